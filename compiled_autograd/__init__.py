@@ -1,0 +1,3 @@
+"""The backward pass as one graph."""
+
+__all__: list[str] = []

@@ -1,0 +1,3 @@
+"""Graphs, passes and compilers between eager PyTorch and Inductor."""
+
+__all__: list[str] = []
