@@ -1,0 +1,138 @@
+"""Every private torch name that ``fxpasses`` relies on, and every difference between torch versions.
+
+Nothing else in the package imports from a ``torch._*`` module, so that a new torch release is work on
+this file alone. Known to fit torch 2.11 and 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.eval_frame import reset_code as _reset_code
+from torch._dynamo.exc import BackendCompilerFailed, TensorifyScalarRestartAnalysis
+from torch._dynamo.exc import TorchDynamoException as DynamoError
+from torch._dynamo.utils import counters as dynamo_counters
+from torch._dynamo.utils import detect_fake_mode
+from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import (
+    SerializableAOTDispatchCompiler,
+    aot_module_simplified,
+    make_boxed_func,
+)
+from torch._guards import CompileContext, TracingContext, tracing
+from torch._higher_order_ops.effects import has_effects
+from torch._inductor import config as inductor_config
+from torch._inductor import list_mode_options as inductor_mode_options
+from torch._inductor.compile_fx import (
+    compile_fx_backward,
+    compile_fx_forward,
+    compile_fx_inner,
+    create_compiler_config_extra,
+    get_num_model_outputs,
+    run_pre_grad_passes,
+    select_decomp_table,
+)
+from torch._inductor.compile_fx import partition_fn as inductor_partition_fn
+from torch._inductor.cudagraph_trees import reset_cudagraph_trees
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.output_code import OutputCode
+from torch._inductor.virtualized import V
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+
+__all__ = [
+    "BackendCompilerFailed",
+    "CompileContext",
+    "CustomPartitionerFn",
+    "DynamoError",
+    "FakeTensor",
+    "OpOverload",
+    "aot_autograd",
+    "aot_extra_arguments",
+    "compile_context",
+    "compile_fx_backward",
+    "compile_fx_forward",
+    "compile_fx_inner",
+    "detect_fake_mode",
+    "disable_current_modes",
+    "dynamo_counters",
+    "get_num_model_outputs",
+    "has_effects",
+    "inductor_config",
+    "inductor_mode_options",
+    "inductor_partition_fn",
+    "is_control_flow",
+    "make_boxed_func",
+    "new_compiler_extra",
+    "pre_grad_passes",
+    "reset_code",
+    "reset_cudagraph_trees",
+    "select_decomp_table",
+    "serializable",
+    "size_hint",
+]
+
+_AOT_PARAMETERS = inspect.signature(aot_module_simplified).parameters
+
+
+def is_control_flow(error: BaseException) -> bool:
+    """Whether torch raised ``error`` to restart its own tracing: such an exception must pass unwrapped."""
+    return isinstance(error, TensorifyScalarRestartAnalysis)
+
+
+def reset_code(function: Callable[..., Any]) -> None:
+    """Forget everything that Dynamo has compiled for ``function``'s own code object."""
+    _reset_code(function.__code__)
+
+
+@contextlib.contextmanager
+def compile_context(example_inputs: Sequence[Any]) -> Iterator[None]:
+    """The surroundings that ``torch._inductor.compile_fx`` sets up around AOTAutograd.
+
+    A fake mode for Inductor's lowering, a tracing context, and AOTAutograd's settings for graphs that
+    Inductor is going to compile.
+    """
+    fake_mode = detect_fake_mode(example_inputs) or FakeTensorMode(allow_non_fake_inputs=True)
+    context = TracingContext.try_get() or TracingContext(fake_mode)
+    settings: dict[str, Any] = {"unlift_effect_tokens": True}
+    if hasattr(inductor_config, "selective_decompose"):
+        settings["selective_decompose"] = inductor_config.selective_decompose
+    with enable_python_dispatcher(), V.set_fake_mode(fake_mode), tracing(context), functorch_config.patch(settings):
+        yield
+
+
+def new_compiler_extra(gm: fx.GraphModule) -> Any:
+    """State shared by one graph's forward and backward in Inductor (CUDA graphs, graph id)."""
+    takes_graph = "gm" in inspect.signature(create_compiler_config_extra).parameters
+    return create_compiler_config_extra(gm if takes_graph else inductor_config)  # type: ignore[arg-type]
+
+
+def aot_extra_arguments(extra: Any) -> dict[str, Any]:
+    """Arguments of ``aot_module_simplified`` that have other names in other versions of torch."""
+    if "compiler_config_extra" in _AOT_PARAMETERS:
+        return {"compiler_config_extra": extra, "pre_grad_passes": run_pre_grad_passes}
+    return {"cudagraphs": extra.cudagraphs, "boxed_forward_device_index": extra.forward_device}
+
+
+def pre_grad_passes(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
+    """Inductor's passes on the Dynamo graph, in versions in which AOTAutograd does not call them itself."""
+    return gm if "pre_grad_passes" in _AOT_PARAMETERS else run_pre_grad_passes(gm, example_inputs)
+
+
+def serializable(compiler: Callable[..., Any]) -> Any:
+    """Mark ``compiler`` as one whose results AOTAutograd's cache may store."""
+    return SerializableAOTDispatchCompiler(OutputCode, compiler)
+
+
+def size_hint(size: Any) -> int:
+    """A symbolic size as a number: its hint, or 0 for one that depends on data."""
+    if isinstance(size, int):
+        return size
+    return int(size.node.hint) if size.node.has_hint() else 0

@@ -1,0 +1,40 @@
+"""Real text that every machine with Python has: the source of the standard library."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["batches", "standard_library_bytes"]
+
+
+def standard_library_bytes(at_most: int = 1_000_000) -> Tensor:
+    """The first ``at_most`` bytes of the standard library's modules, in the order of their names: ``int64[n]``.
+
+    Raises:
+        FileNotFoundError: when Python was installed without its source.
+    """
+    folder = Path(os.__file__).parent
+    text = bytearray()
+    for path in sorted(folder.glob("*.py")):
+        text += path.read_bytes()
+        if len(text) >= at_most:
+            break
+    if len(text) < 10_000:
+        raise FileNotFoundError(f"no standard library source in {folder}: this Python was installed without it")
+    return torch.frombuffer(bytearray(text[:at_most]), dtype=torch.uint8).long()
+
+
+def batches(text: Tensor, steps: int, context: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """``steps`` pairs of tokens and next tokens, ``int64[batch, time]``, of changing batch and time."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        batch = int(torch.randint(4, 13, (), generator=generator))
+        time = int(torch.randint(context // 2, context + 1, (), generator=generator))
+        starts = torch.randint(0, len(text) - time - 1, (batch,), generator=generator)
+        window = text[starts[:, None] + torch.arange(time + 1)]
+        yield window[:, :-1].contiguous(), window[:, 1:].contiguous()

@@ -1,0 +1,86 @@
+"""The demo on the terminal: progress while it trains, tables when it is done."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fxpasses.demo.training import DemoSettings, Run, train
+from fxpasses.demo.verdict import FACTOR, Verdict, judge, step_gradient_distance
+from fxpasses.stats import stats
+
+__all__ = ["run_demo"]
+
+
+def run_demo(settings: DemoSettings, console: Console | None = None) -> int:
+    """Train, print, and return the exit status: 0 when fxpasses agrees with eager, 1 when not."""
+    console = console or Console()
+    console.print(
+        f"Training a {settings.layers}-layer GPT on the standard library's source for {settings.steps} steps: "
+        "in eager (float64 and float32), with fxpasses and with Inductor."
+    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    runs: list[Run] = []
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("compiling", total=settings.steps)
+        for runs in train(settings):
+            progress.update(task, advance=1, description=f"loss {runs[2].losses[-1]:.3f}")
+    reference, eager, ours, inductor = runs
+    verdict = judge(ours, eager, reference)
+    console.print(_losses(eager, ours))
+    console.print(_summary(eager, ours, inductor, verdict, judge(inductor, eager, reference)))
+    _print_verdict(console, verdict, settings)
+    return 0 if verdict.agrees else 1
+
+
+def _losses(eager: Run, ours: Run) -> Table:
+    table = Table(title="Loss per step (nats)")
+    for heading in ("step", "batch x length", "eager", "fxpasses", "difference", "gradient difference (relative)"):
+        table.add_column(heading, justify="right")
+    for step, (batch, length) in enumerate(ours.sizes):
+        a, b = eager.losses[step], ours.losses[step]
+        gradient = step_gradient_distance(ours, eager, step)
+        table.add_row(
+            str(step + 1), f"{batch} x {length}", f"{a:.6f}", f"{b:.6f}", f"{abs(a - b):.1e}", f"{gradient:.1e}"
+        )
+    return table
+
+
+def _summary(eager: Run, ours: Run, inductor: Run, verdict: Verdict, theirs: Verdict) -> Table:
+    table = Table(title="Summary")
+    for heading in ("", "eager", "fxpasses", "inductor"):
+        table.add_column(heading, justify="left" if not heading else "right")
+
+    def row(name: str, *cells: str) -> None:
+        table.add_row(name, *cells)
+
+    row("last loss", *(f"{run.losses[-1]:.6f}" for run in (eager, ours, inductor)))
+    row("largest loss difference from eager", "", f"{verdict.loss_difference:.1e}", f"{theirs.loss_difference:.1e}")
+    row(
+        "largest gradient difference from eager (relative)",
+        "",
+        f"{verdict.gradient_difference:.1e}",
+        f"{theirs.gradient_difference:.1e}",
+    )
+    row("compile seconds", "", f"{ours.compile_seconds:.1f}", f"{inductor.compile_seconds:.1f}")
+    row("graphs", "", str(ours.graphs), str(inductor.graphs))
+    row("recompiles", "", str(ours.recompiles), str(inductor.recompiles))
+    row("milliseconds per step (median)", *(f"{run.step_seconds * 1e3:.1f}" for run in (eager, ours, inductor)))
+    return table
+
+
+def _print_verdict(console: Console, verdict: Verdict, settings: DemoSettings) -> None:
+    changes = ", ".join(f"{name} {count}" for name, count in sorted(stats().pass_changes.items()))
+    console.print(f"graphs changed by passes: {changes or 'none'}")
+    if settings.report:
+        console.print(f"captured graphs: {settings.report}")
+    console.print(
+        f"Distance from float64: loss {verdict.loss_error:.1e} (tolerance {verdict.loss_tolerance:.1e}), "
+        f"gradients {verdict.gradient_error:.1e} (tolerance {verdict.gradient_tolerance:.1e}); "
+        f"the tolerance is {FACTOR:g} x what eager float32 is away from float64."
+    )
+    if verdict.agrees:
+        console.print("[green]fxpasses agrees with eager.[/green]")
+    else:
+        console.print("[red]fxpasses DISAGREES with eager beyond the tolerance.[/red]")

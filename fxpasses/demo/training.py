@@ -1,0 +1,155 @@
+"""The same training steps for each contestant: eager in float64 and float32, fxpasses, Inductor.
+
+The weights are those that fxpasses trains: every step starts from the same weights for all, so that a
+difference is the step's own and not the echo of a rounding long ago (a training amplifies those).
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxpasses._torch import dynamo_counters
+from fxpasses.demo.data import batches, standard_library_bytes
+from fxpasses.demo.model import GPT
+
+__all__ = ["DemoSettings", "Run", "train"]
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """What the demo trains.
+
+    Attributes:
+        steps: training steps, each with its own batch size and length.
+        layers: blocks of the model.
+        width: its width.
+        heads: its attention heads.
+        context: the longest sequence.
+        learning_rate: of AdamW.
+        seed: of weights and batches.
+        report: a directory for the captured graphs, or ``None``.
+    """
+
+    steps: int = 50
+    layers: int = 6
+    width: int = 128
+    heads: int = 4
+    context: int = 128
+    learning_rate: float = 1e-3
+    seed: int = 0
+    report: str | None = None
+
+
+@dataclass
+class Run:
+    """One contestant: a model of its own, and what was measured.
+
+    Attributes:
+        name: who.
+        losses: the loss of each step, in nats.
+        gradients: for each step, the gradients by parameter name, in float64.
+        seconds: time of forward and backward of each step, in seconds.
+        sizes: batch and length of each step.
+        graphs: number of graphs that Dynamo compiled for it.
+        recompiles: those beyond the first.
+    """
+
+    name: str
+    model: nn.Module
+    call: Callable[[Tensor, Tensor], Tensor]
+    losses: list[float] = field(default_factory=list)
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    graphs: int = 0
+
+    @property
+    def recompiles(self) -> int:
+        return max(0, self.graphs - 1)
+
+    @property
+    def step_seconds(self) -> float:
+        """Median time of a step after the first three."""
+        return statistics.median(self.seconds[3:] or self.seconds)
+
+    @property
+    def compile_seconds(self) -> float:
+        """What the steps that compiled took longer than a usual step."""
+        usual = self.step_seconds
+        return sum(s - usual for s in self.seconds if s > 5 * usual)
+
+    def step(self, tokens: Tensor, targets: Tensor) -> None:
+        """One training step; only forward and backward are timed."""
+        before = _graphs()
+        start = time.perf_counter()
+        loss = self.call(tokens, targets)
+        loss.backward()
+        self.seconds.append(time.perf_counter() - start)
+        self.graphs += _graphs() - before
+        self.sizes.append((tokens.shape[0], tokens.shape[1]))
+        self.losses.append(loss.item())
+        self.gradients.append({name: p.grad.double() for name, p in self.model.named_parameters()})
+
+    def follow(self, leader: nn.Module) -> None:
+        """Take over the weights of ``leader``."""
+        with torch.no_grad():
+            for mine, theirs in zip(self.model.parameters(), leader.parameters(), strict=True):
+                mine.copy_(theirs)
+
+
+def train(settings: DemoSettings) -> Iterator[list[Run]]:
+    """Run each step with all contestants, on the same batch from the same weights; yields the runs after it."""
+    torch.manual_seed(settings.seed)
+    model = GPT(settings.layers, settings.width, settings.heads, settings.context)
+    options: dict[str, Any] = {"report": settings.report} if settings.report else {}
+    # Compilations are timed: none may come from a cache on disk, and none pays for what is done once a process.
+    with torch.compiler.config.patch(force_disable_caches=True):
+        _warm_up()
+        runs = [
+            _run("eager float64", copy.deepcopy(model).double(), lambda m: m),
+            _run("eager", copy.deepcopy(model), lambda m: m),
+            _run("fxpasses", model, lambda m: _compile(m, backend="fxpasses", options=options)),
+            _run("inductor", copy.deepcopy(model), lambda m: _compile(m, backend="inductor")),
+        ]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate)
+        text = standard_library_bytes()
+        for tokens, targets in batches(text, settings.steps, settings.context, settings.seed):
+            for run in runs:
+                run.step(tokens, targets)
+            optimizer.step()
+            for run in runs:
+                run.model.zero_grad()
+                run.follow(model)
+            yield runs
+
+
+def _run(name: str, model: nn.Module, make: Callable[[nn.Module], Any]) -> Run:
+    return Run(name, model, make(model))
+
+
+def _compile(model: nn.Module, **how: Any) -> Callable[..., Any]:
+    # A function of its own for each: Dynamo keeps its compilations with the code object.
+    def forward(tokens: Tensor, targets: Tensor) -> Tensor:
+        return model(tokens, targets)
+
+    forward.__code__ = forward.__code__.replace()
+    return torch.compile(forward, dynamic=True, **how)
+
+
+def _warm_up() -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x).sum()
+
+    torch.compile(f, backend="inductor")(torch.ones(2, 2, 4, 4, requires_grad=True)).backward()
+
+
+def _graphs() -> int:
+    return dynamo_counters["stats"]["unique_graphs"]

@@ -1,0 +1,132 @@
+"""The errors of fxpasses. Each has fields for what went wrong and a message that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+__all__ = [
+    "CaptureError",
+    "FxPassesError",
+    "HandoverError",
+    "Location",
+    "OptionsError",
+    "PartitionError",
+    "PassError",
+    "StageError",
+]
+
+
+class FxPassesError(Exception):
+    """Base class of every error that fxpasses raises on purpose."""
+
+
+class OptionsError(FxPassesError, ValueError):
+    """An option is unknown, has the wrong type, or has a value out of range.
+
+    Attributes:
+        option: the name as the user wrote it.
+        given: the value that was given.
+        expected: what would have been accepted, in words.
+        valid: the names of all valid options (only for an unknown name).
+    """
+
+    def __init__(
+        self, option: str, given: object, expected: str = "", *, valid: Iterable[str] = (), problem: str = ""
+    ) -> None:
+        self.option, self.given, self.expected, self.valid = option, given, expected, tuple(valid)
+        super().__init__(problem or f"option {option!r}: expected {expected}, got {given!r} ({type(given).__name__})")
+
+
+def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
+    """A sentence for a name that does not exist: the nearest one first, then all of them (the nearest ten
+    where there are more than forty).
+
+    >>> unknown_name("option", "memory_budgt", ["memory_budget", "passes"])
+    "unknown option 'memory_budgt'; did you mean 'memory_budget'? Valid options: memory_budget, passes."
+    """
+    names = sorted(valid)
+    near = get_close_matches(given, names, n=10, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    if len(names) > 40:
+        return f"unknown {kind} {given!r}{hint} Nearest of {len(names)}: {', '.join(near) or 'none'}."
+    return f"unknown {kind} {given!r}{hint} Valid {kind}s: {', '.join(names)}."
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where in the user's program a graph node comes from.
+
+    Attributes:
+        node: the node's name in its graph, or "" when no single node is to blame.
+        target: what the node calls, as text.
+        source: ``file:line in function: code`` of the user's line, or "".
+        module: the path of the ``nn.Module`` that ran it (``blocks.0.attn``), or "".
+    """
+
+    node: str = ""
+    target: str = ""
+    source: str = ""
+    module: str = ""
+
+    def __str__(self) -> str:
+        parts = []
+        if self.node:
+            parts.append(f"node {self.node!r}" + (f" ({self.target})" if self.target else ""))
+        if self.module:
+            parts.append(f"in module {self.module!r}")
+        if self.source:
+            parts.append(f"from {self.source}")
+        return ", ".join(parts)
+
+
+class StageError(FxPassesError):
+    """A stage of the compilation failed.
+
+    Attributes:
+        stage: capture, pass, partition or inductor.
+        pass_name: the pass that failed, or "".
+        location: the node and the user's source line.
+        reason: the underlying error, in one line.
+    """
+
+    stage = "compile"
+
+    def __init__(self, reason: str, location: Location | None = None, *, pass_name: str = "", graph: str = "") -> None:
+        self.reason, self.location, self.pass_name, self.graph = reason, location or Location(), pass_name, graph
+        where = f" in the {graph} graph" if graph else ""
+        who = f" pass {pass_name!r}" if pass_name else ""
+        at = f"\n  at {self.location}" if str(self.location) else ""
+        super().__init__(
+            f"stage {self.stage!r}{who} failed{where}: {reason}{at}\n"
+            f"  {self.advice} To run this graph in eager instead, pass options={{'on_failure': 'eager'}}."
+        )
+
+    advice = ""
+
+
+class CaptureError(StageError):
+    """Forward and backward could not be captured as functional ATen graphs."""
+
+    stage = "capture"
+
+
+class PassError(StageError):
+    """A pass raised, or left a graph that is not well formed."""
+
+    stage = "pass"
+    advice = "Leave the pass out with options={'passes': [...]} to see whether the rest works."
+
+
+class PartitionError(StageError):
+    """The joint graph could not be split into forward and backward."""
+
+    stage = "partition"
+
+
+class HandoverError(StageError):
+    """Inductor refused the graph or failed on it."""
+
+    stage = "inductor"
+    advice = "options={'compiler': 'eager'} runs the same graphs without Inductor."

@@ -1,0 +1,143 @@
+"""Hand-over to Inductor: the compiler that the pipeline uses unless told otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses import _torch
+from fxpasses.contract import Pass
+from fxpasses.options import Options
+from fxpasses.partition import partition
+
+__all__ = ["EagerCompiler", "InductorCompiler", "Partitioner"]
+
+
+@dataclass(frozen=True)
+class Partitioner(_torch.CustomPartitionerFn):
+    """Our partition function in the form in which Inductor takes one.
+
+    Inductor and AOTAutograd both make ``uuid()`` part of their cache keys: it stands for everything of ours
+    that decides what is compiled: our source, the passes and the options.
+    """
+
+    memory_budget: float
+    digest: str | None
+
+    def __call__(
+        self, joint: fx.GraphModule, joint_inputs: Sequence[object], **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        return partition(joint, joint_inputs, memory_budget=self.memory_budget, **aot)
+
+    def uuid(self) -> str | None:
+        return self.digest
+
+
+class InductorCompiler:
+    """Compile with Inductor's own entry points, one state per Dynamo graph."""
+
+    def __init__(self, options: Options, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+        partitioner = Partitioner(options.memory_budget, cache_identity(options))
+        self.patches = {**options.inductor_patches(), "custom_partitioner_fn": partitioner}
+        if partitioner.digest is None:
+            self.patches["force_disable_caches"] = True
+        self._example_inputs = example_inputs
+        self._inputs = len(example_inputs)
+        self._outputs = _torch.get_num_model_outputs(gm)
+        with self._patched():
+            self._extra = _torch.new_compiler_extra(gm)
+        # Backward graphs are often compiled later, when nothing is patched any more.
+        self._inner_compile = _torch.inductor_config.patch(self.patches)(_torch.compile_fx_inner)
+
+    def _patched(self) -> Any:
+        return _torch.inductor_config.patch(self.patches)
+
+    @contextlib.contextmanager
+    def settings(self) -> Iterator[None]:
+        with self._patched(), _torch.compile_context(self._example_inputs):
+            yield
+
+    def aot_arguments(self) -> dict[str, Any]:
+        return {"decompositions": _torch.select_decomp_table(), **_torch.aot_extra_arguments(self._extra)}
+
+    def partition(self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Inductor's passes on the joint graph (attention patterns and the like), then our partition."""
+        with self._patched():
+            return _torch.inductor_partition_fn(joint, joint_inputs, **aot)
+
+    def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
+        with self._patched():
+            return _torch.compile_fx_forward(
+                gm,
+                inputs,
+                num_orig_model_outputs=self._outputs,
+                num_example_inputs=self._inputs,
+                compiler_config_extra=self._extra,
+                inner_compile=self._inner_compile,
+                is_inference=inference,
+            )
+
+    def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with self._patched():
+            return _torch.compile_fx_backward(
+                gm, inputs, compiler_config_extra=self._extra, inner_compile=self._inner_compile
+            )
+
+
+class EagerCompiler:
+    """Run the partitioned graphs operator by operator: every stage but Inductor.
+
+    Args:
+        options: of which ``memory_budget`` is used.
+        decompose: whether AOTAutograd decomposes operators as it does for Inductor.
+    """
+
+    def __init__(self, options: Options, decompose: bool = False) -> None:
+        self._memory_budget = options.memory_budget
+        self._decompose = decompose
+
+    def settings(self) -> Any:
+        return contextlib.nullcontext()
+
+    def aot_arguments(self) -> dict[str, Any]:
+        return {"decompositions": _torch.select_decomp_table()} if self._decompose else {}
+
+    def partition(self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        return partition(joint, joint_inputs, memory_budget=self._memory_budget, **aot)
+
+    def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
+        return _torch.make_boxed_func(gm.forward)
+
+    def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return _torch.make_boxed_func(gm.forward)
+
+
+def cache_identity(options: Options) -> str | None:
+    """Hash of all that is ours in a compilation; ``None`` when a pass's source cannot be known."""
+    identities = [(item.name, item.identity()) for item in options.passes]
+    if any(identity is None for _, identity in identities):
+        return None
+    text = repr((identities, options.memory_budget, sorted(options.inductor_patches().items(), key=str)))
+    return hashlib.sha256((_own_source() + text).encode()).hexdigest()
+
+
+@functools.cache
+def _own_source() -> str:
+    """Hash of this package's source: a new version of us never loads what an old one compiled."""
+    digest = hashlib.sha256(torch.__version__.encode())
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def pass_names(passes: Sequence[Pass]) -> str:
+    """The passes as one line of text."""
+    return ", ".join(item.name for item in passes)

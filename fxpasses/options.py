@@ -1,0 +1,178 @@
+"""What a user may ask of the backend: ``torch.compile(model, backend="fxpasses", options={...})``."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from fxpasses._torch import inductor_config, inductor_mode_options
+from fxpasses.errors import OptionsError, unknown_name
+from fxpasses.contract import Pass
+from fxpasses.passes import DEFAULT_PASSES, default_passes, library
+
+__all__ = ["Options"]
+
+Compiler = Literal["inductor", "eager"]
+OnFailure = Literal["raise", "eager"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of one ``torch.compile(..., backend="fxpasses")``.
+
+    Each field is a key of the ``options`` dictionary. :meth:`parse` checks names, types and values.
+
+    Attributes:
+        passes: the passes to run, in order: :class:`~fxpasses.Pass` objects or names of the library's
+            passes; the word ``"default"`` stands for the default pipeline. ``[]`` runs none.
+        memory_budget: between 0.0 and 1.0. How much of what an unconstrained minimum cut would save for
+            the backward pass may be saved. Less memory costs more recomputation.
+        compiler: who compiles the partitioned graphs: ``"inductor"``, or ``"eager"`` to run them
+            operator by operator, which shows whether Inductor or an earlier stage is at fault.
+        inductor: Inductor's own options, with the names of ``torch._inductor.config``
+            (``{"max_autotune": True, "triton.cudagraphs": True}``).
+        mode: a mode string of ``torch.compile`` (``"reduce-overhead"``, ``"max-autotune"``, ...); it
+            stands for the Inductor options that torch gives it, and ``inductor`` overrides single ones.
+        on_failure: ``"raise"`` an error that names the stage, or run the graph in ``"eager"`` and count it
+            in :func:`fxpasses.stats`.
+        report: a directory for the captured graphs as readable files, or ``None``.
+
+    >>> Options.parse({"memory_budget": 0.5}).memory_budget
+    0.5
+    """
+
+    passes: tuple[Pass, ...] = field(default_factory=default_passes)
+    memory_budget: float = 1.0
+    compiler: Compiler = "inductor"
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+    mode: str | None = None
+    on_failure: OnFailure = "raise"
+    report: str | None = None
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The valid keys, in the order in which they are documented."""
+        return [f.name for f in dataclasses.fields(cls)]
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
+        """Make ``Options`` of what ``torch.compile`` was given.
+
+        Args:
+            options: the ``options`` argument of ``torch.compile``.
+            mode: its ``mode`` argument.
+
+        Raises:
+            OptionsError: for an unknown name (listing the valid ones and the nearest), a wrong type or a
+                value out of range.
+        """
+        given = dict(options or {})
+        for name in given:
+            name = str(name)
+            if name not in cls.names():
+                problem = " ".join(filter(None, [unknown_name("option", name, cls.names()), _hint(name)]))
+                raise OptionsError(name, given[name], valid=cls.names(), problem=problem)
+        if mode is not None:
+            given.setdefault("mode", mode)
+        checked = {name: _CHECKS[name](name, value) for name, value in given.items()}
+        return cls(**checked)
+
+    def inductor_patches(self) -> dict[str, Any]:
+        """The settings of ``torch._inductor.config`` that these options stand for."""
+        return {**(inductor_mode_options(self.mode) if self.mode else {}), **self.inductor}
+
+
+def _hint(name: str) -> str:
+    if name in _inductor_options():
+        return f"{name!r} is an option of Inductor: write options={{'inductor': {{{name!r}: ...}}}}."
+    return ""
+
+
+def _inductor_options() -> dict[str, Any]:
+    return inductor_config.get_config_copy()  # type: ignore[attr-defined]
+
+
+def _check_passes(name: str, value: Any) -> tuple[Pass, ...]:
+    if isinstance(value, (str, Pass)) or not isinstance(value, Sequence):
+        raise OptionsError(name, value, "a list of passes and pass names")
+    chosen: list[Pass] = []
+    for item in value:
+        if isinstance(item, Pass):
+            chosen.append(item)
+        elif item == DEFAULT_PASSES:
+            chosen.extend(default_passes())
+        elif isinstance(item, str) and item in library():
+            chosen.append(library()[item]())
+        elif isinstance(item, str):
+            valid = [*library(), DEFAULT_PASSES]
+            raise OptionsError(name, value, valid=valid, problem=unknown_name("pass", item, valid))
+        elif isinstance(item, type) and issubclass(item, Pass):
+            raise OptionsError(name, value, f"an instance: write {item.__name__}() instead of {item.__name__}")
+        else:
+            raise OptionsError(name, value, "passes or pass names; wrap a function with fxpasses.graph_pass")
+    return tuple(chosen)
+
+
+def _check_fraction(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or not 0 <= value <= 1:
+        raise OptionsError(name, value, "a number from 0.0 to 1.0")
+    return float(value)
+
+
+def _check_choice(choices: tuple[str, ...]) -> Any:
+    def check(name: str, value: Any) -> str:
+        if value not in choices:
+            raise OptionsError(name, value, "one of " + ", ".join(map(repr, choices)))
+        return value
+
+    return check
+
+
+def _check_inductor(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise OptionsError(name, value, "a dictionary of Inductor options")
+    valid = _inductor_options()
+    checked = {}
+    for key, setting in value.items():
+        key = str(key).replace("-", "_")
+        if key not in valid:
+            raise OptionsError(name, key, valid=valid, problem=unknown_name("Inductor option", key, valid))
+        if key == "custom_partitioner_fn":
+            raise OptionsError(name, key, "no partition function: fxpasses brings its own (see memory_budget)")
+        default = valid[key]
+        simple = (bool, int, float, str)
+        if type(default) in simple and not isinstance(setting, (type(default), type(None))):
+            if not (type(default) is float and isinstance(setting, int)):
+                raise OptionsError(f"{name}[{key!r}]", setting, f"a value of type {type(default).__name__}")
+        checked[key] = setting
+    return checked
+
+
+def _check_mode(name: str, value: Any) -> str | None:
+    modes = inductor_mode_options()
+    if value is not None and value not in modes:
+        if isinstance(value, str):
+            raise OptionsError(name, value, valid=modes, problem=unknown_name("mode", value, modes))
+        raise OptionsError(name, value, "one of " + ", ".join(map(repr, modes)))
+    return value
+
+
+def _check_directory(name: str, value: Any) -> str | None:
+    if value is None or isinstance(value, (str, os.PathLike)):
+        return None if value is None else os.fspath(value)
+    raise OptionsError(name, value, "a directory name")
+
+
+_CHECKS = {
+    "passes": _check_passes,
+    "memory_budget": _check_fraction,
+    "compiler": _check_choice(get_args(Compiler)),
+    "inductor": _check_inductor,
+    "mode": _check_mode,
+    "on_failure": _check_choice(get_args(OnFailure)),
+    "report": _check_directory,
+}

@@ -1,0 +1,49 @@
+"""The library of passes, one file each, named for what it does.
+
+* ``dead_code``: what nobody uses
+* ``no_ops``: views, copies and casts that change nothing
+* ``constants``: what depends on constants alone
+* ``common_subexpressions``: what was computed before
+* ``accumulate``: sparse gradients added straight to dense ones
+"""
+
+from __future__ import annotations
+
+from fxpasses.contract import Pass
+from fxpasses.passes.accumulate import AccumulateInPlaceOfZeros
+from fxpasses.passes.common_subexpressions import CommonSubexpressions
+from fxpasses.passes.constants import FoldConstants
+from fxpasses.passes.dead_code import DeadCodeElimination
+from fxpasses.passes.no_ops import RemoveNoOps
+
+__all__ = [
+    "DEFAULT_PASSES",
+    "AccumulateInPlaceOfZeros",
+    "CommonSubexpressions",
+    "DeadCodeElimination",
+    "FoldConstants",
+    "RemoveNoOps",
+    "default_passes",
+    "library",
+]
+
+DEFAULT_PASSES = "default"
+"""The word that stands for :func:`default_passes` in a list of passes."""
+
+
+def default_passes() -> tuple[Pass, ...]:
+    """The passes that run when nothing else is asked for, in their order."""
+    return (
+        DeadCodeElimination(),
+        RemoveNoOps(),
+        FoldConstants(),
+        CommonSubexpressions(),
+        AccumulateInPlaceOfZeros(),
+        DeadCodeElimination(),
+    )
+
+
+def library() -> dict[str, type[Pass]]:
+    """All passes that can be asked for by name."""
+    classes = (AccumulateInPlaceOfZeros, CommonSubexpressions, DeadCodeElimination, FoldConstants, RemoveNoOps)
+    return {c.name: c for c in classes}

@@ -1,0 +1,184 @@
+"""What happens to one Dynamo graph: the stages, in order.
+
+::
+
+    Dynamo graph ── AOTAutograd ── joint graph
+        joint passes ── partition ── forward graph ── forward passes ── compiler
+                                  └─ backward graph ─ backward passes ─ compiler
+    Dynamo graph ── AOTAutograd ── inference graph ── inference passes ── compiler   (no gradients needed)
+
+AOTAutograd functionalizes and traces; everything it calls back is a method of :class:`Pipeline`. What
+"compiler" is, the pipeline is given: Inductor, the eager graph itself, or a recorder (``fxpasses.capture``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import fx
+
+from fxpasses import _torch
+from fxpasses.errors import CaptureError, HandoverError, PartitionError, PassError, StageError
+from fxpasses.manager import PassManager, PassRun
+from fxpasses.options import Options
+from fxpasses.provenance import annotate, failing_node
+from fxpasses.stats import Fallback, counters
+
+__all__ = ["Compiler", "Observer", "Pipeline"]
+
+log = logging.getLogger(__name__)
+
+
+class Compiler(Protocol):
+    """Who turns the partitioned graphs into callables (which take one list of inputs)."""
+
+    def settings(self) -> Any:
+        """A context manager: what has to be set while AOTAutograd runs."""
+
+    def aot_arguments(self) -> dict[str, Any]:
+        """Arguments for AOTAutograd: decompositions and the like."""
+
+    def partition(self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split the joint graph."""
+
+    def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
+        """Compile a forward or inference graph."""
+
+    def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a backward graph."""
+
+
+@dataclass
+class Observer:
+    """Sees each graph at the end of its stage. Base class of reports and of the recorder of ``capture``."""
+
+    runs: list[PassRun] = field(default_factory=list)
+
+    def joint(self, gm: fx.GraphModule) -> None:
+        """The joint graph as AOTAutograd traced it, before any pass. Copy it to keep it."""
+
+    def graph(self, kind: str, gm: fx.GraphModule) -> None:
+        """A joint, forward, backward or inference graph after its passes."""
+
+
+class Pipeline:
+    """The stages for one Dynamo graph, with the same error handling around each."""
+
+    def __init__(self, options: Options, compiler: Compiler, observers: Sequence[Observer] = ()) -> None:
+        self.options = options
+        self.compiler = compiler
+        self.manager = PassManager(options.passes)
+        self.observers = observers
+        self._was_called = False
+
+    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a Dynamo graph into a callable with its calling convention.
+
+        Raises:
+            StageError: naming the stage, the pass, the node and the user's line (with
+                ``on_failure="raise"``).
+        """
+        start = time.perf_counter()
+        self._count_graph()
+        try:
+            with self.compiler.settings():
+                aot = _torch.aot_autograd(
+                    fw_compiler=_torch.serializable(self._forward),
+                    bw_compiler=_torch.serializable(self._backward),
+                    inference_compiler=_torch.serializable(self._inference),
+                    partition_fn=self._partition,
+                    keep_inference_input_mutations=True,
+                    **self.compiler.aot_arguments(),
+                )
+                compiled = aot(gm, example_inputs)
+        except StageError as error:
+            return self._eager_instead(error, gm.forward)
+        except Exception as error:
+            if _torch.is_control_flow(error):
+                raise
+            failure = CaptureError(f"{type(error).__name__}: {error}", failing_node(error, gm), graph="Dynamo")
+            failure.__cause__ = error
+            return self._eager_instead(failure, gm.forward)
+        if not self._was_called:
+            counters.count("cache_hits")
+        counters.add_seconds("total", time.perf_counter() - start)
+        return compiled
+
+    def _partition(self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        self._was_called = True
+        counters.count("joint")
+        annotate(joint)
+        for observer in self.observers:
+            observer.joint(joint)
+        self._run_passes(joint, "joint")
+        with self._stage(PartitionError, joint, "joint"):
+            return self.compiler.partition(joint, joint_inputs, **aot)
+
+    def _forward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        counters.count("forward")
+        return self._compile_one(gm, "forward", lambda: self.compiler.forward(gm, inputs, inference=False))
+
+    def _backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        counters.count("backward")
+        return self._compile_one(gm, "backward", lambda: self.compiler.backward(gm, inputs))
+
+    def _inference(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self._was_called = True
+        counters.count("inference")
+        annotate(gm)
+        return self._compile_one(gm, "inference", lambda: self.compiler.forward(gm, inputs, inference=True))
+
+    def _compile_one(self, gm: fx.GraphModule, kind: Any, compile: Callable[[], Callable[..., Any]]) -> Any:
+        try:
+            self._run_passes(gm, kind)
+            with self._stage(HandoverError, gm, kind):
+                return compile()
+        except StageError as error:
+            # A pass may have left the graph half rewritten: only an untouched graph may run in its place.
+            if isinstance(error, PassError):
+                raise
+            return self._eager_instead(error, _torch.make_boxed_func(gm.forward))
+
+    def _run_passes(self, gm: fx.GraphModule, kind: Any) -> None:
+        start = time.perf_counter()
+        runs = self.manager.run(gm, kind)
+        counters.add_seconds("passes", time.perf_counter() - start)
+        for run in runs:
+            if run.changed:
+                counters.add_pass_change(run.name)
+        for observer in self.observers:
+            observer.runs.extend(runs)
+            observer.graph(kind, gm)
+
+    @contextmanager
+    def _stage(self, failure: type[StageError], gm: fx.GraphModule, kind: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        except StageError:
+            raise
+        except Exception as error:
+            if _torch.is_control_flow(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            raise failure(reason, failing_node(error, gm), graph=kind) from error
+        finally:
+            counters.add_seconds(failure.stage, time.perf_counter() - start)
+
+    def _eager_instead(self, error: StageError, eager: Callable[..., Any]) -> Callable[..., Any]:
+        if self.options.on_failure == "raise":
+            raise error
+        counters.add_fallback(Fallback(error.stage, error.reason, str(error.location)))
+        log.warning("running in eager instead (on_failure='eager'): %s", error)
+        return eager
+
+    def _count_graph(self) -> None:
+        counters.count("graphs")
+        compile_id = _torch.CompileContext.current_compile_id()
+        if compile_id is not None and compile_id.frame_compile_id:
+            counters.count("recompiles")

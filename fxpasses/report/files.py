@@ -1,0 +1,92 @@
+"""One directory a graph: each stage's graph as annotated Python, and the record of the passes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import torch
+from torch import fx
+
+from fxpasses.pipeline import Observer
+from fxpasses.provenance import provenance
+from fxpasses.rewriting import value_of
+
+__all__ = ["GraphFiles", "annotated_code"]
+
+
+class GraphFiles(Observer):
+    """Writes each graph to ``DIRECTORY/graph_N/``: ``traced.py`` (before passes), ``joint.py``, ``forward.py``,
+    ``backward.py`` or ``inference.py`` (after them), and ``passes.txt``.
+
+    Raises:
+        OSError: when the directory cannot be written.
+    """
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        root = Path(directory)
+        root.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count():
+            self.directory = root / f"graph_{number}"
+            try:
+                self.directory.mkdir()
+                return
+            except FileExistsError:
+                continue
+
+    def joint(self, gm: fx.GraphModule) -> None:
+        self._write("traced", gm)
+
+    def graph(self, kind: str, gm: fx.GraphModule) -> None:
+        self._write(kind, gm)
+        (self.directory / "passes.txt").write_text("".join(f"{run}\n" for run in self.runs))
+
+    def _write(self, name: str, gm: fx.GraphModule) -> None:
+        (self.directory / f"{name}.py").write_text(annotated_code(gm))
+
+
+def annotated_code(gm: fx.GraphModule) -> str:
+    """The graph as text: one call a line with the type of its value, under the user's line that it is from."""
+    lines: list[str] = []
+    last = ""
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            lines.append(f"return {node.args[0]}")
+            continue
+        where = _where(node)
+        if where != last and node.op != "placeholder":
+            lines += ["", f"# {where}"] if where else [""]
+            last = where
+        lines.append(_line(node))
+    return "\n".join(lines) + "\n"
+
+
+def _where(node: fx.Node) -> str:
+    found = provenance(node)
+    parts = [found.source]
+    if found.module:
+        parts.append(f"module {found.module} ({found.module_type})")
+    if found.forward_node:
+        parts.append(f"gradient of {found.forward_node}")
+    return " | ".join(part for part in parts if part)
+
+
+def _line(node: fx.Node) -> str:
+    kind = _type(value_of(node))
+    if node.op == "placeholder":
+        return f"{node.name}: {kind} = input"
+    if node.op == "get_attr":
+        return f"{node.name}: {kind} = self.{node.target}"
+    arguments = [str(a) for a in node.args] + [f"{k}={v}" for k, v in node.kwargs.items()]
+    name = node.target.__name__ if not hasattr(node.target, "_schema") else str(node.target)  # type: ignore[union-attr]
+    return f"{node.name}: {kind} = {name}({', '.join(arguments)})"
+
+
+def _type(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        name = str(value.dtype).removeprefix("torch.")
+        return f"{name}[{', '.join(map(str, value.shape))}]"
+    if isinstance(value, (list, tuple)):
+        return "(" + ", ".join(map(_type, value)) + ")"
+    return type(value).__name__

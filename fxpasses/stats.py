@@ -1,0 +1,108 @@
+"""Counters of what the backend did in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+__all__ = ["Fallback", "Stats", "reset_stats", "stats"]
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """One graph, or one half of it, that runs in eager because a stage failed.
+
+    Attributes:
+        stage: the stage that failed.
+        reason: the error's message.
+        location: the node and the user's line, as text, or "".
+    """
+
+    stage: str
+    reason: str
+    location: str
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A snapshot of the counters.
+
+    Attributes:
+        graphs: Dynamo graphs handed to the backend.
+        recompiles: those of them that replace an earlier compilation of the same code.
+        cache_hits: graphs that came whole from AOTAutograd's cache, without running a pass.
+        joint: joint graphs partitioned.
+        forward: forward graphs compiled.
+        backward: backward graphs compiled.
+        inference: graphs without gradients compiled.
+        fallbacks: what runs in eager instead, and why.
+        seconds: time spent in each stage, in seconds; ``total`` includes AOTAutograd's tracing.
+        pass_changes: for each pass, how many graphs it changed.
+    """
+
+    graphs: int = 0
+    recompiles: int = 0
+    cache_hits: int = 0
+    joint: int = 0
+    forward: int = 0
+    backward: int = 0
+    inference: int = 0
+    fallbacks: tuple[Fallback, ...] = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+    pass_changes: dict[str, int] = field(default_factory=dict)
+
+
+class _Counters:
+    """The one owner of the process-wide counters."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stats = Stats()
+
+    def count(self, name: str, by: int = 1) -> None:
+        with self._lock:
+            self._stats = replace(self._stats, **{name: getattr(self._stats, name) + by})
+
+    def add_seconds(self, stage: str, seconds: float) -> None:
+        with self._lock:
+            self._stats = replace(self._stats, seconds=_added(self._stats.seconds, stage, seconds))
+
+    def add_pass_change(self, name: str) -> None:
+        with self._lock:
+            self._stats = replace(self._stats, pass_changes=_added(self._stats.pass_changes, name, 1))
+
+    def add_fallback(self, fallback: Fallback) -> None:
+        with self._lock:
+            self._stats = replace(self._stats, fallbacks=(*self._stats.fallbacks, fallback))
+
+    def snapshot(self) -> Stats:
+        with self._lock:
+            return self._stats
+
+    def reset(self) -> None:
+        with self._lock:
+            self._stats = Stats()
+
+
+def _added(table: dict, key: str, amount: float) -> dict:
+    return dict(Counter(table) + Counter({key: amount}))
+
+
+counters = _Counters()
+
+
+def stats() -> Stats:
+    """What the backend has done in this process so far.
+
+    >>> from fxpasses import reset_stats, stats
+    >>> reset_stats()
+    >>> stats().graphs
+    0
+    """
+    return counters.snapshot()
+
+
+def reset_stats() -> None:
+    """Set all counters back to zero."""
+    counters.reset()

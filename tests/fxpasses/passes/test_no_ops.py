@@ -1,0 +1,99 @@
+import pytest
+import torch
+
+from fxpasses.passes import RemoveNoOps
+from tests.fxpasses.support import assert_same_results, run_pass, text, traced
+
+aten = torch.ops.aten
+X = torch.linspace(-2, 2, 6).reshape(2, 3)
+PASS = RemoveNoOps()
+
+
+@pytest.mark.parametrize(
+    "no_op",
+    [
+        lambda x: aten.view.default(x, [2, 3]),
+        lambda x: aten.expand.default(x, [2, 3]),
+        lambda x: aten.permute.default(x, [0, 1]),
+        lambda x: aten.slice.Tensor(x, 0, 0, 9),
+        lambda x: aten.clone.default(x),
+        lambda x: aten._to_copy.default(x, dtype=torch.float32),
+        lambda x: aten._to_copy.default(aten._to_copy.default(x, dtype=torch.float64), dtype=torch.float32),
+    ],
+)
+def test_removed(no_op):
+    gm = assert_same_results(PASS, lambda x: no_op(x).sin(), X)
+    calls = [n.target for n in gm.graph.nodes if n.op == "call_function" and n.users]
+    assert calls == [aten.sin.default]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: aten.view.default(x, [3, 2]),
+        lambda x: aten.permute.default(x, [1, 0]),
+        lambda x: aten.slice.Tensor(x, 0, 1, 2),
+        lambda x: aten._to_copy.default(x, dtype=torch.float64),
+        lambda x: aten._to_copy.default(aten._to_copy.default(x, dtype=torch.bfloat16), dtype=torch.float32),
+        lambda x: aten._to_copy.default(aten._to_copy.default(x, dtype=torch.int64), dtype=torch.float32),
+    ],
+)
+def test_kept(change):
+    gm = traced(lambda x: change(x).sin(), X)
+    before = text(gm)
+    run_pass(PASS, gm)
+    assert text(gm) == before
+
+
+def test_integers_that_a_float_cannot_hold_are_rounded_by_a_cast_and_back():
+    big = torch.tensor([2**53 + 1, 7])
+
+    def f(x):
+        return aten._to_copy.default(aten._to_copy.default(x, dtype=torch.float64), dtype=torch.int64) + 1
+
+    assert_same_results(PASS, f, big)
+
+
+def test_chain_of_views_becomes_one():
+    gm = assert_same_results(PASS, lambda x: x.view(6).view(3, 2).view(1, 6).sin(), X)
+    views = gm.graph.find_nodes(op="call_function", target=aten.view.default)
+    assert [str(v.args[0]) for v in views if any(u.target is aten.sin.default for u in v.users)] == ["x_1"]
+
+
+def test_a_permutation_and_its_inverse_cancel():
+    gm = assert_same_results(PASS, lambda x: x.permute(1, 0).permute(1, 0).sin(), X)
+    sin = gm.graph.find_nodes(op="call_function", target=aten.sin.default)[0]
+    assert str(sin.args[0]) == "x_1"
+
+
+def test_clone_of_a_transpose_changes_the_strides_and_stays():
+    gm = assert_same_results(PASS, lambda x: x.t().clone(memory_format=torch.contiguous_format).view(6).sin(), X)
+    assert "aten.clone" in text(gm)
+
+
+def test_a_returned_copy_stays_a_copy():
+    gm = traced(lambda x: (x.clone(), x.clone().view(6)), X)
+    run_pass(PASS, gm)
+    out, viewed = gm(X)
+    assert out.data_ptr() != X.data_ptr()
+    assert viewed.data_ptr() != X.data_ptr()
+
+
+def test_a_copy_made_before_a_write_stays():
+    def f(x):
+        old = x.clone()
+        x.mul_(2)
+        return old + 1
+
+    gm = traced(f, X)
+    run_pass(PASS, gm)
+    assert torch.equal(gm(X.clone())[0], f(X.clone()))
+
+
+def test_symbolic_sizes_are_compared_without_a_guard():
+    gm = traced(lambda x: x.view(x.shape[0], x.shape[1]).sin(), X, dynamic=True)
+    shape_env = gm.graph.find_nodes(op="placeholder")[0].meta["val"].shape[0].node.shape_env
+    guards = len(shape_env.guards)
+    assert run_pass(PASS, gm)
+    assert len(shape_env.guards) == guards
+    assert torch.equal(gm(torch.ones(5, 4))[0], torch.ones(5, 4).sin())
