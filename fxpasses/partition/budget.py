@@ -1,0 +1,87 @@
+"""From a memory budget to a cut: the fewest FLOPs recomputed along one fixed chain of cuts that stays within it.
+
+Every component has a list of cuts, from no priced recomputation down to the fewest bytes. Each step of each list
+recomputes more and saves less. All steps of all components, the ones that free most bytes per FLOP first, make one
+chain of cuts of the whole graph; within a component that order is the order of its list (a convex hull), so that
+every prefix of the chain is a cut. A budget picks the shortest prefix that fits. Prefixes of one chain are nested:
+a smaller budget recomputes a superset and saves no more bytes, whatever the model.
+"""
+
+import dataclasses
+import itertools
+from fractions import Fraction
+
+from .cut import Cut, cut_component, cuts_by_price
+from .flow_graph import BACKWARD, FORWARD, Component, Network
+
+__all__ = ["Chain", "chain_of_cuts", "cut_without_price"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """The chain of cuts of a whole network.
+
+    Attributes:
+        network: whose cuts they are.
+        cuts: for each place of the network, the cuts of its component.
+        steps: places in the order in which they move on to their next cut.
+        weights: weight of what the undecided part saves after each number of steps.
+    """
+
+    network: Network
+    cuts: list[list[Cut]]
+    steps: list[int]
+    weights: list[int]
+
+    def sides_after(self, steps: int) -> bytearray:
+        """Which side each vertex is on after that many steps."""
+        position = [0] * len(self.cuts)
+        for place in self.steps[:steps]:
+            position[place] += 1
+        return _sides(self.network, [cuts[k] for cuts, k in zip(self.cuts, position, strict=True)])
+
+    def steps_within(self, weight: int) -> int:
+        """How many steps it takes until no more than `weight` is saved; all of them if it never fits."""
+        for steps, reached in enumerate(self.weights):
+            if reached <= weight:
+                return steps
+        return len(self.steps)
+
+
+def cut_without_price(network: Network) -> bytearray:
+    """The minimum cut of a network in which nothing has a price."""
+    known: dict[Component, Cut] = {}
+    for place in network.places:
+        if place.component not in known:
+            known[place.component] = cut_component(place.component)
+    return _sides(network, [known[place.component] for place in network.places])
+
+
+def chain_of_cuts(network: Network) -> Chain:
+    """All cuts of `network`, ordered by bytes freed per FLOP; ties go to the earlier place.
+
+    Recomputing early parts first keeps the peak low: the backward pass reaches them last, when others are gone.
+    """
+    known: dict[Component, list[Cut]] = {}
+    for place in network.places:
+        if place.component not in known:
+            known[place.component] = cuts_by_price(place.component)
+    cuts = [known[place.component] for place in network.places]
+    steps = []
+    for number, options in enumerate(cuts):
+        for before, after in itertools.pairwise(options):
+            gain = Fraction(before.weight - after.weight, after.flops - before.flops)
+            steps.append((-gain, number, before.weight - after.weight))
+    steps.sort(key=lambda step: step[:2])
+    weights = [sum(options[0].weight for options in cuts)]
+    for _, _, freed in steps:
+        weights.append(weights[-1] - freed)
+    return Chain(network, cuts, [number for _, number, _ in steps], weights)
+
+
+def _sides(network: Network, cuts: list[Cut]) -> bytearray:
+    side = bytearray(network.side)
+    for place, cut in zip(network.places, cuts, strict=True):
+        for vertex, local in place.vertices:
+            side[vertex] = BACKWARD if local in cut.backward else FORWARD
+    return side

@@ -1,0 +1,39 @@
+"""Errors of the partitioner."""
+
+__all__ = ["PartitionError", "PartitionOptionError"]
+
+
+class PartitionError(RuntimeError):
+    """A joint graph that cannot be split: some value can be neither saved nor recomputed.
+
+    Attributes:
+        node: name of the node whose value the backward graph needs.
+        reason: why it cannot be had there.
+        source: the user's source line that made the node, if it is known.
+    """
+
+    def __init__(self, node: str, reason: str, source: str | None = None) -> None:
+        self.node = node
+        self.reason = reason
+        self.source = source
+        where = f"\n  traced from: {source}" if source else ""
+        super().__init__(
+            f"the backward graph needs {node!r}, but {reason}.{where}\n"
+            "  Take the operation out of the checkpointed region, or give it an output that can be saved."
+        )
+
+
+class PartitionOptionError(ValueError):
+    """An option of the partitioner with a value that it cannot have.
+
+    Attributes:
+        option: its name.
+        value: what was given.
+        expected: what it may be.
+    """
+
+    def __init__(self, option: str, value: object, expected: str) -> None:
+        self.option = option
+        self.value = value
+        self.expected = expected
+        super().__init__(f"partition option {option}={value!r}: expected {expected}")

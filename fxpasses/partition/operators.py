@@ -1,0 +1,280 @@
+"""Which operations the backward pass may run again, and at what kind of price."""
+
+import dataclasses
+import enum
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx as fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from . import _torch
+from .classify import JointGraph
+from .cost import CostModel, is_view
+
+__all__ = ["RecomputePolicy", "Terms", "Verdict", "verdicts"]
+
+REDUCTION_RATIO = 4
+"""An operation whose output is this many times smaller than what it reads counts as a reduction."""
+
+
+class Terms(enum.Enum):
+    """On what terms an operation may run again in the backward pass."""
+
+    FREE = "free"
+    """Always, at no price worth counting: views, symbols, cheap element-wise work that fuses into what reads it."""
+    PRICED = "priced"
+    """Only to meet a memory budget, at the price of its FLOPs."""
+    NEVER = "never"
+    """Never: running it twice would change the program."""
+    ALWAYS = "always"
+    """The user put it in a checkpointed region: it is recomputed whatever it costs."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    """Terms for one node and why it got them."""
+
+    terms: Terms
+    reason: str
+
+
+FREE = Verdict(Terms.FREE, "cheap")
+INPUT = Verdict(Terms.NEVER, "an input of the graph")
+
+
+@dataclasses.dataclass(frozen=True)
+class RecomputePolicy:
+    """Which cheap operations are worth saving all the same at a memory budget of 1.
+
+    The defaults are torch's (`torch._functorch.config`), so that one switch of the user's turns both partitioners.
+
+    Attributes:
+        save_reductions: save results much smaller than what they were computed from.
+        save_materialized: save what an operation of the backward pass reads from memory anyway (a matrix product
+            does, an element-wise operation does not: it computes its operand on the fly).
+        allow_list: treat operations that are not known to be cheap as expensive.
+        parameters_are_free: inputs that outlive the backward pass cost nothing to save.
+    """
+
+    save_reductions: bool = True
+    save_materialized: bool = True
+    allow_list: bool = True
+    parameters_are_free: bool = True
+
+    @classmethod
+    def from_torch_config(cls) -> "RecomputePolicy":
+        """The policy that the switches in `torch._functorch.config` ask for."""
+        config = _torch.functorch_config
+        aggressive = config.aggressive_recomputation
+        return cls(
+            save_reductions=config.ban_recompute_reductions,
+            save_materialized=config.ban_recompute_materialized_backward and not aggressive,
+            allow_list=config.ban_recompute_not_in_allowlist and not aggressive,
+            parameters_are_free=config.treat_parameters_as_free_to_save,
+        )
+
+
+def verdicts(graph: JointGraph, cost: CostModel, policy: RecomputePolicy) -> list[Verdict]:
+    """Terms for every node of the graph, in its order."""
+    table = _operator_table()
+    result = []
+    for i, node in enumerate(graph.nodes):
+        if node.op == "placeholder":
+            verdict = INPUT
+        elif _torch.must_recompute(node):
+            verdict = Verdict(Terms.ALWAYS, "in a checkpointed region")
+        elif node.op != "call_function" or not graph.in_forward[i]:
+            verdict = FREE  # a constant, or work that happens once wherever it is put
+        else:
+            verdict = _verdict(node, graph, cost, policy, table)
+        result.append(verdict)
+    return result
+
+
+def _verdict(
+    node: fx.Node, graph: JointGraph, cost: CostModel, policy: RecomputePolicy, table: "_OperatorTable"
+) -> Verdict:
+    if node.meta.get("recompute") == CheckpointPolicy.MUST_SAVE:
+        return Verdict(Terms.NEVER, "marked to be saved")
+    if node.target is operator.getitem:
+        return FREE
+    target: Any = node.target
+    forbidden = table.why_never(target)
+    if forbidden is not None:
+        return Verdict(Terms.NEVER, forbidden)
+    if _torch.is_sym_node(node):
+        return FREE
+    if "unbacked_bindings" in node.meta:
+        return Verdict(Terms.NEVER, "its output's shape depends on data")
+    if _torch.is_opaque(node):
+        return Verdict(Terms.NEVER, "makes an opaque object")
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        inner = _why_subgraphs_never(node, table)
+        return (
+            Verdict(Terms.NEVER, inner)
+            if inner
+            else Verdict(Terms.PRICED, "runs a graph or a kernel of its own")
+        )
+    if is_view(node) or target in table.copies_of_constants:
+        return FREE
+    if not table.is_cheap(target) if policy.allow_list else table.is_expensive(target):
+        return Verdict(Terms.PRICED, "expensive")
+    if policy.save_materialized and _is_materialized_in_backward(graph.index[node], graph, table):
+        return Verdict(Terms.PRICED, "the backward pass reads it from memory")
+    if policy.save_reductions:
+        reads = sum(cost.bytes_of(argument) for argument in node.args if isinstance(argument, fx.Node))
+        if cost.bytes_of(node) * REDUCTION_RATIO < reads:
+            return Verdict(Terms.PRICED, "a reduction")
+    return FREE
+
+
+def _is_materialized_in_backward(i: int, graph: JointGraph, table: "_OperatorTable") -> bool:
+    """Whether an operation outside the forward pass reads the value, or a view of it, without fusing with it."""
+    stack, seen = [i], {i}
+    while stack:
+        current = stack.pop()
+        for user in graph.users[current]:
+            reader = graph.nodes[user]
+            if not graph.in_forward[user] and not table.fuses(graph.nodes[current], reader):
+                return True
+            if user not in seen and table.is_view_packet(reader.target):
+                seen.add(user)
+                stack.append(user)
+    return False
+
+
+def _why_subgraphs_never(node: fx.Node, table: "_OperatorTable") -> str | None:
+    """Why a higher-order operator may not run twice, looking inside the graphs that it calls."""
+    if _torch.is_with_effects(node):
+        return "has an effect"
+    owner = node.graph.owning_module
+    for argument in node.all_input_nodes:
+        if argument.op != "get_attr" or owner is None:
+            continue
+        module: Any = owner
+        for part in str(argument.target).split("."):
+            module = getattr(module, part, None)
+        if isinstance(module, fx.GraphModule):
+            for inner in module.graph.nodes:
+                if inner.op == "call_function" and (reason := table.why_never(inner.target)):
+                    return reason
+    return None
+
+
+class _OperatorTable:
+    """torch's lists of cheap, fusible and expensive operators, and what follows from an operator's schema and tags."""
+
+    def __init__(self) -> None:
+        lists = _torch.get_default_op_list()
+        self._cheap = frozenset(lists.recomputable_ops)
+        self._fusible = frozenset(lists.fusible_ops)
+        self._expensive = frozenset(lists.compute_intensive_ops)
+        self._views = frozenset(lists.view_ops)
+        aten = torch.ops.aten
+        self.copies_of_constants = frozenset([aten.lift_fresh_copy.default, aten.lift_fresh.default])
+        self._never: dict[object, str | None] = {}
+
+    def is_cheap(self, target: object) -> bool:
+        return _packet(target) in self._cheap
+
+    def is_expensive(self, target: object) -> bool:
+        return _packet(target) in self._expensive
+
+    def is_view_packet(self, target: object) -> bool:
+        return _packet(target) in self._views
+
+    def fuses(self, producer: fx.Node, reader: fx.Node) -> bool:
+        """Whether Inductor computes `producer` inside the loop of `reader` instead of writing it to memory."""
+        packet = _packet(reader.target)
+        if packet is torch.ops.aten.cat:
+            return True  # a cat writes its operands straight into its output
+        if reader.target in _FUNCTIONALIZED:
+            return _is_cloned_by(producer, reader)
+        if producer.target is operator.getitem and _comes_from_user_kernel(producer):
+            return False
+        return packet in self._fusible and _packet(producer.target) in self._fusible
+
+    def why_never(self, target: Any) -> str | None:
+        """Why an operator may never run twice, or None."""
+        if target not in self._never:
+            self._never[target] = _why_never(target)
+        return self._never[target]
+
+
+@functools.cache
+def _operator_table() -> _OperatorTable:
+    return _OperatorTable()
+
+
+def _packet(target: Any) -> Any:
+    return getattr(target, "overloadpacket", target)
+
+
+def _why_never(target: Any) -> str | None:
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return _NEVER_HIGHER_ORDER.get(target.name())
+    if not isinstance(target, torch._ops.OpOverload):
+        if isinstance(target, str) or _is_symbol_function(target):
+            return None
+        return "not an operator"
+    if target.namespace in ("_c10d_functional", "c10d_functional", "_dtensor"):
+        if _torch.functorch_config.unsafe_allow_optimization_of_collectives:
+            return None
+        return "a collective"
+    if target._schema.is_mutable:
+        return "writes to an argument"
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return "draws random numbers"
+    if torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags:
+        return "its output's shape depends on data"
+    return None
+
+
+def _is_symbol_function(target: Callable[..., Any]) -> bool:
+    return getattr(target, "__module__", None) in ("_operator", "math", "torch", "builtins") or getattr(
+        target, "__module__", ""
+    ).startswith("torch.")
+
+
+_NEVER_HIGHER_ORDER = {
+    "with_effects": "has an effect",
+    "call_torchbind": "calls a method of an opaque object",
+    "run_and_save_rng_state": "draws random numbers",
+    "graphsafe_run_with_rng_state": "draws random numbers",
+    "auto_functionalized": None,
+}
+
+_FUNCTIONALIZED = frozenset(
+    operator_
+    for name in ("auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional")
+    if (operator_ := getattr(torch.ops.higher_order, name, None)) is not None
+)
+
+
+def _is_cloned_by(producer: fx.Node, reader: fx.Node) -> bool:
+    """Whether a functionalized kernel clones `producer` before it writes to it: the copy fuses with the producer."""
+    names: Any = reader.kwargs.get("tensors_to_clone")
+    if names is not None:  # a Triton kernel
+        arguments: Any = reader.kwargs["kwargs"]
+        return any(arguments[name] is producer for name in names)
+    schema = getattr(reader.args[0], "_schema", None)
+    if schema is None:
+        return False
+    for argument in schema.arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = reader.kwargs.get(argument.name)
+            if value is producer or (isinstance(value, list) and producer in value):
+                return True
+    return False
+
+
+def _comes_from_user_kernel(producer: fx.Node) -> bool:
+    parent = producer.args[0]
+    return (
+        isinstance(parent, fx.Node)
+        and parent.target is torch.ops.higher_order.triton_kernel_wrapper_functional
+    )

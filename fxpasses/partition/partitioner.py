@@ -1,0 +1,187 @@
+"""The partition function that AOTAutograd calls: joint graph in, forward and backward graphs out."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch.fx as fx
+
+from . import _torch
+from .budget import chain_of_cuts, cut_without_price
+from .classify import JointGraph, read_joint_graph
+from .cost import CostModel
+from .errors import PartitionOptionError
+from .extract import extract
+from .flow_graph import BACKWARD, build_network, save_weights
+from .operators import RecomputePolicy, Verdict, verdicts
+from .report import META_KEY, describe
+
+__all__ = ["partition"]
+
+log = logging.getLogger(__name__)
+
+
+def partition(
+    joint: fx.GraphModule,
+    joint_inputs: Sequence[Any],
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: list[int] | None = None,
+    memory_budget: float | None = 1.0,
+    **aot_kwargs: Any,
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Split AOTAutograd's joint graph into a forward and a backward graph that together save the fewest bytes.
+
+    Give it (or a `functools.partial` of it) to AOTAutograd as ``partition_fn``. A value that the backward graph
+    needs is either saved, as an extra output of the forward graph, or recomputed. At a budget of 1 only cheap work is
+    recomputed; at 0 everything is that may run twice; between them, no more than ``zero + budget * (full - zero)``
+    bytes are saved, at the fewest FLOPs that a fixed chain of cuts offers. Saved bytes never fall, and recomputed FLOPs
+    never grow, when the budget grows.
+
+    Args:
+        joint: the joint graph; it is rewritten (dead and repeated work is removed, nodes are tagged).
+        joint_inputs: its example inputs, not used.
+        num_fwd_outputs: how many of its outputs the forward pass returns to its caller.
+        static_lifetime_input_indices: positions among the inputs of parameters and others that outlive the backward
+            pass: saving them costs nothing.
+        memory_budget: 0 to 1. ``torch.autograd.graph.region_activation_memory_budget`` around the forward pass
+            overrides it. None reads ``torch._functorch.config.activation_memory_budget``.
+        **aot_kwargs: what else AOTAutograd and Inductor pass (``compiler``); not used.
+
+    Returns:
+        The forward module (inputs: primals; outputs: the caller's, then saved tensors, opaque objects and symbols)
+        and the backward module (inputs: saved symbols, tensors, opaque objects, then tangents). The forward module's
+        ``meta["fxpasses.partition"]`` is a `PartitionReport`.
+
+    Raises:
+        PartitionOptionError: the budget is not between 0 and 1, or regions ask for different ones.
+        PartitionError: a value can be neither saved nor recomputed.
+    """
+    check_budget("memory_budget", memory_budget)
+    if aot_kwargs:
+        log.debug("not used: %s", sorted(aot_kwargs))
+    clock = _Clock()
+    joint = prepare(joint)
+    clock.lap("prepare")
+    graph = read_joint_graph(joint, num_fwd_outputs, static_lifetime_input_indices)
+    if not graph.has_backward:
+        return _torch.default_partition(
+            joint,
+            joint_inputs,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=static_lifetime_input_indices,
+        )
+    budget = budget_in_force(joint, graph, memory_budget)
+    cost = CostModel()
+    policy = RecomputePolicy.from_torch_config()
+    terms = verdicts(graph, cost, policy)
+    clock.lap("classify")
+    side, full, zero = _decide(graph, cost, terms, policy, budget)
+    clock.lap("cut")
+    saved = [i for i in range(len(graph.nodes)) if _is_saved(i, side)]
+    forward, backward = extract(joint, graph, saved, num_fwd_outputs)
+    clock.lap("extract")
+    report = describe(
+        graph, cost, terms, forward, backward, num_fwd_outputs, budget, full, zero, clock.laps()
+    )
+    forward.meta[META_KEY] = report
+    log.info("%s", report)
+    return forward, backward
+
+
+def check_budget(option: str, budget: float | None) -> None:
+    """Raise `PartitionOptionError` unless `budget` is None or a number between 0 and 1."""
+    if budget is not None and not (isinstance(budget, int | float) and 0 <= budget <= 1):
+        raise PartitionOptionError(option, budget, "a number between 0 and 1")
+
+
+def prepare(joint: fx.GraphModule) -> fx.GraphModule:
+    """Remove dead and repeated work, and put AOTAutograd's own constraints on the nodes as tags."""
+    joint.graph.eliminate_dead_code()
+    if _torch.functorch_config.cse:
+        joint.graph = _torch.fx_graph_cse(joint.graph)
+    if _torch.has_recomputable_ops(joint):
+        joint = _torch.cleanup_recompute_tags(joint, is_default_partition=False)
+    if not _torch.functorch_config.unsafe_allow_optimization_of_collectives:
+        _torch.force_save_collectives(joint)
+    _torch.force_save_effectful_ops(joint)
+    _torch.force_save_bw_mutation_src(joint)
+    return joint
+
+
+def budget_in_force(joint: fx.GraphModule, graph: JointGraph, memory_budget: float | None) -> float:
+    """The budget of the user's region if there is one, else the given one, else torch's setting."""
+    budgets: set[float] = set()
+    outside: list[str] = []
+    for module in joint.modules():
+        if not isinstance(module, fx.GraphModule):
+            continue
+        for node in module.graph.nodes:
+            budget = _torch.region_memory_budget(node)
+            if budget is not None:
+                budgets.add(budget)
+            elif node.op == "call_function" and (module is not joint or graph.in_forward[graph.index[node]]):
+                outside.append(node.name)
+    if len(budgets) > 1:
+        raise PartitionOptionError(
+            "memory budget of a region",
+            sorted(budgets),
+            "one budget for a whole graph: use a graph break between regions with different budgets",
+        )
+    if budgets:
+        if outside:
+            raise PartitionOptionError(
+                "memory budget of a region",
+                budgets.pop(),
+                f"a region around the whole forward pass, but these nodes are outside: {', '.join(outside[:8])}",
+            )
+        return budgets.pop()
+    if memory_budget is None:
+        memory_budget = _torch.functorch_config.activation_memory_budget
+        check_budget("torch._functorch.config.activation_memory_budget", memory_budget)
+    return float(memory_budget)
+
+
+def _decide(
+    graph: JointGraph, cost: CostModel, terms: list[Verdict], policy: RecomputePolicy, budget: float
+) -> tuple[bytearray, int, int | None]:
+    """Sides of all vertices, bytes saved at a budget of 1, and bytes saved at 0 if that had to be worked out."""
+    weights, unit = save_weights(graph, cost, terms, policy)
+
+    def saved_weight(side: bytearray) -> int:
+        return sum(weights[i] or 0 for i in range(len(weights)) if _is_saved(i, side))
+
+    network = build_network(graph, cost, terms, weights, priced=budget < 1)
+    if budget == 1:
+        side = cut_without_price(network)
+        return side, saved_weight(side) // unit, None
+    chain = chain_of_cuts(network)
+    last = len(chain.steps)
+    full, zero = saved_weight(chain.sides_after(0)), saved_weight(chain.sides_after(last))
+    if budget == 0:
+        steps = last
+    else:
+        allowed = zero // unit + int(budget * (full // unit - zero // unit))
+        steps = chain.steps_within((allowed + 1) * unit - 1 - (full - chain.weights[0]))
+    return chain.sides_after(steps), full // unit, zero // unit
+
+
+def _is_saved(node: int, side: bytearray) -> bool:
+    return side[2 * node + 1] == BACKWARD and side[2 * node] != BACKWARD
+
+
+class _Clock:
+    """Seconds per part of the work."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, part: str) -> None:
+        now = time.perf_counter()
+        self._laps[part] = now - self._last
+        self._last = now
+
+    def laps(self) -> dict[str, float]:
+        return {**self._laps, "total": time.perf_counter() - self._start}

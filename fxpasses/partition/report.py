@@ -1,0 +1,152 @@
+"""What a partition decided, for people and for other passes."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch.fx as fx
+
+from . import _torch
+from .classify import JointGraph
+from .cost import CostModel
+from .operators import Terms, Verdict
+
+__all__ = ["META_KEY", "PartitionReport", "RecomputedValue", "SavedValue", "describe"]
+
+META_KEY = "fxpasses.partition"
+"""Where the report is in the forward graph module's ``meta``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedValue:
+    """A value that the forward graph hands to the backward graph.
+
+    Attributes:
+        name: its node, the same name in the joint, forward and backward graphs.
+        bytes: its size, 0 for a symbol or an opaque object.
+        source: the operator that computes it, or ``input``.
+        kind: ``activation``, ``input``, ``static input`` (lives as long as the model), ``symbol`` or ``opaque``.
+        reason: why it was not recomputed instead, ``smaller than what it is computed from`` if it was a choice.
+        stack_trace: the user's source lines, if known.
+    """
+
+    name: str
+    bytes: int
+    source: str
+    kind: str
+    reason: str
+    stack_trace: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RecomputedValue:
+    """An operation that runs in both passes; `flops` by the estimate of `fxpasses.partition.cost`."""
+
+    name: str
+    flops: int
+    source: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionReport:
+    """The decision of one call of `fxpasses.partition.partition`.
+
+    Attributes:
+        memory_budget: the budget that was in force, between 0 and 1.
+        saved: every value saved, in the order of the joint graph.
+        recomputed: every operation run again, in the order of the joint graph.
+        saved_bytes: bytes of the saved values, inputs that outlive the backward pass left out.
+        bytes_at_full_budget: `saved_bytes` at a budget of 1.
+        bytes_at_zero_budget: `saved_bytes` at a budget of 0; only worked out for a budget below 1, else None.
+        recomputed_flops: FLOPs of the recomputed operations.
+        seconds: what the partition took, by part (``total`` for all of it).
+    """
+
+    memory_budget: float
+    saved: tuple[SavedValue, ...]
+    recomputed: tuple[RecomputedValue, ...]
+    saved_bytes: int
+    bytes_at_full_budget: int
+    bytes_at_zero_budget: int | None
+    recomputed_flops: int
+    seconds: Mapping[str, float]
+
+    @property
+    def static_bytes(self) -> int:
+        """Bytes of the saved inputs that outlive the backward pass, such as parameters."""
+        return sum(value.bytes for value in self.saved if value.kind == "static input")
+
+    def __str__(self) -> str:
+        lines = [
+            f"memory budget {self.memory_budget:g}: {self.saved_bytes:,} bytes saved in {len(self.saved)} values, "
+            f"{self.recomputed_flops:,} FLOPs recomputed in {len(self.recomputed)} operations, "
+            f"{self.seconds.get('total', 0.0):.3f} s"
+        ]
+        lines += [
+            f"  saved {v.name}: {v.bytes:,} bytes, {v.source} ({v.kind}; {v.reason})" for v in self.saved
+        ]
+        lines += [f"  recomputed {v.name}: {v.flops:,} FLOPs, {v.source}" for v in self.recomputed]
+        return "\n".join(lines)
+
+
+def describe(
+    graph: JointGraph,
+    cost: CostModel,
+    terms: Sequence[Verdict],
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    num_fwd_outputs: int,
+    memory_budget: float,
+    bytes_at_full_budget: int,
+    bytes_at_zero_budget: int | None,
+    seconds: Mapping[str, float],
+) -> PartitionReport:
+    """Read off the two modules what is saved and what runs twice."""
+    number = {node.name: i for i, node in enumerate(graph.nodes)}
+    (output,) = forward.graph.find_nodes(op="output")
+    saved = []
+    for node in output.args[0][num_fwd_outputs:]:
+        saved.append(_saved_value(node, number.get(node.name), graph, cost, terms))
+    computed = {n.name for n in forward.graph.nodes if n.op == "call_function"}
+    recomputed = []
+    for node in backward.graph.nodes:
+        i = number.get(node.name)
+        if node.op == "call_function" and i is not None and node.name in computed:
+            recomputed.append(
+                RecomputedValue(node.name, cost.flops_of(node), _operator_name(node), terms[i].reason)
+            )
+    return PartitionReport(
+        memory_budget,
+        tuple(saved),
+        tuple(recomputed),
+        sum(value.bytes for value in saved if value.kind != "static input"),
+        bytes_at_full_budget,
+        bytes_at_zero_budget,
+        sum(value.flops for value in recomputed),
+        seconds,
+    )
+
+
+def _saved_value(
+    node: fx.Node, i: int | None, graph: JointGraph, cost: CostModel, terms: Sequence[Verdict]
+) -> SavedValue:
+    size = cost.bytes_of(node)
+    if _torch.is_sym_node(node):
+        kind = "symbol"
+    elif _torch.is_opaque(node):
+        kind = "opaque"
+    elif i in graph.static_inputs:
+        kind = "static input"
+    else:
+        kind = "input" if node.op == "placeholder" else "activation"
+    reason = "smaller than what it is computed from"
+    if i is None:
+        reason = "a random-number state or a copy made by the partitioner"
+    elif terms[i].terms in (Terms.NEVER, Terms.PRICED):
+        reason = terms[i].reason
+    source = "input" if node.op == "placeholder" else _operator_name(node)
+    return SavedValue(node.name, size, source, kind, reason, node.meta.get("stack_trace"))
+
+
+def _operator_name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target) if callable(node.target) else node.target)
