@@ -104,7 +104,12 @@ def compile_context(example_inputs: Sequence[Any]) -> Iterator[None]:
     settings: dict[str, Any] = {"unlift_effect_tokens": True}
     if hasattr(inductor_config, "selective_decompose"):
         settings["selective_decompose"] = inductor_config.selective_decompose
-    with enable_python_dispatcher(), V.set_fake_mode(fake_mode), tracing(context), functorch_config.patch(settings):
+    with (
+        enable_python_dispatcher(),
+        V.set_fake_mode(fake_mode),
+        tracing(context),
+        functorch_config.patch(settings),
+    ):
         yield
 
 

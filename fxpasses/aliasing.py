@@ -73,7 +73,9 @@ def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
 def _written(node: fx.Node) -> list[fx.Node]:
     if not is_mutating(node):
         return []
-    return [value for value, info in _arguments(node) if info.alias_info is not None and info.alias_info.is_write]
+    return [
+        value for value, info in _arguments(node) if info.alias_info is not None and info.alias_info.is_write
+    ]
 
 
 def _arguments(node: fx.Node) -> list[tuple[fx.Node, torch.Argument]]:

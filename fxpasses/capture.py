@@ -5,7 +5,6 @@ The same stages as the backend's, with a compiler that records the graphs instea
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from fxpasses.inductor import EagerCompiler
 from fxpasses.options import Options
 from fxpasses.pipeline import Observer, Pipeline
 from fxpasses.provenance import Provenance, provenance
-from fxpasses.rewriting import value_of
+from fxpasses.rewriting import copy_graph, value_of
 
 __all__ = ["Captured", "SavedValue", "capture"]
 
@@ -51,8 +50,9 @@ class Captured:
     """The graphs of one capture.
 
     Attributes:
-        joint: forward and backward in one graph, as traced, before any pass and before the partition;
-            ``None`` when no gradient is needed.
+        joint: forward and backward in one graph, as traced, before any pass and before the partition:
+            ``joint(*inputs, *output_gradients)`` returns outputs, then input gradients (``None`` for inputs
+            that need none). ``None`` when no gradient is needed.
         forward: the forward graph after passes and partition. Its outputs are the user's outputs (after
             updated inputs, if any), then the saved values.
         backward: the backward graph: saved values and output gradients to input gradients; ``None`` when
@@ -136,7 +136,9 @@ def capture(
         raise CaptureError(f"Dynamo could not trace it as one graph: {error}", graph="Python") from error
     finally:
         _torch.reset_code(call)
-    raise CaptureError("it ran without a single tensor operation: there is no graph to capture", graph="Python")
+    raise CaptureError(
+        "it ran without a single tensor operation: there is no graph to capture", graph="Python"
+    )
 
 
 class _Captured(BaseException):
@@ -163,7 +165,9 @@ class _Recorder(EagerCompiler):
         self.backward_graph: fx.GraphModule | None = None
         self.num_outputs = 0
 
-    def partition(self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         self.num_outputs = aot["num_fwd_outputs"]
         forward, self.backward_graph = super().partition(joint, joint_inputs, **aot)
         return forward, self.backward_graph
@@ -192,17 +196,6 @@ class _Recorder(EagerCompiler):
             inputs=inputs,
             num_outputs=num_outputs,
         )
-
-
-def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy that shares tensors and fake values with the original, but no nodes."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    copied = fx.GraphModule(gm, graph)
-    for old, new in zip(gm.graph.nodes, graph.nodes, strict=True):
-        new.meta = copy.copy(old.meta)
-    copied.meta = copy.copy(gm.meta)
-    return copied
 
 
 def _returned(gm: fx.GraphModule) -> list[Any]:

@@ -38,7 +38,12 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         ("seed", int, "seed of weights and batches"),
     ):
         default = getattr(defaults, name)
-        demo.add_argument(f"--{name}", type=_positive if name != "seed" else kind, default=default, help=f"{text} (default {default})")
+        demo.add_argument(
+            f"--{name}",
+            type=_positive if name != "seed" else kind,
+            default=default,
+            help=f"{text} (default {default})",
+        )
     demo.add_argument("--report", metavar="DIR", help="write the captured graphs to this directory")
     demo.set_defaults(run=lambda arguments: _demo(demo, arguments))
 

@@ -90,10 +90,12 @@ def graph_pass(
     """
     kinds = frozenset(graphs)
     if unknown := kinds - set(get_args(GraphKind)):
-        raise ValueError(f"graph_pass: unknown graphs {sorted(unknown)}; choose from {', '.join(get_args(GraphKind))}")
+        raise ValueError(
+            f"graph_pass: unknown graphs {sorted(unknown)}; choose from {', '.join(get_args(GraphKind))}"
+        )
     if function is None:
-        return lambda f: FunctionPass(f, name or f.__name__, kinds)
-    return FunctionPass(function, name or function.__name__, kinds)
+        return lambda f: FunctionPass(function=f, name=name or f.__name__, graphs=kinds)
+    return FunctionPass(function=function, name=name or function.__name__, graphs=kinds)
 
 
 def _digest(definition: type | Callable[..., object], options: object) -> str | None:

@@ -36,7 +36,9 @@ class OptionsError(FxPassesError, ValueError):
         self, option: str, given: object, expected: str = "", *, valid: Iterable[str] = (), problem: str = ""
     ) -> None:
         self.option, self.given, self.expected, self.valid = option, given, expected, tuple(valid)
-        super().__init__(problem or f"option {option!r}: expected {expected}, got {given!r} ({type(given).__name__})")
+        super().__init__(
+            problem or f"option {option!r}: expected {expected}, got {given!r} ({type(given).__name__})"
+        )
 
 
 def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
@@ -93,8 +95,15 @@ class StageError(FxPassesError):
 
     stage = "compile"
 
-    def __init__(self, reason: str, location: Location | None = None, *, pass_name: str = "", graph: str = "") -> None:
-        self.reason, self.location, self.pass_name, self.graph = reason, location or Location(), pass_name, graph
+    def __init__(
+        self, reason: str, location: Location | None = None, *, pass_name: str = "", graph: str = ""
+    ) -> None:
+        self.reason, self.location, self.pass_name, self.graph = (
+            reason,
+            location or Location(),
+            pass_name,
+            graph,
+        )
         where = f" in the {graph} graph" if graph else ""
         who = f" pass {pass_name!r}" if pass_name else ""
         at = f"\n  at {self.location}" if str(self.location) else ""

@@ -68,7 +68,9 @@ class InductorCompiler:
     def aot_arguments(self) -> dict[str, Any]:
         return {"decompositions": _torch.select_decomp_table(), **_torch.aot_extra_arguments(self._extra)}
 
-    def partition(self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Inductor's passes on the joint graph (attention patterns and the like), then our partition."""
         with self._patched():
             return _torch.inductor_partition_fn(joint, joint_inputs, **aot)
@@ -110,7 +112,9 @@ class EagerCompiler:
     def aot_arguments(self) -> dict[str, Any]:
         return {"decompositions": _torch.select_decomp_table()} if self._decompose else {}
 
-    def partition(self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         return partition(joint, joint_inputs, memory_budget=self._memory_budget, **aot)
 
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:

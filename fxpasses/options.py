@@ -71,11 +71,12 @@ class Options:
                 value out of range.
         """
         given = dict(options or {})
-        for name in given:
-            name = str(name)
+        for name, value in given.items():
             if name not in cls.names():
-                problem = " ".join(filter(None, [unknown_name("option", name, cls.names()), _hint(name)]))
-                raise OptionsError(name, given[name], valid=cls.names(), problem=problem)
+                problem = " ".join(
+                    filter(None, [unknown_name("option", str(name), cls.names()), _hint(name)])
+                )
+                raise OptionsError(str(name), value, valid=cls.names(), problem=problem)
         if mode is not None:
             given.setdefault("mode", mode)
         checked = {name: _CHECKS[name](name, value) for name, value in given.items()}
@@ -111,14 +112,21 @@ def _check_passes(name: str, value: Any) -> tuple[Pass, ...]:
             valid = [*library(), DEFAULT_PASSES]
             raise OptionsError(name, value, valid=valid, problem=unknown_name("pass", item, valid))
         elif isinstance(item, type) and issubclass(item, Pass):
-            raise OptionsError(name, value, f"an instance: write {item.__name__}() instead of {item.__name__}")
+            raise OptionsError(
+                name, value, f"an instance: write {item.__name__}() instead of {item.__name__}"
+            )
         else:
             raise OptionsError(name, value, "passes or pass names; wrap a function with fxpasses.graph_pass")
     return tuple(chosen)
 
 
 def _check_fraction(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or not 0 <= value <= 1:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or math.isnan(value)
+        or not 0 <= value <= 1
+    ):
         raise OptionsError(name, value, "a number from 0.0 to 1.0")
     return float(value)
 
@@ -142,7 +150,9 @@ def _check_inductor(name: str, value: Any) -> dict[str, Any]:
         if key not in valid:
             raise OptionsError(name, key, valid=valid, problem=unknown_name("Inductor option", key, valid))
         if key == "custom_partitioner_fn":
-            raise OptionsError(name, key, "no partition function: fxpasses brings its own (see memory_budget)")
+            raise OptionsError(
+                name, key, "no partition function: fxpasses brings its own (see memory_budget)"
+            )
         default = valid[key]
         simple = (bool, int, float, str)
         if type(default) in simple and not isinstance(setting, (type(default), type(None))):

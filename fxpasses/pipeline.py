@@ -23,10 +23,11 @@ from typing import Any, Protocol
 from torch import fx
 
 from fxpasses import _torch
-from fxpasses.errors import CaptureError, HandoverError, PartitionError, PassError, StageError
+from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.options import Options
 from fxpasses.provenance import annotate, failing_node
+from fxpasses.rewriting import copy_graph
 from fxpasses.stats import Fallback, counters
 
 __all__ = ["Compiler", "Observer", "Pipeline"]
@@ -43,7 +44,9 @@ class Compiler(Protocol):
     def aot_arguments(self) -> dict[str, Any]:
         """Arguments for AOTAutograd: decompositions and the like."""
 
-    def partition(self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split the joint graph."""
 
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
@@ -101,7 +104,9 @@ class Pipeline:
         except Exception as error:
             if _torch.is_control_flow(error):
                 raise
-            failure = CaptureError(f"{type(error).__name__}: {error}", failing_node(error, gm), graph="Dynamo")
+            failure = CaptureError(
+                f"{type(error).__name__}: {error}", failing_node(error, gm), graph="Dynamo"
+            )
             failure.__cause__ = error
             return self._eager_instead(failure, gm.forward)
         if not self._was_called:
@@ -109,7 +114,9 @@ class Pipeline:
         counters.add_seconds("total", time.perf_counter() - start)
         return compiled
 
-    def _partition(self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def _partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         self._was_called = True
         counters.count("joint")
         annotate(joint)
@@ -134,15 +141,14 @@ class Pipeline:
         return self._compile_one(gm, "inference", lambda: self.compiler.forward(gm, inputs, inference=True))
 
     def _compile_one(self, gm: fx.GraphModule, kind: Any, compile: Callable[[], Callable[..., Any]]) -> Any:
+        # A failing pass may leave the graph half rewritten: eager then runs the graph as it was.
+        eager = copy_graph(gm).forward if self.options.on_failure == "eager" else gm.forward
         try:
             self._run_passes(gm, kind)
             with self._stage(HandoverError, gm, kind):
                 return compile()
         except StageError as error:
-            # A pass may have left the graph half rewritten: only an untouched graph may run in its place.
-            if isinstance(error, PassError):
-                raise
-            return self._eager_instead(error, _torch.make_boxed_func(gm.forward))
+            return self._eager_instead(error, _torch.make_boxed_func(eager))
 
     def _run_passes(self, gm: fx.GraphModule, kind: Any) -> None:
         start = time.perf_counter()

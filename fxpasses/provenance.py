@@ -12,6 +12,7 @@ import re
 import traceback
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from fxpasses.errors import Location
@@ -20,6 +21,7 @@ __all__ = ["Provenance", "annotate", "failing_node", "locate", "provenance"]
 
 _KEY = "fxpasses"
 _OWN_FILES = os.path.dirname(__file__) + os.sep
+_TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
 _GRADIENT_SUM = "Gradient addition node"
 """What AOTAutograd writes into the stack trace of a sum of gradients."""
 _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+)(?:, in (?P<function>.+))?\n?(?P<code>.*)')
@@ -101,7 +103,9 @@ def _summed_for(addition: fx.Node, consumer: fx.Node | None) -> fx.Node | None:
 
 def is_backward(node: fx.Node) -> bool:
     """Whether AOTAutograd traced the node while autograd ran backwards."""
-    return node.meta.get("partitioner_tag") == "is_backward" or bool(node.meta.get("autograd_backward", False))
+    return node.meta.get("partitioner_tag") == "is_backward" or bool(
+        node.meta.get("autograd_backward", False)
+    )
 
 
 def provenance(node: fx.Node) -> Provenance:
@@ -138,7 +142,9 @@ def failing_node(error: BaseException, gm: fx.GraphModule) -> Location:
 
 def _of(node: fx.Node, backward: bool, forward: fx.Node | None) -> Provenance:
     meta = node.meta
-    trace = meta.get("stack_trace") or (forward.meta.get("stack_trace") if forward is not None else None) or ""
+    trace = (
+        meta.get("stack_trace") or (forward.meta.get("stack_trace") if forward is not None else None) or ""
+    )
     frame = _user_frame(trace)
     stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
     if not stack and forward is not None:
@@ -159,7 +165,9 @@ def _of(node: fx.Node, backward: bool, forward: fx.Node | None) -> Provenance:
 def _user_frame(trace: str) -> dict[str, str] | None:
     frames = [match.groupdict() for match in _FRAME.finditer(trace)]
     frames = [frame for frame in frames if not frame["file"].startswith(_OWN_FILES)]
-    return frames[-1] if frames else None
+    # The line in torch's Sequential says less than the user's line that called it.
+    users = [frame for frame in frames if not frame["file"].startswith(_TORCH_FILES)]
+    return (users or frames or [None])[-1]
 
 
 def _module_path(stack: object) -> tuple[str, str]:

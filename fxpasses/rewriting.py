@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.fx.node import map_arg
 
 from fxpasses._torch import FakeTensor, detect_fake_mode
 
-__all__ = ["fake_mode_of", "insert_call", "replace", "same_metadata", "value_of"]
+__all__ = ["copy_graph", "fake_mode_of", "insert_call", "replace", "same_metadata", "value_of"]
 
 _PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "fxpasses", "recompute", "ac_graph_id", "partitioner_tag", "custom", "autograd_backward")  # fmt: skip
 
@@ -46,6 +47,17 @@ def insert_call(
     with torch.no_grad(), mode if mode is not None else torch.device("meta"):
         node.meta["val"] = target(*fake_args, **fake_kwargs)
     return node
+
+
+def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy that shares tensors and fake values with the original, but no nodes."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    copied = fx.GraphModule(gm, graph)
+    for old, new in zip(gm.graph.nodes, graph.nodes, strict=True):
+        new.meta = copy.copy(old.meta)
+    copied.meta = copy.copy(gm.meta)
+    return copied
 
 
 def replace(old: fx.Node, new: fx.Node) -> None:

@@ -25,7 +25,9 @@ def standard_library_bytes(at_most: int = 1_000_000) -> Tensor:
         if len(text) >= at_most:
             break
     if len(text) < 10_000:
-        raise FileNotFoundError(f"no standard library source in {folder}: this Python was installed without it")
+        raise FileNotFoundError(
+            f"no standard library source in {folder}: this Python was installed without it"
+        )
     return torch.frombuffer(bytearray(text[:at_most]), dtype=torch.uint8).long()
 
 

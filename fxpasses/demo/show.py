@@ -36,13 +36,25 @@ def run_demo(settings: DemoSettings, console: Console | None = None) -> int:
 
 def _losses(eager: Run, ours: Run) -> Table:
     table = Table(title="Loss per step (nats)")
-    for heading in ("step", "batch x length", "eager", "fxpasses", "difference", "gradient difference (relative)"):
+    for heading in (
+        "step",
+        "batch x length",
+        "eager",
+        "fxpasses",
+        "difference",
+        "gradient difference (relative)",
+    ):
         table.add_column(heading, justify="right")
     for step, (batch, length) in enumerate(ours.sizes):
         a, b = eager.losses[step], ours.losses[step]
         gradient = step_gradient_distance(ours, eager, step)
         table.add_row(
-            str(step + 1), f"{batch} x {length}", f"{a:.6f}", f"{b:.6f}", f"{abs(a - b):.1e}", f"{gradient:.1e}"
+            str(step + 1),
+            f"{batch} x {length}",
+            f"{a:.6f}",
+            f"{b:.6f}",
+            f"{abs(a - b):.1e}",
+            f"{gradient:.1e}",
         )
     return table
 
@@ -56,7 +68,12 @@ def _summary(eager: Run, ours: Run, inductor: Run, verdict: Verdict, theirs: Ver
         table.add_row(name, *cells)
 
     row("last loss", *(f"{run.losses[-1]:.6f}" for run in (eager, ours, inductor)))
-    row("largest loss difference from eager", "", f"{verdict.loss_difference:.1e}", f"{theirs.loss_difference:.1e}")
+    row(
+        "largest loss difference from eager",
+        "",
+        f"{verdict.loss_difference:.1e}",
+        f"{theirs.loss_difference:.1e}",
+    )
     row(
         "largest gradient difference from eager (relative)",
         "",
@@ -66,7 +83,10 @@ def _summary(eager: Run, ours: Run, inductor: Run, verdict: Verdict, theirs: Ver
     row("compile seconds", "", f"{ours.compile_seconds:.1f}", f"{inductor.compile_seconds:.1f}")
     row("graphs", "", str(ours.graphs), str(inductor.graphs))
     row("recompiles", "", str(ours.recompiles), str(inductor.recompiles))
-    row("milliseconds per step (median)", *(f"{run.step_seconds * 1e3:.1f}" for run in (eager, ours, inductor)))
+    row(
+        "milliseconds per step (median)",
+        *(f"{run.step_seconds * 1e3:.1f}" for run in (eager, ours, inductor)),
+    )
     return table
 
 

@@ -45,5 +45,11 @@ def default_passes() -> tuple[Pass, ...]:
 
 def library() -> dict[str, type[Pass]]:
     """All passes that can be asked for by name."""
-    classes = (AccumulateInPlaceOfZeros, CommonSubexpressions, DeadCodeElimination, FoldConstants, RemoveNoOps)
+    classes = (
+        AccumulateInPlaceOfZeros,
+        CommonSubexpressions,
+        DeadCodeElimination,
+        FoldConstants,
+        RemoveNoOps,
+    )
     return {c.name: c for c in classes}

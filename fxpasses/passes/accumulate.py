@@ -85,5 +85,9 @@ def _accumulates_into_zeros(node: fx.Node) -> bool:
 def _is_zeros(node: fx.Node) -> bool:
     if node.target in _FULLS:
         position = _FULLS[node.target]
-        return len(node.args) > position and node.args[position] == 0 and not isinstance(node.args[position], fx.Node)
+        return (
+            len(node.args) > position
+            and node.args[position] == 0
+            and not isinstance(node.args[position], fx.Node)
+        )
     return node.target in _ZEROS

@@ -88,14 +88,24 @@ class FoldConstants(Pass):
                 changed = True
         return changed
 
-    def _evaluate(self, gm: fx.GraphModule, node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
+    def _evaluate(
+        self, gm: fx.GraphModule, node: fx.Node, known: dict[fx.Node, torch.Tensor]
+    ) -> torch.Tensor | None:
         """The value of a node that depends on constants alone, or None."""
         fake = value_of(node)
         if node.op == "get_attr":
             attribute = getattr(gm, str(node.target), None)
             plain = type(attribute) is torch.Tensor and attribute.layout is torch.strided
-            return attribute if plain and not attribute.requires_grad and attribute.nbytes <= self.max_bytes else None
-        if node.op != "call_function" or not isinstance(node.target, OpOverload) or not isinstance(fake, FakeTensor):
+            return (
+                attribute
+                if plain and not attribute.requires_grad and attribute.nbytes <= self.max_bytes
+                else None
+            )
+        if (
+            node.op != "call_function"
+            or not isinstance(node.target, OpOverload)
+            or not isinstance(fake, FakeTensor)
+        ):
             return None
         if fake.device.type != "cpu" or not _is_static(fake) or fake.layout is not torch.strided:
             return None  # on an accelerator, evaluating here would stop and wait for the device
@@ -136,7 +146,9 @@ def _uniform_value(value: torch.Tensor) -> bool | int | float | None:
         return first.item() if bool((value == first).all()) else None
 
 
-def _replace_by_full(gm: fx.GraphModule, node: fx.Node, value: torch.Tensor, fill: bool | int | float) -> None:
+def _replace_by_full(
+    gm: fx.GraphModule, node: fx.Node, value: torch.Tensor, fill: bool | int | float
+) -> None:
     options = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
     with gm.graph.inserting_before(node):
         full = insert_call(gm.graph, aten.full.default, (list(value.shape), fill), options, like=node)

@@ -75,7 +75,11 @@ class RemoveNoOps(Pass):
             if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
                 continue
             source = node.args[0]
-            if node.target in _RESHAPES and source.target in _RESHAPES and isinstance(source.args[0], fx.Node):
+            if (
+                node.target in _RESHAPES
+                and source.target in _RESHAPES
+                and isinstance(source.args[0], fx.Node)
+            ):
                 if _reshapes_directly(source.args[0], node):
                     node.args = (source.args[0], *node.args[1:])
                     source = source.args[0]
@@ -124,7 +128,13 @@ def _widens(narrow: fx.Node, wide: fx.Node) -> bool:
 
 _INEXACT = {
     (integer, real)
-    for integer, bits in ((torch.int16, 15), (torch.int32, 31), (torch.int64, 63), (torch.uint8, 8), (torch.int8, 7))
+    for integer, bits in (
+        (torch.int16, 15),
+        (torch.int32, 31),
+        (torch.int64, 63),
+        (torch.uint8, 8),
+        (torch.int8, 7),
+    )
     for real, mantissa in ((torch.float16, 11), (torch.bfloat16, 8), (torch.float32, 24), (torch.float64, 53))
     if bits > mantissa
 }

@@ -34,7 +34,9 @@ def results(model: nn.Module, call: Callable[..., Any], inputs: tuple, backward:
         # Weighted, so that a gradient that is merely summed or permuted wrongly shows.
         loss = sum((t.double() * _weights(t)).sum() for t in outputs if t.requires_grad)
         loss.backward()
-        found |= {f"gradient of {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        found |= {
+            f"gradient of {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
+        }
         tensors = [t for t in inputs if isinstance(t, Tensor) and t.grad is not None]
         found |= {f"gradient of input {i}": t.grad.clone() for i, t in enumerate(tensors)}
     return found | {f"buffer {n}": b.clone() for n, b in model.named_buffers()}
@@ -56,7 +58,11 @@ def assert_agrees(
     The compiled result may be at most four times as far from float64 as eager's is, plus eight roundings
     of the largest value of the tensor.
     """
-    exact, eager, ours = copy.deepcopy(model).double(), copy.deepcopy(model).to(dtype), copy.deepcopy(model).to(dtype)
+    exact, eager, ours = (
+        copy.deepcopy(model).double(),
+        copy.deepcopy(model).to(dtype),
+        copy.deepcopy(model).to(dtype),
+    )
     compiled = compile(ours)
     for batch in batches:
         wanted = results(exact, exact, cast(batch, torch.float64), backward)
@@ -72,9 +78,15 @@ def assert_agrees(
                 assert torch.equal(mine, theirs), name
                 continue
             scale = reference.abs().max().item() if reference.numel() else 0.0
-            precision = torch.bfloat16 if name.startswith("output") and theirs.dtype is torch.bfloat16 else theirs.dtype
+            precision = (
+                torch.bfloat16
+                if name.startswith("output") and theirs.dtype is torch.bfloat16
+                else theirs.dtype
+            )
             allowed = 4 * _distance(theirs, reference) + 8 * torch.finfo(precision).eps * scale
-            assert _distance(mine, reference) <= allowed, f"{name}: {_distance(mine, reference):.2e} > {allowed:.2e}"
+            assert _distance(mine, reference) <= allowed, (
+                f"{name}: {_distance(mine, reference):.2e} > {allowed:.2e}"
+            )
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

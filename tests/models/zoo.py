@@ -126,7 +126,9 @@ class AutoEncoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encode = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 8, 3, 2, 1))
+        self.encode = nn.Sequential(
+            nn.Conv2d(1, 4, 3, 2, 1), nn.GroupNorm(2, 4), nn.SiLU(), nn.Conv2d(4, 8, 3, 2, 1)
+        )
         self.decode = nn.ConvTranspose2d(8, 4, 4, 2, 1)
         self.out = nn.Conv2d(4, 1, 1)
 

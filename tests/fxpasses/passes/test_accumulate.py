@@ -66,5 +66,5 @@ def test_tied_embeddings_lose_a_pass_over_the_table():
     assert joint is not None
     assert run_pass(PASS, joint)
     f(table, tokens).backward()
-    gradient = joint(list(captured.inputs), [torch.ones(())])[1][0]
+    *_, gradient = joint(*captured.inputs, torch.ones(()))
     torch.testing.assert_close(gradient, table.grad)

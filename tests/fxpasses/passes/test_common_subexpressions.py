@@ -16,7 +16,11 @@ def test_equal_calls_are_merged_with_all_that_follows():
 
 def test_constants_of_different_type_differ():
     def f(x):
-        return torch.ops.aten.add.Tensor(x, 1), torch.ops.aten.add.Tensor(x, 1.0), torch.ops.aten.add.Tensor(x, True)
+        return (
+            torch.ops.aten.add.Tensor(x, 1),
+            torch.ops.aten.add.Tensor(x, 1.0),
+            torch.ops.aten.add.Tensor(x, True),
+        )
 
     gm = traced(f, torch.arange(3))
     assert not run_pass(CSE, gm)

@@ -67,7 +67,9 @@ def test_a_permutation_and_its_inverse_cancel():
 
 
 def test_clone_of_a_transpose_changes_the_strides_and_stays():
-    gm = assert_same_results(PASS, lambda x: x.t().clone(memory_format=torch.contiguous_format).view(6).sin(), X)
+    gm = assert_same_results(
+        PASS, lambda x: x.t().clone(memory_format=torch.contiguous_format).view(6).sin(), X
+    )
     assert "aten.clone" in text(gm)
 
 

@@ -1,0 +1,180 @@
+"""What happens when a stage fails: a named error, or eager in its place."""
+
+import logging
+
+import pytest
+import torch
+
+import fxpasses
+from fxpasses import HandoverError, PartitionError, PassError, _torch
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+    yield
+    torch._dynamo.reset()
+
+
+def f(x):
+    y = x.sin()
+    return (y * y).sum()
+
+
+def call(options, fn=f, backward=True):
+    x = torch.linspace(0, 1, 4, requires_grad=True)
+    result = torch.compile(fn, backend="fxpasses", options={"compiler": "eager", **options})(x)
+    if backward:
+        result.backward()
+    return result, x.grad
+
+
+def calls(gm):
+    return [node for node in gm.graph.nodes if node.op == "call_function"]
+
+
+def break_on(*graphs):
+    @fxpasses.graph_pass(graphs=graphs, name="breaks")
+    def breaks(gm):
+        for node in calls(gm):
+            node.args = ()
+            raise ZeroDivisionError("planted")
+        return False
+
+    return breaks
+
+
+@pytest.fixture
+def broken_inductor(monkeypatch):
+    def refuse(gm, inputs, **_):
+        for node in calls(gm):
+            raise NotImplementedError(f"planted: {node.target}")
+
+    monkeypatch.setattr(_torch, "compile_fx_forward", refuse)
+    monkeypatch.setattr(_torch, "compile_fx_backward", refuse)
+
+
+def failure(options, fn=f, **how):
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        call(options, fn, **how)
+    error = getattr(caught.value, "inner_exception", caught.value)
+    return error, str(caught.value)
+
+
+@pytest.mark.parametrize("graph", ["joint", "forward", "backward"])
+def test_a_failing_pass_is_named_with_node_and_line(graph):
+    error, message = failure({"passes": [break_on(graph)]})
+    assert isinstance(error, PassError)
+    assert (error.stage, error.pass_name, error.graph) == ("pass", "breaks", graph)
+    assert "planted" in message
+    assert error.location.node
+    assert f"{__file__}:" in error.location.source
+    assert error.location.node in message
+    assert "on_failure" in message
+
+
+@pytest.mark.parametrize("graph", ["joint", "forward", "backward", "inference"])
+def test_a_failing_pass_can_leave_the_graph_to_eager(graph, caplog):
+    if graph == "inference":
+        wanted = f(torch.linspace(0, 1, 4)), None
+        with torch.no_grad(), caplog.at_level(logging.WARNING, "fxpasses"):
+            got = call({"passes": [break_on(graph)], "on_failure": "eager"}, backward=False)
+    else:
+        x = torch.linspace(0, 1, 4, requires_grad=True)
+        wanted = f(x), torch.autograd.grad(f(x), x)[0]
+        with caplog.at_level(logging.WARNING, "fxpasses"):
+            got = call({"passes": [break_on(graph)], "on_failure": "eager"})
+    assert torch.equal(got[0], wanted[0])
+    assert wanted[1] is None or torch.allclose(got[1], wanted[1])
+    (fallback,) = fxpasses.stats().fallbacks
+    assert fallback.stage == "pass"
+    assert "planted" in fallback.reason
+    assert len([r for r in caplog.records if "planted" in r.getMessage()]) == 1
+
+
+def test_inductor_failing_is_an_error_with_the_users_line(broken_inductor):
+    error, message = failure({"compiler": "inductor"})
+    assert isinstance(error, HandoverError)
+    assert error.stage == "inductor"
+    assert f"{__file__}:" in error.location.source
+    assert "'compiler': 'eager'" in message
+
+
+def test_inductor_failing_can_leave_the_graph_to_eager(broken_inductor):
+    x = torch.linspace(0, 1, 4, requires_grad=True)
+    result, gradient = call({"compiler": "inductor", "on_failure": "eager"})
+    assert torch.allclose(result, f(x))
+    assert torch.allclose(gradient, torch.autograd.grad(f(x), x)[0])
+    assert {item.stage for item in fxpasses.stats().fallbacks} == {"inductor"}
+
+
+def test_partition_failing(monkeypatch):
+    def refuse(joint, joint_inputs, **_):
+        raise KeyError("planted")
+
+    monkeypatch.setattr("fxpasses.inductor.partition", refuse)
+    error, _ = failure({})
+    assert isinstance(error, PartitionError)
+    result, _ = call({"on_failure": "eager"})
+    assert torch.allclose(result, f(torch.linspace(0, 1, 4)))
+
+
+def test_a_pass_that_drops_an_output_is_refused():
+    @fxpasses.graph_pass(graphs=["forward"])
+    def drops(gm):
+        (output,) = gm.graph.find_nodes(op="output")
+        output.args = (output.args[0][:-1],)
+        return True
+
+    error, _ = failure({"passes": [drops]})
+    assert "returned" in error.reason
+
+
+def test_a_pass_that_changes_an_output_type_is_refused():
+    @fxpasses.graph_pass(graphs=["inference"])
+    def doubles(gm):
+        (output,) = gm.graph.find_nodes(op="output")
+        (value,) = output.args[0]
+        with gm.graph.inserting_before(output):
+            wide = fxpasses.insert_call(
+                gm.graph, torch.ops.aten._to_copy.default, (value,), {"dtype": torch.float64}, like=value
+            )
+        output.args = ((wide,),)
+        return True
+
+    with torch.no_grad():
+        error, _ = failure({"passes": [doubles]}, backward=False)
+    assert "float32" in error.reason
+    assert "float64" in error.reason
+
+
+def test_a_pass_must_say_whether_it_changed_something():
+    error, _ = failure({"passes": [fxpasses.graph_pass(lambda gm: None, name="silent")]})
+    assert "True or False" in error.reason
+
+
+def test_a_pass_that_hides_a_change_is_refused():
+    @fxpasses.graph_pass(graphs=["joint"])
+    def sneaks(gm):
+        node = next(iter(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)))
+        with gm.graph.inserting_after(node):
+            fxpasses.insert_call(gm.graph, torch.ops.aten.cos.default, (node,), like=node)
+        return False
+
+    error, _ = failure({"passes": [sneaks]})
+    assert "returned False but changed" in error.reason
+
+
+def test_a_new_node_without_a_value_is_refused():
+    @fxpasses.graph_pass(graphs=["joint"])
+    def bare(gm):
+        node = next(iter(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)))
+        with gm.graph.inserting_before(node):
+            node.replace_input_with(
+                node.args[0], gm.graph.call_function(torch.ops.aten.neg.default, (node.args[0],))
+            )
+        return True
+
+    error, _ = failure({"passes": [bare]})
+    assert "insert_call" in error.reason

@@ -1,0 +1,73 @@
+import pytest
+import torch
+
+from fxpasses import Options, OptionsError, graph_pass
+from fxpasses.passes import DeadCodeElimination, RemoveNoOps, default_passes
+
+
+def test_defaults():
+    options = Options.parse()
+    assert options.passes == default_passes()
+    assert options.memory_budget == 1.0
+    assert options.on_failure == "raise"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"memory_budgt": 0.5}, "did you mean 'memory_budget'"),
+        ({"memory_budgt": 0.5}, "compiler, inductor, memory_budget, mode, on_failure, passes, report"),
+        ({"max_autotune": True}, "'inductor': {'max_autotune'"),
+        ({"memory_budget": "half"}, "a number from 0.0 to 1.0, got 'half'"),
+        ({"memory_budget": True}, "a number"),
+        ({"memory_budget": 1.5}, "from 0.0 to 1.0"),
+        ({"memory_budget": float("nan")}, "from 0.0 to 1.0"),
+        ({"compiler": "inductr"}, "'inductor', 'eager'"),
+        ({"on_failure": "ignore"}, "'raise', 'eager'"),
+        ({"passes": "dead_code"}, "a list"),
+        ({"passes": ["ded_code"]}, "did you mean 'dead_code'"),
+        ({"passes": [DeadCodeElimination]}, r"DeadCodeElimination\(\)"),
+        ({"passes": [print]}, "graph_pass"),
+        ({"inductor": True}, "a dictionary"),
+        ({"inductor": {"max_autotun": True}}, "did you mean 'max_autotune'"),
+        ({"inductor": {"max_autotune": "yes"}}, "type bool"),
+        ({"inductor": {"custom_partitioner_fn": None}}, "memory_budget"),
+        ({"mode": "fast"}, "max-autotune"),
+        ({"report": 3}, "a directory"),
+        ({3: 4}, "unknown option"),
+    ],
+)
+def test_wrong_options_say_what_is_right(given, message):
+    with pytest.raises(OptionsError, match=message):
+        Options.parse(given)
+
+
+def test_options_error_has_fields():
+    with pytest.raises(OptionsError) as caught:
+        Options.parse({"memory_budget": 7})
+    assert (caught.value.option, caught.value.given) == ("memory_budget", 7)
+
+
+def test_default_can_be_extended():
+    @graph_pass
+    def mine(gm):
+        return False
+
+    options = Options.parse({"passes": [mine, "default", RemoveNoOps()]})
+    assert options.passes == (mine, *default_passes(), RemoveNoOps())
+
+
+def test_modes_are_torchs():
+    assert Options.parse(mode="reduce-overhead").inductor_patches() == {"triton.cudagraphs": True}
+    merged = Options.parse(
+        {"mode": "max-autotune", "inductor": {"triton.cudagraphs": False}}
+    ).inductor_patches()
+    assert merged["max_autotune"] is True
+    assert merged["triton.cudagraphs"] is False
+
+
+def test_torch_compile_reports_a_wrong_option():
+    with pytest.raises(Exception, match="did you mean 'memory_budget'"):
+        torch.compile(lambda x: x + 1, backend="fxpasses", options={"memory_budgt": 1.0})(torch.ones(3))
+    with pytest.raises(Exception, match="did you mean 'reduce-overhead'"):
+        torch.compile(lambda x: x + 1, backend="fxpasses", mode="reduce-overhed")(torch.ones(3))
