@@ -80,7 +80,7 @@ def _written(node: fx.Node) -> list[fx.Node]:
 
 def _arguments(node: fx.Node) -> list[tuple[fx.Node, torch.Argument]]:
     schema = node.target._schema  # type: ignore[union-attr]
-    found = []
+    found: list[tuple[fx.Node, torch.Argument]] = []
     for position, info in enumerate(schema.arguments):
         value = node.args[position] if position < len(node.args) else node.kwargs.get(info.name)
         values = value if isinstance(value, (list, tuple)) else (value,)

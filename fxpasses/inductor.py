@@ -33,9 +33,9 @@ class Partitioner(_torch.CustomPartitionerFn):
     digest: str | None
 
     def __call__(
-        self, joint: fx.GraphModule, joint_inputs: Sequence[object], **aot: Any
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return partition(joint, joint_inputs, memory_budget=self.memory_budget, **aot)
+        return partition(gm, joint_inputs, memory_budget=self.memory_budget, **kwargs)
 
     def uuid(self) -> str | None:
         return self.digest

@@ -154,12 +154,17 @@ def _check_inductor(name: str, value: Any) -> dict[str, Any]:
                 name, key, "no partition function: fxpasses brings its own (see memory_budget)"
             )
         default = valid[key]
-        simple = (bool, int, float, str)
-        if type(default) in simple and not isinstance(setting, (type(default), type(None))):
-            if not (type(default) is float and isinstance(setting, int)):
-                raise OptionsError(f"{name}[{key!r}]", setting, f"a value of type {type(default).__name__}")
+        if not _has_type_of(setting, default):
+            raise OptionsError(f"{name}[{key!r}]", setting, f"a value of type {type(default).__name__}")
         checked[key] = setting
     return checked
+
+
+def _has_type_of(setting: Any, default: Any) -> bool:
+    """Whether a setting has the type of its default, where that says something."""
+    if type(default) not in (bool, int, float, str) or setting is None:
+        return True
+    return isinstance(setting, (type(default), int) if type(default) is float else type(default))
 
 
 def _check_mode(name: str, value: Any) -> str | None:

@@ -7,6 +7,7 @@ gradient it computes: that is how the two are matched here.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import traceback
@@ -83,7 +84,16 @@ def annotate(joint: fx.GraphModule) -> None:
                 forward = _summed_for(node, last_forward) or forward
             else:
                 last_forward = forward
-        node.meta[_KEY] = _of(node, backward, forward)
+        found = _of(node, backward, forward)
+        if not found.file:
+            # AOTAutograd's own calls, such as the final copy into an updated buffer, belong to what they work on.
+            sources = [n.meta[_KEY] for n in node.all_input_nodes if _KEY in n.meta]
+            found = (
+                dataclasses.replace(sources[-1], backward=backward, forward_node=found.forward_node)
+                if sources
+                else found
+            )
+        node.meta[_KEY] = found
 
 
 def _summed_for(addition: fx.Node, consumer: fx.Node | None) -> fx.Node | None:
@@ -167,7 +177,7 @@ def _user_frame(trace: str) -> dict[str, str] | None:
     frames = [frame for frame in frames if not frame["file"].startswith(_OWN_FILES)]
     # The line in torch's Sequential says less than the user's line that called it.
     users = [frame for frame in frames if not frame["file"].startswith(_TORCH_FILES)]
-    return (users or frames or [None])[-1]
+    return (users or frames)[-1] if frames else None
 
 
 def _module_path(stack: object) -> tuple[str, str]:

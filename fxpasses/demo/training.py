@@ -96,7 +96,8 @@ class Run:
         self.graphs += _graphs() - before
         self.sizes.append((tokens.shape[0], tokens.shape[1]))
         self.losses.append(loss.item())
-        self.gradients.append({name: p.grad.double() for name, p in self.model.named_parameters()})
+        named = self.model.named_parameters()
+        self.gradients.append({name: p.grad.double() for name, p in named if p.grad is not None})
 
     def follow(self, leader: nn.Module) -> None:
         """Take over the weights of ``leader``."""
@@ -111,7 +112,7 @@ def train(settings: DemoSettings) -> Iterator[list[Run]]:
     model = GPT(settings.layers, settings.width, settings.heads, settings.context)
     options: dict[str, Any] = {"report": settings.report} if settings.report else {}
     # Compilations are timed: none may come from a cache on disk, and none pays for what is done once a process.
-    with torch.compiler.config.patch(force_disable_caches=True):
+    with torch.compiler.config.patch(force_disable_caches=True):  # type: ignore[attr-defined]
         _warm_up()
         runs = [
             _run("eager float64", copy.deepcopy(model).double(), lambda m: m),

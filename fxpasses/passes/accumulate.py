@@ -85,9 +85,6 @@ def _accumulates_into_zeros(node: fx.Node) -> bool:
 def _is_zeros(node: fx.Node) -> bool:
     if node.target in _FULLS:
         position = _FULLS[node.target]
-        return (
-            len(node.args) > position
-            and node.args[position] == 0
-            and not isinstance(node.args[position], fx.Node)
-        )
+        fill = node.args[position] if len(node.args) > position else None
+        return isinstance(fill, (int, float)) and fill == 0
     return node.target in _ZEROS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -75,18 +75,7 @@ class RemoveNoOps(Pass):
             if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
                 continue
             source = node.args[0]
-            if (
-                node.target in _RESHAPES
-                and source.target in _RESHAPES
-                and isinstance(source.args[0], fx.Node)
-            ):
-                if _reshapes_directly(source.args[0], node):
-                    node.args = (source.args[0], *node.args[1:])
-                    source = source.args[0]
-                    changed = True
-            if node.target is aten.permute.default and source.target is aten.permute.default:
-                inner = source.args[1]
-                node.args = (source.args[0], [inner[d] for d in node.args[1]])  # type: ignore[index, union-attr]
+            if _shorten_chain(node, source):
                 source = node.args[0]
                 changed = True
             equal = _equal_input(node, source)
@@ -99,11 +88,27 @@ class RemoveNoOps(Pass):
         return changed
 
 
+def _shorten_chain(node: fx.Node, source: fx.Node) -> bool:
+    """Let a reshape of a reshape, or a permutation of a permutation, start from the first one's input."""
+    base = source.args[0] if source.args else None
+    if not isinstance(base, fx.Node):
+        return False
+    if node.target in _RESHAPES and source.target in _RESHAPES and _reshapes_directly(base, node):
+        node.args = (base, *node.args[1:])
+        return True
+    if node.target is aten.permute.default and source.target is aten.permute.default:
+        rank = value_of(node).dim()
+        inner, outer = ([d % rank for d in n.args[1]] for n in (source, node))  # type: ignore[union-attr]
+        node.args = (base, [inner[d] for d in outer])
+        return True
+    return False
+
+
 def _equal_input(node: fx.Node, source: fx.Node) -> fx.Node | None:
     """The earlier node whose value ``node`` has, or None."""
-    if node.target in _VIEWS | _COPIES:
-        if same_metadata(value_of(node), value_of(source)) and not _offset_differs(node, source):
-            return source
+    same = same_metadata(value_of(node), value_of(source))
+    if same and node.target in _VIEWS | _COPIES and not _offset_differs(node, source):
+        return source
     if node.target in _CASTS and source.target in _CASTS and isinstance(source.args[0], fx.Node):
         original = source.args[0]
         if same_metadata(value_of(node), value_of(original)) and _widens(original, source):
@@ -153,7 +158,7 @@ def _reshapes_directly(base: fx.Node, node: fx.Node) -> bool:
 def _statically_contiguous(value: torch.Tensor) -> bool:
     if all(isinstance(s, int) for s in (*value.shape, *value.stride())):
         return value.is_contiguous()
-    expected: object = 1
+    expected: Any = 1
     for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
         if getattr(getattr(stride, "node", None), "expr", stride) != getattr(
             getattr(expected, "node", None), "expr", expected

@@ -56,7 +56,7 @@ def broken_inductor(monkeypatch):
 
 
 def failure(options, fn=f, **how):
-    with pytest.raises(Exception) as caught:  # noqa: PT011
+    with pytest.raises(Exception) as caught:
         call(options, fn, **how)
     error = getattr(caught.value, "inner_exception", caught.value)
     return error, str(caught.value)
