@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from fxpasses._torch import inductor_config, inductor_mode_options
-from fxpasses.errors import OptionsError, unknown_name
 from fxpasses.contract import Pass
+from fxpasses.errors import OptionsError, unknown_name
 from fxpasses.passes import DEFAULT_PASSES, default_passes, library
 
 __all__ = ["Options"]

@@ -87,7 +87,6 @@ class Pipeline:
                 ``on_failure="raise"``).
         """
         start = time.perf_counter()
-        self._count_graph()
         try:
             with self.compiler.settings():
                 aot = _torch.aot_autograd(
@@ -100,15 +99,18 @@ class Pipeline:
                 )
                 compiled = aot(gm, example_inputs)
         except StageError as error:
+            self._count_graph()
             return self._eager_instead(error, gm.forward)
         except Exception as error:
             if _torch.is_control_flow(error):
-                raise
+                raise  # Dynamo traces again and comes back with another graph
+            self._count_graph()
             failure = CaptureError(
                 f"{type(error).__name__}: {error}", failing_node(error, gm), graph="Dynamo"
             )
             failure.__cause__ = error
             return self._eager_instead(failure, gm.forward)
+        self._count_graph()
         if not self._was_called:
             counters.count("cache_hits")
         counters.add_seconds("total", time.perf_counter() - start)

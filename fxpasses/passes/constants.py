@@ -94,7 +94,7 @@ class FoldConstants(Pass):
         """The value of a node that depends on constants alone, or None."""
         fake = value_of(node)
         if node.op == "get_attr":
-            attribute = getattr(gm, str(node.target), None)
+            attribute: Any = getattr(gm, str(node.target), None)
             plain = type(attribute) is torch.Tensor and attribute.layout is torch.strided
             return (
                 attribute

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from pathlib import Path
 
@@ -25,15 +26,20 @@ class GraphFiles(Observer):
 
     def __init__(self, directory: str) -> None:
         super().__init__()
-        root = Path(directory)
-        root.mkdir(parents=True, exist_ok=True)
+        self._root = Path(directory)
+        self._root.mkdir(parents=True, exist_ok=True)
+
+    @functools.cached_property
+    def directory(self) -> Path:
+        """This graph's own directory, made when there is something to write."""
         for number in itertools.count():
-            self.directory = root / f"graph_{number}"
+            directory = self._root / f"graph_{number}"
             try:
-                self.directory.mkdir()
-                return
+                directory.mkdir()
+                return directory
             except FileExistsError:
                 continue
+        raise AssertionError("itertools.count() ended")
 
     def joint(self, gm: fx.GraphModule) -> None:
         self._write("traced", gm)

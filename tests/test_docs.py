@@ -1,0 +1,32 @@
+"""Every Python example of README and the docs runs, page by page."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def examples(page):
+    return BLOCK.findall(page.read_text())
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda p: p.stem)
+def test_examples_run(page, tmp_path):
+    torch._dynamo.reset()
+    # A file, so that source code and line numbers can be found as in a user's script.
+    script = tmp_path / f"{page.stem.replace('-', '_')}_examples.py"
+    script.write_text("\n\n".join(examples(page)))
+    exec(compile(script.read_text(), str(script), "exec"), {"__name__": "examples"})
+
+
+def test_readme_has_one_command_to_run_and_one_to_test():
+    text = (ROOT / "README.md").read_text()
+    for name in ("demo", "test"):
+        command = re.search(rf"<!-- command: {name} -->\n```bash\n(.*?)```", text, re.DOTALL).group(1).strip()
+        assert "\n" not in command
+        assert "-c constraints.txt" in command
