@@ -4,13 +4,19 @@ What is here is AOTAutograd's contract for a partition function: how it marks pl
 and which rewrites it expects of the two graphs. The decision what to save is not taken from torch.
 """
 
+import inspect
 from typing import Any
 
 import torch
 import torch.fx as fx
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners as _partitioners
-from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
+from torch._functorch._activation_offloading.activation_offloading import enable_activation_offloading
+from torch._functorch._aot_autograd.descriptors import (
+    InputMutationAOTOutput,
+    SavedForBackwardsAOTOutput,
+    SavedForBackwardsNoVcCheckAOTOutput,
+)
 from torch._functorch._aot_autograd.utils import (
     _is_bwd_seed_offset as is_backward_seed,
 )
@@ -24,10 +30,6 @@ from torch._functorch._aot_autograd.utils import (
     _is_tangent as is_tangent,
 )
 from torch._functorch._aot_autograd.utils import is_with_effects
-from torch._functorch.compile_utils import fx_graph_cse, raise_getitems
-from torch._functorch.partitioners import (
-    _extract_fwd_bwd_outputs as extract_forward_backward_outputs,
-)
 from torch._functorch.partitioners import (
     _has_tag_is_backward as tagged_backward,
 )
@@ -51,34 +53,32 @@ from torch._functorch.partitioners import (
     has_recomputable_ops,
     has_recomputable_rng_ops,
     must_recompute,
-    reordering_to_mimic_autograd_engine,
     thread_graphsafe_rng_from_hops,
 )
+from torch._inductor import config as inductor_config
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.proxy_tensor import is_sym_node, py_sym_types
+from torch.utils import _pytree as pytree
+from torch.utils._ordered_set import OrderedSet
 from torch.utils.flop_counter import flop_registry
 
 __all__ = [
     "BackwardState",
-    "FakeScriptObject",
+    "apply_user_rewrites",
     "cleanup_recompute_tags",
     "default_partition",
-    "extract_forward_backward_outputs",
-    "extract_modules",
     "flop_registry",
     "force_save_bw_mutation_src",
     "force_save_collectives",
     "force_save_effectful_ops",
     "functionalize_rng_ops",
     "functorch_config",
-    "fx_graph_cse",
     "get_default_op_list",
     "has_recomputable_ops",
     "has_recomputable_rng_ops",
     "hint_of",
-    "is_assert_only_bool",
     "is_backward_seed",
     "is_forward_seed",
     "is_opaque",
@@ -86,14 +86,18 @@ __all__ = [
     "is_sym_node",
     "is_tangent",
     "is_with_effects",
+    "make_graph_module",
     "must_be_in_backward",
     "must_be_in_forward",
     "must_recompute",
+    "outputs_of",
     "overwritten_inputs",
     "py_sym_types",
-    "raise_getitems",
     "region_memory_budget",
-    "reordering_to_mimic_autograd_engine",
+    "saved_value_description",
+    "symbol_bindings",
+    "symbol_bound_by",
+    "symbols_in",
     "sync_decision_cross_ranks",
     "tagged_backward",
     "thread_graphsafe_rng_from_hops",
@@ -103,7 +107,9 @@ UNBACKED_FALLBACK = 4096
 """What an unbacked size is taken for when bytes and FLOPs are estimated: torch's own choice."""
 
 # torch 2.12 renamed `size_hint` and taught it not to guard.
-_hint = getattr(_symbolic_shapes, "optimization_hint", None) or _symbolic_shapes.size_hint
+_hint: Any = getattr(_symbolic_shapes, "optimization_hint", None) or getattr(
+    _symbolic_shapes, "size_hint", None
+)
 
 
 def hint_of(size: int | torch.SymInt) -> int:
@@ -116,6 +122,9 @@ def hint_of(size: int | torch.SymInt) -> int:
 # torch 2.12 gave opaque values a section of their own among the saved ones, and region-wise budgets.
 _opaque_predicate = getattr(_partitioners, "is_opaque_node", None)
 _budget_annotation = getattr(_partitioners, "_get_memory_budget_annotation", None)
+_quantizes_by_position = (
+    "num_fwd_outputs" in inspect.signature(_partitioners.enable_activation_quantization).parameters
+)
 
 
 def is_opaque(node: fx.Node) -> bool:
@@ -147,30 +156,55 @@ def _outer(description: Any) -> Any:
     return description
 
 
-def is_assert_only_bool(node: fx.Node) -> bool:
-    """Whether the node is a symbolic bool that only run-time assertions read; the backward pass never needs it."""
-    return (
-        isinstance(node.meta.get("val"), torch.SymBool)
-        and len(node.users) > 0
-        and all(user.target is torch.ops.aten._assert_scalar.default for user in node.users)
-    )
+def outputs_of(joint: fx.GraphModule) -> tuple[list[Any], list[Any]]:
+    """What a joint graph returns, flat, and AOTAutograd's descriptor of each (None where it gave none)."""
+    (output,) = joint.graph.find_nodes(op="output")
+    values = pytree.arg_tree_leaves(*output.args)
+    return values, pytree.arg_tree_leaves(output.meta.get("desc", [None] * len(values)))
 
 
-def extract_modules(
-    joint: fx.GraphModule,
-    saved_values: list[fx.Node],
-    saved_symbols: list[fx.Node],
-    saved_opaque: list[fx.Node],
-    **kwargs: Any,
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """torch's own extraction of the two modules, given what is saved."""
-    if _opaque_predicate is None:
-        return _partitioners._extract_fwd_bwd_modules(
-            joint, saved_values + saved_opaque, saved_sym_nodes=saved_symbols, **kwargs
+def saved_value_description(position: int, without_version_check: bool) -> Any:
+    """AOTAutograd's descriptor of a saved value among the forward graph's outputs."""
+    if without_version_check:
+        return SavedForBackwardsNoVcCheckAOTOutput(position)
+    return SavedForBackwardsAOTOutput(position)
+
+
+def make_graph_module(joint: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
+    """A module with the attributes of `joint` that `graph` uses; its code is made when it is first called."""
+    return fx._lazy_graph_module._make_graph_module(joint, graph)
+
+
+def symbol_bindings(graph: fx.Graph) -> dict[Any, fx.Node]:
+    """The node that each symbol in the graph's sizes can be read from."""
+    return _symbolic_shapes.find_symbol_binding_fx_nodes(graph)
+
+
+def symbol_bound_by(node: fx.Node) -> Any:
+    """The symbol that the node's value is, if it is exactly one."""
+    return _symbolic_shapes.is_symbol_binding_fx_node(node)
+
+
+def symbols_in(value: Any) -> list[Any]:
+    """Symbols in the sizes and strides of a value, by name."""
+    return sorted(_symbolic_shapes.free_symbols(value), key=lambda symbol: symbol.name)
+
+
+def apply_user_rewrites(
+    saved: list[fx.Node],
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    static_inputs: list[fx.Node],
+    num_fwd_outputs: int,
+) -> None:
+    """What torch's switches ask for once values are chosen: saving them quantized, moving them to the host."""
+    if inductor_config.post_grad_fusion_options.get("activation_quantization_aten_pass") is not None:
+        extra = (num_fwd_outputs,) if _quantizes_by_position else ()
+        _partitioners.enable_activation_quantization(
+            saved, forward, backward, OrderedSet(static_inputs), *extra
         )
-    return _partitioners._extract_fwd_bwd_modules(
-        joint, saved_values, saved_sym_nodes=saved_symbols, saved_opaque_nodes=saved_opaque, **kwargs
-    )
+    if functorch_config.enable_activation_offloading:
+        enable_activation_offloading(forward, backward, num_fwd_outputs, OrderedSet(static_inputs))
 
 
 def region_memory_budget(node: fx.Node) -> float | None:

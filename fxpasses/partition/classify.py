@@ -6,10 +6,12 @@ tangent, so it cannot be saved), and *free* (neither: only gradients need it, an
 """
 
 import dataclasses
+from typing import Any
 
 import torch.fx as fx
 
 from . import _torch
+from .numbering import number_values
 
 __all__ = ["JointGraph", "read_joint_graph"]
 
@@ -20,14 +22,17 @@ class JointGraph:
 
     Attributes:
         nodes: all nodes but the output, in graph order.
-        index: number of each node.
-        inputs: for each node, the numbers of the nodes that it reads, ascending.
-        users: for each node, the numbers of the nodes that read it, ascending.
+        index: number of each node; nodes that compute the same value have the number of the first.
+        inputs: for each live node, the numbers of the nodes that it reads, ascending.
+        users: for each node, the numbers of the live nodes that read it, ascending.
+        live: whether an output depends on the node, or it has an effect; repeats of other nodes are not live.
         in_forward: whether the forward pass must compute it whatever is saved.
         in_backward: whether it depends on something that only the backward pass has.
-        wanted: numbers of the nodes that the backward graph returns or must run although no tangent reaches them.
-        primals: the forward graph's inputs, tangents and seeds of the backward pass excluded.
-        forward_outputs: what the forward graph returns to its caller, ``None`` and constants included.
+        wanted: numbers of the nodes that the backward graph returns although no tangent reaches them.
+        primals: the forward graph's inputs, tangents and seeds of random numbers excluded.
+        outputs: what the joint graph returns, ``None`` and constants included, the forward pass's first.
+        output_descriptions: AOTAutograd's descriptors of the outputs, None where it gave none.
+        num_forward_outputs: how many of the outputs are the forward pass's.
         static_inputs: numbers of the inputs that live as long as the model (parameters, buffers).
         mutated_inputs: numbers of the inputs that are overwritten in the forward pass or right after it.
     """
@@ -36,13 +41,21 @@ class JointGraph:
     index: dict[fx.Node, int]
     inputs: list[list[int]]
     users: list[list[int]]
+    live: bytearray
     in_forward: bytearray
     in_backward: bytearray
     wanted: list[int]
     primals: list[int]
-    forward_outputs: list[object]
+    outputs: list[Any]
+    output_descriptions: list[Any]
+    num_forward_outputs: int
     static_inputs: frozenset[int]
     mutated_inputs: frozenset[int]
+
+    @property
+    def forward_outputs(self) -> list[Any]:
+        """What the forward pass returns to its caller."""
+        return self.outputs[: self.num_forward_outputs]
 
     @property
     def has_backward(self) -> bool:
@@ -62,62 +75,79 @@ def read_joint_graph(
     """
     nodes = [node for node in joint.graph.nodes if node.op != "output"]
     index = {node: i for i, node in enumerate(nodes)}
-    inputs = [sorted(index[n] for n in node.all_input_nodes) for node in nodes]
-    users: list[list[int]] = [[] for _ in nodes]
-    for i, reads in enumerate(inputs):
-        for j in reads:
-            users[j].append(i)
+    outputs, descriptions = _torch.outputs_of(joint)
+    if _torch.functorch_config.cse:
+        first = number_values(nodes, index, outputs)
+        index = {node: first[i] for i, node in enumerate(nodes)}
+    inputs = [
+        sorted({index[n] for n in node.all_input_nodes}) if index[node] == i else []
+        for i, node in enumerate(nodes)
+    ]
+    returned = [index[node] for node in outputs if isinstance(node, fx.Node)]
+    num_returned_forward = sum(isinstance(node, fx.Node) for node in outputs[:num_fwd_outputs])
 
     in_backward = bytearray(len(nodes))
     in_forward = bytearray(len(nodes))
-    wanted: list[int] = []
-    mutated: set[int] = set()
+    live = bytearray(len(nodes))
+    overwritten: set[int] = set()
+    kept_for_backward: set[int] = set()
     for i, node in enumerate(nodes):
         if node.op == "placeholder":
             in_backward[i] = _torch.is_tangent(node) or _torch.is_backward_seed(node)
-        elif any(in_backward[j] for j in inputs[i]):
-            in_backward[i] = 1
-        elif node.op == "call_function":
-            if _torch.must_be_in_backward(node):
+            live[i] = 1
+        elif node.op == "call_function" and index[node] == i:
+            live[i] = node.is_impure()
+            if (
+                any(in_backward[j] for j in inputs[i])
+                or _torch.must_be_in_backward(node)
+                or (live[i] and _torch.tagged_backward(node))
+            ):
                 in_backward[i] = 1
-            elif _torch.must_be_in_forward(node) or (node.is_impure() and not _torch.tagged_backward(node)):
-                in_forward[i] = 1
-                mutated.update(_mutated_inputs(node, index))
-
-    forward_outputs, backward_outputs, descriptions, _ = _torch.extract_forward_backward_outputs(
-        joint, num_fwd_outputs=num_fwd_outputs
-    )
-    for output in forward_outputs:
-        if isinstance(output, fx.Node):
-            in_forward[index[output]] = 1
+                kept_for_backward.update(_written_to(node, index))
+            elif live[i] or _torch.must_be_in_forward(node):
+                live[i] = in_forward[i] = 1
+                overwritten.update(_written_to(node, index))
+    for i in returned[:num_returned_forward]:
+        in_forward[i] = 1
+    for i in returned:
+        live[i] = 1
     for i in range(len(nodes) - 1, -1, -1):
-        if in_forward[i]:
-            for j in inputs[i]:
+        for j in inputs[i]:
+            if in_forward[i]:
                 in_forward[j] = 1
-    for output in backward_outputs:
-        if isinstance(output, fx.Node) and not in_backward[index[output]]:
-            wanted.append(index[output])
+            if live[i]:
+                live[j] = 1
+    users: list[list[int]] = [[] for _ in nodes]
+    for i, reads in enumerate(inputs):
+        if live[i]:
+            for j in reads:
+                users[j].append(i)
+        else:
+            reads.clear()
 
     primals = [i for i, node in enumerate(nodes) if _torch.is_primal(node)]
-    overwritten = _torch.overwritten_inputs([nodes[i] for i in primals], descriptions)
-    mutated.update(index[node] for node in overwritten)
     static = frozenset(primals[k] for k in static_input_indices or () if k < len(primals))
+    after = _torch.overwritten_inputs([nodes[i] for i in primals], descriptions[:num_fwd_outputs])
+    overwritten.update(index[node] for node in after)
     return JointGraph(
         nodes,
         index,
         inputs,
         users,
+        live,
         in_forward,
         in_backward,
-        sorted(set(wanted)),
+        sorted({i for i in returned[num_returned_forward:] if not in_backward[i]}),
         primals,
-        list(forward_outputs),
+        outputs,
+        descriptions,
+        num_fwd_outputs,
         static,
-        frozenset(i for i in mutated if nodes[i].op == "placeholder"),
+        frozenset(i for i in overwritten - kept_for_backward if nodes[i].op == "placeholder"),
     )
 
 
-def _mutated_inputs(node: fx.Node, index: dict[fx.Node, int]) -> list[int]:
+def _written_to(node: fx.Node, index: dict[fx.Node, int]) -> list[int]:
     """Numbers of the nodes whose storage an operator's schema says `node` writes to."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:

@@ -1,4 +1,14 @@
-"""The forward and backward modules, once it is decided what is saved."""
+"""The forward and backward modules, once it is decided what is saved.
+
+Both graphs are written once, straight from the joint graph: only what they need, each recomputed operation right
+before its first reader (so that its result does not outlive it by much), each value taken out of a tuple right after
+the tuple.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.fx as fx
@@ -9,48 +19,216 @@ from .classify import JointGraph
 __all__ = ["extract"]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Saved:
+    """What is handed over, in the sections of AOTAutograd's calling convention (numbers of nodes)."""
+
+    tensors: list[int]
+    tensors_without_version_check: list[int]
+    opaque: list[int]
+    symbols: list[int]
+
+
 def extract(
-    joint: fx.GraphModule, graph: JointGraph, saved: list[int], num_fwd_outputs: int
+    joint: fx.GraphModule, graph: JointGraph, saved: Iterable[int]
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Build both modules in AOTAutograd's calling convention.
 
+    Forward: primals (and seeds) to the caller's outputs, saved tensors, saved opaque objects, saved symbols.
+    Backward: saved symbols, saved tensors, saved opaque objects, tangents, seeds, backward state to gradients.
+
     Args:
-        saved: numbers of the nodes to save, ascending.
+        saved: numbers of the nodes to save; those that the backward graph turns out not to read are left out.
     """
-    nodes = [
-        _copied_before_mutation(graph, i) if i in graph.mutated_inputs else graph.nodes[i] for i in saved
-    ]
-    symbols = [n for n in nodes if _torch.is_sym_node(n) and not _torch.is_assert_only_bool(n)]
-    opaque = [n for n in nodes if _torch.is_opaque(n)]
-    tensors = [n for n in nodes if not _torch.is_sym_node(n) and not _torch.is_opaque(n)]
-    recomputes = _torch.has_recomputable_ops(joint)
-    random = recomputes and _torch.has_recomputable_rng_ops(joint)
-    forward, backward = _torch.extract_modules(
-        joint,
-        tensors,
-        symbols,
-        opaque,
-        num_fwd_outputs=num_fwd_outputs,
-        static_lifetime_input_nodes={graph.nodes[i]: None for i in graph.static_inputs}.keys(),
+    needed, read = _needed_in_backward(graph, frozenset(saved))
+    sections = _in_sections(joint, graph, sorted(read))
+    forward_graph = _forward_graph(graph, sections)
+    backward_graph = _backward_graph(graph, sections, needed)
+    forward = _torch.make_graph_module(joint, forward_graph)
+    backward = _torch.make_graph_module(joint, backward_graph)
+    tensors = [*sections.tensors, *sections.tensors_without_version_check]
+    _torch.apply_user_rewrites(
+        [graph.nodes[i] for i in tensors],
+        forward,
+        backward,
+        [graph.nodes[i] for i in sorted(graph.static_inputs)],
+        graph.num_forward_outputs,
     )
-    if random:
-        forward, backward = _torch.functionalize_rng_ops(joint, forward, backward, len(symbols))
-    backward = _torch.reordering_to_mimic_autograd_engine(backward)
-    forward = _torch.raise_getitems(forward)
-    backward = _torch.raise_getitems(backward)
+    if _torch.has_recomputable_rng_ops(joint):
+        forward, backward = _torch.functionalize_rng_ops(joint, forward, backward, len(sections.symbols))
     forward = _torch.thread_graphsafe_rng_from_hops(forward, is_backward=False)
     backward = _torch.thread_graphsafe_rng_from_hops(backward, is_backward=True)
     return forward, backward
 
 
-def _copied_before_mutation(graph: JointGraph, i: int) -> fx.Node:
-    """A copy of an input that is overwritten once the forward pass is over: what is saved must be its old value."""
-    original = graph.nodes[i]
-    readers = [graph.nodes[u] for u in graph.users[i] if not _torch.must_be_in_forward(graph.nodes[u])]
-    owner = original.graph
-    with owner.inserting_after(next(reversed(owner.find_nodes(op="placeholder")))):
-        copy = owner.call_function(torch.ops.aten.clone.default, (original,))
-    copy.meta.update({key: value for key, value in original.meta.items() if key != "desc"})
-    for reader in readers:
-        reader.replace_input_with(original, copy)
-    return copy
+def _needed_in_backward(graph: JointGraph, saved: frozenset[int]) -> tuple[bytearray, set[int]]:
+    """Which nodes the backward graph runs, and which saved ones it reads."""
+    needed = bytearray(len(graph.nodes))
+    read: set[int] = set()
+    wanted = [graph.index[n] for n in graph.outputs[graph.num_forward_outputs :] if isinstance(n, fx.Node)]
+    for i in (*wanted, *(i for i, node in enumerate(graph.nodes) if graph.in_backward[i] and graph.live[i])):
+        needed[i] = 1
+    for i in range(len(graph.nodes) - 1, -1, -1):
+        if not needed[i]:
+            continue
+        if i in saved:
+            needed[i] = 0
+            read.add(i)
+        elif graph.nodes[i].op == "placeholder":
+            needed[i] = 0
+        else:
+            for j in graph.inputs[i]:
+                needed[j] = 1
+    return needed, read
+
+
+def _in_sections(joint: fx.GraphModule, graph: JointGraph, saved: list[int]) -> _Saved:
+    """Sort saved values into sections, and add the symbols that their sizes mention.
+
+    Symbols that are values of nodes come first: the backward graph's compiler binds sizes to them before it meets
+    an expression in them.
+    """
+    tensors: list[int] = []
+    unchecked: list[int] = []
+    opaque: list[int] = []
+    binding: list[int] = []
+    derived: list[int] = []
+    for i in saved:
+        node = graph.nodes[i]
+        if isinstance(node.meta.get("val"), _torch.BackwardState):
+            continue  # AOTAutograd passes it to both graphs itself
+        if _torch.is_sym_node(node):
+            (derived if _torch.symbol_bound_by(node) is None else binding).append(i)
+        elif _torch.is_opaque(node):
+            opaque.append(i)
+        elif node.meta.get("saved_tensor_with_no_vc_check", False):
+            unchecked.append(i)
+        else:
+            tensors.append(i)
+    known = {_torch.symbol_bound_by(graph.nodes[i]) for i in binding}
+    tangents = [i for i, node in enumerate(graph.nodes) if _torch.is_tangent(node)]
+    bindings = _torch.symbol_bindings(joint.graph)
+    for i in (*derived, *tensors, *unchecked, *tangents):
+        for symbol in _torch.symbols_in(graph.nodes[i].meta.get("val")):
+            if symbol not in known:
+                known.add(symbol)
+                if symbol in bindings:
+                    binding.append(graph.index[bindings[symbol]])
+    return _Saved(tensors, unchecked, opaque, [*dict.fromkeys(binding), *derived])
+
+
+class _Writer:
+    """Writes a graph from nodes of the joint graph, operands before what reads them."""
+
+    def __init__(self, graph: JointGraph, needed: bytearray) -> None:
+        self.joint = graph
+        self.graph = fx.Graph()
+        self._needed = needed
+        self._new: dict[int, fx.Node] = {}
+
+    def placeholder(self, i: int, name: str | None = None) -> None:
+        """Make node `i` an input of the new graph, whatever it was in the joint graph."""
+        old = self.joint.nodes[i]
+        new = self.graph.placeholder(name or old.name)
+        new.meta = dict(old.meta)
+        self._new[i] = new
+
+    def copy(self, i: int) -> None:
+        """Write node `i`, if it is needed and not there yet, and everything that it needs before it."""
+        pending = [i]
+        while pending:
+            current = pending[-1]
+            missing = [j for j in self.joint.inputs[current] if j not in self._new]
+            if current in self._new or not missing:
+                pending.pop()
+                self._write(current)
+            else:
+                pending.extend(reversed(missing))
+
+    def _write(self, i: int) -> None:
+        if i in self._new:
+            return
+        self._new[i] = self.graph.node_copy(self.joint.nodes[i], self.value)
+        for user in self.joint.users[i]:
+            if (
+                self._needed[user]
+                and self.joint.nodes[user].target is operator.getitem
+                and user not in self._new
+            ):
+                self._write(user)
+
+    def value(self, old: fx.Node) -> fx.Node:
+        """The new node for a node of the joint graph."""
+        return self._new[self.joint.index[old]]
+
+    def renamed_copy(self, i: int) -> fx.Node:
+        """A copy of an input that is overwritten later; who reads the input in the backward pass reads the copy."""
+        original = self._new[i]
+        copied = self.graph.call_function(torch.ops.aten.clone.default, (original,))
+        copied.meta = {key: value for key, value in original.meta.items() if key != "desc"}
+        return copied
+
+
+def _forward_graph(graph: JointGraph, saved: _Saved) -> fx.Graph:
+    needed = bytearray(graph.in_forward)
+    handed_over = [*saved.tensors, *saved.tensors_without_version_check, *saved.opaque, *saved.symbols]
+    for i in handed_over:
+        needed[i] = 1
+    for i in range(len(graph.nodes) - 1, -1, -1):
+        if needed[i]:
+            for j in graph.inputs[i]:
+                needed[j] = 1
+    writer = _Writer(graph, needed)
+    seeds = [i for i, node in enumerate(graph.nodes) if _torch.is_forward_seed(node)]
+    for i in (*graph.primals, *seeds):
+        writer.placeholder(i)
+    copies = {i: writer.renamed_copy(i) for i in saved.tensors if i in graph.mutated_inputs}
+    for i, node in enumerate(graph.nodes):
+        if needed[i] and node.op != "placeholder":
+            writer.copy(i)
+    outputs = [writer.value(n) if isinstance(n, fx.Node) else n for n in graph.forward_outputs]
+    outputs += [copies.get(i, writer.value(graph.nodes[i])) for i in handed_over]
+    unchecked = range(len(saved.tensors), len(saved.tensors) + len(saved.tensors_without_version_check))
+    descriptions = graph.output_descriptions[: graph.num_forward_outputs] + [
+        _torch.saved_value_description(k, k in unchecked) for k in range(len(handed_over))
+    ]
+    return _finish(writer.graph, outputs, descriptions)
+
+
+def _backward_graph(graph: JointGraph, saved: _Saved, needed: bytearray) -> fx.Graph:
+    writer = _Writer(graph, needed)
+    nodes = graph.nodes
+    for i in (*saved.symbols, *saved.tensors, *saved.tensors_without_version_check, *saved.opaque):
+        writer.placeholder(i, f"{nodes[i].name}_before" if i in graph.mutated_inputs else None)
+    for kind in (_torch.is_tangent, _torch.is_backward_seed, _is_backward_state):
+        for i, node in enumerate(nodes):
+            if kind(node):
+                writer.placeholder(i)
+    wanted = frozenset(graph.wanted)
+    for i, node in enumerate(nodes):
+        if needed[i] and (graph.in_backward[i] or i in wanted) and node.op != "placeholder":
+            writer.copy(i)
+    outputs = graph.outputs[graph.num_forward_outputs :]
+    new = _finish(
+        writer.graph,
+        [writer.value(node) if isinstance(node, fx.Node) else node for node in outputs],
+        graph.output_descriptions[graph.num_forward_outputs :],
+    )
+    for node in new.nodes:
+        if node.op in ("call_function", "get_attr"):
+            node.meta["autograd_backward"] = True
+    return new
+
+
+def _is_backward_state(node: fx.Node) -> bool:
+    return node.op == "placeholder" and isinstance(node.meta.get("val"), _torch.BackwardState)
+
+
+def _finish(new: fx.Graph, outputs: list[Any], descriptions: list[Any]) -> fx.Graph:
+    output = new.output(tuple(outputs))
+    output.meta["desc"] = descriptions
+    output.meta["output_stack_traces"] = [
+        value.meta.get("stack_trace") if isinstance(value, fx.Node) else None for value in outputs
+    ]
+    new.lint()
+    return new

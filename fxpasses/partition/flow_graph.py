@@ -94,11 +94,17 @@ def save_weights(
         value = node.meta.get("val", node.meta.get("tensor_meta"))
         view = is_view(node)
         weight: int | None
-        if view and any(j in overwritten_views for j in graph.inputs[i]):
+        if not graph.live[i]:
+            weight = None
+        elif view and any(j in overwritten_views for j in graph.inputs[i]):
             overwritten_views.add(i)
             weight = None
         elif terms[i].terms is Terms.ALWAYS:
             weight = None
+        elif (
+            _torch.is_sym_node(node) and not isinstance(value, torch.SymInt) and terms[i].terms is Terms.FREE
+        ):
+            weight = None  # a truth value or a fraction: worked out again from the sizes it depends on
         elif _torch.is_sym_node(node) or isinstance(value, _torch.BackwardState) or _torch.is_opaque(node):
             weight = 1
         elif not isinstance(value, torch.Tensor):
@@ -146,12 +152,14 @@ def _forced_sides(
     for i in graph.wanted:
         side[2 * i + 1] = BACKWARD
     for i in range(count - 1, -1, -1):  # readers come after what they read
+        if not graph.live[i]:
+            continue
         if graph.in_backward[i] or (side[2 * i + 1] == BACKWARD and weights[i] is None):
             side[2 * i] = BACKWARD
             for j in graph.inputs[i]:
                 side[2 * j + 1] = BACKWARD
     for i in range(count):
-        if graph.in_backward[i]:
+        if graph.in_backward[i] or not graph.live[i]:
             continue
         kind = terms[i].terms
         if kind is Terms.NEVER or (kind is Terms.PRICED and not priced):
@@ -186,7 +194,7 @@ def _edges(
     prices: list[tuple[int, int]] = []
     into: dict[int, list[int]] = {}
     for i, weight in enumerate(weights):
-        if graph.in_backward[i]:
+        if graph.in_backward[i] or not graph.live[i]:
             continue
         computed, available = side[2 * i], side[2 * i + 1]
         if computed == UNDECIDED and priced and terms[i].terms is Terms.PRICED:

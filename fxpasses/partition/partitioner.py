@@ -40,7 +40,7 @@ def partition(
     never grow, when the budget grows.
 
     Args:
-        joint: the joint graph; it is rewritten (dead and repeated work is removed, nodes are tagged).
+        joint: the joint graph; its nodes are tagged, nothing else is changed.
         joint_inputs: its example inputs, not used.
         num_fwd_outputs: how many of its outputs the forward pass returns to its caller.
         static_lifetime_input_indices: positions among the inputs of parameters and others that outlive the backward
@@ -79,8 +79,10 @@ def partition(
     clock.lap("classify")
     side, full, zero = _decide(graph, cost, terms, policy, budget)
     clock.lap("cut")
-    saved = [i for i in range(len(graph.nodes)) if _is_saved(i, side)]
-    forward, backward = extract(joint, graph, saved, num_fwd_outputs)
+    saved = [graph.nodes[i] for i in range(len(graph.nodes)) if _is_saved(i, side)]
+    if _torch.functorch_config._sync_decision_cross_ranks:
+        saved = _torch.sync_decision_cross_ranks(joint.graph, saved)
+    forward, backward = extract(joint, graph, [graph.index[node] for node in saved])
     clock.lap("extract")
     report = describe(
         graph, cost, terms, forward, backward, num_fwd_outputs, budget, full, zero, clock.laps()
@@ -97,10 +99,7 @@ def check_budget(option: str, budget: float | None) -> None:
 
 
 def prepare(joint: fx.GraphModule) -> fx.GraphModule:
-    """Remove dead and repeated work, and put AOTAutograd's own constraints on the nodes as tags."""
-    joint.graph.eliminate_dead_code()
-    if _torch.functorch_config.cse:
-        joint.graph = _torch.fx_graph_cse(joint.graph)
+    """Put AOTAutograd's own constraints on the nodes, as tags."""
     if _torch.has_recomputable_ops(joint):
         joint = _torch.cleanup_recompute_tags(joint, is_default_partition=False)
     if not _torch.functorch_config.unsafe_allow_optimization_of_collectives:

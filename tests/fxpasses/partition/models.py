@@ -75,9 +75,9 @@ class ConvNet(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """Strided convolutions down, attention in the middle, transposed convolutions up, skips across."""
+    """torch's transformer layers, dropout off."""
 
-    def __init__(self, width: int = 8, layers: int = 2) -> None:
+    def __init__(self, width: int = 8, layers: int = 1) -> None:
         super().__init__()
         self.encoder = nn.TransformerEncoder(
             nn.TransformerEncoderLayer(width, 2, 2 * width, dropout=0.0, batch_first=True),

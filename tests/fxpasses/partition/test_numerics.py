@@ -2,12 +2,15 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from tests.fxpasses.partition import models
+from tests.fxpasses.partition.functions import FUNCTIONS
 from tests.fxpasses.partition.support import compile_split
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
@@ -19,8 +22,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize("budget", [1.0, 0.5, 0.0])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("budget", "dynamic"), [(1.0, False), (0.5, True), (0.0, True)])
 @pytest.mark.parametrize("name", MODELS)
 def test_module_trains_like_eager(name: str, dynamic: bool, budget: float) -> None:
     torch.manual_seed(0)
@@ -43,3 +45,29 @@ def test_module_trains_like_eager(name: str, dynamic: bool, budget: float) -> No
         torch.testing.assert_close(ours.grad, theirs.grad, msg=lambda text, key=key: f"{key}: {text}")
     for (key, ours), theirs in zip(mirror.named_buffers(), model.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.0])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function_has_the_gradients_of_eager(name: str, budget: float) -> None:
+    torch.manual_seed(0)
+    function, inputs = FUNCTIONS[name]()
+    expected, expected_inputs = run_twice(function, inputs)
+    compiled, _ = compile_split(copy.deepcopy(function), memory_budget=budget)
+    actual, actual_inputs = run_twice(compiled, inputs)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(actual_inputs, expected_inputs)
+
+
+def run_twice(function: Callable[..., Any], inputs: list[Any]) -> tuple[Any, list[Any]]:
+    """Outputs of two calls, and what became of the inputs, their gradients included."""
+    mine = [t.detach().clone().requires_grad_(t.requires_grad) for t in inputs]
+    torch.manual_seed(3)
+    outputs = []
+    for _ in range(2):
+        result = function(*mine)
+        leaves = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
+        sum(t.abs().sum() for t in leaves if t.requires_grad).backward()
+        outputs.append([t.detach().clone() for t in leaves])
+    parameters = list(function.parameters()) if isinstance(function, nn.Module) else []
+    return outputs, [(t.detach(), t.grad) for t in (*mine, *parameters)]
