@@ -124,8 +124,8 @@ class PassManager:
             seconds=time.perf_counter() - start,
             nodes_before=len(before),
             nodes_after=len(after),
-            added=tuple(name for name in after if name not in set(before)) if changed else (),
-            removed=tuple(name for name in before if name not in set(after)) if changed else (),
+            added=_missing(after, before),
+            removed=_missing(before, after),
         )
         log.debug("%s", run)
         return run
@@ -155,6 +155,12 @@ class PassManager:
         for position, (a, b) in enumerate(zip(outputs, after, strict=True)):
             if (was := _describe(a)) != (now := _describe(b)):
                 raise PassError(f"output {position} was {was} and is {now}", pass_name=item.name, graph=kind)
+
+
+def _missing(names: list[str], others: list[str]) -> tuple[str, ...]:
+    """Those of ``names`` that are not among ``others``, in order."""
+    known = set(others)
+    return tuple(name for name in names if name not in known)
 
 
 def _output_values(graph: fx.Graph) -> list[object]:
