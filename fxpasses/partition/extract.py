@@ -164,9 +164,16 @@ class _Writer:
     def renamed_copy(self, i: int) -> fx.Node:
         """A copy of an input that is overwritten later; who reads the input in the backward pass reads the copy."""
         original = self._new[i]
-        copied = self.graph.call_function(torch.ops.aten.clone.default, (original,))
+        name = _name_when_saved(self.joint, i)
+        copied = self.graph.create_node("call_function", torch.ops.aten.clone.default, (original,), name=name)
         copied.meta = {key: value for key, value in original.meta.items() if key != "desc"}
         return copied
+
+
+def _name_when_saved(graph: JointGraph, i: int) -> str:
+    """A saved copy of an input that is overwritten has a name of its own."""
+    name = graph.nodes[i].name
+    return f"{name}_before" if i in graph.mutated_inputs else name
 
 
 def _forward_graph(graph: JointGraph, saved: _Saved) -> fx.Graph:
@@ -199,7 +206,7 @@ def _backward_graph(graph: JointGraph, saved: _Saved, needed: bytearray) -> fx.G
     writer = _Writer(graph, needed)
     nodes = graph.nodes
     for i in (*saved.symbols, *saved.tensors, *saved.tensors_without_version_check, *saved.opaque):
-        writer.placeholder(i, f"{nodes[i].name}_before" if i in graph.mutated_inputs else None)
+        writer.placeholder(i, _name_when_saved(graph, i))
     for kind in (_torch.is_tangent, _torch.is_backward_seed, _is_backward_state):
         for i, node in enumerate(nodes):
             if kind(node):

@@ -42,6 +42,7 @@ class Verdict:
     reason: str
 
 
+RANDOM = "draws random numbers"
 FREE = Verdict(Terms.FREE, "cheap")
 INPUT = Verdict(Terms.NEVER, "an input of the graph")
 
@@ -104,6 +105,8 @@ def _verdict(
         return FREE
     target: Any = node.target
     forbidden = table.why_never(target)
+    if forbidden == RANDOM and _dropout_is_off(node):
+        return Verdict(Terms.PRICED, "expensive")
     if forbidden is not None:
         return Verdict(Terms.NEVER, forbidden)
     if _torch.is_sym_node(node):
@@ -130,6 +133,16 @@ def _verdict(
         if cost.bytes_of(node) * REDUCTION_RATIO < reads:
             return Verdict(Terms.PRICED, "a reduction")
     return FREE
+
+
+def _dropout_is_off(node: fx.Node) -> bool:
+    """Whether an attention kernel that can draw random numbers is called with a dropout probability of zero."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    for position, argument in enumerate(schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p")
+            return bool((argument.default_value if given is None else given) == 0)
+    return False
 
 
 def _is_materialized_in_backward(i: int, graph: JointGraph, table: "_OperatorTable") -> bool:
@@ -228,7 +241,7 @@ def _why_never(target: Any) -> str | None:
     if target._schema.is_mutable:
         return "writes to an argument"
     if torch.Tag.nondeterministic_seeded in target.tags:
-        return "draws random numbers"
+        return RANDOM
     if torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags:
         return "its output's shape depends on data"
     return None
@@ -243,9 +256,8 @@ def _is_symbol_function(target: Callable[..., Any]) -> bool:
 _NEVER_HIGHER_ORDER = {
     "with_effects": "has an effect",
     "call_torchbind": "calls a method of an opaque object",
-    "run_and_save_rng_state": "draws random numbers",
-    "graphsafe_run_with_rng_state": "draws random numbers",
-    "auto_functionalized": None,
+    "run_and_save_rng_state": RANDOM,
+    "graphsafe_run_with_rng_state": RANDOM,
 }
 
 _FUNCTIONALIZED = frozenset(

@@ -7,7 +7,7 @@ import torch.fx as fx
 
 from . import _torch
 from .classify import JointGraph
-from .cost import CostModel
+from .cost import CostModel, is_getitem
 from .operators import Terms, Verdict
 
 __all__ = ["META_KEY", "PartitionReport", "RecomputedValue", "SavedValue", "describe"]
@@ -139,11 +139,13 @@ def _saved_value(
         kind = "static input"
     else:
         kind = "input" if node.op == "placeholder" else "activation"
-    reason = "smaller than what it is computed from"
     if i is None:
-        reason = "a random-number state or a copy made by the partitioner"
-    elif terms[i].terms in (Terms.NEVER, Terms.PRICED):
-        reason = terms[i].reason
+        reason = "made by the partitioner: a random-number state, or an input before it is overwritten"
+    else:
+        while is_getitem(graph.nodes[i]) and graph.inputs[i]:
+            i = graph.inputs[i][0]  # the operation that made the tuple
+        chosen = terms[i].terms not in (Terms.NEVER, Terms.PRICED)
+        reason = "smaller than what it is computed from" if chosen else terms[i].reason
     source = "input" if node.op == "placeholder" else _operator_name(node)
     return SavedValue(node.name, size, source, kind, reason, node.meta.get("stack_trace"))
 
