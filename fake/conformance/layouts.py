@@ -115,6 +115,9 @@ def make_out(kind: str, shape: tuple[int, ...], dtype: torch.dtype, device: torc
         case "wrong":
             return torch.zeros((*shape, 2), dtype=dtype, device=device)
         case "odd strides":
-            strides = tuple(2 * s for s in reversed(_row_major(tuple(reversed(shape)))))
-            return _placed(torch.zeros(shape, dtype=dtype, device=device), strides, 1)
+            # The last two dimensions swapped, with gaps; batch dimensions stay collapsible into one, because eager's
+            # triangular kernels write out of bounds otherwise.
+            strides = [2 * s for s in _row_major((*shape[:-2], *reversed(shape[-2:])))]
+            strides[-2:] = reversed(strides[-2:])
+            return _placed(torch.zeros(shape, dtype=dtype, device=device), tuple(strides), 1)
     raise ValueError(f"out kind {kind!r} is none of {OUT_KINDS}")

@@ -23,9 +23,6 @@ __all__ = ["Subject", "names", "subjects"]
 #: One step of a run: the table that it belongs to, and its results.
 Step = tuple[str, Any]
 
-#: Eager itself dies (segmentation fault) on these operators with an ``out=`` of that kind: nothing to conform to.
-_EAGER_CRASHES = {("lu_unpack", "odd strides")}
-
 _FIRST_CHOICE = (torch.float32, torch.complex64, torch.int64, torch.bool, torch.float64, torch.bfloat16)
 
 
@@ -115,8 +112,7 @@ def _operator_subjects(
             if "in-place" in tables and entry.inplace_variant is not None:
                 runs.append((_inputs(call, layout, grad=False), _in_place(entry.inplace_variant)))
             if "out" in tables and entry.supports_out:
-                kinds = [kind for kind in OUT_KINDS if (entry.name, kind) not in _EAGER_CRASHES]
-                runs.extend(_out_runs(entry.op, call, layout, kinds))
+                runs.extend(_out_runs(entry.op, call, layout))
             for inputs, run in runs:
                 yield Subject(database, entry_name(entry), dtype, place, layout, inputs, run)
 
@@ -159,9 +155,9 @@ def _in_place(variant: Any) -> Callable[[Any], Iterator[Step]]:
 
 
 def _out_runs(
-    op: Any, call: Any, layout: str, kinds: Sequence[str]
+    op: Any, call: Any, layout: str
 ) -> Iterator[tuple[Callable[[], Any], Callable[[Any], Iterator[Step]]]]:
-    """One run for each kind of ``out=`` in ``kinds``. Nothing if the operator does not return tensors only, or raises."""
+    """One run for each kind of ``out=`` of :data:`OUT_KINDS`. Nothing if the operator does not return tensors only, or raises."""
     first, args, kwargs = relayout(call, layout, requires_grad=False)[0]
     try:
         result = op(first, *args, **kwargs)
@@ -185,7 +181,7 @@ def _out_runs(
 
         return run
 
-    for kind in kinds:
+    for kind in OUT_KINDS:
         yield (lambda kind=kind: inputs(kind)), run_kind(kind)
 
 

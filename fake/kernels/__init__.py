@@ -8,7 +8,10 @@ they do not, :func:`find` returns the rule that does.
 True
 """
 
-from fake.kernels import structured as _structured  # noqa: F401  (registers its rules)
+from fake.kernels import (  # noqa: F401  (they register their rules)
+    out_variants,
+    structured,
+)
 from fake.kernels.registry import Rule, find, rule, rule_when, rules
 
 __all__ = ["Rule", "find", "rule", "rule_when", "rules"]
