@@ -9,6 +9,7 @@ True
 """
 
 from fake.kernels import (  # noqa: F401  (they register their rules)
+    fft,
     out_variants,
     structured,
 )
