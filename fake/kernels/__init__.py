@@ -9,8 +9,14 @@ True
 """
 
 from fake.kernels import (  # noqa: F401  (they register their rules)
+    data_dependent,
     fft,
+    histogram,
+    linalg,
+    losses,
     out_variants,
+    pooling,
+    ranges,
     structured,
 )
 from fake.kernels.registry import Rule, find, rule, rule_when, rules

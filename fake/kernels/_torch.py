@@ -12,6 +12,7 @@ import torch
 from torch._C import DispatchKey, _dispatch_dump
 from torch._decomp import decomposition_table, meta_table
 from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_impls import get_fast_op_impls, op_implementations_checks
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -38,6 +39,7 @@ __all__ = [
     "hint",
     "in_kernel_invocation_manager",
     "structured_meta",
+    "suggest_memory_format",
     "torchs_answer",
     "wrap",
 ]

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from fake.kernels._torch import FakeTensorMode, guard_or_false, hint
 
-__all__ = ["contiguous_strides", "fresh", "hinted", "is_symbolic", "permuted_strides"]
+__all__ = ["column_major_strides", "contiguous_strides", "fresh", "hinted", "is_symbolic", "permuted_strides"]
 
 Size = Sequence[Any]
 
@@ -25,6 +25,20 @@ def contiguous_strides(shape: Size) -> tuple[Any, ...]:
             continue
         step = step * size
     return tuple(reversed(strides))
+
+
+def column_major_strides(shape: Size) -> tuple[Any, ...]:
+    """Strides of a batch of column-major matrices (row-major below two dimensions).
+
+    >>> column_major_strides((2, 3, 4))
+    (12, 1, 3)
+    """
+    rank = len(shape)
+    return (
+        permuted_strides(shape, (*range(rank - 2), rank - 1, rank - 2))
+        if rank >= 2
+        else contiguous_strides(shape)
+    )
 
 
 def permuted_strides(shape: Size, order: Sequence[int]) -> tuple[Any, ...]:

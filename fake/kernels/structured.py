@@ -30,7 +30,10 @@ __all__ = ["structured"]
 
 
 def _is_functional_structured(func: OpOverload) -> bool:
-    return func.namespace == "aten" and not func._schema.is_mutable and hides_structured_meta(func)
+    """The functional structured operators, but for those whose shape may depend on values (``index`` by a mask)."""
+    if func.namespace != "aten" or func._schema.is_mutable or torch.Tag.dynamic_output_shape in func.tags:
+        return False
+    return hides_structured_meta(func)
 
 
 @rule_when(_is_functional_structured)
