@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fake.conformance.compare import Verdict, compare
-from fake.conformance.engines import active, make_mode
+from fake.conformance.engines import active, make_mode, to_fake
 from fake.conformance.observe import Observation, observe
 from fake.conformance.subjects import Subject, seed
 
@@ -50,7 +50,7 @@ def first_difference(subject: Subject, engine: str, *, symbolic: bool = False) -
     eager = _record(subject, subject.inputs(), contextlib.nullcontext())
     mode = make_mode(engine, symbolic=symbolic)
     seed()
-    inputs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, subject.inputs())
+    inputs = to_fake(mode, subject.inputs())
     fake = _record(subject, inputs, active(mode))
     for ours, theirs in itertools.zip_longest(fake, eager):
         if ours is None or theirs is None:

@@ -17,6 +17,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     out_variants,
     pooling,
     ranges,
+    rnn,
     structured,
 )
 from fake.kernels.registry import Rule, find, rule, rule_when, rules

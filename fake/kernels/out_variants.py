@@ -27,8 +27,9 @@ class Resized(enum.Enum):
     #: As the functional operator's result: structured kernels and those that hand ``out`` to a TensorIterator.
     LIKE_RESULT = enum.auto()
     ROW_MAJOR = enum.auto()
-    #: LAPACK kernels compute into an empty ``out``, made column-major, but copy into one that had elements.
-    COLUMN_MAJOR_IF_EMPTY = enum.auto()
+    #: LAPACK kernels make an ``out`` without elements column-major (even of the right shape) and compute into it; into
+    #: any other they copy.
+    LAPACK = enum.auto()
 
 
 #: The out variants that are not structured and that torch's engine answers wrongly, or not at all: for each of the
@@ -38,14 +39,14 @@ _LISTED: dict[str, tuple[Resized, ...]] = {
     "aten::_native_batch_norm_legit.no_stats_out": (Resized.ROW_MAJOR,) * 3,
     "aten::_scaled_mm.out": (Resized.ROW_MAJOR,),
     "aten::_scaled_mm_v2.out": (Resized.ROW_MAJOR,),
-    "aten::cholesky_inverse.out": (Resized.COLUMN_MAJOR_IF_EMPTY,),
+    "aten::cholesky_inverse.out": (Resized.LAPACK,),
     "aten::conj_physical.out": (Resized.LIKE_RESULT,),
-    "aten::geqrf.a": (Resized.COLUMN_MAJOR_IF_EMPTY, Resized.ROW_MAJOR),
+    "aten::geqrf.a": (Resized.LAPACK, Resized.ROW_MAJOR),
     "aten::histogram.bin_ct_out": (Resized.ROW_MAJOR,) * 2,
     "aten::histogram.bins_tensor_out": (Resized.ROW_MAJOR,) * 2,
-    "aten::linalg_eig.out": (Resized.ROW_MAJOR, Resized.COLUMN_MAJOR_IF_EMPTY),
-    "aten::linalg_householder_product.out": (Resized.COLUMN_MAJOR_IF_EMPTY,),
-    "aten::ormqr.out": (Resized.COLUMN_MAJOR_IF_EMPTY,),
+    "aten::linalg_eig.out": (Resized.ROW_MAJOR, Resized.LAPACK),
+    "aten::linalg_householder_product.out": (Resized.LAPACK,),
+    "aten::ormqr.out": (Resized.LAPACK,),
     "aten::sort.values": (Resized.LIKE_RESULT,) * 2,
 }
 
@@ -105,16 +106,11 @@ def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
         for name, out, wanted in zip(names, outs, results, strict=True):
             _check(func, name, out, wanted)
         for out, wanted, way in zip(outs, results, ways, strict=True):
-            resize_out(out, wanted.shape, _strides(out, wanted, way))
+            if way is Resized.LAPACK and out.numel() == 0:
+                out.resize_(wanted.shape).as_strided_(wanted.shape, column_major_strides(wanted.shape))
+            else:
+                resize_out(out, wanted.shape, wanted.stride() if way is Resized.LIKE_RESULT else None)
     return outs[0] if len(outs) == 1 else tuple(outs)
-
-
-def _strides(out: torch.Tensor, wanted: torch.Tensor, way: Resized) -> Any:
-    if way is Resized.LIKE_RESULT:
-        return wanted.stride()
-    if way is Resized.COLUMN_MAJOR_IF_EMPTY and out.numel() == 0:
-        return column_major_strides(wanted.shape)
-    return None
 
 
 def _check(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tensor) -> None:
