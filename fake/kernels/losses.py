@@ -1,6 +1,7 @@
-"""Margin losses: a one-dimensional sample gives a scalar, and gradients have the input's shape, row-major.
+"""Losses: margin losses of a single sample are scalars; gradients of many losses are row-major, whatever the input.
 
-As in ``aten/src/ATen/native/LossMultiLabelMargin.cpp`` and ``LossMultiMargin.cpp``.
+As in ``aten/src/ATen/native/LossMultiLabelMargin.cpp`` and ``LossMultiMargin.cpp``; ``Loss.cpp`` allocates gradients as
+``zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)``.
 """
 
 from __future__ import annotations
@@ -33,8 +34,11 @@ def multilabel_margin_loss_forward(
     "aten::multilabel_margin_loss_backward",
     "aten::multi_margin_loss_backward",
     "aten::fractional_max_pool3d_backward",
+    "aten::huber_loss_backward",
+    "aten::mse_loss_backward",
+    "aten::smooth_l1_loss_backward",
 )
 def like_input(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The gradient of the second argument, row-major (``grad_input.resize_as_(input)``)."""
+    """The gradient of the second argument, row-major."""
     self = args[1]
     return fresh(mode, self.shape, None, dtype=self.dtype, device=self.device)

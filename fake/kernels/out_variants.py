@@ -27,6 +27,8 @@ class Resized(enum.Enum):
     #: As the functional operator's result: structured kernels and those that hand ``out`` to a TensorIterator.
     LIKE_RESULT = enum.auto()
     ROW_MAJOR = enum.auto()
+    #: Row-major, and not looked at where there is no result: statistics of a batch norm that computes none.
+    ROW_MAJOR_IF_ANY = enum.auto()
     #: LAPACK kernels make an ``out`` without elements column-major (even of the right shape) and compute into it; into
     #: any other they copy.
     LAPACK = enum.auto()
@@ -35,19 +37,34 @@ class Resized(enum.Enum):
 #: The out variants that are not structured and that torch's engine answers wrongly, or not at all: for each of the
 #: results, what a resize makes of it.
 _LISTED: dict[str, tuple[Resized, ...]] = {
-    "aten::_native_batch_norm_legit.out": (Resized.ROW_MAJOR,) * 3,
-    "aten::_native_batch_norm_legit.no_stats_out": (Resized.ROW_MAJOR,) * 3,
+    "aten::_native_batch_norm_legit.out": (Resized.ROW_MAJOR, *(Resized.ROW_MAJOR_IF_ANY,) * 2),
+    "aten::_native_batch_norm_legit.no_stats_out": (Resized.ROW_MAJOR, *(Resized.ROW_MAJOR_IF_ANY,) * 2),
     "aten::_scaled_mm.out": (Resized.ROW_MAJOR,),
+    "aten::abs.out": (Resized.LIKE_RESULT,),
+    "aten::addr.out": (Resized.LIKE_RESULT,),
+    "aten::angle.out": (Resized.LIKE_RESULT,),
     "aten::_scaled_mm_v2.out": (Resized.ROW_MAJOR,),
     "aten::cholesky_inverse.out": (Resized.LAPACK,),
+    "aten::complex.out": (Resized.LIKE_RESULT,),
     "aten::conj_physical.out": (Resized.LIKE_RESULT,),
+    "aten::deg2rad.out": (Resized.LIKE_RESULT,),
+    "aten::floor_divide.out": (Resized.LIKE_RESULT,),
     "aten::geqrf.a": (Resized.LAPACK, Resized.ROW_MAJOR),
     "aten::histogram.bin_ct_out": (Resized.ROW_MAJOR,) * 2,
     "aten::histogram.bins_tensor_out": (Resized.ROW_MAJOR,) * 2,
     "aten::linalg_eig.out": (Resized.ROW_MAJOR, Resized.LAPACK),
     "aten::linalg_householder_product.out": (Resized.LAPACK,),
+    "aten::logical_and.out": (Resized.LIKE_RESULT,),
+    "aten::logical_or.out": (Resized.LIKE_RESULT,),
+    "aten::logical_xor.out": (Resized.LIKE_RESULT,),
+    "aten::logit.out": (Resized.LIKE_RESULT,),
+    "aten::ldexp.out": (Resized.LIKE_RESULT,),
+    "aten::native_batch_norm.out": (Resized.ROW_MAJOR, *(Resized.ROW_MAJOR_IF_ANY,) * 2),
     "aten::ormqr.out": (Resized.LAPACK,),
+    "aten::polar.out": (Resized.LIKE_RESULT,),
+    "aten::rad2deg.out": (Resized.LIKE_RESULT,),
     "aten::sort.values": (Resized.LIKE_RESULT,) * 2,
+    "aten::where.self_out": (Resized.LIKE_RESULT,),
 }
 
 
@@ -108,7 +125,7 @@ def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
         for out, wanted, way in zip(outs, results, ways, strict=True):
             if way is Resized.LAPACK and out.numel() == 0:
                 out.resize_(wanted.shape).as_strided_(wanted.shape, column_major_strides(wanted.shape))
-            else:
+            elif way is not Resized.ROW_MAJOR_IF_ANY or wanted.numel() != 0:
                 resize_out(out, wanted.shape, wanted.stride() if way is Resized.LIKE_RESULT else None)
     return outs[0] if len(outs) == 1 else tuple(outs)
 

@@ -17,13 +17,12 @@ from fake.kernels._torch import (
     FakeTensorMode,
     OpOverload,
     hides_structured_meta,
-    hint,
     in_kernel_invocation_manager,
     structured_meta,
     torchs_answer,
     wrap,
 )
-from fake.kernels.outputs import fresh, hinted, is_symbolic, permuted_strides
+from fake.kernels.outputs import hinted, is_symbolic, with_layout
 from fake.kernels.registry import rule_when
 
 __all__ = ["structured"]
@@ -53,13 +52,3 @@ def structured(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
     answers, answer_spec = pytree.tree_flatten(answer)
     corrected = [with_layout(mode, a, e) for a, e in zip(answers, pytree.tree_leaves(example), strict=True)]
     return pytree.tree_unflatten(corrected, answer_spec)
-
-
-def with_layout(mode: FakeTensorMode, answer: Any, example: Any) -> Any:
-    """``answer``, laid out anew in the order of ``example``'s dimensions if the two disagree at the hints."""
-    if not isinstance(answer, torch.Tensor) or tuple(hint(s) for s in answer.stride()) == example.stride():
-        return answer
-    strides = example.stride()
-    order = sorted(range(example.dim()), key=lambda d: (-strides[d], d))
-    layout = permuted_strides(answer.shape, order)
-    return fresh(mode, answer.shape, layout, dtype=answer.dtype, device=answer.device)
