@@ -31,7 +31,8 @@ def _sliced(t: torch.Tensor) -> tuple[Strides, int] | None:
 
 
 def _expanded(t: torch.Tensor) -> tuple[Strides, int] | None:
-    if t.dim() < 1 or t.shape[0] < 2:
+    """The first row repeated. Not for integers: other indices could be invalid, and not every kernel checks."""
+    if t.dim() < 1 or t.shape[0] < 2 or not (t.is_floating_point() or t.is_complex()):
         return None
     return (0, *_row_major(t.shape[1:])), 0
 

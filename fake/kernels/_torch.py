@@ -12,7 +12,11 @@ import torch
 from torch._C import DispatchKey, _dispatch_dump
 from torch._decomp import decomposition_table, meta_table
 from torch._ops import OpOverload
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import (
+    ELEMENTWISE_TYPE_PROMOTION_KIND,
+    elementwise_dtypes,
+    suggest_memory_format,
+)
 from torch._subclasses.fake_impls import get_fast_op_impls, op_implementations_checks
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -26,6 +30,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
 from torch.utils import _pytree as pytree
 
 __all__ = [
+    "ELEMENTWISE_TYPE_PROMOTION_KIND",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
@@ -33,6 +38,7 @@ __all__ = [
     "OpOverload",
     "UnsupportedOperatorException",
     "common_device",
+    "elementwise_dtypes",
     "guard_or_false",
     "guard_or_true",
     "hides_structured_meta",
