@@ -9,6 +9,7 @@ True
 """
 
 from fake.kernels import (  # noqa: F401  (they register their rules)
+    composites,
     data_dependent,
     fft,
     histogram,
@@ -25,3 +26,5 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
 from fake.kernels.registry import Rule, find, rule, rule_when, rules
 
 __all__ = ["Rule", "find", "rule", "rule_when", "rules"]
+
+composites.install()

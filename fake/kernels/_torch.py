@@ -28,8 +28,10 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
 from torch.utils import _pytree as pytree
+from torch.utils._mode_utils import no_dispatch
 
 __all__ = [
+    "COMPOSITE",
     "ELEMENTWISE_TYPE_PROMOTION_KIND",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
@@ -44,11 +46,15 @@ __all__ = [
     "hides_structured_meta",
     "hint",
     "in_kernel_invocation_manager",
+    "no_dispatch",
     "structured_meta",
     "suggest_memory_format",
     "torchs_answer",
     "wrap",
 ]
+
+#: The dispatch key of kernels that are made of other operators, autograd included.
+COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 _STRUCTURED_KEY = DispatchKey.CompositeExplicitAutogradNonFunctional
 
