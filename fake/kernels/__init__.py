@@ -20,6 +20,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     pointwise_strides,
     pooling,
     ranges,
+    resize,
     rnn,
     structured,
 )

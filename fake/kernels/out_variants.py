@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, hides_structured_meta
-from fake.kernels.outputs import column_major_strides
-from fake.kernels.registry import rule, rule_when
+from fake.kernels.outputs import column_major_strides, is_symbolic
+from fake.kernels.registry import rule_when
+from fake.kernels.resize import restride
 
 __all__ = ["Resized", "functional_of", "out_names", "out_variant", "resize_out"]
 
@@ -68,6 +69,10 @@ _LISTED: dict[str, tuple[Resized, ...]] = {
 }
 
 
+#: What a factory function takes and its out variant does not, because the given tensor decides it.
+_OF_FACTORIES = frozenset({"dtype", "layout", "device", "pin_memory"})
+
+
 @functools.cache
 def out_names(func: OpOverload) -> tuple[str, ...]:
     """The names of the arguments that ``func`` writes its results to; empty unless it is an out variant.
@@ -95,36 +100,51 @@ def functional_of(func: OpOverload) -> OpOverload | None:
     packet = func.overloadpacket
     for name in packet.overloads():
         candidate = getattr(packet, name)
-        arguments = [(a.name, str(a.type)) for a in candidate._schema.arguments]
+        arguments = [
+            (a.name, str(a.type)) for a in candidate._schema.arguments if a.name not in _OF_FACTORIES
+        ]
         if arguments == wanted and not out_names(candidate):
             return candidate
     return None
 
 
-def _is_structured_out(func: OpOverload) -> bool:
-    if func.namespace != "aten":
-        return False
-    functional = functional_of(func)
-    return functional is not None and hides_structured_meta(functional)
+def _is_out_variant(func: OpOverload) -> bool:
+    return func.namespace == "aten" and functional_of(func) is not None
 
 
-@rule(*_LISTED)
-@rule_when(_is_structured_out)
+@functools.cache
+def _ways(func: OpOverload, functional: OpOverload) -> tuple[Resized, ...] | None:
+    """What a resize makes of each ``out``, if torch's engine does not know."""
+    if hides_structured_meta(functional):
+        return (Resized.LIKE_RESULT,) * len(out_names(func))
+    return _LISTED.get(func.name())
+
+
+@rule_when(_is_out_variant)
 def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute the functional result's metadata, then bring the given tensors to its shape as eager does."""
+    """Compute the functional result's metadata, then bring the given tensors to its shape as eager does.
+
+    Where torch's engine is right about a kernel, it is wrong only with symbolic sizes, which it cannot resize.
+    """
     functional = functional_of(func)
     assert functional is not None
     names = out_names(func)
     outs = [kwargs[name] for name in names]
-    ways = _LISTED.get(func.name(), (Resized.LIKE_RESULT,) * len(outs))
+    ways = _ways(func, functional)
+    if ways is None and not is_symbolic(args, kwargs):
+        return NotImplemented
+    ways = ways or (Resized.ROW_MAJOR,) * len(outs)
+    given = {k: v for k, v in kwargs.items() if k not in names}
+    if any(a.name == "dtype" for a in functional._schema.arguments if a.name in _OF_FACTORIES):
+        given = {"dtype": outs[0].dtype, "device": outs[0].device, **given}
     with mode:
-        result = functional(*args, **{k: v for k, v in kwargs.items() if k not in names})
+        result = functional(*args, **given)
         results = list(result) if isinstance(result, tuple | list) else [result]
         for name, out, wanted in zip(names, outs, results, strict=True):
             _check(func, name, out, wanted)
         for out, wanted, way in zip(outs, results, ways, strict=True):
             if way is Resized.LAPACK and out.numel() == 0:
-                out.resize_(wanted.shape).as_strided_(wanted.shape, column_major_strides(wanted.shape))
+                restride(out, wanted.shape, column_major_strides(wanted.shape))
             elif way is not Resized.ROW_MAJOR_IF_ANY or wanted.numel() != 0:
                 resize_out(out, wanted.shape, wanted.stride() if way is Resized.LIKE_RESULT else None)
     return outs[0] if len(outs) == 1 else tuple(outs)
@@ -162,6 +182,4 @@ def resize_out(out: torch.Tensor, shape: Any, strides: Any = None) -> None:
             "tensor t by resizing it, inplace, to zero elements with t.resize_(0).",
             stacklevel=2,
         )
-    out.resize_(shape)
-    if strides is not None and tuple(out.stride()) != tuple(strides):
-        out.as_strided_(shape, strides)
+    restride(out, shape, strides)
