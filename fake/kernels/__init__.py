@@ -22,6 +22,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     ranges,
     resize,
     rnn,
+    sparse,
     structured,
 )
 from fake.kernels.registry import Rule, find, rule, rule_when, rules

@@ -65,6 +65,7 @@ _LISTED: dict[str, tuple[Resized, ...]] = {
     "aten::polar.out": (Resized.LIKE_RESULT,),
     "aten::rad2deg.out": (Resized.LIKE_RESULT,),
     "aten::sort.values": (Resized.LIKE_RESULT,) * 2,
+    "aten::view_copy.out": (Resized.ROW_MAJOR,),
     "aten::where.self_out": (Resized.LIKE_RESULT,),
 }
 
@@ -146,7 +147,9 @@ def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
             if way is Resized.LAPACK and out.numel() == 0:
                 restride(out, wanted.shape, column_major_strides(wanted.shape))
             elif way is not Resized.ROW_MAJOR_IF_ANY or wanted.numel() != 0:
-                resize_out(out, wanted.shape, wanted.stride() if way is Resized.LIKE_RESULT else None)
+                # A result that is the input itself (conj_physical of a real tensor) may not be dense; a copy is.
+                strides = torch.empty_like(wanted).stride() if way is Resized.LIKE_RESULT else None
+                resize_out(out, wanted.shape, strides)
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fake.kernels._torch import FakeTensorMode, guard_or_false, hint
+from fake.kernels._torch import FakeTensorMode, guard_or_false, hint, suggest_memory_format
 
 __all__ = [
     "column_major_strides",
     "contiguous_strides",
     "fresh",
     "hinted",
+    "in_format_of",
     "is_symbolic",
     "permuted_strides",
     "row_major",
@@ -103,6 +104,12 @@ def with_layout(mode: FakeTensorMode, answer: Any, example: Any) -> Any:
     order = sorted(range(example.dim()), key=lambda d: (-strides[d], d))
     layout = permuted_strides(answer.shape, order)
     return fresh(mode, answer.shape, layout, dtype=answer.dtype, device=answer.device)
+
+
+def in_format_of(mode: FakeTensorMode, answer: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """``answer`` anew, channels-last if ``input`` is, else row-major."""
+    with mode:
+        return torch.empty_like(answer, memory_format=suggest_memory_format(input))
 
 
 def row_major(mode: FakeTensorMode, answer: Any) -> Any:
