@@ -103,7 +103,8 @@ def _operator_subjects(
     for place, sample in _pick(found, limit):
         call = (sample.input, sample.args, sample.kwargs)
         for layout in layouts:
-            if layout != "given" and not relayout(call, layout)[1]:
+            # A custom operator's fake kernel is its author's promise, and torch's tests promise row-major results.
+            if layout != "given" and (database == "custom" or not relayout(call, layout)[1]):
                 continue
             runs: list[tuple[Callable[[], Any], Callable[[Any], Iterator[Step]]]] = []
             if "forward" in tables or "backward" in tables:

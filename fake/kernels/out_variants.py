@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, hides_structured_meta
-from fake.kernels.outputs import column_major_strides, is_symbolic
+from fake.kernels.outputs import all_dense, column_major_strides, is_symbolic
 from fake.kernels.registry import rule_when
 from fake.kernels.resize import restride
 
@@ -132,7 +132,7 @@ def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
     names = out_names(func)
     outs = [kwargs[name] for name in names]
     ways = _ways(func, functional)
-    if ways is None and not is_symbolic(args, kwargs):
+    if (ways is None and not is_symbolic(args, kwargs)) or not all_dense(args, kwargs):
         return NotImplemented
     ways = ways or (Resized.ROW_MAJOR,) * len(outs)
     given = {k: v for k, v in kwargs.items() if k not in names}

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from fake.kernels._torch import FakeTensorMode, guard_or_false, hint, suggest_memory_format
 
 __all__ = [
+    "all_dense",
     "column_major_strides",
     "contiguous_strides",
     "fresh",
@@ -72,6 +73,15 @@ def fresh(
         if strides is None:
             return torch.empty(tuple(shape), dtype=dtype, device=device)
         return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device=device)
+
+
+def all_dense(args: Any, kwargs: Any) -> bool:
+    """Whether all tensors among the arguments are plain strided ones: not sparse, quantized, nested or oneDNN's."""
+    return all(
+        leaf.layout is torch.strided and not leaf.is_quantized and not leaf.is_nested
+        for leaf in pytree.tree_leaves((args, kwargs))
+        if isinstance(leaf, torch.Tensor)
+    )
 
 
 def is_symbolic(args: Any, kwargs: Any) -> bool:

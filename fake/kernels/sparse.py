@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload
-from fake.kernels.outputs import fresh
+from fake.kernels.outputs import all_dense, fresh
 from fake.kernels.registry import rule
+from fake.kernels.structured import structured
 
-__all__ = ["mm_reduce", "mm_reduce_backward", "sampled_addmm"]
+__all__ = ["mm", "mm_reduce", "mm_reduce_backward", "sampled_addmm"]
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
 _KEEPS_PLACES = ("amax", "amin")
 
 
@@ -36,6 +38,21 @@ def sampled_addmm(
     )
     with mode:
         return self.clone()
+
+
+@rule("aten::mm")
+def mm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A product of a compressed sparse matrix and a dense one is dense, row-major; of dense ones as ever."""
+    if all_dense(args, kwargs):
+        return structured(mode, func, args, kwargs)
+    if sorted(str(m.layout) for m in args) not in [sorted((str(c), "torch.strided")) for c in _COMPRESSED]:
+        return NotImplemented
+    self, mat2 = args
+    torch._check(
+        self.shape[1] == mat2.shape[0],
+        lambda: f"{func.name()}: mat1 and mat2 shapes cannot be multiplied ({self.shape} and {mat2.shape})",
+    )
+    return fresh(mode, (self.shape[0], mat2.shape[1]), None, dtype=self.dtype, device=self.device)
 
 
 @rule("aten::_sparse_mm_reduce_impl")
