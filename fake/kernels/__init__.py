@@ -13,6 +13,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     data_dependent,
     fft,
     histogram,
+    lazy_parameters,
     linalg,
     losses,
     normalization,
@@ -30,3 +31,4 @@ from fake.kernels.registry import Rule, find, rule, rule_when, rules
 __all__ = ["Rule", "find", "rule", "rule_when", "rules"]
 
 composites.install()
+lazy_parameters.install()
