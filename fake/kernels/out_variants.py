@@ -1,0 +1,188 @@
+"""``out=``: what eager does to the tensors that it is given for its results.
+
+The functional operator says what the results are; then each given tensor is left alone if it has the right shape, and
+resized if it has not. What it is resized to depends on how the kernel was written, and there are three ways
+(:class:`Resized`). Structured operators all go the same way; the others are listed.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import warnings
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import FakeTensorMode, OpOverload, hides_structured_meta
+from fake.kernels.outputs import all_dense, column_major_strides, is_symbolic
+from fake.kernels.registry import rule_when
+from fake.kernels.resize import restride
+
+__all__ = ["Resized", "functional_of", "out_names", "out_variant", "resize_out"]
+
+
+class Resized(enum.Enum):
+    """The layout of an ``out`` tensor that eager had to resize."""
+
+    #: As the functional operator's result: structured kernels and those that hand ``out`` to a TensorIterator.
+    LIKE_RESULT = enum.auto()
+    ROW_MAJOR = enum.auto()
+    #: Row-major, and not looked at where there is no result: statistics of a batch norm that computes none.
+    ROW_MAJOR_IF_ANY = enum.auto()
+    #: LAPACK kernels make an ``out`` without elements column-major (even of the right shape) and compute into it; into
+    #: any other they copy.
+    LAPACK = enum.auto()
+
+
+#: The out variants that are not structured and that torch's engine answers wrongly, or not at all: for each of the
+#: results, what a resize makes of it.
+_LISTED: dict[str, tuple[Resized, ...]] = {
+    "aten::_native_batch_norm_legit.out": (Resized.ROW_MAJOR, *(Resized.ROW_MAJOR_IF_ANY,) * 2),
+    "aten::_native_batch_norm_legit.no_stats_out": (Resized.ROW_MAJOR, *(Resized.ROW_MAJOR_IF_ANY,) * 2),
+    "aten::_scaled_mm.out": (Resized.ROW_MAJOR,),
+    "aten::abs.out": (Resized.LIKE_RESULT,),
+    "aten::addr.out": (Resized.LIKE_RESULT,),
+    "aten::angle.out": (Resized.LIKE_RESULT,),
+    "aten::_scaled_mm_v2.out": (Resized.ROW_MAJOR,),
+    "aten::cholesky_inverse.out": (Resized.LAPACK,),
+    "aten::complex.out": (Resized.LIKE_RESULT,),
+    "aten::conj_physical.out": (Resized.LIKE_RESULT,),
+    "aten::deg2rad.out": (Resized.LIKE_RESULT,),
+    "aten::floor_divide.out": (Resized.LIKE_RESULT,),
+    "aten::geqrf.a": (Resized.LAPACK, Resized.ROW_MAJOR),
+    "aten::histogram.bin_ct_out": (Resized.ROW_MAJOR,) * 2,
+    "aten::histogram.bins_tensor_out": (Resized.ROW_MAJOR,) * 2,
+    "aten::linalg_eig.out": (Resized.ROW_MAJOR, Resized.LAPACK),
+    "aten::linalg_householder_product.out": (Resized.LAPACK,),
+    "aten::logical_and.out": (Resized.LIKE_RESULT,),
+    "aten::logical_or.out": (Resized.LIKE_RESULT,),
+    "aten::logical_xor.out": (Resized.LIKE_RESULT,),
+    "aten::logit.out": (Resized.LIKE_RESULT,),
+    "aten::ldexp.out": (Resized.LIKE_RESULT,),
+    "aten::native_batch_norm.out": (Resized.ROW_MAJOR, *(Resized.ROW_MAJOR_IF_ANY,) * 2),
+    "aten::ormqr.out": (Resized.LAPACK,),
+    "aten::polar.out": (Resized.LIKE_RESULT,),
+    "aten::rad2deg.out": (Resized.LIKE_RESULT,),
+    "aten::sort.values": (Resized.LIKE_RESULT,) * 2,
+    "aten::view_copy.out": (Resized.ROW_MAJOR,),
+    "aten::where.self_out": (Resized.LIKE_RESULT,),
+}
+
+
+#: What a factory function takes and its out variant does not, because the given tensor decides it.
+_OF_FACTORIES = frozenset({"dtype", "layout", "device", "pin_memory"})
+
+
+@functools.cache
+def out_names(func: OpOverload) -> tuple[str, ...]:
+    """The names of the arguments that ``func`` writes its results to; empty unless it is an out variant.
+
+    >>> out_names(torch.ops.aten.geqrf.a)
+    ('a', 'tau')
+    """
+    arguments = func._schema.arguments
+    return tuple(
+        a.name for a in arguments if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write
+    )
+
+
+@functools.cache
+def functional_of(func: OpOverload) -> OpOverload | None:
+    """The overload that takes ``func``'s other arguments and returns new tensors, or ``None``.
+
+    >>> functional_of(torch.ops.aten.sort.values_stable)
+    <OpOverload(op='aten.sort', overload='stable')>
+    """
+    outs = out_names(func)
+    if not outs:
+        return None
+    wanted = [(a.name, str(a.type)) for a in func._schema.arguments if a.name not in outs]
+    packet = func.overloadpacket
+    for name in packet.overloads():
+        candidate = getattr(packet, name)
+        arguments = [
+            (a.name, str(a.type)) for a in candidate._schema.arguments if a.name not in _OF_FACTORIES
+        ]
+        if arguments == wanted and not out_names(candidate):
+            return candidate
+    return None
+
+
+def _is_out_variant(func: OpOverload) -> bool:
+    return func.namespace == "aten" and functional_of(func) is not None
+
+
+@functools.cache
+def _ways(func: OpOverload, functional: OpOverload) -> tuple[Resized, ...] | None:
+    """What a resize makes of each ``out``, if torch's engine does not know."""
+    if hides_structured_meta(functional):
+        return (Resized.LIKE_RESULT,) * len(out_names(func))
+    return _LISTED.get(func.name())
+
+
+@rule_when(_is_out_variant)
+def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Compute the functional result's metadata, then bring the given tensors to its shape as eager does.
+
+    Where torch's engine is right about a kernel, it is wrong only with symbolic sizes, which it cannot resize.
+    """
+    functional = functional_of(func)
+    assert functional is not None
+    names = out_names(func)
+    outs = [kwargs[name] for name in names]
+    ways = _ways(func, functional)
+    if (ways is None and not is_symbolic(args, kwargs)) or not all_dense(args, kwargs):
+        return NotImplemented
+    ways = ways or (Resized.ROW_MAJOR,) * len(outs)
+    given = {k: v for k, v in kwargs.items() if k not in names}
+    if any(a.name == "dtype" for a in functional._schema.arguments if a.name in _OF_FACTORIES):
+        given = {"dtype": outs[0].dtype, "device": outs[0].device, **given}
+    with mode:
+        result = functional(*args, **given)
+        results = list(result) if isinstance(result, tuple | list) else [result]
+        for name, out, wanted in zip(names, outs, results, strict=True):
+            _check(func, name, out, wanted)
+        for out, wanted, way in zip(outs, results, ways, strict=True):
+            if way is Resized.LAPACK and out.numel() == 0:
+                restride(out, wanted.shape, column_major_strides(wanted.shape))
+            elif way is not Resized.ROW_MAJOR_IF_ANY or wanted.numel() != 0:
+                # A result that is the input itself (conj_physical of a real tensor) may not be dense; a copy is.
+                strides = torch.empty_like(wanted).stride() if way is Resized.LIKE_RESULT else None
+                resize_out(out, wanted.shape, strides)
+    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def _check(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Refuse an ``out`` that cannot hold the result."""
+    if not torch.can_cast(wanted.dtype, out.dtype):
+        raise RuntimeError(
+            f"{func.name()}: result type {_said(wanted.dtype)} can't be cast to the desired output type "
+            f"{_said(out.dtype)} of argument {name!r}"
+        )
+    if out.device != wanted.device:
+        raise RuntimeError(
+            f"{func.name()}: expected argument {name!r} to have device {wanted.device}, but got {out.device} instead"
+        )
+
+
+def _said(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def resize_out(out: torch.Tensor, shape: Any, strides: Any = None) -> None:
+    """Give ``out`` this shape if it has another; only then does ``strides`` matter (``None``: row-major).
+
+    To be called under the mode, so that the engine sees the metadata change.
+    """
+    if len(out.shape) == len(shape) and all(a == b for a, b in zip(out.shape, shape, strict=True)):
+        return
+    if out.numel() != 0:
+        warnings.warn(
+            f"An output with one or more elements was resized since it had shape {list(out.shape)}, which does not "
+            f"match the required output shape {list(shape)}. This behavior is deprecated, and in a future PyTorch "
+            "release outputs will not be resized unless they have zero elements. You can explicitly reuse an out "
+            "tensor t by resizing it, inplace, to zero elements with t.resize_(0).",
+            stacklevel=2,
+        )
+    restride(out, shape, strides)

@@ -1,0 +1,133 @@
+"""Making a rule's results: fake tensors of a given shape and layout, on the right device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fake.kernels._torch import FakeTensorMode, guard_or_false, hint, suggest_memory_format
+
+__all__ = [
+    "all_dense",
+    "column_major_strides",
+    "contiguous_strides",
+    "fresh",
+    "hinted",
+    "in_format_of",
+    "is_symbolic",
+    "permuted_strides",
+    "row_major",
+    "with_layout",
+]
+
+Size = Sequence[Any]
+
+
+def contiguous_strides(shape: Size) -> tuple[Any, ...]:
+    """Row-major strides, with eager's convention that a dimension of size 0 counts as 1."""
+    strides: list[Any] = []
+    step: Any = 1
+    for size in reversed(shape):
+        strides.append(step)
+        if guard_or_false(size == 0):
+            continue
+        step = step * size
+    return tuple(reversed(strides))
+
+
+def column_major_strides(shape: Size) -> tuple[Any, ...]:
+    """Strides of a batch of column-major matrices (row-major below two dimensions).
+
+    >>> column_major_strides((2, 3, 4))
+    (12, 1, 3)
+    """
+    rank = len(shape)
+    return (
+        permuted_strides(shape, (*range(rank - 2), rank - 1, rank - 2))
+        if rank >= 2
+        else contiguous_strides(shape)
+    )
+
+
+def permuted_strides(shape: Size, order: Sequence[int]) -> tuple[Any, ...]:
+    """Dense strides for ``shape`` laid out with ``order``'s dimensions from outermost to innermost.
+
+    >>> permuted_strides((2, 3, 4), (0, 2, 1))
+    (12, 1, 3)
+    """
+    physical = contiguous_strides([shape[d] for d in order])
+    strides: list[Any] = [0] * len(shape)
+    for d, step in zip(order, physical, strict=True):
+        strides[d] = step
+    return tuple(strides)
+
+
+def fresh(
+    mode: FakeTensorMode, shape: Size, strides: Size | None, *, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A new fake tensor with storage of its own; row-major where ``strides`` is ``None``."""
+    with mode:
+        if strides is None:
+            return torch.empty(tuple(shape), dtype=dtype, device=device)
+        return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device=device)
+
+
+def all_dense(args: Any, kwargs: Any) -> bool:
+    """Whether all tensors among the arguments are plain strided ones: not sparse, quantized, nested or oneDNN's."""
+    return all(
+        leaf.layout is torch.strided and not leaf.is_quantized and not leaf.is_nested
+        for leaf in pytree.tree_leaves((args, kwargs))
+        if isinstance(leaf, torch.Tensor)
+    )
+
+
+def is_symbolic(args: Any, kwargs: Any) -> bool:
+    """Whether any number among the arguments, or any tensor's size, stride or offset, is symbolic."""
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return True
+        if isinstance(leaf, torch.Tensor) and leaf._has_symbolic_sizes_strides:
+            return True
+    return False
+
+
+def hinted(leaf: Any) -> Any:
+    """A plain meta tensor (or number) in place of a fake one, symbolic sizes replaced by hints; ``None`` without a hint."""
+    if isinstance(leaf, torch.Tensor):
+        numbers = [hint(n) for n in (*leaf.shape, *leaf.stride(), leaf.storage_offset())]
+        if any(n is None for n in numbers):
+            return None
+        rank = leaf.dim()
+        base = torch.empty(0, dtype=leaf.dtype, device="meta")
+        return base.as_strided(numbers[:rank], numbers[rank : 2 * rank], numbers[-1])
+    return hint(leaf)
+
+
+def with_layout(mode: FakeTensorMode, answer: Any, example: Any) -> Any:
+    """``answer``, laid out anew in the order of ``example``'s dimensions if the two disagree at the hints."""
+    if not isinstance(answer, torch.Tensor) or tuple(hint(s) for s in answer.stride()) == example.stride():
+        return answer
+    strides = example.stride()
+    order = sorted(range(example.dim()), key=lambda d: (-strides[d], d))
+    layout = permuted_strides(answer.shape, order)
+    return fresh(mode, answer.shape, layout, dtype=answer.dtype, device=answer.device)
+
+
+def in_format_of(mode: FakeTensorMode, answer: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """``answer`` anew, channels-last if ``input`` is, else row-major."""
+    with mode:
+        return torch.empty_like(answer, memory_format=suggest_memory_format(input))
+
+
+def row_major(mode: FakeTensorMode, answer: Any) -> Any:
+    """``answer`` (a tensor, or several) in row-major strides."""
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or tuple(leaf.stride()) == contiguous_strides(leaf.shape):
+            return leaf
+        return fresh(mode, leaf.shape, None, dtype=leaf.dtype, device=leaf.device)
+
+    return pytree.tree_map(one, answer)
