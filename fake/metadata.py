@@ -43,6 +43,10 @@ class TensorMetadata:
         """The six values, in the order in which the table takes them."""
         return (self.shape, self.stride, self.dtype, self.device, self.offset, self.flags)
 
+    def to_keep(self) -> TensorMetadata | None:
+        """Itself, if a tensor may remember it: the conjugate bit of a complex tensor can be flipped in place."""
+        return None if self.dtype.is_complex else self
+
     def __repr__(self) -> str:
         return (
             f"TensorMetadata(shape={self.shape}, stride={self.stride}, dtype={self.dtype}, device={self.device}, "

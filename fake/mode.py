@@ -99,6 +99,9 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
         self.cache_enabled = _t.dynamo_config.fake_tensor_cache_enabled and not self.propagate_real_tensors
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "in_kernel_invocation":
+            self._thread.in_kernel = value
+            return
         self.__dict__[name] = value
         if name in _CACHE_SETTINGS:
             self.__dict__["_cache_token"] = None
@@ -116,15 +119,14 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
             handlers = ENGINE.handlers
         self.__dict__["_handlers"] = handlers
 
-    # Whether a meta kernel runs is a property of the thread (torch keeps the dispatch key there too).
     @property
     def in_kernel_invocation(self) -> bool:  # type: ignore[override]
-        """Whether this thread runs a meta kernel: fake tensors then say that they are on ``meta``."""
-        return _t.meta_in_tls()
+        """Whether this thread runs a meta kernel of the mode: fake tensors then say that they are on ``meta``."""
+        return getattr(self._thread, "in_kernel", False)
 
     @in_kernel_invocation.setter
     def in_kernel_invocation(self, value: bool) -> None:
-        """torch's ``in_kernel_invocation_manager`` sets both; the thread's dispatch key is the one that counts."""
+        self._thread.in_kernel = value
 
     @property
     def enter_stack(self) -> list[Any]:  # type: ignore[override]

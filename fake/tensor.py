@@ -204,9 +204,7 @@ def metadata_of(tensor: Any) -> TensorMetadata:
     found = intern(
         tuple(tensor.shape), tensor.stride(), dtype, tensor.fake_device, offset, flags_of(tensor)
     )
-    if not dtype.is_complex:
-        # A conjugate bit can be flipped in place (torch._C._set_conj): complex tensors are looked at every time.
-        tensor._interned = found
+    tensor._interned = found.to_keep()
     return found
 
 

@@ -89,6 +89,7 @@ def build(recipe: Recipe, tensor_class: type, mark: Mark) -> Rebuild:
 def _build_fresh(recipe: Fresh, tensor_class: type, mark: Mark) -> Rebuild:
     metadata = recipe.metadata
     shape, stride, device, dtype = metadata.shape, metadata.stride, metadata.device, metadata.dtype
+    interned = metadata.to_keep()
     prototype = torch.empty_strided(shape, stride, dtype=dtype, device=_t.META_DEVICE)
     copy = prototype.clone()
     if copy.stride() == stride and copy.untyped_storage().nbytes() == recipe.nbytes:
@@ -115,12 +116,12 @@ def _build_fresh(recipe: Fresh, tensor_class: type, mark: Mark) -> Rebuild:
         mark(made)
         made.fake_mode = mode
         made._fake_device = device
-        made._interned = metadata
+        made._interned = interned
         made._plain = element
         return made
 
     def rebuild_checked(mode: Any, args: Any, kwargs: Any) -> Any:
-        return make_fake(make_element(), device, mode, metadata, mark, tensor_class)
+        return make_fake(make_element(), device, mode, metadata.to_keep(), mark, tensor_class)
 
     return rebuild if DEVICE_ATTRIBUTE == "_fake_device" else rebuild_checked
 
@@ -136,10 +137,11 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
 
         def rebuild_nested(mode: Any, args: Any, kwargs: Any) -> Any:
             element = plain_of(follow(path, args, kwargs)).as_strided(shape, stride, offset)
-            return make_fake(element, device, mode, metadata, mark, tensor_class)
+            return make_fake(element, device, mode, metadata.to_keep(), mark, tensor_class)
 
         return rebuild_nested
     index = recipe.path[0]
+    interned = metadata.to_keep()
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         base = args[index]
@@ -148,7 +150,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
         mark(made)
         made.fake_mode = mode
         made._fake_device = device
-        made._interned = metadata
+        made._interned = interned
         made._plain = element
         return made
 
@@ -163,7 +165,7 @@ def _build_reinterpreting_view(recipe: View, tensor_class: type, mark: Mark) -> 
         element = torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE)
         with _t.disable_torch_dispatch():
             element.set_(base.untyped_storage(), metadata.offset, metadata.shape, metadata.stride)
-        return make_fake(element, metadata.device, mode, metadata, mark, tensor_class)
+        return make_fake(element, metadata.device, mode, metadata.to_keep(), mark, tensor_class)
 
     return rebuild
 
