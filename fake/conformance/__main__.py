@@ -1,0 +1,79 @@
+"""``python -m fake.conformance``: run the sweep and print the table. ``--help`` lists the choices."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from fake.conformance.compare import Verdict
+from fake.conformance.engines import ENGINES
+from fake.conformance.layouts import LAYOUTS
+from fake.conformance.report import Tally
+from fake.conformance.sweep import TABLES, Options, sweep
+
+FINDINGS = (Verdict.MISMATCH, Verdict.UNSUPPORTED, Verdict.ERROR)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns 1 if there is a mismatch, an unsupported operator or an error, else 0."""
+    parser = argparse.ArgumentParser(prog="python -m fake.conformance", description=__doc__)
+    parser.add_argument(
+        "patterns", nargs="*", help="names of entries, as shell patterns ('fft.*'); default: all"
+    )
+    parser.add_argument(
+        "--engine", choices=ENGINES, default="fake", help="torch's, torch's with our rules, or ours"
+    )
+    parser.add_argument("--symbolic", action="store_true", help="mark all dimensions dynamic")
+    parser.add_argument("--tables", default=",".join(TABLES), help=f"of {','.join(TABLES)}")
+    parser.add_argument("--layouts", default="given", help=f"of {','.join(LAYOUTS)}, or 'all'")
+    parser.add_argument(
+        "--dtypes", default="float32", help="comma-separated; where none is supported, another is taken"
+    )
+    parser.add_argument("--databases", default="op,custom,module", help="of op,custom,module")
+    parser.add_argument("--samples", type=int, default=8, help="at most so many samples an entry; 0 for all")
+    parser.add_argument("--shard", default="0/1", help="INDEX/COUNT: every COUNT-th entry from INDEX on")
+    parser.add_argument(
+        "--repeat", type=int, default=1, help="run the engine so often, judge the last (cached) run"
+    )
+    parser.add_argument("--show", action="append", choices=[*map(str, Verdict), "findings"], default=[])
+    parser.add_argument("--json", type=Path, help="write the result to this file")
+    parser.add_argument(
+        "--merge", type=Path, nargs="+", help="print the union of results written before; run nothing"
+    )
+    parser.add_argument("--progress", action="store_true", help="print each entry's name to standard error")
+    choice = parser.parse_args(arguments)
+
+    if choice.merge:
+        tally = Tally()
+        for path in choice.merge:
+            tally.merge(Tally.read(path))
+    else:
+        index, count = map(int, choice.shard.split("/"))
+        options = Options(
+            engine=choice.engine,
+            symbolic=choice.symbolic,
+            tables=choice.tables.split(","),
+            layouts=list(LAYOUTS) if choice.layouts == "all" else choice.layouts.split(","),
+            dtypes=[getattr(torch, name) for name in choice.dtypes.split(",")],
+            patterns=choice.patterns,
+            databases=choice.databases.split(","),
+            samples=choice.samples,
+            shard=(index, count),
+            repeat=choice.repeat,
+        )
+        tally = sweep(
+            options, (lambda name: print(name, file=sys.stderr)) if choice.progress else lambda name: None
+        )
+    if choice.json:
+        tally.write(choice.json)
+    shown = [v for name in choice.show for v in (FINDINGS if name == "findings" else (Verdict(name),))]
+    tally.print(Console(width=150), details=shown, title=f"{choice.engine} against eager")
+    return 1 if tally.count(*FINDINGS) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""Every private torch name that the conformance program relies on: torch's operator databases and fake engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+
+__all__ = [
+    "DATA_DEPENDENT",
+    "UNSUPPORTED",
+    "FakeTensor",
+    "FakeTensorMode",
+    "ShapeEnv",
+    "custom_op_db",
+    "enable_python_dispatcher",
+    "hint",
+    "module_db",
+    "op_db",
+    "storage_id",
+]
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
+UNSUPPORTED = (UnsupportedOperatorException,)
+
+
+def op_db() -> list[Any]:
+    """torch's operators with their sample inputs. Imported on demand: it takes seconds."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return list(op_db)
+
+
+def custom_op_db() -> list[Any]:
+    """torch's custom operators for tests."""
+    from torch.testing._internal.custom_op_db import custom_op_db
+
+    return list(custom_op_db)
+
+
+def module_db() -> list[Any]:
+    """torch's modules with their sample inputs."""
+    from torch.testing._internal.common_modules import module_db
+
+    return list(module_db)
+
+
+def hint(value: Any) -> Any:
+    """The number itself, or the example value behind a symbolic one (``None`` for an unbacked symbol)."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value.node.hint
+    return value
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's storage, the same for all views of it."""
+    return tensor.untyped_storage()._cdata

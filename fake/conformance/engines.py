@@ -1,0 +1,70 @@
+"""The engine under test, chosen by name."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+import fake.kernels
+from fake.conformance._torch import FakeTensor, FakeTensorMode, ShapeEnv, enable_python_dispatcher
+
+__all__ = ["ENGINES", "RulesMode", "active", "make_mode"]
+
+ENGINES = ("torch", "rules", "fake")
+
+
+class RulesMode(FakeTensorMode):
+    """torch's engine with :mod:`fake.kernels` asked first: the rules under test, and nothing else of ours.
+
+    The cache is off, because torch's does not know that an ``out=`` argument may be resized; so is the fallback to
+    real kernels, because a rule should not be needed where it hides.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_fallback_kernels": False, **options})
+        self.cache_enabled = False
+
+    def _dispatch_impl(
+        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        rule = fake.kernels.find(func)
+        if rule is not None and self._only_fakes(args, kwargs):
+            result = rule(self, func, tuple(args), dict(kwargs))
+            if result is not NotImplemented:
+                return result
+        return super()._dispatch_impl(func, types, args, kwargs)
+
+    def _only_fakes(self, args: Any, kwargs: Any) -> bool:
+        """Whether every tensor is a fake one of this mode, and not all of them are constants."""
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if hasattr(leaf, "untyped_storage")]
+        if not all(isinstance(t, FakeTensor) and t.fake_mode is self for t in tensors):
+            return False
+        return not tensors or any(t.constant is None for t in tensors)
+
+
+def make_mode(engine: str, *, symbolic: bool = False) -> FakeTensorMode:
+    """A fresh mode of the engine ``"torch"``, ``"rules"`` (torch's with our rules first) or ``"fake"`` (ours).
+
+    Raises:
+        ValueError: no engine has that name.
+    """
+    options: dict[str, Any] = {"shape_env": ShapeEnv()} if symbolic else {}
+    match engine:
+        case "torch":
+            return FakeTensorMode(**options)
+        case "rules":
+            return RulesMode(**options)
+        case "fake":
+            return importlib.import_module("fake").FakeTensorMode(**options)
+    raise ValueError(f"engine {engine!r} is none of {', '.join(ENGINES)}")
+
+
+@contextlib.contextmanager
+def active(mode: FakeTensorMode) -> Iterator[None]:
+    """Run under ``mode``; with symbolic sizes also under the Python dispatcher, as Dynamo and AOTAutograd do."""
+    with mode, enable_python_dispatcher() if mode.shape_env is not None else contextlib.nullcontext():
+        yield

@@ -1,0 +1,122 @@
+"""The sweep: each subject in eager and in the engine under test, compared step by step."""
+
+from __future__ import annotations
+
+import fnmatch
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fake.conformance.compare import Outcome, Verdict, compare, of_error
+from fake.conformance.engines import active, make_mode
+from fake.conformance.observe import Observation, observe
+from fake.conformance.report import Case, Tally
+from fake.conformance.subjects import Subject, entry_name, names, seed, subjects
+
+__all__ = ["TABLES", "Options", "sweep"]
+
+TABLES = ("forward", "backward", "in-place", "out")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to sweep over. All choices are deterministic: the same options give the same cases."""
+
+    #: "torch", "rules" or "fake".
+    engine: str = "rules"
+    #: Mark all dimensions dynamic.
+    symbolic: bool = False
+    tables: Sequence[str] = TABLES
+    layouts: Sequence[str] = ("given",)
+    dtypes: Sequence[torch.dtype] = (torch.float32,)
+    #: Shell patterns for entries' names; all entries if empty.
+    patterns: Sequence[str] = ()
+    #: Databases: "op", "custom", "module".
+    databases: Sequence[str] = ("op", "custom", "module")
+    #: At most so many samples an entry, evenly spread; 0 for all.
+    samples: int = 8
+    #: Every ``count``-th entry from ``index`` on.
+    shard: tuple[int, int] = (0, 1)
+    #: Run the fake side so often and judge the last: with 2, an engine's cached answer is what is judged.
+    repeat: int = 1
+
+    def entries(self) -> list[tuple[str, Any]]:
+        """The database entries that these options select."""
+        index, count = self.shard
+        selected = [
+            (database, entry)
+            for database, entry in names()
+            if database in self.databases
+            and (not self.patterns or any(fnmatch.fnmatchcase(entry_name(entry), p) for p in self.patterns))
+        ]
+        return selected[index::count]
+
+
+def sweep(options: Options, progress: Callable[[str], None] = lambda name: None) -> Tally:
+    """Run the cases that ``options`` select and count the verdicts."""
+    tally = Tally()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for database, entry in options.entries():
+            progress(entry_name(entry))
+            chosen = subjects(
+                database,
+                entry,
+                layouts=options.layouts,
+                tables=options.tables,
+                samples=options.samples,
+                dtypes=options.dtypes,
+            )
+            for subject in chosen:
+                for table, outcome in _judge(subject, options):
+                    tally.add(Case(subject.label, table, subject.layout, options.symbolic, outcome))
+    return tally
+
+
+def _judge(subject: Subject, options: Options) -> Iterator[tuple[str, Outcome]]:
+    """The outcome of every step that eager completes."""
+    seed()
+    inputs = subject.inputs()
+    expected, _ = _observe_run(subject, inputs)
+    if not expected:
+        return
+    seen: list[tuple[str, Observation]] = []
+    error: Exception | None = None
+    for _ in range(options.repeat):
+        seed()
+        mode = make_mode(options.engine, symbolic=options.symbolic)
+        try:
+            inputs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, subject.inputs())
+        except Exception as failure:  # noqa: BLE001 - any failure of the engine is a finding
+            seen, error = [], failure
+            continue
+        with active(mode):
+            seen, error = _observe_run(subject, inputs)
+    for step, (table, observation) in enumerate(expected):
+        if step < len(seen):
+            yield table, compare(observation, seen[step][1])
+        elif step == len(seen) and error is not None:
+            yield table, of_error(error)
+        else:
+            break
+
+
+def _observe_run(subject: Subject, inputs: Any) -> tuple[list[tuple[str, Observation]], Exception | None]:
+    """Run to the end or to the first exception; what was observed so far, and the exception."""
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+    seen: list[tuple[str, Observation]] = []
+    try:
+        for table, results in subject.run(inputs):
+            seen.append((table, observe(results, tensors)))
+    except Exception as error:  # noqa: BLE001 - samples that eager refuses are skipped, engine errors are findings
+        return seen, error
+    return seen, None
+
+
+def is_finding(outcome: Outcome) -> bool:
+    """Whether an outcome is one that a correct engine never gives."""
+    return outcome.verdict in (Verdict.MISMATCH, Verdict.UNSUPPORTED, Verdict.ERROR)

@@ -1,0 +1,18 @@
+"""Rules for operators whose answer no meta kernel gives, or gives wrongly: one family a file.
+
+Eager is the specification. Where torch's meta kernels and decompositions agree with eager there is no rule; where
+they do not, :func:`find` returns the rule that does.
+
+>>> import torch, fake.kernels
+>>> fake.kernels.find(torch.ops.aten.logaddexp.default) is not None
+True
+"""
+
+from fake.kernels import (  # noqa: F401  (they register their rules)
+    fft,
+    out_variants,
+    structured,
+)
+from fake.kernels.registry import Rule, find, rule, rule_when, rules
+
+__all__ = ["Rule", "find", "rule", "rule_when", "rules"]

@@ -1,0 +1,111 @@
+"""Every private torch name that the rules rely on, and every difference between torch versions.
+
+Nothing else in :mod:`fake.kernels` reaches into a private module, so that the next torch release is this file's work.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch._C import DispatchKey, _dispatch_dump
+from torch._decomp import decomposition_table, meta_table
+from torch._ops import OpOverload
+from torch._subclasses.fake_impls import get_fast_op_impls, op_implementations_checks
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+    in_kernel_invocation_manager,
+)
+from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
+from torch.utils import _pytree as pytree
+
+__all__ = [
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "OpOverload",
+    "UnsupportedOperatorException",
+    "common_device",
+    "guard_or_false",
+    "guard_or_true",
+    "hides_structured_meta",
+    "hint",
+    "in_kernel_invocation_manager",
+    "structured_meta",
+    "torchs_answer",
+    "wrap",
+]
+
+_STRUCTURED_KEY = DispatchKey.CompositeExplicitAutogradNonFunctional
+
+
+@functools.cache
+def hides_structured_meta(func: OpOverload) -> bool:
+    """Whether a Python registration hides ``func``'s structured C++ meta function.
+
+    A structured operator shares one C++ meta function between all its backends: what it says is what eager does.
+    torch registers Python versions over many of them, because the C++ ones cannot take symbolic sizes.
+    """
+    dump = _dispatch_dump(func.name())
+    return "Meta (inactive)" in dump and _STRUCTURED_KEY.name in dump
+
+
+def structured_meta(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Run ``func``'s structured C++ meta function, hidden or not.
+
+    The dispatcher keeps it reachable in one place: the composite kernel that runs the meta function, allocates the
+    outputs that it asks for, and calls the out variant. On meta tensors nothing is computed.
+    """
+    return func._op_dk(_STRUCTURED_KEY, *args, **kwargs)
+
+
+def torchs_answer(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """What torch's own engine answers for ``func`` on symbolic sizes, as fake tensors of ``mode``.
+
+    The same order of preference as ``FakeTensorMode._dispatch_impl``: fast path, decomposition, operator
+    implementation, meta kernel. Operators inside a decomposition go through ``mode`` again.
+    """
+    fast = get_fast_op_impls().get(func)
+    if fast is not None:
+        return fast(mode, *args, **kwargs)
+    if func not in meta_table and not mode.cpp_meta_supports_symint(func) and func in decomposition_table:
+        with mode:
+            return decomposition_table[func](*args, **kwargs)
+    for answers, implementation in op_implementations_checks:
+        if answers(func):
+            result = implementation(mode, func, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+    with in_kernel_invocation_manager(mode):
+        result = func(*args, **kwargs)
+    return wrap(mode, func, args, kwargs, result)
+
+
+def wrap(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any, result: Any) -> Any:
+    """Plain meta tensors as fake tensors on the device that ``func``'s arguments decide; the rest as it is."""
+    device = kwargs.get("device") or common_device(func, pytree.tree_leaves((args, kwargs)))
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or mode.is_our_fake(leaf):
+            return leaf
+        return mode.fake_tensor_converter.from_meta_and_device(mode, leaf, device)
+
+    return pytree.tree_map(one, result)
+
+
+def common_device(func: OpOverload, flat_args: list[Any]) -> torch.device:
+    """The device of ``func``'s results, or torch's error if its arguments' devices do not mix."""
+    return FakeTensor._find_common_device(func, flat_args)[0]
+
+
+def hint(value: Any) -> Any:
+    """The example value behind a symbolic number, recording no guard; ``None`` for an unbacked one."""
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return value.node.hint
+    return value

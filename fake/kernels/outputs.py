@@ -1,0 +1,72 @@
+"""Making a rule's results: fake tensors of a given shape and layout, on the right device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fake.kernels._torch import FakeTensorMode, guard_or_false, hint
+
+__all__ = ["contiguous_strides", "fresh", "hinted", "is_symbolic", "permuted_strides"]
+
+Size = Sequence[Any]
+
+
+def contiguous_strides(shape: Size) -> tuple[Any, ...]:
+    """Row-major strides, with eager's convention that a dimension of size 0 counts as 1."""
+    strides: list[Any] = []
+    step: Any = 1
+    for size in reversed(shape):
+        strides.append(step)
+        if guard_or_false(size == 0):
+            continue
+        step = step * size
+    return tuple(reversed(strides))
+
+
+def permuted_strides(shape: Size, order: Sequence[int]) -> tuple[Any, ...]:
+    """Dense strides for ``shape`` laid out with ``order``'s dimensions from outermost to innermost.
+
+    >>> permuted_strides((2, 3, 4), (0, 2, 1))
+    (12, 1, 3)
+    """
+    physical = contiguous_strides([shape[d] for d in order])
+    strides: list[Any] = [0] * len(shape)
+    for d, step in zip(order, physical, strict=True):
+        strides[d] = step
+    return tuple(strides)
+
+
+def fresh(
+    mode: FakeTensorMode, shape: Size, strides: Size | None, *, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A new fake tensor with storage of its own; row-major where ``strides`` is ``None``."""
+    with mode:
+        if strides is None:
+            return torch.empty(tuple(shape), dtype=dtype, device=device)
+        return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device=device)
+
+
+def is_symbolic(args: Any, kwargs: Any) -> bool:
+    """Whether any number among the arguments, or any tensor's size, stride or offset, is symbolic."""
+    for leaf in pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return True
+        if isinstance(leaf, torch.Tensor) and leaf._has_symbolic_sizes_strides:
+            return True
+    return False
+
+
+def hinted(leaf: Any) -> Any:
+    """A plain meta tensor (or number) in place of a fake one, symbolic sizes replaced by hints; ``None`` without a hint."""
+    if isinstance(leaf, torch.Tensor):
+        numbers = [hint(n) for n in (*leaf.shape, *leaf.stride(), leaf.storage_offset())]
+        if any(n is None for n in numbers):
+            return None
+        rank = leaf.dim()
+        base = torch.empty(0, dtype=leaf.dtype, device="meta")
+        return base.as_strided(numbers[:rank], numbers[rank : 2 * rank], numbers[-1])
+    return hint(leaf)

@@ -1,0 +1,115 @@
+"""Which rule answers for which operator: the one place that knows.
+
+A *rule* is a function ``rule(mode, func, args, kwargs)`` that returns what eager would return for ``func``, as fake
+tensors of ``mode``. An engine consults :func:`find` once constants have been folded and real inputs converted, and
+before decompositions and meta kernels, with ``mode`` itself off the mode stack; a rule enters ``with mode:`` where it
+needs other operators' answers. A rule may return ``NotImplemented``: the engine then goes on as if there were none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from fake.kernels._torch import FakeTensorMode, OpOverload
+
+__all__ = ["Rule", "find", "rule", "rule_when", "rules"]
+
+
+class Rule(Protocol):
+    """The answer to one operator, or to one family of operators."""
+
+    __name__: str
+
+    def __call__(
+        self, mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], /
+    ) -> Any: ...
+
+
+class _Registry:
+    """Rules by operator name, then families by predicate; what was found is remembered."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_name: dict[str, Rule] = {}
+        self._families: list[tuple[Callable[[OpOverload], bool], Rule]] = []
+        self._found: dict[OpOverload, Rule | None] = {}
+
+    def add_names(self, names: tuple[str, ...], rule: Rule) -> None:
+        with self._lock:
+            for name in names:
+                if name in self._by_name:
+                    raise ValueError(f"{name} has two rules: {self._by_name[name].__name__}, {rule.__name__}")
+                self._by_name[name] = rule
+            self._found.clear()
+
+    def add_family(self, predicate: Callable[[OpOverload], bool], rule: Rule) -> None:
+        with self._lock:
+            self._families.append((predicate, rule))
+            self._found.clear()
+
+    def find(self, func: OpOverload) -> Rule | None:
+        try:
+            return self._found[func]
+        except KeyError:
+            pass
+        with self._lock:
+            found = self._by_name.get(func.name()) if isinstance(func, OpOverload) else None
+            if found is None and isinstance(func, OpOverload):
+                found = next((rule for matches, rule in self._families if matches(func)), None)
+            self._found[func] = found
+        return found
+
+    def named(self) -> dict[str, Rule]:
+        with self._lock:
+            return dict(self._by_name)
+
+
+_registry = _Registry()
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for operators by their full names, such as ``"aten::cat"`` or ``"aten::sort.stable"``.
+
+    Names, not overload objects: a name that this torch does not have is simply never asked for.
+
+    Raises:
+        ValueError: an operator already has a rule.
+    """
+
+    def register(function: Rule) -> Rule:
+        _registry.add_names(names, function)
+        return function
+
+    return register
+
+
+def rule_when(predicate: Callable[[OpOverload], bool]) -> Callable[[Rule], Rule]:
+    """Register a rule for every operator that ``predicate`` accepts and that has no rule by name.
+
+    Families are asked in the order of registration; a predicate must depend on nothing but the operator.
+    """
+
+    def register(function: Rule) -> Rule:
+        _registry.add_family(predicate, function)
+        return function
+
+    return register
+
+
+def find(func: OpOverload) -> Rule | None:
+    """The rule that answers for ``func``, or ``None``.
+
+    >>> import torch, fake.kernels
+    >>> fake.kernels.find(torch.ops.aten.copysign.Tensor).__name__
+    'structured'
+    >>> fake.kernels.find(torch.ops.aten.view.default) is None
+    True
+    """
+    return _registry.find(func)
+
+
+def rules() -> dict[str, Rule]:
+    """Every rule that is registered by name."""
+    return _registry.named()
