@@ -56,7 +56,8 @@ from torch._subclasses.meta_utils import (
     is_sparse_compressed,
 )
 from torch._utils import render_call
-from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 from torch.fx.operator_schemas import normalize_function
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -78,6 +79,8 @@ __all__ = [
     "MissingOpProfile",
     "OpOverload",
     "RandomValueSource",
+    "ShapeEnv",
+    "SymNode",
     "TorchDispatchMode",
     "TorchFakeTensor",
     "TorchFakeTensorConverter",
@@ -219,6 +222,18 @@ def custom_ops_profiles() -> object | None:
 def is_data_dependent_set(func: OpOverload) -> bool:
     """Whether an operator's answer may depend on values (tags of torch)."""
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def copy_node(node: SymNode) -> SymNode:
+    """A new node with the same expression, hint and environment."""
+    copied = object.__new__(SymNode)
+    copied.__dict__.update(node.__dict__)
+    return copied
+
+
+def guards_are_suppressed() -> bool:
+    """Whether this thread asks symbolic questions without recording guards."""
+    return ShapeEnv._suppress_guards_tls()
 
 
 def is_plain_meta(tensor: torch.Tensor) -> bool:

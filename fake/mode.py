@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import traceback
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from .cache.engine import Engine
 from .cache.key import plain_key
 from .convert import FakeTensorConverter
 from .steps import dispatch as dispatch_steps
-from .tensor import FakeTensor
+from .tensor import DEVICE_ATTRIBUTE, FakeTensor
 
 __all__ = ["ENGINE", "FakeTensorMode", "cache_clear", "cache_info"]
 
@@ -34,7 +35,7 @@ def cache_info() -> Any:
 
 def cache_clear() -> None:
     """Empty the process-wide dispatch cache and reset its counters."""
-    ENGINE.store.clear()
+    ENGINE.clear()
 
 
 class FakeTensorMode(_t.TorchFakeTensorMode):
@@ -169,11 +170,17 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
 def _torch_dispatch(
     self: FakeTensorMode, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
 ) -> Any:
+    if func is _DEVICE:
+        # Most calls are this one: autograd asks for the device of every gradient. No meta kernel runs here.
+        return _device_of(args[0])
     handler = self._handlers.get(id(func))
     if handler is None:
         handler = ENGINE.handler(func)
     return handler(self, func, types, args, kwargs)
 
+
+_DEVICE = torch.ops.prim.device.default
+_device_of = operator.attrgetter(DEVICE_ATTRIBUTE)
 
 # Set after the class exists: torch wraps a method defined in the body to keep Dynamo out, which costs a microsecond
 # a call; marking the code object has the same effect.

@@ -18,7 +18,7 @@ from .metadata import TensorMetadata, intern
 if TYPE_CHECKING:
     from .mode import FakeTensorMode
 
-__all__ = ["DEVICE_ATTRIBUTE", "HIDDEN_DEFAULTS", "FakeTensor", "Unkeyable", "adopt", "forget", "make_fake", "metadata_of", "plain_of"]
+__all__ = ["DEVICE_ATTRIBUTE", "HIDDEN_DEFAULTS", "FakeTensor", "SymbolicSizes", "Unkeyable", "adopt", "forget", "make_fake", "plain_of", "static_metadata_of"]
 
 _MEMOS = tuple(
     f"_{name}_memo{suffix}"
@@ -44,6 +44,10 @@ class Unkeyable(Exception):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(reason)
+
+
+class SymbolicSizes(Unkeyable):
+    """The tensor has symbolic sizes: its metadata lives on a shape environment."""
 
 
 class FakeTensor(_t.TorchFakeTensor):
@@ -181,11 +185,12 @@ def flags_of(tensor: torch.Tensor) -> int:
     return tensor.is_conj() | tensor.is_neg() << 1 | tensor.is_inference() << 2 | tensor._is_zerotensor() << 3
 
 
-def metadata_of(tensor: Any) -> TensorMetadata:
+def static_metadata_of(tensor: Any) -> TensorMetadata:
     """The interned metadata of a strided fake tensor with plain integer sizes.
 
     Raises:
-        Unkeyable: constants, real tensors, sparse, nested, quantized and symbolic tensors have none.
+        SymbolicSizes: some size, stride or offset is symbolic.
+        Unkeyable: constants, real tensors, sparse, nested and quantized tensors have none.
     """
     if tensor.constant is not None:
         raise Unkeyable("constant attribute")
@@ -195,17 +200,16 @@ def metadata_of(tensor: Any) -> TensorMetadata:
         raise Unkeyable(f"{tensor.layout} tensor")
     if tensor.is_quantized or tensor.is_nested:
         raise Unkeyable("quantized or nested tensor")
-    if tensor._has_symbolic_sizes_strides:
-        raise Unkeyable("symbolic shape")
-    offset = tensor.storage_offset()
-    if type(offset) is not int:
-        raise Unkeyable("symbolic shape")
-    dtype = tensor.dtype
-    found = intern(
-        tuple(tensor.shape), tensor.stride(), dtype, tensor.fake_device, offset, flags_of(tensor)
+    if tensor._has_symbolic_sizes_strides or type(tensor.storage_offset()) is not int:
+        raise SymbolicSizes("symbolic shape")
+    return intern(
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+        tensor.fake_device,
+        tensor.storage_offset(),
+        flags_of(tensor),
     )
-    tensor._interned = found.to_keep()
-    return found
 
 
 def plain_of(tensor: Any) -> torch.Tensor:

@@ -7,6 +7,7 @@ and the recipe's closure. A miss goes to :meth:`Engine.miss`, which dispatches f
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,11 +15,12 @@ import torch
 
 from .. import _torch as _t
 from ..errors import CacheCrossCheckError
-from ..tensor import Unkeyable, forget, metadata_of
+from ..tensor import Unkeyable, forget
 from .key import compile_key, plain_key
 from .recipe import Mark, build
 from .record import describe, verify
 from .store import Bypass, Store
+from .symbolic import Stale, SymbolicState, is_symbolic_key, metadata_of, state_of, symbols_of_key, symbols_of_recipe
 
 __all__ = ["Dispatch", "Engine", "Handler", "mark_of", "uncacheable_reason"]
 
@@ -79,6 +81,7 @@ class Engine:
         self.handlers: dict[int, Handler] = {}
         self._funcs: list[Any] = []  # keeps the operators alive, so that an id is never used again
         self._lock = threading.Lock()
+        self._symbolic_states: weakref.WeakSet[SymbolicState] = weakref.WeakSet()
 
     def handler(self, func: Any) -> Handler:
         """The handler of an operator, generated at its first use."""
@@ -105,7 +108,7 @@ class Engine:
         return self._compile(func)
 
     def _compile(self, func: Any) -> Handler:
-        source, names = compile_key(func, self.tensor_class, self.metadata_of)
+        source, names = compile_key(func, self.tensor_class)
         names["Bypass"] = Bypass
         table = self.store.table(func)
         code = _TEMPLATE.format(names=", ".join(names), key=source)
@@ -114,10 +117,6 @@ class Engine:
         handler = namespace["make"](func, table.get, self.store.hit, self.miss, **names)
         _t.skip_code(handler.__code__)
         return handler
-
-    def metadata_of(self, tensor: Any) -> Any:
-        """The interned metadata of a tensor of this engine."""
-        return metadata_of(tensor)
 
     def _make_custom_handler(self, func: Any) -> Handler:
         """Custom operators: only where the mode trusts their fake kernels to be pure, keyed by the kernel itself."""
@@ -128,7 +127,7 @@ class Engine:
                 return self.miss(mode, func, types, args, kwargs, None, "non-builtin")
             try:
                 kernel = _t.registered_fake_kernel(func)
-                key = (kernel, *plain_key(func, mode, args, kwargs, self.tensor_class, self.metadata_of))
+                key = (kernel, *plain_key(func, mode, args, kwargs, self.tensor_class))
                 rebuild = table.get(key)
             except Unkeyable as refused:
                 return self.miss(mode, func, types, args, kwargs, None, refused.reason)
@@ -156,6 +155,17 @@ class Engine:
                 return func(*args, **kwargs)
         if key is None:
             self.store.count_bypass(reason or "unknown")
+        elif mode.shape_env is not None:
+            rebuild = self._find_symbolic(mode, func, key)
+            if rebuild is not None:
+                try:
+                    outputs = rebuild(mode, args, kwargs)
+                except Stale:
+                    self._forget_symbolic(mode, func, key)
+                else:
+                    if type(rebuild) is not Bypass:
+                        self.store.hit()
+                    return outputs
         watched = _tensors_of(args, kwargs) if _is_mutable(func) else ()
         before = [(tensor, self._peek(tensor)) for tensor in watched if type(tensor) is self.tensor_class]
         try:
@@ -164,14 +174,15 @@ class Engine:
             changed = self._metadata_changed(before)
         if key is not None and outputs is not NotImplemented:
             if changed:
-                self._remember_bypass(func, key, "metadata of an argument changes")
+                self._remember_bypass(mode, func, key, "metadata of an argument changes")
             else:
                 self._record(mode, func, args, kwargs, key, outputs)
         return outputs
 
-    def _peek(self, tensor: Any) -> Any:
+    @staticmethod
+    def _peek(tensor: Any) -> Any:
         try:
-            return tensor._interned or self.metadata_of(tensor)
+            return tensor._interned or metadata_of(tensor)
         except Unkeyable:
             return None
 
@@ -185,20 +196,53 @@ class Engine:
         return changed
 
     def _record(self, mode: Any, func: Any, args: Any, kwargs: Any, key: Any, outputs: Any) -> None:
+        symbolic = mode.shape_env is not None and is_symbolic_key(key)
+        if symbolic and _t.guards_are_suppressed():
+            self.store.count_bypass("suppressed guards")  # a later hit would owe the guards that were not recorded
+            return
         try:
             recipe = describe(func, args, kwargs, outputs, self.tensor_class)
+            if not symbols_of_recipe(recipe) <= (symbols_of_key(key) if symbolic else set()):
+                raise Unkeyable("unrepresented symbol in output")
             mark = mark_of(mode)
             rebuild = build(recipe, self.tensor_class, mark)
             verify(recipe, mark, mode, args, kwargs, outputs)
         except Unkeyable as refused:
-            self._remember_bypass(func, key, refused.reason)
+            self._remember_bypass(mode, func, key, refused.reason)
+            return
+        except Stale:
             return
         self.store.count_miss()
-        self.store.insert(func, self.store.table(func), key, rebuild, recipe)
+        if symbolic:
+            self._symbolic_table(mode, func)[key] = rebuild
+        else:
+            self.store.insert(func, self.store.table(func), key, rebuild, recipe)
 
-    def _remember_bypass(self, func: Any, key: Any, reason: str) -> None:
+    def _remember_bypass(self, mode: Any, func: Any, key: Any, reason: str) -> None:
         self.store.count_bypass(reason)
-        self.store.insert(func, self.store.table(func), key, Bypass(reason, func, self._again), None)
+        negative = Bypass(reason, func, self._again)
+        if mode.shape_env is not None and is_symbolic_key(key):
+            self._symbolic_table(mode, func)[key] = negative
+        else:
+            self.store.insert(func, self.store.table(func), key, negative, None)
+
+    def _symbolic_table(self, mode: Any, func: Any) -> dict[Any, Any]:
+        state = state_of(mode.shape_env)
+        self._symbolic_states.add(state)
+        return state.table(func, self.tensor_class)
+
+    def _find_symbolic(self, mode: Any, func: Any, key: Any) -> Any:
+        state = mode.shape_env.__dict__.get("_fake_dispatch")
+        return None if state is None else state.table(func, self.tensor_class).get(key)
+
+    def _forget_symbolic(self, mode: Any, func: Any, key: Any) -> None:
+        self._symbolic_table(mode, func).pop(key, None)
+
+    def clear(self) -> None:
+        """Drop all entries, also those on shape environments, and reset the counters."""
+        self.store.clear()
+        for state in list(self._symbolic_states):
+            state.clear()
 
     def _again(self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any, reason: str) -> Any:
         return self.miss(mode, func, types, args, kwargs, None, reason)

@@ -16,7 +16,9 @@ import torch
 from torch.fx.immutable_collections import immutable_list
 
 from .. import _torch as _t
-from ..tensor import FakeTensor, Unkeyable, metadata_of
+from ..tensor import FakeTensor, Unkeyable
+from .symbolic import metadata_of
+from .symbolic import token as symbol_token
 
 __all__ = ["compile_key", "plain_key", "thread_state", "token_of"]
 
@@ -81,38 +83,35 @@ def thread_state(mode: Any) -> tuple[Any, ...]:
 
 
 def plain_key(
-    func: Any, mode: Any, args: Any, kwargs: Any, tensor_class: type = FakeTensor, of: Callable = metadata_of
+    func: Any, mode: Any, args: Any, kwargs: Any, tensor_class: type = FakeTensor
 ) -> tuple[Any, ...]:
     """The key of a call, built without shortcuts.
-
-    Args:
-        of: returns the interned metadata of a tensor, or raises.
 
     Raises:
         Unkeyable: an argument that no key can describe.
     """
     parts: list[Any] = []
-    _append(parts, tuple(args), mode, tensor_class, of)
+    _append(parts, tuple(args), mode, tensor_class)
     for name, value in (kwargs or {}).items():
         parts.append(name)
-        _append(parts, value, mode, tensor_class, of)
+        _append(parts, value, mode, tensor_class)
     if _reads_storage_size(func):
         parts.append(_storage_bytes(args, kwargs))
     return (*parts, *thread_state(mode), _t.get_default_device())
 
 
-def _append(parts: list[Any], value: Any, mode: Any, tensor_class: type, of: Callable) -> None:
+def _append(parts: list[Any], value: Any, mode: Any, tensor_class: type) -> None:
     kind = type(value)
     if kind is tensor_class:
         if value.fake_mode is not mode:
             raise Unkeyable("not our fake")
-        parts.append(value._interned or of(value))
+        parts.append(value._interned or metadata_of(value))
         parts.append(value.requires_grad)
     elif kind in _LISTS:
         parts.append(list)
         parts.append(len(value))
         for item in value:
-            _append(parts, item, mode, tensor_class, of)
+            _append(parts, item, mode, tensor_class)
     elif kind in _PLAIN_TYPES:
         parts.append(kind)
         parts.append(value)
@@ -122,18 +121,11 @@ def _append(parts: list[Any], value: Any, mode: Any, tensor_class: type, of: Cal
     elif isinstance(value, torch.Tensor):
         raise Unkeyable("non-fake tensor")
     elif kind is torch.SymInt:
-        parts.append(_SYMBOL_TOKEN(value))
+        parts.append(symbol_token(value))
     elif kind in (torch.SymFloat, torch.SymBool):
         raise Unkeyable("symbolic shape")
     else:
         raise Unkeyable(f"{kind.__name__} argument")
-
-
-def _refuse_symbol(value: Any) -> Any:
-    raise Unkeyable("symbolic shape")
-
-
-_SYMBOL_TOKEN: Callable[[Any], Any] = _refuse_symbol
 
 
 def _scalar(value: Any) -> Any:
@@ -149,22 +141,24 @@ def _scalar(value: Any) -> Any:
 
 
 def _integers(values: Any) -> Any:
-    """A tuple of plain integers."""
+    """A tuple of integers and tokens."""
     if values is None:
         return None
     if type(values) is int:  # a schema such as int[2] takes one number for all
         return values
+    if type(values) is torch.SymInt:
+        return symbol_token(values)
     key = tuple(values)
     for item in key:
         if type(item) is not int:
-            raise Unkeyable("symbolic shape")
+            return tuple([symbol_token(item) for item in key])
     return key
 
 
 def _storage_bytes(args: Any, kwargs: Any) -> Any:
     for value in (*args, *(kwargs or {}).values()):
         if isinstance(value, torch.Tensor):
-            return value.untyped_storage().nbytes()
+            return symbol_token(value.untyped_storage().nbytes())
     return None
 
 
@@ -198,9 +192,12 @@ def _argument_code(index: int, kind: str) -> tuple[list[str], list[str]] | None:
     if kind in _VALUES:
         return [], [value]
     if kind in _SYMINTS:
-        return [f"if type({value}) is SymInt: raise Unkeyable('symbolic shape')"], [value]
+        return [f"if type({value}) is SymInt: {value} = symbol_token({value})"], [value]
     if kind in _NUMBER_KINDS:
-        return [f"t{index} = type({value})"], [value, f"t{index}"]
+        return [f"t{index} = type({value})", f"if t{index} is SymInt: {value} = symbol_token({value})"], [
+            value,
+            f"t{index}",
+        ]
     if kind in _INT_LISTS:
         return [f"k{index} = integers({value})"], [f"k{index}"]
     if kind in _VALUE_LISTS:
@@ -210,7 +207,7 @@ def _argument_code(index: int, kind: str) -> tuple[list[str], list[str]] | None:
     return None
 
 
-def _tensor_list_key(tensor_class: type, of: Callable) -> Callable:
+def _tensor_list_key(tensor_class: type) -> Callable:
     def tensors(values: Any, mode: Any) -> tuple[Any, ...]:
         parts: list[Any] = []
         for value in values:
@@ -219,14 +216,14 @@ def _tensor_list_key(tensor_class: type, of: Callable) -> Callable:
                 continue
             if type(value) is not tensor_class or value.fake_mode is not mode:
                 raise Unkeyable("not our fake")
-            parts.append(value._interned or of(value))
+            parts.append(value._interned or metadata_of(value))
             parts.append(value.requires_grad)
         return tuple(parts)
 
     return tensors
 
 
-def compile_key(func: Any, tensor_class: type, of: Callable = metadata_of) -> tuple[str, dict[str, Any]]:
+def compile_key(func: Any, tensor_class: type) -> tuple[str, dict[str, Any]]:
     """Source of the statements that set ``key`` from ``mode``, ``args`` and ``kwargs``, and the names they use.
 
     The source is indented by eight spaces, to be placed in a handler (see ``engine.py``).
@@ -258,13 +255,12 @@ def compile_key(func: Any, tensor_class: type, of: Callable = metadata_of) -> tu
         body = ", ".join(items)
         lines.append(f" if not kwargs: key = ({body}, {state})")
         if simple_keywords:
-            lines.append(
-                f" else: key = ({body}, *kwargs.items(), *[type(v) for v in kwargs.values()], {state})"
-            )
+            types = "*[type(v) for v in kwargs.values()], " if any(kind in _NUMBER_KINDS for kind in keyword) else ""
+            lines.append(f" else: key = ({body}, *kwargs, *kwargs.values(), {types}{state})")
         else:
-            lines.append(" else: key = plain_key(func, mode, args, kwargs, F, metadata_of)")
+            lines.append(" else: key = plain_key(func, mode, args, kwargs, F)")
     lines.append(f"{'else' if branch == 'elif' else 'if True'}:")
-    lines.append(" key = plain_key(func, mode, args, kwargs, F, metadata_of)")
+    lines.append(" key = plain_key(func, mode, args, kwargs, F)")
     names = {
         "F": tensor_class,
         "SymInt": torch.SymInt,
@@ -277,12 +273,13 @@ def compile_key(func: Any, tensor_class: type, of: Callable = metadata_of) -> tu
         "integers": _integers,
         "is_grad": _t.is_grad_enabled,
         "is_inference": _t.is_inference_mode_enabled,
-        "metadata_of": of,
+        "metadata_of": metadata_of,
         "plain_key": plain_key,
         "python_dispatcher": _t.is_python_dispatcher_enabled,
         "scalar": _scalar,
         "storage_bytes": _storage_bytes,
-        "tensors": _tensor_list_key(tensor_class, of),
+        "symbol_token": symbol_token,
+        "tensors": _tensor_list_key(tensor_class),
         "token_of": token_of,
     }
     return "".join(" " * 8 + line + "\n" for line in lines), names

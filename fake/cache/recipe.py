@@ -17,7 +17,7 @@ from .. import _torch as _t
 from ..metadata import TensorMetadata
 from ..tensor import DEVICE_ATTRIBUTE, make_fake, plain_of
 
-__all__ = ["Argument", "Constant", "Fresh", "Mark", "Path", "Rebuild", "Recipe", "Sequence", "View", "build", "follow"]
+__all__ = ["BUILDERS", "Argument", "Constant", "Fresh", "Mark", "Path", "Rebuild", "Recipe", "Sequence", "View", "build", "follow"]
 
 Path = tuple[Any, ...]
 """Where an argument is: ``(2,)`` is ``args[2]``, ``(2, 0)`` its first item, ``("out",)`` the keyword ``out``."""
@@ -83,7 +83,7 @@ def build(recipe: Recipe, tensor_class: type, mark: Mark) -> Rebuild:
         tensor_class: the exact class of the tensors to make.
         mark: what access to the data pointer of a made tensor does (raise or warn; a setting of the mode).
     """
-    return _BUILDERS[type(recipe)](recipe, tensor_class, mark)
+    return BUILDERS[type(recipe)](recipe, tensor_class, mark)
 
 
 def _build_fresh(recipe: Fresh, tensor_class: type, mark: Mark) -> Rebuild:
@@ -193,7 +193,7 @@ def _build_sequence(recipe: Sequence, tensor_class: type, mark: Mark) -> Rebuild
     return lambda mode, args, kwargs: [part(mode, args, kwargs) for part in parts]
 
 
-_BUILDERS: dict[type, Callable[[Any, type, Mark], Rebuild]] = {
+BUILDERS: dict[type, Callable[[Any, type, Mark], Rebuild]] = {
     Fresh: _build_fresh,
     View: _build_view,
     Argument: _build_argument,

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from .. import _torch as _t
-from ..tensor import Unkeyable, flags_of, metadata_of
+from ..tensor import Unkeyable, flags_of
 from .recipe import Argument, Constant, Fresh, Mark, Path, Recipe, Sequence, View, build, follow
+from .symbolic import SymbolicConstant, metadata_of, token
 
 __all__ = ["describe", "verify"]
 
@@ -59,7 +60,9 @@ class _Recorder:
         if isinstance(output, (tuple, list)):
             sequence = tuple if isinstance(output, tuple) else list
             return Sequence(sequence, tuple([self.describe(item) for item in output]))
-        if kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
+        if kind is torch.SymInt:
+            return SymbolicConstant(token(output))
+        if kind in (torch.SymFloat, torch.SymBool):
             raise Unkeyable("symbolic output")
         raise Unkeyable("non-FakeTensor output")
 
@@ -77,7 +80,7 @@ class _Recorder:
         if storage in self.fresh:
             raise Unkeyable("outputs alias each other")
         self.fresh.add(storage)
-        return Fresh(metadata, output.untyped_storage().nbytes())
+        return Fresh(metadata, token(output.untyped_storage().nbytes()))
 
     def _choose(self, paths: list[Path], *, written: bool) -> Path:
         """The one path that the schema names, where several share the tensor or its storage."""
