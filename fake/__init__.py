@@ -9,6 +9,7 @@ torch.Size([3, 5])
 """
 
 from ._torch import extract_tensor_metadata, is_fake, maybe_get_fake_mode, unset_fake_temporarily
+from .acceleration import accelerate
 from .convert import FakeCopyMode, FakeTensorConverter
 from .errors import (
     AccelerateError,
@@ -42,6 +43,7 @@ __all__ = [
     "UnsupportedMutationAliasingException",
     "UnsupportedOperatorException",
     "UnsupportedTorchVersionError",
+    "accelerate",
     "cache_clear",
     "cache_info",
     "extract_tensor_metadata",

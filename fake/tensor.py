@@ -18,7 +18,7 @@ from .metadata import TensorMetadata, intern
 if TYPE_CHECKING:
     from .mode import FakeTensorMode
 
-__all__ = ["DEVICE_ATTRIBUTE", "HIDDEN_DEFAULTS", "FakeTensor", "SymbolicSizes", "Unkeyable", "adopt", "forget", "make_fake", "plain_of", "static_metadata_of"]
+__all__ = ["DATA", "DEVICE_ATTRIBUTE", "HIDDEN_DEFAULTS", "FakeTensor", "SymbolicSizes", "Unkeyable", "adopt", "forget", "make_fake", "plain_of", "static_metadata_of"]
 
 _MEMOS = tuple(
     f"_{name}_memo{suffix}"
@@ -92,12 +92,12 @@ class FakeTensor(_t.TorchFakeTensor):
     @property
     def data(self) -> torch.Tensor:  # type: ignore[override]
         """The tensor without its autograd history; assigning replaces storage and sizes."""
-        return _DATA.__get__(self)
+        return DATA.__get__(self)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         forget(self)
-        _DATA.__set__(self, value)
+        DATA.__set__(self, value)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -124,7 +124,7 @@ class FakeTensor(_t.TorchFakeTensor):
         memo.setdefault(id(self.fake_mode), self.fake_mode)
         hidden, self._plain = self._plain, None
         try:
-            copied = super().__deepcopy__(memo)
+            copied = torch.Tensor.__deepcopy__(self, memo)
         finally:
             self._plain = hidden
         forget(copied)
@@ -134,7 +134,7 @@ class FakeTensor(_t.TorchFakeTensor):
 for _name, _value in HIDDEN_DEFAULTS.items():
     setattr(FakeTensor, _name, _value)
 
-_DATA = torch._C.TensorBase.__dict__["data"]
+DATA = torch._C.TensorBase.__dict__["data"]
 _DEVICE = torch.ops.prim.device.default
 
 
