@@ -9,6 +9,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeCopyMode,
     FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
@@ -18,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 __all__ = [
     "DATA_DEPENDENT",
     "UNSUPPORTED",
+    "FakeCopyMode",
     "FakeTensor",
     "FakeTensorMode",
     "ShapeEnv",

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 import fake.kernels
-from fake.conformance._torch import FakeTensor, FakeTensorMode, ShapeEnv, enable_python_dispatcher
+from fake.conformance._torch import (
+    FakeCopyMode,
+    FakeTensor,
+    FakeTensorMode,
+    ShapeEnv,
+    enable_python_dispatcher,
+)
 
-__all__ = ["ENGINES", "RulesMode", "active", "make_mode"]
+__all__ = ["ENGINES", "RulesMode", "active", "make_mode", "to_fake"]
 
 ENGINES = ("torch", "rules", "fake")
 
@@ -27,6 +35,10 @@ class RulesMode(FakeTensorMode):
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_fallback_kernels": False, **options})
         self.cache_enabled = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RulesMode:
+        """A copied fake tensor stays in its mode: ``nn.Transformer`` copies its layers."""
+        return self
 
     def _dispatch_impl(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -61,6 +73,20 @@ def make_mode(engine: str, *, symbolic: bool = False) -> FakeTensorMode:
         case "fake":
             return importlib.import_module("fake").FakeTensorMode(**options)
     raise ValueError(f"engine {engine!r} is none of {', '.join(ENGINES)}")
+
+
+def to_fake(mode: FakeTensorMode, tree: Any) -> Any:
+    """``tree`` with fake tensors of ``mode`` for its tensors, and copies with fake parameters for its modules."""
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return mode.from_tensor(leaf)
+        if isinstance(leaf, torch.nn.Module):
+            with FakeCopyMode(mode):
+                return copy.deepcopy(leaf)
+        return leaf
+
+    return pytree.tree_map(one, tree)
 
 
 @contextlib.contextmanager

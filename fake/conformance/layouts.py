@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,8 @@ def _sliced(t: torch.Tensor) -> tuple[Strides, int] | None:
 
 
 def _expanded(t: torch.Tensor) -> tuple[Strides, int] | None:
-    if t.dim() < 1 or t.shape[0] < 2:
+    """The first row repeated. Not for integers: other indices could be invalid, and not every kernel checks."""
+    if t.dim() < 1 or t.shape[0] < 2 or not (t.is_floating_point() or t.is_complex()):
         return None
     return (0, *_row_major(t.shape[1:])), 0
 
@@ -63,7 +65,7 @@ OUT_KINDS = ("right", "empty", "wrong", "odd strides")
 def relayout(tree: Any, layout: str, *, requires_grad: bool = True) -> tuple[Any, bool]:
     """A fresh copy of ``tree`` with every dense tensor in ``layout``; and whether any tensor's layout changed.
 
-    A tensor that occurs twice is copied once. With ``requires_grad=False`` no copy requires a gradient.
+    A tensor that occurs twice is copied once; modules are copied as they are. With ``requires_grad=False`` no copy requires a gradient.
     """
     place = LAYOUTS[layout]
     copies: dict[int, torch.Tensor] = {}
@@ -71,17 +73,19 @@ def relayout(tree: Any, layout: str, *, requires_grad: bool = True) -> tuple[Any
 
     def one(leaf: Any) -> Any:
         nonlocal changed
+        if isinstance(leaf, torch.nn.Module):
+            return copy.deepcopy(leaf)
         if not isinstance(leaf, torch.Tensor):
             return leaf
         if id(leaf) not in copies:
-            copy = leaf.detach()
+            fresh = leaf.detach()
             target = place(leaf) if leaf.layout is torch.strided and not leaf.is_nested else None
             if target is None:
-                copy = copy.clone()
+                fresh = fresh.clone()
             else:
                 changed = changed or (target != (leaf.stride(), leaf.storage_offset()))
-                copy = _placed(copy, *target)
-            copies[id(leaf)] = copy.requires_grad_(requires_grad and leaf.requires_grad)
+                fresh = _placed(fresh, *target)
+            copies[id(leaf)] = fresh.requires_grad_(requires_grad and leaf.requires_grad)
         return copies[id(leaf)]
 
     return pytree.tree_map(one, tree), changed
@@ -93,16 +97,16 @@ def _placed(t: torch.Tensor, strides: Strides, offset: int) -> torch.Tensor:
     storage = torch.zeros(
         max(extent, 1) if t.numel() else offset, dtype=t.dtype, device=t.device
     ).untyped_storage()
-    copy = torch.empty(0, dtype=t.dtype, device=t.device).set_(storage, offset, t.shape, strides)
+    placed = torch.empty(0, dtype=t.dtype, device=t.device).set_(storage, offset, t.shape, strides)
     if t.numel():
         overlapping = tuple(d for d, step in enumerate(strides) if step == 0 and t.shape[d] > 1)
-        source, target = t, copy
+        source, target = t, placed
         for d in overlapping:
             source, target = source.narrow(d, 0, 1), target.narrow(d, 0, 1)
         target.copy_(source)
     if t.is_conj():
-        copy = copy.conj_physical_().conj()
-    return copy
+        placed = placed.conj_physical_().conj()
+    return placed
 
 
 def make_out(kind: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -80,7 +80,7 @@ def subjects(
     supported = entry.supported_dtypes("cpu")
     chosen = [d for d in dtypes if d in supported]
     if not chosen and supported:
-        chosen = [next((d for d in _FIRST_CHOICE if d in supported), next(iter(supported)))]
+        chosen = [next((d for d in _FIRST_CHOICE if d in supported), min(supported, key=str))]
     make = _module_subjects if database == "module" else _operator_subjects
     for dtype in chosen:
         yield from make(database, entry, dtype, layouts, tables, samples)
@@ -213,7 +213,9 @@ def _module(
 ) -> Callable[[Any], Iterator[Step]]:
     def run(call: Any) -> Iterator[Step]:
         made_args, made_kwargs, args, kwargs = call
-        module = cls(*made_args, **made_kwargs).to(dtype).train(training)
+        module = cls(*made_args, **made_kwargs).train(training)
+        if dtype is not torch.get_default_dtype():
+            module = module.to(dtype)
         yield "construct", [*module.parameters(), *module.buffers()] if not _is_lazy(module) else ()
         if callable_:
             result = module(*args, **kwargs)

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fake.conformance.compare import Outcome, Verdict, compare, of_error
-from fake.conformance.engines import active, make_mode
+from fake.conformance.engines import active, make_mode, to_fake
 from fake.conformance.observe import Observation, observe
 from fake.conformance.report import Case, Tally
 from fake.conformance.subjects import Subject, entry_name, names, seed, subjects
@@ -90,7 +90,7 @@ def _judge(subject: Subject, options: Options) -> Iterator[tuple[str, Outcome]]:
         seed()
         mode = make_mode(options.engine, symbolic=options.symbolic)
         try:
-            inputs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, subject.inputs())
+            inputs = to_fake(mode, subject.inputs())
         except Exception as failure:  # noqa: BLE001 - any failure of the engine is a finding
             seen, error = [], failure
             continue

@@ -9,10 +9,22 @@ True
 """
 
 from fake.kernels import (  # noqa: F401  (they register their rules)
+    composites,
+    data_dependent,
     fft,
+    histogram,
+    linalg,
+    losses,
+    normalization,
     out_variants,
+    pointwise_strides,
+    pooling,
+    ranges,
+    rnn,
     structured,
 )
 from fake.kernels.registry import Rule, find, rule, rule_when, rules
 
 __all__ = ["Rule", "find", "rule", "rule_when", "rules"]
+
+composites.install()

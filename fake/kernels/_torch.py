@@ -12,6 +12,11 @@ import torch
 from torch._C import DispatchKey, _dispatch_dump
 from torch._decomp import decomposition_table, meta_table
 from torch._ops import OpOverload
+from torch._prims_common import (
+    ELEMENTWISE_TYPE_PROMOTION_KIND,
+    elementwise_dtypes,
+    suggest_memory_format,
+)
 from torch._subclasses.fake_impls import get_fast_op_impls, op_implementations_checks
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -23,8 +28,11 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
 from torch.utils import _pytree as pytree
+from torch.utils._mode_utils import no_dispatch
 
 __all__ = [
+    "COMPOSITE",
+    "ELEMENTWISE_TYPE_PROMOTION_KIND",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
@@ -32,15 +40,21 @@ __all__ = [
     "OpOverload",
     "UnsupportedOperatorException",
     "common_device",
+    "elementwise_dtypes",
     "guard_or_false",
     "guard_or_true",
     "hides_structured_meta",
     "hint",
     "in_kernel_invocation_manager",
+    "no_dispatch",
     "structured_meta",
+    "suggest_memory_format",
     "torchs_answer",
     "wrap",
 ]
+
+#: The dispatch key of kernels that are made of other operators, autograd included.
+COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
 _STRUCTURED_KEY = DispatchKey.CompositeExplicitAutogradNonFunctional
 

@@ -1,13 +1,13 @@
 """``out=``: what eager does to the tensors that it is given for its results.
 
-One rule for every structured operator, and for the others that are listed. The functional operator says what the
-results are; then each given tensor is left alone if it has the right shape, and resized if it has not. A structured
-operator gives a resized tensor the strides of its functional result; others resize to row-major, unless they compute
-into a column-major tensor, as LAPACK wants it.
+The functional operator says what the results are; then each given tensor is left alone if it has the right shape, and
+resized if it has not. What it is resized to depends on how the kernel was written, and there are three ways
+(:class:`Resized`). Structured operators all go the same way; the others are listed.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 import warnings
 from typing import Any
@@ -15,22 +15,70 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, hides_structured_meta
-from fake.kernels.registry import rule_when
+from fake.kernels.outputs import column_major_strides
+from fake.kernels.registry import rule, rule_when
 
-__all__ = ["functional_of", "out_names", "out_variant", "resize_out"]
+__all__ = ["Resized", "functional_of", "out_names", "out_variant", "resize_out"]
 
 
+class Resized(enum.Enum):
+    """The layout of an ``out`` tensor that eager had to resize."""
+
+    #: As the functional operator's result: structured kernels and those that hand ``out`` to a TensorIterator.
+    LIKE_RESULT = enum.auto()
+    ROW_MAJOR = enum.auto()
+    #: Row-major, and not looked at where there is no result: statistics of a batch norm that computes none.
+    ROW_MAJOR_IF_ANY = enum.auto()
+    #: LAPACK kernels make an ``out`` without elements column-major (even of the right shape) and compute into it; into
+    #: any other they copy.
+    LAPACK = enum.auto()
+
+
+#: The out variants that are not structured and that torch's engine answers wrongly, or not at all: for each of the
+#: results, what a resize makes of it.
+_LISTED: dict[str, tuple[Resized, ...]] = {
+    "aten::_native_batch_norm_legit.out": (Resized.ROW_MAJOR, *(Resized.ROW_MAJOR_IF_ANY,) * 2),
+    "aten::_native_batch_norm_legit.no_stats_out": (Resized.ROW_MAJOR, *(Resized.ROW_MAJOR_IF_ANY,) * 2),
+    "aten::_scaled_mm.out": (Resized.ROW_MAJOR,),
+    "aten::abs.out": (Resized.LIKE_RESULT,),
+    "aten::addr.out": (Resized.LIKE_RESULT,),
+    "aten::angle.out": (Resized.LIKE_RESULT,),
+    "aten::_scaled_mm_v2.out": (Resized.ROW_MAJOR,),
+    "aten::cholesky_inverse.out": (Resized.LAPACK,),
+    "aten::complex.out": (Resized.LIKE_RESULT,),
+    "aten::conj_physical.out": (Resized.LIKE_RESULT,),
+    "aten::deg2rad.out": (Resized.LIKE_RESULT,),
+    "aten::floor_divide.out": (Resized.LIKE_RESULT,),
+    "aten::geqrf.a": (Resized.LAPACK, Resized.ROW_MAJOR),
+    "aten::histogram.bin_ct_out": (Resized.ROW_MAJOR,) * 2,
+    "aten::histogram.bins_tensor_out": (Resized.ROW_MAJOR,) * 2,
+    "aten::linalg_eig.out": (Resized.ROW_MAJOR, Resized.LAPACK),
+    "aten::linalg_householder_product.out": (Resized.LAPACK,),
+    "aten::logical_and.out": (Resized.LIKE_RESULT,),
+    "aten::logical_or.out": (Resized.LIKE_RESULT,),
+    "aten::logical_xor.out": (Resized.LIKE_RESULT,),
+    "aten::logit.out": (Resized.LIKE_RESULT,),
+    "aten::ldexp.out": (Resized.LIKE_RESULT,),
+    "aten::native_batch_norm.out": (Resized.ROW_MAJOR, *(Resized.ROW_MAJOR_IF_ANY,) * 2),
+    "aten::ormqr.out": (Resized.LAPACK,),
+    "aten::polar.out": (Resized.LIKE_RESULT,),
+    "aten::rad2deg.out": (Resized.LIKE_RESULT,),
+    "aten::sort.values": (Resized.LIKE_RESULT,) * 2,
+    "aten::where.self_out": (Resized.LIKE_RESULT,),
+}
+
+
+@functools.cache
 def out_names(func: OpOverload) -> tuple[str, ...]:
-    """The names of ``func``'s arguments that its results are written to; empty unless it is an out variant.
+    """The names of the arguments that ``func`` writes its results to; empty unless it is an out variant.
 
     >>> out_names(torch.ops.aten.geqrf.a)
     ('a', 'tau')
     """
-    schema = func._schema
-    written = [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    if not written or not all(a.kwarg_only for a in written):
-        return ()
-    return tuple(a.name for a in written)
+    arguments = func._schema.arguments
+    return tuple(
+        a.name for a in arguments if a.kwarg_only and a.alias_info is not None and a.alias_info.is_write
+    )
 
 
 @functools.cache
@@ -47,8 +95,8 @@ def functional_of(func: OpOverload) -> OpOverload | None:
     packet = func.overloadpacket
     for name in packet.overloads():
         candidate = getattr(packet, name)
-        schema = candidate._schema
-        if not schema.is_mutable and [(a.name, str(a.type)) for a in schema.arguments] == wanted:
+        arguments = [(a.name, str(a.type)) for a in candidate._schema.arguments]
+        if arguments == wanted and not out_names(candidate):
             return candidate
     return None
 
@@ -60,6 +108,7 @@ def _is_structured_out(func: OpOverload) -> bool:
     return functional is not None and hides_structured_meta(functional)
 
 
+@rule(*_LISTED)
 @rule_when(_is_structured_out)
 def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute the functional result's metadata, then bring the given tensors to its shape as eager does."""
@@ -67,18 +116,22 @@ def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
     assert functional is not None
     names = out_names(func)
     outs = [kwargs[name] for name in names]
+    ways = _LISTED.get(func.name(), (Resized.LIKE_RESULT,) * len(outs))
     with mode:
         result = functional(*args, **{k: v for k, v in kwargs.items() if k not in names})
         results = list(result) if isinstance(result, tuple | list) else [result]
         for name, out, wanted in zip(names, outs, results, strict=True):
             _check(func, name, out, wanted)
-        for out, wanted in zip(outs, results, strict=True):
-            resize_out(out, wanted.shape, wanted.stride())
+        for out, wanted, way in zip(outs, results, ways, strict=True):
+            if way is Resized.LAPACK and out.numel() == 0:
+                out.resize_(wanted.shape).as_strided_(wanted.shape, column_major_strides(wanted.shape))
+            elif way is not Resized.ROW_MAJOR_IF_ANY or wanted.numel() != 0:
+                resize_out(out, wanted.shape, wanted.stride() if way is Resized.LIKE_RESULT else None)
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 
 def _check(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Refuse an ``out`` that cannot hold the result, in eager's words."""
+    """Refuse an ``out`` that cannot hold the result."""
     if not torch.can_cast(wanted.dtype, out.dtype):
         raise RuntimeError(
             f"{func.name()}: result type {_said(wanted.dtype)} can't be cast to the desired output type "

@@ -10,7 +10,16 @@ from torch.utils import _pytree as pytree
 
 from fake.kernels._torch import FakeTensorMode, guard_or_false, hint
 
-__all__ = ["contiguous_strides", "fresh", "hinted", "is_symbolic", "permuted_strides"]
+__all__ = [
+    "column_major_strides",
+    "contiguous_strides",
+    "fresh",
+    "hinted",
+    "is_symbolic",
+    "permuted_strides",
+    "row_major",
+    "with_layout",
+]
 
 Size = Sequence[Any]
 
@@ -25,6 +34,20 @@ def contiguous_strides(shape: Size) -> tuple[Any, ...]:
             continue
         step = step * size
     return tuple(reversed(strides))
+
+
+def column_major_strides(shape: Size) -> tuple[Any, ...]:
+    """Strides of a batch of column-major matrices (row-major below two dimensions).
+
+    >>> column_major_strides((2, 3, 4))
+    (12, 1, 3)
+    """
+    rank = len(shape)
+    return (
+        permuted_strides(shape, (*range(rank - 2), rank - 1, rank - 2))
+        if rank >= 2
+        else contiguous_strides(shape)
+    )
 
 
 def permuted_strides(shape: Size, order: Sequence[int]) -> tuple[Any, ...]:
@@ -70,3 +93,24 @@ def hinted(leaf: Any) -> Any:
         base = torch.empty(0, dtype=leaf.dtype, device="meta")
         return base.as_strided(numbers[:rank], numbers[rank : 2 * rank], numbers[-1])
     return hint(leaf)
+
+
+def with_layout(mode: FakeTensorMode, answer: Any, example: Any) -> Any:
+    """``answer``, laid out anew in the order of ``example``'s dimensions if the two disagree at the hints."""
+    if not isinstance(answer, torch.Tensor) or tuple(hint(s) for s in answer.stride()) == example.stride():
+        return answer
+    strides = example.stride()
+    order = sorted(range(example.dim()), key=lambda d: (-strides[d], d))
+    layout = permuted_strides(answer.shape, order)
+    return fresh(mode, answer.shape, layout, dtype=answer.dtype, device=answer.device)
+
+
+def row_major(mode: FakeTensorMode, answer: Any) -> Any:
+    """``answer`` (a tensor, or several) in row-major strides."""
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or tuple(leaf.stride()) == contiguous_strides(leaf.shape):
+            return leaf
+        return fresh(mode, leaf.shape, None, dtype=leaf.dtype, device=leaf.device)
+
+    return pytree.tree_map(one, answer)

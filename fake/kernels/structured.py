@@ -14,31 +14,36 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fake.kernels._torch import (
+    ELEMENTWISE_TYPE_PROMOTION_KIND,
     FakeTensorMode,
     OpOverload,
+    elementwise_dtypes,
     hides_structured_meta,
-    hint,
     in_kernel_invocation_manager,
     structured_meta,
     torchs_answer,
     wrap,
 )
-from fake.kernels.outputs import fresh, hinted, is_symbolic, permuted_strides
+from fake.kernels.outputs import hinted, is_symbolic, with_layout
 from fake.kernels.registry import rule_when
 
 __all__ = ["structured"]
 
 
 def _is_functional_structured(func: OpOverload) -> bool:
-    return func.namespace == "aten" and not func._schema.is_mutable and hides_structured_meta(func)
+    """The functional structured operators, but for those whose shape may depend on values (``index`` by a mask)."""
+    if func.namespace != "aten" or func._schema.is_mutable or torch.Tag.dynamic_output_shape in func.tags:
+        return False
+    return hides_structured_meta(func)
 
 
 @rule_when(_is_functional_structured)
 def structured(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The structured operator's result with eager's strides."""
+    promotes = torch.Tag.pointwise in func.tags and _is_on_cpu(args)
     if not is_symbolic(args, kwargs):
         with in_kernel_invocation_manager(mode):
-            result = structured_meta(func, *args, **kwargs)
+            result = _structured_meta(func, args, kwargs, promotes)
         return wrap(mode, func, args, kwargs, result)
     answer = torchs_answer(mode, func, args, kwargs)
     leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -46,17 +51,36 @@ def structured(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
     if any(example is None and leaf is not None for example, leaf in zip(examples, leaves, strict=True)):
         return answer
     example_args, example_kwargs = pytree.tree_unflatten(examples, spec)
-    example = structured_meta(func, *example_args, **example_kwargs)
+    example = _structured_meta(func, example_args, example_kwargs, promotes)
     answers, answer_spec = pytree.tree_flatten(answer)
     corrected = [with_layout(mode, a, e) for a, e in zip(answers, pytree.tree_leaves(example), strict=True)]
     return pytree.tree_unflatten(corrected, answer_spec)
 
 
-def with_layout(mode: FakeTensorMode, answer: Any, example: Any) -> Any:
-    """``answer``, laid out anew in the order of ``example``'s dimensions if the two disagree at the hints."""
-    if not isinstance(answer, torch.Tensor) or tuple(hint(s) for s in answer.stride()) == example.stride():
-        return answer
-    strides = example.stride()
-    order = sorted(range(example.dim()), key=lambda d: (-strides[d], d))
-    layout = permuted_strides(answer.shape, order)
-    return fresh(mode, answer.shape, layout, dtype=answer.dtype, device=answer.device)
+def _is_on_cpu(args: tuple[Any, ...]) -> bool:
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    return bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
+
+
+def _structured_meta(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], promotes: bool) -> Any:
+    """The C++ meta function's answer; where ``promotes``, on operands that the CPU has converted beforehand.
+
+    On CPU, a TensorIterator converts operands of another dtype into temporaries (``compute_types``), and those are
+    dense. So an expanded operand stops being ambiguous about the order of dimensions.
+    """
+    result = structured_meta(func, *args, **kwargs)
+    if not promotes or not isinstance(result, torch.Tensor):
+        return result
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    if all(tensor.dtype == result.dtype for tensor in tensors):
+        return result
+    operands = [arg for arg in args if isinstance(arg, torch.Tensor | int | float | complex)]
+    _, common = elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
+    if result.dtype.is_floating_point and not common.is_floating_point and not common.is_complex:
+        common = result.dtype
+    converted = [
+        torch.empty_like(arg, dtype=common) if isinstance(arg, torch.Tensor) and arg.dtype != common else arg
+        for arg in args
+    ]
+    strides = structured_meta(func, *converted, **kwargs).stride()
+    return torch.empty_strided(result.shape, strides, dtype=result.dtype, device="meta")

@@ -1,0 +1,31 @@
+"""Operators whose results' sizes are decided by values, and that torch would run on zeros to answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import DynamicOutputShapeException, FakeTensorMode, OpOverload
+from fake.kernels.registry import rule
+
+__all__ = ["to_sparse"]
+
+
+@rule(
+    "aten::_to_sparse",
+    "aten::_to_sparse.sparse_dim",
+    "aten::_to_sparse_csr",
+    "aten::_to_sparse_csc",
+    "aten::_to_sparse_bsr",
+    "aten::_to_sparse_bsc",
+)
+def to_sparse(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """How many elements of a dense tensor are not zero, only its values know.
+
+    Raises:
+        DynamicOutputShapeException: always, for a dense input.
+    """
+    if args[0].layout is torch.strided and not mode.allow_fallback_kernels:
+        raise DynamicOutputShapeException(func)
+    return NotImplemented

@@ -1,0 +1,76 @@
+"""Histograms: shapes from the number of bins (``aten/src/ATen/native/Histogram.cpp``); torch has no meta kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import FakeTensorMode, OpOverload
+from fake.kernels.outputs import fresh
+from fake.kernels.registry import rule
+
+__all__ = ["bin_edges", "from_bin_counts", "from_bin_tensors", "histogram", "histogram_with_edges"]
+
+
+def _check_points(func: OpOverload, self: torch.Tensor, bins: Any) -> None:
+    torch._check(self.dim() >= 2, lambda: f"{func.name()}: input should have at least 2 dimensions")
+    torch._check(
+        self.size(-1) == len(bins),
+        lambda: f"{func.name()}: expected {self.size(-1)} sequences of bin edges but got {len(bins)}",
+    )
+
+
+@rule("aten::histogram.bin_ct")
+def histogram(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``(counts, edges)`` of so many bins."""
+    self = args[0]
+    bins = args[1] if len(args) > 1 else kwargs.get("bins", 100)
+    torch._check(bins > 0, lambda: f"torch.histogram(): bins must be > 0, but got {bins}")
+    return (
+        fresh(mode, (bins,), None, dtype=self.dtype, device=self.device),
+        fresh(mode, (bins + 1,), None, dtype=self.dtype, device=self.device),
+    )
+
+
+@rule("aten::histogram.bins_tensor")
+def histogram_with_edges(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """``(counts, edges)`` of the bins that the tensor ``bins`` (one dimension) bounds."""
+    self, bins = args
+    torch._check(
+        bins.dim() == 1, lambda: f"torch.histogram(): bins tensor should be 1-D, got {bins.dim()} dimensions"
+    )
+    return (
+        fresh(mode, (bins.shape[0] - 1,), None, dtype=self.dtype, device=self.device),
+        fresh(mode, bins.shape, None, dtype=self.dtype, device=self.device),
+    )
+
+
+@rule("aten::_histogramdd_bin_edges")
+def bin_edges(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """One tensor of edges for each coordinate."""
+    self, bins = args
+    _check_points(func, self, bins)
+    return [fresh(mode, (count + 1,), None, dtype=self.dtype, device=self.device) for count in bins]
+
+
+@rule("aten::_histogramdd_from_bin_cts")
+def from_bin_counts(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A histogram with one dimension for each coordinate."""
+    self, bins = args
+    _check_points(func, self, bins)
+    return fresh(mode, bins, None, dtype=self.dtype, device=self.device)
+
+
+@rule("aten::_histogramdd_from_bin_tensors")
+def from_bin_tensors(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The same, with bins that are bounded by tensors of edges."""
+    self, bins = args
+    _check_points(func, self, bins)
+    return fresh(mode, [edges.shape[0] - 1 for edges in bins], None, dtype=self.dtype, device=self.device)

@@ -1,0 +1,44 @@
+"""Losses: margin losses of a single sample are scalars; gradients of many losses are row-major, whatever the input.
+
+As in ``aten/src/ATen/native/LossMultiLabelMargin.cpp`` and ``LossMultiMargin.cpp``; ``Loss.cpp`` allocates gradients as
+``zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fake.kernels._torch import FakeTensorMode, OpOverload
+from fake.kernels.outputs import fresh
+from fake.kernels.registry import rule
+
+__all__ = ["like_input", "multilabel_margin_loss_forward"]
+
+_NO_REDUCTION = 0
+
+
+@rule("aten::multilabel_margin_loss_forward")
+def multilabel_margin_loss_forward(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """``(loss, is_target)``; the loss is per sample only if there is a batch of them."""
+    self, target, reduction = args
+    if self.dim() > 2 or target.dim() > 2 or self.numel() == 0:
+        return NotImplemented  # torch's kernel says what is wrong with these
+    per_sample = reduction == _NO_REDUCTION and target.dim() == 2
+    loss = fresh(mode, self.shape[:1] if per_sample else (), None, dtype=self.dtype, device=self.device)
+    return loss, fresh(mode, target.shape, None, dtype=self.dtype, device=self.device)
+
+
+@rule(
+    "aten::multilabel_margin_loss_backward",
+    "aten::multi_margin_loss_backward",
+    "aten::fractional_max_pool3d_backward",
+    "aten::huber_loss_backward",
+    "aten::mse_loss_backward",
+    "aten::smooth_l1_loss_backward",
+)
+def like_input(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The gradient of the second argument, row-major."""
+    self = args[1]
+    return fresh(mode, self.shape, None, dtype=self.dtype, device=self.device)

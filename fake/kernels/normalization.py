@@ -1,0 +1,51 @@
+"""Normalizations on CPU, which allocate in a memory format of their own choice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import FakeTensorMode, OpOverload, suggest_memory_format, torchs_answer
+from fake.kernels.outputs import row_major
+from fake.kernels.registry import rule
+
+__all__ = ["batch_norm", "batch_norm_backward", "layer_norm"]
+
+
+def _in_format_of(mode: FakeTensorMode, answer: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    with mode:
+        return torch.empty_like(answer, memory_format=suggest_memory_format(input))
+
+
+@rule(
+    "aten::native_batch_norm",
+    "aten::_native_batch_norm_legit",
+    "aten::_native_batch_norm_legit.no_stats",
+    "aten::_batch_norm_with_update",
+)
+def batch_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The output is row-major or channels-last, whichever suits the input; never just the input's strides."""
+    input = args[0]
+    output, *statistics = torchs_answer(mode, func, args, kwargs)
+    if input.device.type == "cpu":
+        output = _in_format_of(mode, output, input)
+    return (output, *statistics)
+
+
+@rule("aten::native_batch_norm_backward", "aten::batch_norm_backward")
+def batch_norm_backward(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The input's gradient: the same choice."""
+    input = args[1]
+    grad_input, *gradients = torchs_answer(mode, func, args, kwargs)
+    if grad_input is not None and input.device.type == "cpu":
+        grad_input = _in_format_of(mode, grad_input, input)
+    return (grad_input, *gradients)
+
+
+@rule("aten::native_layer_norm_backward")
+def layer_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """All gradients are row-major: the kernel makes its inputs so first."""
+    return row_major(mode, torchs_answer(mode, func, args, kwargs))

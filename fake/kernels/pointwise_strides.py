@@ -1,0 +1,85 @@
+"""Elementwise operators that are not structured, but whose kernels hand their operands to a TensorIterator.
+
+Its choice of strides (``reorder_dimensions`` in ``aten/src/ATen/TensorIterator.cpp``) depends on the operands' shapes
+and strides alone. So any structured operator with as many operands tells it: :func:`iterator_strides` asks one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import (
+    FakeTensorMode,
+    OpOverload,
+    in_kernel_invocation_manager,
+    structured_meta,
+    torchs_answer,
+)
+from fake.kernels.outputs import hinted, row_major, with_layout
+from fake.kernels.registry import rule
+
+__all__ = ["iterator_strides", "ldexp", "pointwise", "row_major_result"]
+
+aten = torch.ops.aten
+
+#: A structured elementwise operator for each number of operands.
+_ASKED = {1: aten.neg.default, 2: aten.add.Tensor, 3: aten.addcmul.default}
+
+#: How many of the first arguments are the iterator's operands.
+_OPERANDS = {
+    "aten::logical_and": 2,
+    "aten::logical_or": 2,
+    "aten::logical_xor": 2,
+    "aten::native_dropout_backward": 2,
+}
+
+
+def iterator_strides(mode: FakeTensorMode, operands: Sequence[Any]) -> torch.Tensor | None:
+    """A meta tensor with the shape and strides of a TensorIterator's output; at the hints where sizes are symbolic.
+
+    ``None`` if a size has no hint. Python numbers count as operands without dimensions, as they do in eager.
+    """
+    stand_ins = []
+    for operand in operands:
+        if not isinstance(operand, torch.Tensor):
+            stand_ins.append(torch.empty((), device="meta"))
+            continue
+        example = hinted(operand)
+        if example is None:
+            return None
+        stand_ins.append(torch.empty(0, device="meta").as_strided(example.shape, example.stride()))
+    with in_kernel_invocation_manager(mode):
+        return structured_meta(_ASKED[len(stand_ins)], *stand_ins)
+
+
+@rule(*_OPERANDS)
+def pointwise(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """torch's shape and dtype in a TensorIterator's strides."""
+    answer = torchs_answer(mode, func, args, kwargs)
+    example = iterator_strides(mode, args[: _OPERANDS[func.name()]])
+    return answer if example is None else with_layout(mode, answer, example)
+
+
+@rule("aten::ldexp.Tensor")
+def ldexp(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``self * 2 ** other``, which is how eager computes it."""
+    self, other = args
+    with mode:
+        return aten.mul.Tensor(self, aten.pow.Scalar(2.0, other))
+
+
+@rule(
+    "aten::normal.Tensor_Tensor",
+    "aten::normal.Tensor_float",
+    "aten::normal.float_Tensor",
+    "aten::log_sigmoid_forward",
+    "aten::nll_loss2d_forward",
+)
+def row_major_result(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """torch's shapes and dtypes, row-major: kernels that allocate without looking at their inputs' strides."""
+    return row_major(mode, torchs_answer(mode, func, args, kwargs))
