@@ -214,6 +214,12 @@ def registered_fake_kernel(func: OpOverload) -> object | None:
     return simple_registry.singleton.find(func.name()).fake_impl.kernel
 
 
+def fake_kernel_identity(func: OpOverload) -> object:
+    """What changes when an operator's fake kernel is registered again."""
+    kernel: object = registered_fake_kernel(func)
+    return getattr(kernel, "func", kernel)
+
+
 def custom_ops_profiles() -> object | None:
     """The operator profiles that draft export collected, if it is running."""
     return getattr(dynamo_config, "_custom_ops_profile", None)

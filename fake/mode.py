@@ -5,7 +5,8 @@ from __future__ import annotations
 import operator
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from .cache.engine import Engine
 from .cache.key import plain_key
 from .convert import FakeTensorConverter
 from .steps import dispatch as dispatch_steps
-from .tensor import DEVICE_ATTRIBUTE, FakeTensor
+from .tensor import DEVICE_ATTRIBUTE, FakeTensor, adopt, disown
 
 __all__ = ["ENGINE", "FakeTensorMode", "cache_clear", "cache_info"]
 
@@ -145,6 +146,18 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
             handler = ENGINE.handler(func)
         return handler(self, func, types, args, kwargs or {})
 
+    @contextmanager
+    def making_torchs_tensors(self, tensors: Sequence[Any]) -> Iterator[None]:
+        """Inside, these tensors and all results have torch's exact class: ``torch.cond`` compares by identity."""
+        for tensor in tensors:
+            disown(tensor)
+        handlers, self._handlers = self._handlers, _Detour(_with_torchs_class)
+        try:
+            yield
+        finally:
+            self._handlers = handlers
+            adopt(list(tensors))
+
     dispatch_outside = dispatch
     """An operator on this mode's tensors while no fake mode is active."""
 
@@ -200,6 +213,10 @@ class _Detour:
 
 def _crosscheck(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     return ENGINE.crosscheck(mode, func, types, args, kwargs)
+
+
+def _with_torchs_class(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    return disown(ENGINE.uncached(mode, func, types, args, kwargs))
 
 
 def _without_cache(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

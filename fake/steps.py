@@ -123,7 +123,8 @@ def higher_order(mode: Any, call: Call) -> Any:
             return _t.registered_hop_fake_fns[func](*call.args, **call.kwargs)
     rule = getattr(func, "python_key_table", {}).get(_t.TorchFakeTensorMode)
     if rule is not None:
-        return rule(mode, *call.args, **call.kwargs)
+        with mode.making_torchs_tensors(call.fakes):
+            return rule(mode, *call.args, **call.kwargs)
     if isinstance(func, _t.HigherOrderOperator):
         raise UnsupportedOperatorException(func)
     return NEXT
@@ -138,7 +139,7 @@ def forget_written_constants(mode: Any, call: Call) -> Any:
 def own_kernel(mode: Any, call: Call) -> Any:
     """Rules of ``fake.kernels``: operators whose answer elsewhere differs from eager."""
     rule = kernels.find(call.func)
-    if rule is None:
+    if rule is None or any(t.layout is not torch.strided for t in call.fakes):
         return NEXT
     result = rule(mode, call.func, call.args, call.kwargs)
     return NEXT if result is NotImplemented else result

@@ -18,7 +18,7 @@ from .metadata import TensorMetadata, intern
 if TYPE_CHECKING:
     from .mode import FakeTensorMode
 
-__all__ = ["DATA", "DEVICE_ATTRIBUTE", "HIDDEN_DEFAULTS", "FakeTensor", "SymbolicSizes", "Unkeyable", "adopt", "forget", "make_fake", "plain_of", "static_metadata_of"]
+__all__ = ["DATA", "DEVICE_ATTRIBUTE", "HIDDEN_DEFAULTS", "FakeTensor", "SymbolicSizes", "Unkeyable", "adopt", "disown", "forget", "make_fake", "plain_of", "static_metadata_of"]
 
 _MEMOS = tuple(
     f"_{name}_memo{suffix}"
@@ -50,7 +50,20 @@ class SymbolicSizes(Unkeyable):
     """The tensor has symbolic sizes: its metadata lives on a shape environment."""
 
 
-class FakeTensor(_t.TorchFakeTensor):
+class _EqualsTorchsClass(type(_t.TorchFakeTensor)):  # type: ignore[misc]
+    """Makes ``type(x) in (torch.Tensor, ..., torch's FakeTensor)`` true for our tensors.
+
+    Dynamo, functionalization and ``make_fx`` look the exact type up in tuples and dictionaries; isinstance would do.
+    """
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is _t.TorchFakeTensor
+
+    def __hash__(cls) -> int:
+        return hash(_t.TorchFakeTensor)
+
+
+class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
     """A tensor without data, made by :class:`fake.FakeTensorMode`.
 
     It derives from torch's class so that Dynamo, AOTAutograd, Inductor and export accept it. Construction is
@@ -171,6 +184,18 @@ def adopt(value: Any, tensor_class: type = FakeTensor) -> Any:
     elif isinstance(value, (list, tuple)):
         for item in value:
             adopt(item, tensor_class)
+    return value
+
+
+def disown(value: Any) -> Any:
+    """The reverse of :func:`adopt`."""
+    if type(value) is FakeTensor:
+        for name, default in HIDDEN_DEFAULTS.items():
+            value.__dict__.setdefault(name, default)
+        value.__class__ = _t.TorchFakeTensor
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            disown(item)
     return value
 
 

@@ -126,11 +126,12 @@ class Engine:
             if not getattr(mode, "cache_custom_ops", False):
                 return self.miss(mode, func, types, args, kwargs, None, "non-builtin")
             try:
-                kernel = _t.registered_fake_kernel(func)
-                key = (kernel, *plain_key(func, mode, args, kwargs, self.tensor_class))
+                key = (_t.fake_kernel_identity(func), *plain_key(func, mode, args, kwargs, self.tensor_class))
                 rebuild = table.get(key)
             except Unkeyable as refused:
                 return self.miss(mode, func, types, args, kwargs, None, refused.reason)
+            except TypeError:
+                return self.miss(mode, func, types, args, kwargs, None, "unhashable argument")
             if rebuild is None:
                 return self.miss(mode, func, types, args, kwargs, key)
             if type(rebuild) is not Bypass:

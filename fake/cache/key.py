@@ -107,6 +107,7 @@ def _append(parts: list[Any], value: Any, mode: Any, tensor_class: type) -> None
             raise Unkeyable("not our fake")
         parts.append(value._interned or metadata_of(value))
         parts.append(value.requires_grad)
+        parts.append(value.is_neg())
     elif kind in _LISTS:
         parts.append(list)
         parts.append(len(value))
@@ -185,6 +186,7 @@ def _argument_code(index: int, kind: str) -> tuple[list[str], list[str]] | None:
         lines = [
             f"if type({value}) is F and {value}.fake_mode is mode:",
             f" k{index} = {value}._interned or metadata_of({value}); g{index} = {value}.requires_grad",
+            f" if {value}.is_neg(): raise Unkeyable('negative bit')",
             "else:",
             f" k{index} = scalar({value}); g{index} = {value}",
         ]
@@ -218,6 +220,8 @@ def _tensor_list_key(tensor_class: type) -> Callable:
                 raise Unkeyable("not our fake")
             parts.append(value._interned or metadata_of(value))
             parts.append(value.requires_grad)
+            if value.is_neg():
+                raise Unkeyable("negative bit")
         return tuple(parts)
 
     return tensors

@@ -82,9 +82,10 @@ class SymbolicState:
 
     def table(self, func: Any, tensor_class: type) -> dict[Any, Any]:
         """The table of an operator, for tensors of one class."""
-        found = self.tables.get((id(func), tensor_class))
+        key = (id(func), id(tensor_class))  # our class of fake tensors equals torch's
+        found = self.tables.get(key)
         if found is None:
-            found = self.tables.setdefault((id(func), tensor_class), {})
+            found = self.tables.setdefault(key, {})
         return found
 
     def clear(self) -> None:
