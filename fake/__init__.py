@@ -25,6 +25,7 @@ from .errors import (
     UnsupportedTorchVersionError,
 )
 from .mode import FakeTensorMode, cache_clear, cache_info
+from .propagate import FakeTensorProp
 from .tensor import FakeTensor
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorConverter",
     "FakeTensorMode",
+    "FakeTensorProp",
     "MetadataMismatchError",
     "MixedFakeModesError",
     "NonFakeInputError",

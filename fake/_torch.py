@@ -59,6 +59,7 @@ from torch._utils import render_call
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 from torch.fx.operator_schemas import normalize_function
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp as TorchFakeTensorProp
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import arg_tree_leaves, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
@@ -85,6 +86,7 @@ __all__ = [
     "TorchFakeTensor",
     "TorchFakeTensorConverter",
     "TorchFakeTensorMode",
+    "TorchFakeTensorProp",
     "TracingContext",
     "UnsupportedFakeTensorException",
     "UnsupportedMutationAliasingException",
@@ -235,6 +237,21 @@ def copy_node(node: SymNode) -> SymNode:
     copied = object.__new__(SymNode)
     copied.__dict__.update(node.__dict__)
     return copied
+
+
+def has_symbols(tensor: torch.Tensor) -> bool:
+    """Whether a size, stride or offset of a tensor is symbolic."""
+    return tensor._has_symbolic_sizes_strides
+
+
+def has_kernel(func: OpOverload, key: torch._C.DispatchKey) -> bool:
+    """Whether an operator has a kernel of its own for a dispatch key."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+def dispatch_modes_active() -> bool:
+    """Whether any dispatch mode of the user is on this thread (fake modes are looked at separately)."""
+    return torch._C._len_torch_dispatch_stack() > (active_fake_mode() is not None)
 
 
 def guards_are_suppressed() -> bool:
