@@ -25,6 +25,7 @@ from .errors import (
     UnsupportedTorchVersionError,
 )
 from .mode import FakeTensorMode, cache_clear, cache_info
+from .persistence import disable_disk_cache, enable_disk_cache, save_disk_cache
 from .propagate import FakeTensorProp
 from .tensor import FakeTensor
 
@@ -48,8 +49,11 @@ __all__ = [
     "accelerate",
     "cache_clear",
     "cache_info",
+    "disable_disk_cache",
+    "enable_disk_cache",
     "extract_tensor_metadata",
     "is_fake",
     "maybe_get_fake_mode",
+    "save_disk_cache",
     "unset_fake_temporarily",
 ]

@@ -19,7 +19,7 @@ from .cache.engine import Engine
 from .errors import AccelerateError, UnsupportedTorchVersionError
 from .tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget
 
-__all__ = ["accelerate", "accelerated_cache_info"]
+__all__ = ["accelerate", "accelerated_cache_info", "engine"]
 
 _MISSING = object()
 _RETIRED = "tensors of this mode were used while acceleration was off"
@@ -138,6 +138,11 @@ def _patches() -> list[tuple[Any, str, Any]]:
 
 
 _SWITCH = _Switch()
+
+
+def engine() -> Engine:
+    """The dispatch cache for torch's own class of fake tensors."""
+    return _SWITCH.engine
 
 
 def accelerated_cache_info() -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["MetadataTable", "TensorMetadata"]
+__all__ = ["MetadataTable", "TensorMetadata", "intern"]
 
 
 class TensorMetadata:
@@ -96,4 +96,14 @@ class MetadataTable:
 STATIC = MetadataTable()
 """Metadata with plain integers, shared by all modes of the process."""
 
-intern = STATIC.intern
+
+def intern(
+    shape: tuple[Any, ...],
+    stride: tuple[Any, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    offset: Any,
+    flags: int = 0,
+) -> TensorMetadata:
+    """The one metadata object of the process for these values."""
+    return STATIC.intern(shape, stride, dtype, device, offset, flags)

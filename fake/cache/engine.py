@@ -16,8 +16,9 @@ import torch
 from .. import _torch as _t
 from ..errors import CacheCrossCheckError
 from ..tensor import Unkeyable, forget
+from .disk import DiskCache
 from .key import compile_key, plain_key
-from .recipe import Mark, build
+from .recipe import Mark, Recipe, build
 from .record import describe, verify
 from .store import Bypass, Store
 from .symbolic import Stale, SymbolicState, is_symbolic_key, metadata_of, state_of, symbols_of_key, symbols_of_recipe
@@ -81,6 +82,8 @@ class Engine:
         self.handlers: dict[int, Handler] = {}
         self._funcs: list[Any] = []  # keeps the operators alive, so that an id is never used again
         self._lock = threading.Lock()
+        self._disk: DiskCache | None = None
+        self._disk_name = ""
         self._symbolic_states: weakref.WeakSet[SymbolicState] = weakref.WeakSet()
 
     def handler(self, func: Any) -> Handler:
@@ -111,12 +114,27 @@ class Engine:
         source, names = compile_key(func, self.tensor_class)
         names["Bypass"] = Bypass
         table = self.store.table(func)
+        self._fill_from_disk(func)
         code = _TEMPLATE.format(names=", ".join(names), key=source)
         namespace: dict[str, Any] = {}
         exec(compile(code, f"<fake handler of {func}>", "exec"), namespace)
         handler = namespace["make"](func, table.get, self.store.hit, self.miss, **names)
         _t.skip_code(handler.__code__)
         return handler
+
+    def attach_disk(self, disk: DiskCache | None, name: str) -> None:
+        """Serve entries from a disk cache, under the name that this engine has there."""
+        self._disk, self._disk_name = disk, name
+        for func in list(self.store.tables):
+            self._fill_from_disk(func)
+
+    def _fill_from_disk(self, func: Any) -> None:
+        if self._disk is None or not _t.library_utils.is_builtin(func):
+            return
+        table = self.store.table(func)
+        for key, recipe in self._disk.entries(self._disk_name, func.name()):
+            if key not in table:
+                self.store.insert(func, table, key, _Unbuilt(recipe, self.tensor_class, table, key), None)
 
     def _make_custom_handler(self, func: Any) -> Handler:
         """Custom operators: only where the mode trusts their fake kernels to be pure, keyed by the kernel itself."""
@@ -281,6 +299,19 @@ def _compare_leaf(func: Any, path: int, served: Any, expected: Any) -> None:
         _t.assert_metadata_eq(_t.assert_eq, expected, served)
     except AssertionError as difference:
         raise CacheCrossCheckError(func, f"output {path}: {difference}") from difference
+
+
+class _Unbuilt:
+    """A recipe from the disk: compiled at its first use, in the place where it was found."""
+
+    __slots__ = ("key", "recipe", "table", "tensor_class")
+
+    def __init__(self, recipe: Recipe, tensor_class: type, table: dict[Any, Any], key: Any) -> None:
+        self.recipe, self.tensor_class, self.table, self.key = recipe, tensor_class, table, key
+
+    def __call__(self, mode: Any, args: Any, kwargs: Any) -> Any:
+        rebuild = self.table[self.key] = build(self.recipe, self.tensor_class, mark_of(mode))
+        return rebuild(mode, args, kwargs)
 
 
 def mark_of(mode: Any) -> Mark:

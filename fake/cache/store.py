@@ -5,21 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 from .. import _torch as _t
-from .recipe import Rebuild, Recipe
+from .recipe import Recipe
 
-__all__ = ["Bypass", "Entry", "Store"]
-
-
-@dataclass(slots=True)
-class Entry:
-    """A description and, where it can be kept, what it compiles to."""
-
-    recipe: Recipe
-    rebuild: Rebuild
+__all__ = ["Bypass", "Store"]
 
 
 class Bypass:
@@ -86,6 +77,13 @@ class Store:
             table[key] = value
             if recipe is not None:
                 self.described.setdefault(func, {})[key] = recipe
+
+    def take_described(self) -> dict[Any, dict[Any, Recipe]]:
+        """The descriptions since the last call, by operator."""
+        with self.lock:
+            taken = {func: table for func, table in self.described.items() if table}
+            self.described = {}
+            return taken
 
     def _evict(self) -> None:
         for func, table in self.tables.items():
