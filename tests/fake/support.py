@@ -21,7 +21,9 @@ def describe(value: Any, inputs: tuple[Any, ...] = ()) -> Any:
     aliases = tuple(
         i
         for i, t in enumerate(inputs)
-        if isinstance(t, torch.Tensor) and t.untyped_storage()._cdata == value.untyped_storage()._cdata
+        if isinstance(t, torch.Tensor)
+        and t.layout is torch.strided
+        and t.untyped_storage()._cdata == value.untyped_storage()._cdata
     )
     return {
         "shape": tuple(map(str, value.shape)),
