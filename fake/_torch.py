@@ -1,0 +1,267 @@
+"""Every private name of torch that this package relies on, and every difference between its versions.
+
+Nothing else in ``fake`` writes ``torch._x``: the next release of torch is this file's work.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch._dynamo.config as dynamo_config
+import torch._functorch.config as functorch_config
+import torch.nested._internal.nested_tensor as nested_tensor_module
+from torch._C import _VariableFunctions as variable_functions
+from torch._dynamo.eval_frame import skip_code
+from torch._dynamo.source import (
+    CallMethodItemSource,
+    EphemeralSource,
+    FloatTensorSource,
+    RandomValueSource,
+)
+from torch._guards import TracingContext
+from torch._higher_order_ops.utils import registered_hop_fake_fns
+from torch._library import fake_impl as library_fake_impl
+from torch._library import simple_registry
+from torch._library import utils as library_utils
+from torch._library.fake_profile import MissingOpProfile
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses import fake_impls
+from torch._subclasses import fake_tensor as torch_fake
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DispatchCacheInfo,
+    DynamicOutputShapeException,
+    MetadataMismatchError,
+    UnsupportedFakeTensorException,
+    UnsupportedMutationAliasingException,
+    UnsupportedOperatorException,
+    extract_tensor_metadata,
+    get_plain_tensors,
+    get_schema_info,
+    in_kernel_invocation_manager,
+    is_fake,
+    maybe_get_fake_mode,
+    run_fallback_kernel,
+    should_allow_numbers_as_tensors,
+    torch_decomp_decompositions,
+    unset_fake_temporarily,
+)
+from torch._subclasses.fake_tensor import FakeTensor as TorchFakeTensor
+from torch._subclasses.fake_tensor import FakeTensorConverter as TorchFakeTensorConverter
+from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch._subclasses.meta_utils import (
+    assert_eq,
+    assert_metadata_eq,
+    is_sparse_any,
+    is_sparse_compressed,
+)
+from torch._utils import render_call
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.operator_schemas import normalize_function
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp as TorchFakeTensorProp
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import arg_tree_leaves, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+
+__all__ = [
+    "SUPPORTED_VERSIONS",
+    "CallMethodItemSource",
+    "DataDependentOutputException",
+    "DimDynamic",
+    "DispatchCacheInfo",
+    "DynamicOutputShapeException",
+    "EphemeralSource",
+    "FloatTensorSource",
+    "FunctionalTensor",
+    "GuardOnDataDependentSymNode",
+    "HigherOrderOperator",
+    "MetadataMismatchError",
+    "MissingOpProfile",
+    "OpOverload",
+    "RandomValueSource",
+    "ShapeEnv",
+    "SymNode",
+    "TorchDispatchMode",
+    "TorchFakeTensor",
+    "TorchFakeTensorConverter",
+    "TorchFakeTensorMode",
+    "TorchFakeTensorProp",
+    "TracingContext",
+    "UnsupportedFakeTensorException",
+    "UnsupportedMutationAliasingException",
+    "UnsupportedOperatorException",
+    "active_fake_mode",
+    "arg_tree_leaves",
+    "assert_eq",
+    "assert_metadata_eq",
+    "decomposition_table",
+    "dynamo_config",
+    "extract_tensor_metadata",
+    "fake_impls",
+    "functorch_config",
+    "get_plain_tensors",
+    "get_schema_info",
+    "in_kernel_invocation_manager",
+    "is_fake",
+    "is_sparse_any",
+    "is_sparse_compressed",
+    "is_supported_version",
+    "library_fake_impl",
+    "library_utils",
+    "maybe_get_fake_mode",
+    "meta_table",
+    "nested_tensor_module",
+    "no_dispatch",
+    "normalize_function",
+    "registered_fake_kernel",
+    "registered_hop_fake_fns",
+    "render_call",
+    "run_fallback_kernel",
+    "should_allow_numbers_as_tensors",
+    "skip_code",
+    "torch_decomp_decompositions",
+    "torch_fake",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "tree_unflatten",
+    "unset_fake_temporarily",
+    "variable_functions",
+]
+
+SUPPORTED_VERSIONS = ((2, 11), (2, 12), (2, 13))
+"""The (major, minor) releases whose private names this file was checked against."""
+
+META_DEVICE = torch.device("meta")
+
+make_subclass = torch.Tensor._make_subclass
+throw_on_data_ptr = torch._C._set_throw_on_mutable_data_ptr
+warn_on_data_ptr = torch._C._set_warn_deprecated_on_mutable_data_ptr
+dispatch_key_set = torch._C._dispatch_key_set
+dispatch_keys = torch._C._dispatch_keys
+disable_torch_dispatch = torch._C._DisableTorchDispatch
+DISPATCH_META_HANDLERS = torch_fake._DISPATCH_META_HANDLERS
+DISPATCH_HANDLE_DIRECTLY = torch_fake._DISPATCH_HANDLE_DIRECTLY
+CacheKeyState = getattr(torch_fake, "_CacheKeyState", None)
+check_for_subclass = torch_fake._check_for_subclass
+check_for_subclass_arg = torch_fake._check_for_subclass_arg
+fake_tensor_tls = torch_fake.fake_tensor_tls
+is_plain_tensor = torch_fake._is_plain_tensor
+meta_in_tls = torch._C._meta_in_tls_dispatch_include
+PYTHON_KEY = torch._C.DispatchKey.Python
+META_KEY = torch._C.DispatchKey.Meta
+
+# What the dispatch of an operator may read from the thread: all of it is part of a cache key.
+get_default_dtype = torch.get_default_dtype
+get_default_device = torch._C._get_default_device
+is_inference_mode_enabled = torch.is_inference_mode_enabled
+is_grad_enabled = torch.is_grad_enabled
+deterministic_algorithms = torch._C._get_deterministic_algorithms
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
+_FAKE_KEY = torch._C._TorchDispatchModeKey.FAKE
+_PROXY_KEY = torch._C._TorchDispatchModeKey.PROXY
+_get_dispatch_mode = torch._C._get_dispatch_mode
+_is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
+_PYTHON_DISPATCHER = torch._C.DispatchKey.PythonDispatcher
+_AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
+
+
+def is_supported_version() -> bool:
+    """Whether this release of torch is one whose private names were checked."""
+    major, minor = torch.__version__.split(".")[:2]
+    return (int(major), int(minor)) in SUPPORTED_VERSIONS
+
+
+def active_fake_mode() -> object | None:
+    """The fake-tensor mode on the dispatch stack, torch's or ours."""
+    return _get_dispatch_mode(_FAKE_KEY)
+
+
+def is_proxy_tracing() -> bool:
+    """Whether ``make_fx`` records the operators of this thread."""
+    return torch.fx.experimental.proxy_tensor.get_proxy_mode() is not None
+
+
+def is_python_dispatcher_enabled() -> bool:
+    """Whether ``enable_python_dispatcher`` is on: it changes which decompositions run."""
+    return _is_key_included(_PYTHON_DISPATCHER)
+
+
+def autocast_state() -> object:
+    """False, or which devices cast to which dtype in this thread."""
+    if not is_any_autocast_enabled():
+        return False
+    return tuple(
+        (device, torch.get_autocast_dtype(device))
+        for device in _AUTOCAST_DEVICES
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    )
+
+
+def decomposition_table() -> dict:
+    """torch's table of decompositions (ATen operator to Python function)."""
+    return torch._decomp.decomposition_table
+
+
+def meta_table() -> dict:
+    """torch's table of meta kernels written in Python."""
+    return torch._decomp.meta_table
+
+
+def registered_fake_kernel(func: OpOverload) -> object | None:
+    """What ``torch.library.register_fake`` holds for an operator now, or None."""
+    return simple_registry.singleton.find(func.name()).fake_impl.kernel
+
+
+def fake_kernel_identity(func: OpOverload) -> object:
+    """What changes when an operator's fake kernel is registered again."""
+    kernel: object = registered_fake_kernel(func)
+    return getattr(kernel, "func", kernel)
+
+
+def custom_ops_profiles() -> object | None:
+    """The operator profiles that draft export collected, if it is running."""
+    return getattr(dynamo_config, "_custom_ops_profile", None)
+
+
+def is_data_dependent_set(func: OpOverload) -> bool:
+    """Whether an operator's answer may depend on values (tags of torch)."""
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def copy_node(node: SymNode) -> SymNode:
+    """A new node with the same expression, hint and environment."""
+    copied = object.__new__(SymNode)
+    copied.__dict__.update(node.__dict__)
+    return copied
+
+
+def has_symbols(tensor: torch.Tensor) -> bool:
+    """Whether a size, stride or offset of a tensor is symbolic."""
+    return tensor._has_symbolic_sizes_strides
+
+
+def has_kernel(func: OpOverload, key: torch._C.DispatchKey) -> bool:
+    """Whether an operator has a kernel of its own for a dispatch key."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+def dispatch_modes_active() -> bool:
+    """Whether any dispatch mode of the user is on this thread (fake modes are looked at separately)."""
+    return torch._C._len_torch_dispatch_stack() > (active_fake_mode() is not None)
+
+
+def guards_are_suppressed() -> bool:
+    """Whether this thread asks symbolic questions without recording guards."""
+    return ShapeEnv._suppress_guards_tls()
+
+
+def is_plain_meta(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is an unwrapped meta tensor, safe to keep as the storage of a fake one."""
+    if type(tensor) is not torch.Tensor:
+        return False
+    keys = dispatch_keys(tensor)
+    return keys.has(META_KEY) and not keys.has(PYTHON_KEY)

@@ -1,0 +1,199 @@
+"""``accelerate()``: torch's own fake-tensor mode runs on this package's dispatch cache.
+
+``torch.compile`` makes torch's ``FakeTensorMode`` and ``FakeTensor``, in many places. While acceleration is on, their
+dispatch goes through handlers and recipes of this package; a miss runs torch's own dispatch, so that graphs and guards
+are the same as without. Nothing is patched while it is off.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from contextlib import ContextDecorator
+from typing import Any
+
+import torch
+
+from . import _torch as _t
+from .cache.engine import Engine
+from .errors import AccelerateError, UnsupportedTorchVersionError
+from .tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget
+
+__all__ = ["accelerate", "accelerated_cache_info", "engine"]
+
+_MISSING = object()
+_RETIRED = "tensors of this mode were used while acceleration was off"
+
+
+class _Switch:
+    """The one owner of the patches: how often they were asked for, what they replaced."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.depth = 0
+        self.saved: list[tuple[Any, str, Any, Any]] = []
+        self.engine = Engine(_t.TorchFakeTensor, _dispatch_by_torch)
+        self.modes: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def on(self) -> None:
+        with self.lock:
+            if self.depth == 0:
+                if not _t.is_supported_version():
+                    raise UnsupportedTorchVersionError(torch.__version__, _t.SUPPORTED_VERSIONS)
+                for owner, name, value in _patches():
+                    self.saved.append((owner, name, vars(owner).get(name, _MISSING), value))
+                    setattr(owner, name, value)
+            self.depth += 1
+
+    def off(self) -> None:
+        with self.lock:
+            if self.depth == 0:
+                raise AccelerateError("acceleration is already off")
+            if self.depth == 1:
+                self._restore()
+            self.depth -= 1
+
+    def _restore(self) -> None:
+        for owner, name, _, ours in self.saved:
+            if vars(owner).get(name) is not ours:
+                raise AccelerateError(
+                    f"{owner.__name__}.{name} was replaced by something else while acceleration was on: "
+                    "undo that first, then turn acceleration off"
+                )
+        for owner, name, original, _ in reversed(self.saved):
+            if original is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+        self.saved.clear()
+        for mode in list(self.modes):
+            # From now on torch may change tensors behind the cache's back: never trust what they remember.
+            mode.__dict__["_fake_retired"] = _RETIRED
+        self.modes.clear()
+
+
+def _dispatch_by_torch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    if not isinstance(func, _t.OpOverload):
+        return _TORCH_DISPATCH(mode, func, types, args, kwargs)  # torch caches some higher-order operators
+    return _TORCH_DISPATCH_IMPL(mode, func, types, args, kwargs)
+
+
+_TORCH_DISPATCH = _t.TorchFakeTensorMode.dispatch
+_TORCH_DISPATCH_IMPL = _t.TorchFakeTensorMode._dispatch_impl
+_TORCH_FROM_REAL = _t.TorchFakeTensorConverter.from_real_tensor
+_TORCH_NEW = _t.TorchFakeTensor.__new__
+_DEVICE = torch.ops.prim.device.default
+
+
+def _mode_dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    if func is _DEVICE:
+        return getattr(args[0], DEVICE_ATTRIBUTE)
+    if not self.cache_enabled or self.cache_crosscheck_enabled or "_fake_retired" in self.__dict__:
+        return _TORCH_DISPATCH(self, func, types, args, kwargs or {})
+    handler = _SWITCH.engine.handlers.get(id(func))
+    if handler is None:
+        handler = _SWITCH.engine.handler(func)
+    if self._cache_token is None:
+        _SWITCH.modes.add(self)
+    return handler(self, func, types, args, kwargs)
+
+
+_t.skip_code(_mode_dispatch.__code__)
+
+
+def _from_real_tensor(self: Any, *args: Any, **kwargs: Any) -> Any:
+    made = _TORCH_FROM_REAL(self, *args, **kwargs)
+    if isinstance(made, _t.TorchFakeTensor):
+        forget(made)
+    return made
+
+
+def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
+    made = _TORCH_NEW(cls, *args, **kwargs)
+    element = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
+    if element is not None and _t.is_plain_meta(element):
+        made._plain = element
+    return made
+
+
+def _set_data(self: Any, value: torch.Tensor) -> None:
+    forget(self)
+    DATA.__set__(self, value)
+
+
+def _patches() -> list[tuple[Any, str, Any]]:
+    """Every attribute of torch that acceleration replaces (owner, name, value)."""
+    mode, tensor = _t.TorchFakeTensorMode, _t.TorchFakeTensor
+    defaults = [(tensor, name, value) for name, value in HIDDEN_DEFAULTS.items()]
+    return [
+        *defaults,
+        (mode, "_cache_token", None),
+        (mode, "dispatch", _mode_dispatch),
+        (mode, "__torch_dispatch__", _mode_dispatch),
+        (tensor, "__new__", staticmethod(_new)),
+        (tensor, "__deepcopy__", FakeTensor.__deepcopy__),
+        (tensor, "data", property(DATA.__get__, _set_data)),
+        (_t.TorchFakeTensorConverter, "from_real_tensor", _from_real_tensor),
+    ]
+
+
+_SWITCH = _Switch()
+
+
+def engine() -> Engine:
+    """The dispatch cache for torch's own class of fake tensors."""
+    return _SWITCH.engine
+
+
+def accelerated_cache_info() -> Any:
+    """Hits, misses, bypasses by reason and size of the cache behind :class:`accelerate`."""
+    return _SWITCH.engine.store.info()
+
+
+class accelerate(ContextDecorator):  # noqa: N801  (used like torch.no_grad)
+    """Run torch's own tracing on this package's fake dispatch: same graphs, same guards, less time.
+
+    As a context manager or decorator it may be nested; ``accelerate.enable()`` and ``accelerate.disable()`` switch it
+    for the whole process. It is process-wide either way: all threads that trace meanwhile are accelerated.
+
+    Raises:
+        UnsupportedTorchVersionError: this release of torch is unknown (on entering).
+        AccelerateError: another tool replaced the same functions meanwhile (on leaving).
+
+    >>> import torch, fake
+    >>> with fake.accelerate():
+    ...     compiled = torch.compile(lambda x: x.sin() + 1, backend="eager")
+    ...     print(compiled(torch.zeros(2)))
+    tensor([1., 1.])
+    >>> fake.accelerate.is_enabled()
+    False
+    """
+
+    def __enter__(self) -> accelerate:
+        _SWITCH.on()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _SWITCH.off()
+
+    @staticmethod
+    def enable() -> None:
+        """Turn acceleration on for the process, until as many calls of :meth:`disable`."""
+        _SWITCH.on()
+
+    @staticmethod
+    def disable() -> None:
+        """Undo one :meth:`enable`."""
+        _SWITCH.off()
+
+    @staticmethod
+    def is_enabled() -> bool:
+        """Whether torch's classes are patched now."""
+        return _SWITCH.depth > 0
+
+    @staticmethod
+    def cache_clear() -> None:
+        """Empty the cache behind acceleration."""
+        _SWITCH.engine.clear()
+
+

@@ -1,0 +1,212 @@
+"""The dispatch cache on disk.
+
+A cache is a directory. Entries are valid for one *build*: a hash of torch's version, Python's, and all sources of this
+package that decide answers. Every save adds one segment file, written beside its final name and moved into place, so
+that processes can write at the same time and none loses anything; loading reads all segments of its build, and merges
+them into one when they become many. A segment that is truncated, corrupt or not ours is ignored, with one warning.
+
+A segment is ``MAGIC``, the build, a SHA-256 of the payload, and the payload: a pickled dictionary from engine and
+operator to the pickled ``{key: recipe}`` of that operator, which is read when the operator is first used. Unpickling is
+restricted to the names that keys and recipes are made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["DiskCache", "DiskCacheWarning", "build_id"]
+
+MAGIC = b"fake dispatch cache 1\n"
+_DIGEST = hashlib.sha256().digest_size
+_SUFFIX = ".segment"
+_MERGE_ABOVE = 16
+
+_ALLOWED = frozenset(
+    (
+        *(("builtins", name) for name in ("int", "float", "bool", "complex", "str", "list", "tuple", "type")),
+        *(("fake.cache.recipe", name) for name in ("Argument", "Constant", "Fresh", "Sequence", "View")),
+        ("fake.cache.key", "_intern_token"),
+        ("fake.metadata", "intern"),
+        ("torch", "device"),
+        ("torch", "Generator"),
+        ("torch.fx.experimental.symbolic_shapes", "ShapeEnvSettings"),
+    )
+)
+"""All classes and functions that keys and recipes are made of; torch's constants are recognised by their type."""
+
+
+class DiskCacheWarning(UserWarning):
+    """A file of the cache directory was ignored."""
+
+
+@cache
+def build_id() -> bytes:
+    """What an entry is valid for: torch's build, Python's version, and the sources of this package."""
+    digest = hashlib.sha256()
+    digest.update(f"{torch.__version__} {torch.version.git_version} {sys.version_info[:2]}".encode())
+    root = Path(__file__).parents[1]
+    for source in sorted(root.rglob("*.py")):
+        relative = source.relative_to(root)
+        if relative.parts[0] not in ("library", "conformance"):
+            digest.update(str(relative).encode())
+            digest.update(source.read_bytes())
+    return digest.digest()
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED:
+            return super().find_class(module, name)
+        if module.split(".")[0] == "torch":
+            constant = getattr(torch, name.removeprefix("torch."), None)
+            if isinstance(constant, (torch.dtype, torch.layout, torch.memory_format)):
+                return constant
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a dispatch cache")
+
+
+def _unpickle(data: bytes) -> Any:
+    return _Unpickler(io.BytesIO(data)).load()
+
+
+class DiskCache:
+    """Entries of one build in a directory.
+
+    Args:
+        directory: made if it does not exist.
+
+    Raises:
+        OSError: the directory cannot be made.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._warned = False
+        self._pending: dict[tuple[str, str], list[bytes]] = {}
+        self._load()
+
+    def _load(self) -> None:
+        read = []
+        for path in sorted(self.directory.glob(f"*{_SUFFIX}")):
+            content = self._read(path)
+            if content is None:
+                continue
+            read.append(path)
+            for place, data in content.items():
+                self._pending.setdefault(place, []).append(data)
+        if len(read) > _MERGE_ABOVE:
+            self._merge(read)
+
+    def _read(self, path: Path) -> dict[tuple[str, str], bytes] | None:
+        """The payload of a segment; None if it is of another build, or (with a warning) unreadable."""
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None  # merged by another process meanwhile
+        except OSError as error:
+            self._ignore(path, str(error))
+            return None
+        header, build = data[: len(MAGIC)], data[len(MAGIC) : len(MAGIC) + _DIGEST]
+        if header != MAGIC or len(data) < len(MAGIC) + 2 * _DIGEST:
+            self._ignore(path, "it is truncated or no dispatch cache")
+            return None
+        if build != build_id():
+            return None
+        digest = data[len(MAGIC) + _DIGEST : len(MAGIC) + 2 * _DIGEST]
+        payload = data[len(MAGIC) + 2 * _DIGEST :]
+        if hashlib.sha256(payload).digest() != digest:
+            self._ignore(path, "its checksum does not fit")
+            return None
+        return _unpickle(payload)
+
+    def _ignore(self, path: Path, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"fake: ignored {path.name} in the dispatch cache: {reason}. Delete it to silence this.",
+                DiskCacheWarning,
+                stacklevel=4,
+            )
+
+    def entries(self, engine: str, operator: str) -> Iterator[tuple[Any, Any]]:
+        """Keys and recipes of an operator; each is handed out once."""
+        with self._lock:
+            chunks = self._pending.pop((engine, operator), ())
+        for chunk in chunks:
+            try:
+                table = _unpickle(chunk)
+            except pickle.UnpicklingError as error:
+                self._ignore(self.directory, str(error))
+                continue
+            yield from table.items()
+
+    def save(self, entries: dict[tuple[str, str], dict[Any, Any]]) -> Path | None:
+        """Write new entries as one segment.
+
+        Args:
+            entries: ``{(engine, operator): {key: recipe}}``. Entries that cannot be pickled are left out.
+
+        Returns:
+            The file, or None if there was nothing to write.
+        """
+        content = {}
+        for place, table in entries.items():
+            chunk = _pickle_table(table)
+            if chunk is not None:
+                content[place] = chunk
+        return self._write(content) if content else None
+
+    def _write(self, content: dict[tuple[str, str], bytes]) -> Path:
+        payload = pickle.dumps(content, protocol=5)
+        data = MAGIC + build_id() + hashlib.sha256(payload).digest() + payload
+        handle, name = tempfile.mkstemp(dir=self.directory, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            final = Path(name).with_suffix(_SUFFIX)
+            os.replace(name, final)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+        return final
+
+    def _merge(self, paths: list[Path]) -> None:
+        """Replace segments that were read by one with the same entries."""
+        tables: dict[tuple[str, str], dict[Any, Any]] = {}
+        for place, chunks in self._pending.items():
+            table = tables.setdefault(place, {})
+            for chunk in chunks:
+                table.update(_unpickle(chunk))
+        if self.save(tables) is not None:
+            for path in paths:
+                path.unlink(missing_ok=True)
+
+
+def _pickle_table(table: dict[Any, Any]) -> bytes | None:
+    try:
+        return pickle.dumps(table, protocol=5)
+    except (TypeError, AttributeError, pickle.PicklingError):
+        kept = {}
+        for key, recipe in table.items():
+            try:
+                pickle.dumps((key, recipe), protocol=5)
+            except (TypeError, AttributeError, pickle.PicklingError):
+                continue  # a value that belongs to this process
+            kept[key] = recipe
+        return pickle.dumps(kept, protocol=5) if kept else None

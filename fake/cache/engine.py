@@ -1,0 +1,338 @@
+"""The dispatch of one operator through the cache: a handler per operator, generated from its schema.
+
+``Engine.handler(func)`` returns ``handler(mode, func, types, args, kwargs)``. A hit costs a key, a dictionary lookup
+and the recipe's closure. A miss goes to :meth:`Engine.miss`, which dispatches for real and records what it saw.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch as _t
+from ..errors import CacheCrossCheckError
+from ..tensor import Unkeyable, forget
+from .disk import DiskCache
+from .key import compile_key, plain_key
+from .recipe import Mark, Recipe, build
+from .record import describe, verify
+from .store import Bypass, Store
+from .symbolic import Stale, SymbolicState, is_symbolic_key, metadata_of, state_of, symbols_of_key, symbols_of_recipe
+
+__all__ = ["Dispatch", "Engine", "Handler", "mark_of", "uncacheable_reason"]
+
+Handler = Callable[[Any, Any, Sequence[type], Any, Any], Any]
+Dispatch = Callable[[Any, Any, Sequence[type], Any, Any], Any]
+
+_aten = torch.ops.aten
+_LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
+
+_TEMPLATE = """
+def make(func, get, hit, miss, {names}):
+    def handler(mode, func, types, args, kwargs):
+      try:
+{key}        rebuild = get(key)
+      except Unkeyable as reason:
+        return miss(mode, func, types, args, kwargs, None, reason.reason)
+      except (TypeError, AttributeError):
+        return miss(mode, func, types, args, kwargs, None, "unhashable argument")
+      if rebuild is None:
+        return miss(mode, func, types, args, kwargs, key)
+      if rebuild.__class__ is not Bypass: hit()
+      return rebuild(mode, args, kwargs)
+    return handler
+"""
+
+
+def uncacheable_reason(func: Any) -> str | None:
+    """Why no call of an operator may be cached, or None."""
+    if not isinstance(func, _t.OpOverload):
+        return "higher-order operator"
+    tags = func.tags
+    if torch.Tag.data_dependent_output in tags:
+        return "data dependent output"
+    if torch.Tag.dynamic_output_shape in tags and func is not _aten.index.Tensor:
+        return "dynamic output shape"
+    if torch.Tag.inplace_view in tags:
+        return "inplace view"
+    if func in _LIFTS:
+        return "lift"
+    if any("ScriptObject" in str(a.type) or "__torch__" in str(a.type) for a in func._schema.arguments):
+        return "script object argument"
+    return None
+
+
+class Engine:
+    """Handlers and tables for fake tensors of one class.
+
+    Args:
+        tensor_class: the exact class of the tensors that the engine makes and recognises.
+        dispatch: ``dispatch(mode, func, types, args, kwargs)``, the real thing, called on a miss.
+        limit: the number of entries at which the older half is dropped.
+    """
+
+    def __init__(self, tensor_class: type, dispatch: Dispatch, limit: int = 100_000) -> None:
+        self.tensor_class = tensor_class
+        self.dispatch = dispatch
+        self.store = Store(limit)
+        self.handlers: dict[int, Handler] = {}
+        self._funcs: list[Any] = []  # keeps the operators alive, so that an id is never used again
+        self._lock = threading.Lock()
+        self._disk: DiskCache | None = None
+        self._disk_name = ""
+        self._symbolic_states: weakref.WeakSet[SymbolicState] = weakref.WeakSet()
+
+    def handler(self, func: Any) -> Handler:
+        """The handler of an operator, generated at its first use."""
+        handler = self.handlers.get(id(func))
+        if handler is None:
+            handler = self._make_handler(func)
+            with self._lock:
+                self._funcs.append(func)
+                self.handlers[id(func)] = handler
+        return handler
+
+    def _make_handler(self, func: Any) -> Handler:
+        if func in _t.DISPATCH_META_HANDLERS:
+            answer = _t.DISPATCH_META_HANDLERS[func]
+            return lambda mode, func, types, args, kwargs: answer(args)
+        if func in _t.DISPATCH_HANDLE_DIRECTLY:
+            return _handle_directly
+        reason = uncacheable_reason(func)
+        if reason is not None:
+            miss = self.miss
+            return lambda mode, func, types, args, kwargs: miss(mode, func, types, args, kwargs, None, reason)
+        if not _t.library_utils.is_builtin(func):
+            return self._make_custom_handler(func)
+        return self._compile(func)
+
+    def _compile(self, func: Any) -> Handler:
+        source, names = compile_key(func, self.tensor_class)
+        names["Bypass"] = Bypass
+        table = self.store.table(func)
+        self._fill_from_disk(func)
+        code = _TEMPLATE.format(names=", ".join(names), key=source)
+        namespace: dict[str, Any] = {}
+        exec(compile(code, f"<fake handler of {func}>", "exec"), namespace)
+        handler = namespace["make"](func, table.get, self.store.hit, self.miss, **names)
+        _t.skip_code(handler.__code__)
+        return handler
+
+    def attach_disk(self, disk: DiskCache | None, name: str) -> None:
+        """Serve entries from a disk cache, under the name that this engine has there."""
+        self._disk, self._disk_name = disk, name
+        for func in list(self.store.tables):
+            self._fill_from_disk(func)
+
+    def _fill_from_disk(self, func: Any) -> None:
+        if self._disk is None or not _t.library_utils.is_builtin(func):
+            return
+        table = self.store.table(func)
+        for key, recipe in self._disk.entries(self._disk_name, func.name()):
+            if key not in table:
+                self.store.insert(func, table, key, _Unbuilt(recipe, self.tensor_class, table, key), None)
+
+    def _make_custom_handler(self, func: Any) -> Handler:
+        """Custom operators: only where the mode trusts their fake kernels to be pure, keyed by the kernel itself."""
+        table = self.store.table(func)
+
+        def handler(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            if not getattr(mode, "cache_custom_ops", False):
+                return self.miss(mode, func, types, args, kwargs, None, "non-builtin")
+            try:
+                key = (_t.fake_kernel_identity(func), *plain_key(func, mode, args, kwargs, self.tensor_class))
+                rebuild = table.get(key)
+            except Unkeyable as refused:
+                return self.miss(mode, func, types, args, kwargs, None, refused.reason)
+            except TypeError:
+                return self.miss(mode, func, types, args, kwargs, None, "unhashable argument")
+            if rebuild is None:
+                return self.miss(mode, func, types, args, kwargs, key)
+            if type(rebuild) is not Bypass:
+                self.store.hit()
+            return rebuild(mode, args, kwargs)
+
+        return handler
+
+    def miss(
+        self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any, key: Any = None, reason: str | None = None
+    ) -> Any:
+        """Dispatch for real; with a key, record the result.
+
+        Args:
+            key: where to put the recipe, or None for a call that cannot be cached.
+            reason: why it cannot, for the counters.
+        """
+        kwargs = kwargs or {}
+        if not mode.enter_stack and _t.active_fake_mode() is None:
+            # Reached through a tensor, outside the mode: the operator runs again inside it.
+            with mode:
+                return func(*args, **kwargs)
+        if key is None:
+            self.store.count_bypass(reason or "unknown")
+        elif mode.shape_env is not None:
+            rebuild = self._find_symbolic(mode, func, key)
+            if rebuild is not None:
+                try:
+                    outputs = rebuild(mode, args, kwargs)
+                except Stale:
+                    self._forget_symbolic(mode, func, key)
+                else:
+                    if type(rebuild) is not Bypass:
+                        self.store.hit()
+                    return outputs
+        watched = _tensors_of(args, kwargs) if _is_mutable(func) else ()
+        before = [(tensor, self._peek(tensor)) for tensor in watched if type(tensor) is self.tensor_class]
+        try:
+            outputs = self.dispatch(mode, func, types, args, kwargs)
+        finally:
+            changed = self._metadata_changed(before)
+        if key is not None and outputs is not NotImplemented:
+            if changed:
+                self._remember_bypass(mode, func, key, "metadata of an argument changes")
+            else:
+                self._record(mode, func, args, kwargs, key, outputs)
+        return outputs
+
+    @staticmethod
+    def _peek(tensor: Any) -> Any:
+        try:
+            return tensor._interned or metadata_of(tensor)
+        except Unkeyable:
+            return None
+
+    def _metadata_changed(self, before: list[tuple[Any, Any]]) -> bool:
+        changed = False
+        for tensor, interned in before:
+            tensor._interned = None
+            if interned is None or self._peek(tensor) is not interned:
+                forget(tensor)
+                changed = True
+        return changed
+
+    def _record(self, mode: Any, func: Any, args: Any, kwargs: Any, key: Any, outputs: Any) -> None:
+        symbolic = mode.shape_env is not None and is_symbolic_key(key)
+        if symbolic and _t.guards_are_suppressed():
+            self.store.count_bypass("suppressed guards")  # a later hit would owe the guards that were not recorded
+            return
+        try:
+            recipe = describe(func, args, kwargs, outputs, self.tensor_class)
+            if not symbols_of_recipe(recipe) <= (symbols_of_key(key) if symbolic else set()):
+                raise Unkeyable("unrepresented symbol in output")
+            mark = mark_of(mode)
+            rebuild = build(recipe, self.tensor_class, mark)
+            verify(recipe, mark, mode, args, kwargs, outputs)
+        except Unkeyable as refused:
+            self._remember_bypass(mode, func, key, refused.reason)
+            return
+        except Stale:
+            return
+        self.store.count_miss()
+        if symbolic:
+            self._symbolic_table(mode, func)[key] = rebuild
+        else:
+            self.store.insert(func, self.store.table(func), key, rebuild, recipe)
+
+    def _remember_bypass(self, mode: Any, func: Any, key: Any, reason: str) -> None:
+        self.store.count_bypass(reason)
+        negative = Bypass(reason, func, self._again)
+        if mode.shape_env is not None and is_symbolic_key(key):
+            self._symbolic_table(mode, func)[key] = negative
+        else:
+            self.store.insert(func, self.store.table(func), key, negative, None)
+
+    def _symbolic_table(self, mode: Any, func: Any) -> dict[Any, Any]:
+        state = state_of(mode.shape_env)
+        self._symbolic_states.add(state)
+        return state.table(func, self.tensor_class)
+
+    def _find_symbolic(self, mode: Any, func: Any, key: Any) -> Any:
+        state = mode.shape_env.__dict__.get("_fake_dispatch")
+        return None if state is None else state.table(func, self.tensor_class).get(key)
+
+    def _forget_symbolic(self, mode: Any, func: Any, key: Any) -> None:
+        self._symbolic_table(mode, func).pop(key, None)
+
+    def clear(self) -> None:
+        """Drop all entries, also those on shape environments, and reset the counters."""
+        self.store.clear()
+        for state in list(self._symbolic_states):
+            state.clear()
+
+    def _again(self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any, reason: str) -> Any:
+        return self.miss(mode, func, types, args, kwargs, None, reason)
+
+    def uncached(self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Dispatch without looking into the cache or adding to it."""
+        if func in _t.DISPATCH_META_HANDLERS or func in _t.DISPATCH_HANDLE_DIRECTLY:
+            return self.handler(func)(mode, func, types, args, kwargs)
+        return self.miss(mode, func, types, args, kwargs, None, "cache disabled")
+
+    def crosscheck(self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Serve a call, and compare what the cache gave with a fresh dispatch.
+
+        Raises:
+            CacheCrossCheckError: they differ.
+        """
+        hits = self.store.hit_count()
+        outputs = self.handler(func)(mode, func, types, args, kwargs)
+        if self.store.hit_count() == hits or func in _t.DISPATCH_META_HANDLERS or _is_mutable(func):
+            return outputs
+        fresh = self.dispatch(mode, func, types, args, kwargs or {})
+        for path, (served, expected) in enumerate(
+            zip(_t.tree_leaves(outputs), _t.tree_leaves(fresh), strict=True)
+        ):
+            _compare_leaf(func, path, served, expected)
+        return outputs
+
+
+def _compare_leaf(func: Any, path: int, served: Any, expected: Any) -> None:
+    if not isinstance(served, torch.Tensor):
+        if type(served) is not type(expected) or served != expected:
+            raise CacheCrossCheckError(func, f"output {path} is {served!r}, a fresh dispatch gives {expected!r}")
+        return
+    try:
+        _t.assert_metadata_eq(_t.assert_eq, expected, served)
+    except AssertionError as difference:
+        raise CacheCrossCheckError(func, f"output {path}: {difference}") from difference
+
+
+class _Unbuilt:
+    """A recipe from the disk: compiled at its first use, in the place where it was found."""
+
+    __slots__ = ("key", "recipe", "table", "tensor_class")
+
+    def __init__(self, recipe: Recipe, tensor_class: type, table: dict[Any, Any], key: Any) -> None:
+        self.recipe, self.tensor_class, self.table, self.key = recipe, tensor_class, table, key
+
+    def __call__(self, mode: Any, args: Any, kwargs: Any) -> Any:
+        rebuild = self.table[self.key] = build(self.recipe, self.tensor_class, mark_of(mode))
+        return rebuild(mode, args, kwargs)
+
+
+def mark_of(mode: Any) -> Mark:
+    """What the mode wants to happen when the data pointer of a fake tensor is read."""
+    return _t.warn_on_data_ptr if mode._allow_unsafe_data_ptr_access else _t.throw_on_data_ptr
+
+
+def _handle_directly(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    with _t.in_kernel_invocation_manager(mode):
+        return func(*args, **(kwargs or {}))
+
+
+def _is_mutable(func: Any) -> bool:
+    return isinstance(func, _t.OpOverload) and func._schema.is_mutable
+
+
+def _tensors_of(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    found = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend(item for item in value if isinstance(item, torch.Tensor))
+    return found

@@ -1,0 +1,289 @@
+"""What decides an operator's answer, as a hashable key.
+
+:func:`plain_key` says it in full and is easy to read. :func:`compile_key` generates, from the schema of one operator,
+a function that builds an equivalent key several times faster (a test checks that the two distinguish the same calls).
+Both cover the arguments (interned metadata and ``requires_grad`` of tensors, constants with their type) and the
+thread's state: default dtype, inference mode, grad mode, deterministic algorithms, autocast, Python dispatcher,
+default device for calls without tensors, and the settings of the mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.immutable_collections import immutable_list
+
+from .. import _torch as _t
+from ..tensor import FakeTensor, Unkeyable
+from .symbolic import metadata_of
+from .symbolic import token as symbol_token
+
+__all__ = ["compile_key", "plain_key", "thread_state", "token_of"]
+
+_PLAIN_TYPES = frozenset(
+    (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+)
+_NUMBERS = frozenset((int, float, bool, complex))
+_LISTS = (list, tuple, torch.Size, immutable_list)
+
+# Operators that check the size of a storage, which a view's metadata does not know.
+_READS_STORAGE_SIZE = frozenset(
+    ("aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter", "aten::_reshape_alias", "prims::as_strided")
+)
+
+
+class ModeToken:
+    """The settings of a mode that change answers; interned, so that keys compare it by identity."""
+
+    __slots__ = ("settings",)
+
+    def __init__(self, settings: tuple[Any, ...]) -> None:
+        self.settings = settings
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_intern_token, (self.settings,))
+
+
+_TOKENS: dict[tuple[Any, ...], ModeToken] = {}
+
+
+def _intern_token(settings: tuple[Any, ...]) -> ModeToken:
+    return _TOKENS.setdefault(settings, ModeToken(settings))
+
+
+def token_of(mode: Any) -> ModeToken:
+    """The token of a mode, made again whenever one of its settings changed."""
+    shape_env = mode.shape_env
+    token = mode._cache_token = _intern_token(
+        (
+            mode.allow_fallback_kernels,
+            mode.allow_meta,
+            mode._allow_unsafe_data_ptr_access,
+            mode.static_shapes,
+            getattr(mode, "allow_scalar_outputs", False),
+            None if shape_env is None else shape_env.settings,
+        )
+    )
+    return token
+
+
+def thread_state(mode: Any) -> tuple[Any, ...]:
+    """All that an operator may read besides its arguments."""
+    return (
+        _t.get_default_dtype(),
+        _t.is_inference_mode_enabled(),
+        _t.is_grad_enabled(),
+        _t.deterministic_algorithms(),
+        _t.autocast_state(),
+        _t.is_python_dispatcher_enabled(),
+        mode._cache_token or token_of(mode),
+    )
+
+
+def plain_key(
+    func: Any, mode: Any, args: Any, kwargs: Any, tensor_class: type = FakeTensor
+) -> tuple[Any, ...]:
+    """The key of a call, built without shortcuts.
+
+    Raises:
+        Unkeyable: an argument that no key can describe.
+    """
+    parts: list[Any] = []
+    _append(parts, tuple(args), mode, tensor_class)
+    for name, value in (kwargs or {}).items():
+        parts.append(name)
+        _append(parts, value, mode, tensor_class)
+    if _reads_storage_size(func):
+        parts.append(_storage_bytes(args, kwargs))
+    return (*parts, *thread_state(mode), _t.get_default_device())
+
+
+def _append(parts: list[Any], value: Any, mode: Any, tensor_class: type) -> None:
+    kind = type(value)
+    if kind is tensor_class:
+        if value.fake_mode is not mode:
+            raise Unkeyable("not our fake")
+        parts.append(value._interned or metadata_of(value))
+        parts.append(value.requires_grad)
+        parts.append(value.is_neg())
+    elif kind in _LISTS:
+        parts.append(list)
+        parts.append(len(value))
+        for item in value:
+            _append(parts, item, mode, tensor_class)
+    elif kind in _PLAIN_TYPES:
+        parts.append(kind)
+        parts.append(value)
+    elif kind is torch.Generator:
+        parts.append(kind)
+        parts.append(value.device)
+    elif isinstance(value, torch.Tensor):
+        raise Unkeyable("non-fake tensor")
+    elif kind is torch.SymInt:
+        parts.append(symbol_token(value))
+    elif kind in (torch.SymFloat, torch.SymBool):
+        raise Unkeyable("symbolic shape")
+    else:
+        raise Unkeyable(f"{kind.__name__} argument")
+
+
+def _scalar(value: Any) -> Any:
+    """The type of a number that stands where the schema says Tensor (or None)."""
+    kind = type(value)
+    if kind in _NUMBERS:
+        return kind
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        raise Unkeyable("non-fake tensor")
+    raise Unkeyable("symbolic shape")
+
+
+def _integers(values: Any) -> Any:
+    """A tuple of integers and tokens."""
+    if values is None:
+        return None
+    if type(values) is int:  # a schema such as int[2] takes one number for all
+        return values
+    if type(values) is torch.SymInt:
+        return symbol_token(values)
+    key = tuple(values)
+    for item in key:
+        if type(item) is not int:
+            return tuple([symbol_token(item) for item in key])
+    return key
+
+
+def _storage_bytes(args: Any, kwargs: Any) -> Any:
+    for value in (*args, *(kwargs or {}).values()):
+        if isinstance(value, torch.Tensor):
+            return symbol_token(value.untyped_storage().nbytes())
+    return None
+
+
+def _reads_storage_size(func: Any) -> bool:
+    return func._schema.name in _READS_STORAGE_SIZE
+
+
+_VALUE_KINDS = frozenset(
+    ("int", "bool", "str", "float", "Device", "Layout", "MemoryFormat", "ScalarType")
+)
+_VALUES = _VALUE_KINDS | {f"Optional[{kind}]" for kind in _VALUE_KINDS}
+_SYMINTS = frozenset(("SymInt", "Optional[SymInt]"))
+_NUMBER_KINDS = frozenset(("number", "Optional[number]"))
+_TENSORS = frozenset(("Tensor", "Optional[Tensor]"))
+_INT_LISTS = frozenset(("List[SymInt]", "Optional[List[SymInt]]", "List[int]", "Optional[List[int]]"))
+_VALUE_LISTS = frozenset(("List[bool]", "Optional[List[float]]", "List[float]"))
+_TENSOR_LISTS = frozenset(("List[Tensor]", "List[Optional[Tensor]]"))
+
+
+def _argument_code(index: int, kind: str) -> tuple[list[str], list[str]] | None:
+    """Statements and key items for one positional argument of a schema type; None if only the plain key will do."""
+    value = f"a{index}"
+    if kind in _TENSORS:
+        lines = [
+            f"if type({value}) is F and {value}.fake_mode is mode:",
+            f" k{index} = {value}._interned or metadata_of({value}); g{index} = {value}.requires_grad",
+            f" if {value}.is_neg(): raise Unkeyable('negative bit')",
+            "else:",
+            f" k{index} = scalar({value}); g{index} = {value}",
+        ]
+        return lines, [f"k{index}", f"g{index}"]
+    if kind in _VALUES:
+        return [], [value]
+    if kind in _SYMINTS:
+        return [f"if type({value}) is SymInt: {value} = symbol_token({value})"], [value]
+    if kind in _NUMBER_KINDS:
+        return [f"t{index} = type({value})", f"if t{index} is SymInt: {value} = symbol_token({value})"], [
+            value,
+            f"t{index}",
+        ]
+    if kind in _INT_LISTS:
+        return [f"k{index} = integers({value})"], [f"k{index}"]
+    if kind in _VALUE_LISTS:
+        return [f"k{index} = None if {value} is None else tuple({value})"], [f"k{index}"]
+    if kind in _TENSOR_LISTS:
+        return [f"k{index} = tensors({value}, mode)"], [f"k{index}"]
+    return None
+
+
+def _tensor_list_key(tensor_class: type) -> Callable:
+    def tensors(values: Any, mode: Any) -> tuple[Any, ...]:
+        parts: list[Any] = []
+        for value in values:
+            if value is None:
+                parts.append(None)
+                continue
+            if type(value) is not tensor_class or value.fake_mode is not mode:
+                raise Unkeyable("not our fake")
+            parts.append(value._interned or metadata_of(value))
+            parts.append(value.requires_grad)
+            if value.is_neg():
+                raise Unkeyable("negative bit")
+        return tuple(parts)
+
+    return tensors
+
+
+def compile_key(func: Any, tensor_class: type) -> tuple[str, dict[str, Any]]:
+    """Source of the statements that set ``key`` from ``mode``, ``args`` and ``kwargs``, and the names they use.
+
+    The source is indented by eight spaces, to be placed in a handler (see ``engine.py``).
+    """
+    positional = [str(a.type) for a in func._schema.arguments if not a.kwarg_only]
+    keyword = [str(a.type) for a in func._schema.arguments if a.kwarg_only]
+    simple_keywords = all(kind in _VALUES or kind in _NUMBER_KINDS for kind in keyword)
+    state = "get_default_dtype(), is_inference(), is_grad(), deterministic(), any_autocast() and autocast(), "
+    state += "python_dispatcher(), mode._cache_token or token_of(mode)"
+    lines: list[str] = ["n = len(args)"]
+    branch = "if"
+    for count in range(len(positional), -1, -1):
+        pieces = [_argument_code(i, kind) for i, kind in enumerate(positional[:count])]
+        if any(piece is None for piece in pieces):
+            continue
+        lines.append(f"{branch} n == {count}:")
+        branch = "elif"
+        if count:
+            lines.append(" " + ", ".join(f"a{i}" for i in range(count)) + ", = args")
+        items = [str(count)]
+        for piece in pieces:
+            assert piece is not None
+            lines.extend(" " + line for line in piece[0])
+            items.extend(piece[1])
+        if not any(kind in _TENSORS or kind in _TENSOR_LISTS for kind in positional[:count]):
+            items.append("get_default_device()")
+        if _reads_storage_size(func):
+            items.append("storage_bytes(args, kwargs)")
+        body = ", ".join(items)
+        lines.append(f" if not kwargs: key = ({body}, {state})")
+        if simple_keywords:
+            types = "*[type(v) for v in kwargs.values()], " if any(kind in _NUMBER_KINDS for kind in keyword) else ""
+            lines.append(f" else: key = ({body}, *kwargs, *kwargs.values(), {types}{state})")
+        else:
+            lines.append(" else: key = plain_key(func, mode, args, kwargs, F)")
+    lines.append(f"{'else' if branch == 'elif' else 'if True'}:")
+    lines.append(" key = plain_key(func, mode, args, kwargs, F)")
+    names = {
+        "F": tensor_class,
+        "SymInt": torch.SymInt,
+        "Unkeyable": Unkeyable,
+        "any_autocast": _t.is_any_autocast_enabled,
+        "autocast": _t.autocast_state,
+        "deterministic": _t.deterministic_algorithms,
+        "get_default_device": _t.get_default_device,
+        "get_default_dtype": _t.get_default_dtype,
+        "integers": _integers,
+        "is_grad": _t.is_grad_enabled,
+        "is_inference": _t.is_inference_mode_enabled,
+        "metadata_of": metadata_of,
+        "plain_key": plain_key,
+        "python_dispatcher": _t.is_python_dispatcher_enabled,
+        "scalar": _scalar,
+        "storage_bytes": _storage_bytes,
+        "symbol_token": symbol_token,
+        "tensors": _tensor_list_key(tensor_class),
+        "token_of": token_of,
+    }
+    return "".join(" " * 8 + line + "\n" for line in lines), names

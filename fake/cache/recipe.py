@@ -1,0 +1,202 @@
+"""How to rebuild the outputs of an operator without running anything.
+
+A *recipe* is a frozen description (it can be compared, pickled and kept on disk); :func:`build` compiles it to a
+closure ``rebuild(mode, args, kwargs) -> outputs``. Outputs are fresh tensors, views of an argument, an argument
+itself, plain values, and tuples or lists of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _torch as _t
+from ..metadata import TensorMetadata
+from ..tensor import DEVICE_ATTRIBUTE, make_fake, plain_of
+
+__all__ = ["BUILDERS", "Argument", "Constant", "Fresh", "Mark", "Path", "Rebuild", "Recipe", "Sequence", "View", "build", "follow"]
+
+Path = tuple[Any, ...]
+"""Where an argument is: ``(2,)`` is ``args[2]``, ``(2, 0)`` its first item, ``("out",)`` the keyword ``out``."""
+
+Rebuild = Callable[[Any, Any, Any], Any]
+Mark = Callable[[torch.Tensor], None]
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """A tensor with its own storage of ``nbytes``."""
+
+    metadata: TensorMetadata
+    nbytes: Any
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor over the storage of the argument at ``path``; ``same_dtype`` allows the quick cut."""
+
+    metadata: TensorMetadata
+    path: Path
+    same_dtype: bool
+
+
+@dataclass(frozen=True)
+class Argument:
+    """The argument at ``path`` itself (in-place operators, ``out=``)."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A value that is not a tensor."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """A tuple or a list of recipes."""
+
+    type: type
+    items: tuple[Any, ...]
+
+
+Recipe = Fresh | View | Argument | Constant | Sequence
+
+
+def follow(path: Path, args: Any, kwargs: Any) -> Any:
+    """The argument at a path."""
+    value = kwargs[path[0]] if type(path[0]) is str else args[path[0]]
+    for step in path[1:]:
+        value = value[step]
+    return value
+
+
+def build(recipe: Recipe, tensor_class: type, mark: Mark) -> Rebuild:
+    """Compile a recipe to a closure.
+
+    Args:
+        tensor_class: the exact class of the tensors to make.
+        mark: what access to the data pointer of a made tensor does (raise or warn; a setting of the mode).
+    """
+    return BUILDERS[type(recipe)](recipe, tensor_class, mark)
+
+
+def _build_fresh(recipe: Fresh, tensor_class: type, mark: Mark) -> Rebuild:
+    metadata = recipe.metadata
+    shape, stride, device, dtype = metadata.shape, metadata.stride, metadata.device, metadata.dtype
+    interned = metadata.to_keep()
+    prototype = torch.empty_strided(shape, stride, dtype=dtype, device=_t.META_DEVICE)
+    copy = prototype.clone()
+    if copy.stride() == stride and copy.untyped_storage().nbytes() == recipe.nbytes:
+        make_element = prototype.clone  # the quickest way to a new meta tensor
+    elif prototype.untyped_storage().nbytes() == recipe.nbytes and metadata.offset == 0:
+        empty_strided = _t.variable_functions.empty_strided
+
+        def make_element() -> torch.Tensor:
+            return empty_strided(shape, stride, dtype=dtype, device=_t.META_DEVICE)
+
+    else:
+        length = recipe.nbytes // dtype.itemsize
+        offset = metadata.offset
+
+        def make_element() -> torch.Tensor:
+            whole = torch.empty((length,), dtype=dtype, device=_t.META_DEVICE)
+            return whole.as_strided(shape, stride, offset)
+
+    make = _t.make_subclass
+
+    def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        element = make_element()
+        made = make(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
+        mark(made)
+        made.fake_mode = mode
+        made._fake_device = device
+        made._interned = interned
+        made._plain = element
+        return made
+
+    def rebuild_checked(mode: Any, args: Any, kwargs: Any) -> Any:
+        return make_fake(make_element(), device, mode, metadata.to_keep(), mark, tensor_class)
+
+    return rebuild if DEVICE_ATTRIBUTE == "_fake_device" else rebuild_checked
+
+
+def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
+    metadata = recipe.metadata
+    shape, stride, device, offset = metadata.shape, metadata.stride, metadata.device, metadata.offset
+    if not recipe.same_dtype:
+        return _build_reinterpreting_view(recipe, tensor_class, mark)
+    make = _t.make_subclass
+    if DEVICE_ATTRIBUTE != "_fake_device" or len(recipe.path) != 1 or type(recipe.path[0]) is str:
+        path = recipe.path
+
+        def rebuild_nested(mode: Any, args: Any, kwargs: Any) -> Any:
+            element = plain_of(follow(path, args, kwargs)).as_strided(shape, stride, offset)
+            return make_fake(element, device, mode, metadata.to_keep(), mark, tensor_class)
+
+        return rebuild_nested
+    index = recipe.path[0]
+    interned = metadata.to_keep()
+
+    def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        base = args[index]
+        element = (base._plain if base._plain is not None else plain_of(base)).as_strided(shape, stride, offset)
+        made = make(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
+        mark(made)
+        made.fake_mode = mode
+        made._fake_device = device
+        made._interned = interned
+        made._plain = element
+        return made
+
+    return rebuild
+
+
+def _build_reinterpreting_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
+    metadata, path = recipe.metadata, recipe.path
+
+    def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        base = follow(path, args, kwargs)
+        element = torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE)
+        with _t.disable_torch_dispatch():
+            element.set_(base.untyped_storage(), metadata.offset, metadata.shape, metadata.stride)
+        return make_fake(element, metadata.device, mode, metadata.to_keep(), mark, tensor_class)
+
+    return rebuild
+
+
+def _build_argument(recipe: Argument, tensor_class: type, mark: Mark) -> Rebuild:
+    path = recipe.path
+    if len(path) == 1 and type(path[0]) is int:
+        index = path[0]
+        return lambda mode, args, kwargs: args[index]
+    return lambda mode, args, kwargs: follow(path, args, kwargs)
+
+
+def _build_constant(recipe: Constant, tensor_class: type, mark: Mark) -> Rebuild:
+    value = recipe.value
+    return lambda mode, args, kwargs: value
+
+
+def _build_sequence(recipe: Sequence, tensor_class: type, mark: Mark) -> Rebuild:
+    parts = [build(item, tensor_class, mark) for item in recipe.items]
+    if recipe.type is tuple:
+        if len(parts) == 2:
+            first, second = parts
+            return lambda mode, args, kwargs: (first(mode, args, kwargs), second(mode, args, kwargs))
+        return lambda mode, args, kwargs: tuple([part(mode, args, kwargs) for part in parts])
+    return lambda mode, args, kwargs: [part(mode, args, kwargs) for part in parts]
+
+
+BUILDERS: dict[type, Callable[[Any, type, Mark], Rebuild]] = {
+    Fresh: _build_fresh,
+    View: _build_view,
+    Argument: _build_argument,
+    Constant: _build_constant,
+    Sequence: _build_sequence,
+}

@@ -1,0 +1,109 @@
+"""Where recipes are kept in memory: one table per operator, a common limit, counters."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import Counter
+from typing import Any
+
+from .. import _torch as _t
+from .recipe import Recipe
+
+__all__ = ["Bypass", "Store"]
+
+
+class Bypass:
+    """A negative entry: the call was tried and cannot be rebuilt. It is called like a recipe and dispatches."""
+
+    __slots__ = ("dispatch", "func", "reason")
+
+    def __init__(self, reason: str, func: Any, dispatch: Any) -> None:
+        self.reason, self.func, self.dispatch = reason, func, dispatch
+
+    def __call__(self, mode: Any, args: Any, kwargs: Any) -> Any:
+        return self.dispatch(mode, self.func, (), args, kwargs, self.reason)
+
+
+class Store:
+    """All tables of one engine.
+
+    A table maps keys to compiled recipes (or :class:`Bypass`); ``described`` keeps the descriptions for the disk.
+    Reading a table takes no lock; writing, evicting and clearing do. When the number of entries reaches ``limit``,
+    the older half of every table goes: a working set that fits never pays for more than a few misses.
+    """
+
+    def __init__(self, limit: int = 100_000) -> None:
+        self.limit = limit
+        self.lock = threading.RLock()
+        self.tables: dict[Any, dict[Any, Any]] = {}
+        self.described: dict[Any, dict[Any, Recipe]] = {}
+        self.size = 0
+        self._hits = itertools.count()
+        self.hit = self._hits.__next__
+        """Count one hit: atomic, and cheap enough for the hot path (handlers bind it)."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop all entries and reset the counters. Tables stay the same objects: handlers hold them."""
+        with self.lock:
+            for table in self.tables.values():
+                table.clear()
+            self.described.clear()
+            self.size = 0
+            self.misses = 0
+            self.bypasses: Counter[str] = Counter()
+            self._hits_before_clear = self._hits_ever()
+
+    def table(self, func: Any) -> dict[Any, Any]:
+        """The table of an operator; the same object for as long as the store lives."""
+        with self.lock:
+            return self.tables.setdefault(func, {})
+
+    def hit_count(self) -> int:
+        """Hits since the last clear."""
+        return self._hits_ever() - self._hits_before_clear
+
+    def _hits_ever(self) -> int:
+        return int(repr(self._hits)[len("count(") : -1])  # the only way to read it without counting
+
+    def insert(self, func: Any, table: dict[Any, Any], key: Any, value: Any, recipe: Recipe | None) -> None:
+        """Add an entry, making room first if the limit is reached."""
+        with self.lock:
+            if self.size >= self.limit:
+                self._evict()
+            if key not in table:
+                self.size += 1
+            table[key] = value
+            if recipe is not None:
+                self.described.setdefault(func, {})[key] = recipe
+
+    def take_described(self) -> dict[Any, dict[Any, Recipe]]:
+        """The descriptions since the last call, by operator."""
+        with self.lock:
+            taken = {func: table for func, table in self.described.items() if table}
+            self.described = {}
+            return taken
+
+    def _evict(self) -> None:
+        for func, table in self.tables.items():
+            described = self.described.get(func, {})
+            for key in list(itertools.islice(table, (len(table) + 1) // 2)):
+                del table[key]
+                described.pop(key, None)
+        self.size = sum(map(len, self.tables.values()))
+
+    def count_miss(self) -> None:
+        """One call that was dispatched and recorded."""
+        with self.lock:
+            self.misses += 1
+
+    def count_bypass(self, reason: str) -> None:
+        """One call that the cache could not serve."""
+        with self.lock:
+            self.bypasses[reason] += 1
+
+    def info(self) -> Any:
+        """Hits, misses, bypasses by reason, number of entries (torch's own ``DispatchCacheInfo``)."""
+        with self.lock:
+            return _t.DispatchCacheInfo(self.hit_count(), self.misses, dict(self.bypasses), self.size)

@@ -1,0 +1,128 @@
+"""Fake tensors whose value is known while tracing: how they arise, are computed with, and stop being known.
+
+``torch.tensor(3.)`` in the mode gives a fake tensor that carries its value, so that ``item()`` can answer. A value is
+kept while every write to it can be evaluated; the first write that cannot (``random_``) makes it and all its
+aliases unknown.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import _torch as _t
+
+__all__ = ["MAX_ELEMENTS", "fold", "forget_written", "lift", "may_be_constant"]
+
+MAX_ELEMENTS = 1
+"""Constants are scalars: larger values would make a trace hold data."""
+
+_aten = torch.ops.aten
+LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
+
+
+def may_be_constant(mode: Any, tensor: torch.Tensor) -> bool:
+    """Whether a real tensor is small and plain enough to travel along as a constant."""
+    return (
+        tensor.numel() <= MAX_ELEMENTS
+        and not _t.is_sparse_any(tensor)
+        and not mode.is_our_fake(tensor)
+        and tensor.device.type != "meta"
+    )
+
+
+def lift(mode: Any, call: Any) -> Any:
+    """``torch.tensor(value)``, and operators given numbers only: compute for real, and keep the value.
+
+    Returns:
+        A fake tensor, or ``NotImplemented`` if the call is neither.
+    """
+    func = call.func
+    is_lift = func in LIFTS
+    numbers_only = (
+        not is_lift
+        and isinstance(func, _t.OpOverload)
+        and _t.should_allow_numbers_as_tensors(func)
+        and not call.has_symbols
+        and not _skips_constants(mode, call)
+    )
+    if call.fakes or not (is_lift or numbers_only):
+        return NotImplemented
+    value = func(*call.args, **call.kwargs)
+    if type(value) is torch.Tensor and may_be_constant(mode, value):
+        with _t.no_dispatch():  # safe for exactly torch.Tensor, not for wrapper subclasses
+            value = value.clone()
+        return mode.fake_tensor_converter.from_real_tensor(mode, value, make_constant=True)
+    if is_lift and type(call.args[0]) is torch.Tensor:
+        return mode.fake_tensor_converter.from_real_tensor(mode, call.args[0])
+    return NotImplemented
+
+
+def _moves_to_missing_device(mode: Any, call: Any) -> bool:
+    """A move to a device that is not there must not touch it."""
+    if not mode.avoid_device_init:
+        return False
+    if call.func is torch.ops.prims.device_put.default:
+        return True
+    device = call.kwargs.get("device")
+    return call.func is _aten._to_copy.default and device is not None and device.type != "cpu"
+
+
+def _skips_constants(mode: Any, call: Any) -> bool:
+    from_meta = (
+        call.func is _aten._to_copy.default
+        and isinstance(call.args[0], torch.Tensor)
+        and call.args[0].device.type == "meta"
+    )
+    return from_meta or _moves_to_missing_device(mode, call)
+
+
+def fold(mode: Any, call: Any) -> Any:
+    """Evaluate an operator all of whose tensors are constants.
+
+    Returns:
+        Constant fake tensors, or ``NotImplemented`` if some value is unknown or becomes so.
+    """
+    func = call.func
+    if (
+        not call.fakes
+        or not isinstance(func, _t.OpOverload)
+        or torch.Tag.nondeterministic_seeded in func.tags
+        # an in-place view would change the sizes of the value and not those of the fake tensor
+        or (torch.Tag.inplace_view in func.tags and func is not _aten.detach_.default)
+        or any(tensor.constant is None for tensor in call.fakes)
+        or call.has_symbols
+        or _moves_to_missing_device(mode, call)
+        or func is _aten._nested_tensor_from_tensor_list.default
+    ):
+        return NotImplemented
+    values = [a.constant if mode.is_our_fake(a) else a for a in call.flat]
+    args, kwargs = _t.tree_unflatten(values, call.spec)
+    with _t.no_dispatch():
+        result = func(*args, **kwargs)
+    tensors = [t for t in _t.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    converter = mode.fake_tensor_converter
+    if all(may_be_constant(mode, t) for t in tensors):
+        return _t.tree_map_only(
+            torch.Tensor, lambda t: converter.from_real_tensor(mode, t, make_constant=True), result
+        )
+    for tensor in tensors:
+        converter.invalidate_constant_aliases(tensor)
+    return NotImplemented
+
+
+def forget_written(mode: Any, call: Any) -> None:
+    """Make constants unknown that the operator writes to."""
+    if not any(tensor.constant is not None for tensor in call.fakes):
+        return
+    schema = _t.get_schema_info(call.func)
+    if not schema.is_mutable():
+        return
+    _, arguments = _t.normalize_function(
+        call.func, args=call.args, kwargs=call.kwargs, normalize_to_only_use_kwargs=True
+    )
+    for name, value in arguments.items():
+        name = "self" if name == "input" and not schema.has_argument(name) else name
+        if mode.is_our_fake(value) and schema.is_mutable(name) and value.constant is not None:
+            mode.fake_tensor_converter.invalidate_constant_aliases(value.constant)

@@ -1,0 +1,174 @@
+"""From tensors with data to fake ones: memoised, views and storages kept, nothing kept alive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import _torch as _t
+from .errors import UnsupportedFakeTensorException
+from .tensor import FakeTensor, forget
+
+__all__ = ["FakeCopyMode", "FakeTensorConverter"]
+
+_ITEM_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.float64)
+
+
+class FakeTensorConverter(_t.TorchFakeTensorConverter):
+    """Converts tensors to fake ones of a mode, each once.
+
+    Two tensors that share a storage become two fake tensors that share one; parameters stay parameters, ``.grad`` is
+    converted along, wrapper subclasses are rebuilt by their flatten protocol (all of that is torch's
+    ``MetaConverter``). The memo holds fake tensors weakly and is keyed by the identity of the real ones.
+    """
+
+    def from_real_tensor(  # type: ignore[override]
+        self,
+        fake_mode: Any,
+        t: torch.Tensor,
+        make_constant: bool = False,
+        shape_env: Any = None,
+        *,
+        source: Any = None,
+        symbolic_context: Any = None,
+        trace: bool = True,
+    ) -> Any:
+        """The fake tensor of ``t`` in ``fake_mode``.
+
+        Args:
+            make_constant: keep ``t`` as the known value.
+            shape_env: where symbols for dynamic sizes come from; None makes all sizes static.
+            source: how a compiled function reaches the tensor (Dynamo).
+            symbolic_context: which sizes are dynamic.
+            trace: write the conversion to torch's structured log.
+
+        Raises:
+            UnsupportedFakeTensorException: a quantized tensor, or a kind of tensor that has no meta version.
+        """
+        if not symbolic_context and not source and shape_env:
+            source, symbolic_context = _context_of_trace(t, source, symbolic_context)
+        known = self._get_memo(t)
+        if known is not None:
+            return known
+        if t.is_quantized:
+            raise UnsupportedFakeTensorException("quantized nyi in meta tensors")
+        constant = t if make_constant else None
+        made: list[Any] = []
+
+        def make(make_meta: Callable[[], torch.Tensor], device: torch.device) -> Any:
+            with _t.no_dispatch():
+                fake = FakeTensor(fake_mode, make_meta(), device, constant=constant)
+            made.append(fake)
+            return fake
+
+        out = self.meta_converter(
+            t,
+            shape_env=shape_env,
+            callback=make,
+            source=source,
+            symbolic_context=symbolic_context,
+            trace=trace,
+        )
+        if out is NotImplemented:
+            raise UnsupportedFakeTensorException("meta converter nyi")
+        for fake in made:
+            forget(fake)  # the meta converter sets strides and conjugate bits after it made them
+        _copy_grad_dtype(t, out)
+        if source is not None and shape_env is not None and not self.export:
+            _remember_item(t, out, source, symbolic_context, shape_env)
+        if make_constant:
+            self.add_constant_storage_mapping(out)
+        return out
+
+    def from_meta_and_device(  # type: ignore[override]
+        self,
+        fake_mode: Any,
+        t: torch.Tensor,
+        device: torch.device,
+        pytype: type[torch.Tensor] | None = None,
+        dispatch_keys: torch.DispatchKeySet | None = None,
+    ) -> Any:
+        """A fake tensor over the meta tensor ``t``, standing for ``device``."""
+        if t.device.type != "meta":
+            raise AssertionError(f"tensor's device must be `meta`, got {t.device.type} instead")
+        known = self._get_memo(t)
+        if known is not None:
+            return known
+        out = FakeTensor(fake_mode, t, device, pytype=pytype, dispatch_keys=dispatch_keys)
+        self.set_tensor_memo(t, out)
+        return out
+
+
+def _context_of_trace(t: torch.Tensor, source: Any, symbolic_context: Any) -> tuple[Any, Any]:
+    """What Dynamo decided about the sizes of a tensor that it has seen before."""
+    tracing = _t.TracingContext.try_get()
+    if tracing is not None and t in tracing.tensor_to_context:
+        symbolic_context = tracing.tensor_to_context[t]
+        source = symbolic_context.tensor_source
+    return source, symbolic_context
+
+
+def _copy_grad_dtype(t: torch.Tensor, out: Any) -> None:
+    if not hasattr(torch.Tensor, "grad_dtype"):
+        return
+    inner = torch._from_functional_tensor(t.elem) if isinstance(t, _t.FunctionalTensor) else t
+    if inner.requires_grad and inner.is_leaf and inner.grad_dtype != inner.dtype and out.is_leaf:
+        out.grad_dtype = inner.grad_dtype
+
+
+def _remember_item(t: torch.Tensor, out: Any, source: Any, symbolic_context: Any, shape_env: Any) -> None:
+    """``item()`` of a scalar input is a symbol with a known source. Only float64 is exact as a Python float."""
+    if (
+        not _t.is_plain_tensor(t)
+        or t.dim() != 0
+        or t.device.type != "cpu"
+        or t.dtype not in _ITEM_DTYPES
+        or isinstance(source, _t.RandomValueSource)
+    ):
+        return
+    with _t.no_dispatch():
+        value = t.item()
+    if math.isnan(value) or math.isinf(value):
+        return
+    item_source = (
+        source.base if isinstance(source, _t.FloatTensorSource) else _t.CallMethodItemSource(source)
+    )
+    symbol = shape_env.create_unspecified_symbol(
+        value, source=item_source, dynamic_dim=_t.DimDynamic.DYNAMIC, symbolic_context=symbolic_context
+    )
+    if t.dtype == torch.int64:
+        out.item_memo = shape_env.create_symintnode(symbol, hint=value, source=item_source)
+    elif t.dtype == torch.float64:
+        out.item_memo = shape_env.create_symfloatnode(symbol, hint=value, source=item_source)
+
+
+class FakeCopyMode(torch.overrides.TorchFunctionMode):
+    """``copy.deepcopy`` of a module under this mode makes the same module with fake tensors.
+
+    >>> import copy, torch
+    >>> from fake import FakeCopyMode, FakeTensorMode
+    >>> with FakeCopyMode(FakeTensorMode()):
+    ...     copied = copy.deepcopy(torch.nn.Linear(2, 3))
+    >>> type(copied.weight).__name__, isinstance(copied.weight, torch.nn.Parameter)
+    ('FakeTensor', True)
+    """
+
+    def __init__(self, fake_mode: Any) -> None:
+        self.fake_mode = fake_mode
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch._C.TensorBase.clone:  # how a Parameter copies itself
+            return func(self.fake_mode.from_tensor(args[0], static_shapes=True), **kwargs)
+        if func is torch.Tensor.__deepcopy__:
+            tensor, memo = args
+            if id(tensor) not in memo:
+                memo[id(tensor)] = self.fake_mode.from_tensor(tensor, static_shapes=True)
+            return memo[id(tensor)]
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+

@@ -1,0 +1,109 @@
+"""Interned metadata of fake tensors: two tensors that an operator cannot tell apart share one object.
+
+Identity is equality, so that a cache key compares by pointer. The table holds its entries weakly: metadata lives
+as long as a tensor, a cache key or a recipe that uses it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any
+
+import torch
+
+__all__ = ["MetadataTable", "TensorMetadata", "intern"]
+
+
+class TensorMetadata:
+    """What decides an operator's answer about one strided tensor, storage size and ``requires_grad`` apart.
+
+    Both of those change behind the tensor's back (a view's storage is resized through its base, autograd sets
+    ``requires_grad`` after the operator returned), so keys read them from the tensor where they matter.
+
+    Attributes:
+        shape: sizes.
+        stride: strides, in elements.
+        dtype: element type.
+        device: the device that is faked.
+        offset: storage offset, in elements.
+        flags: bit 0 conjugate, bit 1 negative, bit 2 inference tensor, bit 3 zero tensor.
+    """
+
+    __slots__ = ("__weakref__", "device", "dtype", "flags", "offset", "shape", "stride")
+
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    dtype: torch.dtype
+    device: torch.device
+    offset: Any
+    flags: int
+
+    def fields(self) -> tuple[Any, ...]:
+        """The six values, in the order in which the table takes them."""
+        return (self.shape, self.stride, self.dtype, self.device, self.offset, self.flags)
+
+    def to_keep(self) -> TensorMetadata | None:
+        """Itself, if a tensor may remember it: the conjugate bit of a complex tensor can be flipped in place."""
+        return None if self.dtype.is_complex else self
+
+    def __repr__(self) -> str:
+        return (
+            f"TensorMetadata(shape={self.shape}, stride={self.stride}, dtype={self.dtype}, device={self.device}, "
+            f"offset={self.offset}, flags={self.flags})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (intern, self.fields())
+
+    def __copy__(self) -> TensorMetadata:
+        return self
+
+    def __deepcopy__(self, memo: dict) -> TensorMetadata:
+        return self
+
+
+class MetadataTable:
+    """The owner of interned metadata; thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: weakref.WeakValueDictionary[tuple[Any, ...], TensorMetadata] = weakref.WeakValueDictionary()
+
+    def intern(
+        self,
+        shape: tuple[Any, ...],
+        stride: tuple[Any, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        offset: Any,
+        flags: int = 0,
+    ) -> TensorMetadata:
+        """The one object for these values (sizes: hashable numbers)."""
+        key = (shape, stride, dtype, device, offset, flags)
+        with self._lock:
+            found = self._entries.get(key)
+            if found is None:
+                found = TensorMetadata()
+                found.shape, found.stride, found.dtype, found.device, found.offset, found.flags = key
+                self._entries[key] = found
+            return found
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+STATIC = MetadataTable()
+"""Metadata with plain integers, shared by all modes of the process."""
+
+
+def intern(
+    shape: tuple[Any, ...],
+    stride: tuple[Any, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    offset: Any,
+    flags: int = 0,
+) -> TensorMetadata:
+    """The one metadata object of the process for these values."""
+    return STATIC.intern(shape, stride, dtype, device, offset, flags)

@@ -1,0 +1,225 @@
+"""``FakeTensorMode``: operators inside run on shapes, dtypes and devices alone."""
+
+from __future__ import annotations
+
+import operator
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from . import _torch as _t
+from .cache.engine import Engine
+from .cache.key import plain_key
+from .convert import FakeTensorConverter
+from .steps import dispatch as dispatch_steps
+from .tensor import DEVICE_ATTRIBUTE, FakeTensor, adopt, disown
+
+__all__ = ["ENGINE", "FakeTensorMode", "cache_clear", "cache_info"]
+
+ENGINE = Engine(FakeTensor, dispatch_steps)
+"""The dispatch cache of the process, shared by all modes (their settings are part of the keys)."""
+
+_CACHE_SETTINGS = frozenset(
+    ("allow_fallback_kernels", "allow_meta", "static_shapes", "allow_scalar_outputs", "shape_env", "_allow_unsafe_data_ptr_access")
+)
+_HANDLER_SETTINGS = frozenset(("cache_enabled", "cache_crosscheck_enabled"))
+
+
+def cache_info() -> Any:
+    """Hits, misses, bypasses by reason and size of the process-wide dispatch cache."""
+    return ENGINE.store.info()
+
+
+def cache_clear() -> None:
+    """Empty the process-wide dispatch cache and reset its counters."""
+    ENGINE.clear()
+
+
+class FakeTensorMode(_t.TorchFakeTensorMode):
+    """A dispatch mode in which tensors have no data.
+
+    It derives from torch's class so that Dynamo, AOTAutograd, ``make_fx`` and export accept it; construction,
+    dispatch, cache and converter are this package's.
+
+    Args:
+        allow_fallback_kernels: run an operator that has no meta kernel for real, on zeros. Off unless asked for.
+        allow_non_fake_inputs: convert real tensors that operators meet, instead of refusing them.
+        shape_env: where symbolic sizes live; None for plain integers.
+        static_shapes: make ``from_tensor`` ignore ``shape_env``; by default if there is none.
+        export: for ``torch.export``: scalar inputs get no symbolic ``item()``.
+        cache_custom_ops: cache operators that are not torch's own, keyed by their registered fake kernel; only right
+            if the kernels depend on nothing but their arguments.
+
+    Attributes:
+        cache_enabled: serve from the cache (False under real-tensor propagation).
+        cache_crosscheck_enabled: compare each hit with a fresh dispatch, and raise if they differ.
+
+    >>> import torch
+    >>> from fake import FakeTensorMode
+    >>> with FakeTensorMode() as mode:
+    ...     y = torch.nn.Linear(8, 2)(torch.randn(3, 8))
+    >>> y
+    FakeTensor(..., size=(3, 2), grad_fn=<AddmmBackward0>)
+    """
+
+    supports_higher_order_operators = True
+    cache_custom_ops = False
+    _cache_token: Any = None
+
+    def __init__(
+        self,
+        *,
+        allow_fallback_kernels: bool = True,
+        allow_non_fake_inputs: bool = False,
+        shape_env: Any = None,
+        static_shapes: bool | None = None,
+        export: bool = False,
+        cache_custom_ops: bool = False,
+    ) -> None:
+        _t.TorchDispatchMode.__init__(self)
+        self._mode_key = torch._C._TorchDispatchModeKey.FAKE
+        self._thread = threading.local()
+        self.allow_fallback_kernels = allow_fallback_kernels
+        self.allow_non_fake_inputs = allow_non_fake_inputs
+        self.cache_custom_ops = cache_custom_ops
+        self.propagate_real_tensors = _t.functorch_config.fake_tensor_propagate_real_tensors
+        self.fake_tensor_converter = FakeTensorConverter(copy_data=self.propagate_real_tensors, export=export)
+        self.static_shapes = shape_env is None if static_shapes is None else static_shapes
+        self.allow_scalar_outputs = False
+        self._allow_unsafe_data_ptr_access = _t.functorch_config.fake_tensor_allow_unsafe_data_ptr_access
+        self.allow_meta = _t.functorch_config.fake_tensor_allow_meta
+        self.shape_env = shape_env
+        self._stack_trace = traceback.extract_stack()
+        self._stack = None
+        self.nt_tensor_id_initial_count = _t.nested_tensor_module._tensor_id_counter
+        self.nt_tensor_id_counter = self.nt_tensor_id_initial_count
+        self.cache_crosscheck_enabled = _t.dynamo_config.fake_tensor_cache_crosscheck_enabled
+        self.cache_enabled = _t.dynamo_config.fake_tensor_cache_enabled and not self.propagate_real_tensors
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "in_kernel_invocation":
+            self._thread.in_kernel = value
+            return
+        self.__dict__[name] = value
+        if name in _CACHE_SETTINGS:
+            self.__dict__["_cache_token"] = None
+        elif name in _HANDLER_SETTINGS:
+            self._choose_handlers()
+
+    def _choose_handlers(self) -> None:
+        """Where ``__torch_dispatch__`` looks: the engine's handlers, or a detour around or behind the cache."""
+        get = self.__dict__.get
+        if not get("cache_enabled", True):
+            handlers: Any = _Detour(_without_cache)
+        elif get("cache_crosscheck_enabled"):
+            handlers = _Detour(_crosscheck)
+        else:
+            handlers = ENGINE.handlers
+        self.__dict__["_handlers"] = handlers
+
+    @property
+    def in_kernel_invocation(self) -> bool:  # type: ignore[override]
+        """Whether this thread runs a meta kernel of the mode: fake tensors then say that they are on ``meta``."""
+        return getattr(self._thread, "in_kernel", False)
+
+    @in_kernel_invocation.setter
+    def in_kernel_invocation(self, value: bool) -> None:
+        self._thread.in_kernel = value
+
+    @property
+    def enter_stack(self) -> list[Any]:  # type: ignore[override]
+        """What to restore on leaving the mode, per thread."""
+        try:
+            return self._thread.entered
+        except AttributeError:
+            self._thread.entered = []
+            return self._thread.entered
+
+    def dispatch(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Run an operator through the cache."""
+        handler = self._handlers.get(id(func))
+        if handler is None:
+            handler = ENGINE.handler(func)
+        return handler(self, func, types, args, kwargs or {})
+
+    @contextmanager
+    def making_torchs_tensors(self, tensors: Sequence[Any]) -> Iterator[None]:
+        """Inside, these tensors and all results have torch's exact class: ``torch.cond`` compares by identity."""
+        for tensor in tensors:
+            disown(tensor)
+        handlers, self._handlers = self._handlers, _Detour(_with_torchs_class)
+        try:
+            yield
+        finally:
+            self._handlers = handlers
+            adopt(list(tensors))
+
+    dispatch_outside = dispatch
+    """An operator on this mode's tensors while no fake mode is active."""
+
+    def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:  # type: ignore[override]
+        return dispatch_steps(self, func, types, args, kwargs)
+
+    @classmethod
+    def cache_info(cls) -> Any:
+        """Hits, misses, bypasses by reason and size of the dispatch cache."""
+        return cache_info()
+
+    @classmethod
+    def cache_clear(cls) -> None:
+        """Empty the dispatch cache and reset its counters."""
+        cache_clear()
+
+    def _cache_key(self, *arguments: Any) -> Any:
+        """The key of a call, as ``(func, args, kwargs)`` or torch's ``(state, func, args, kwargs)``."""
+        func, args, kwargs = arguments[-3:]
+        return plain_key(func, self, tuple(args), kwargs)
+
+
+def _torch_dispatch(
+    self: FakeTensorMode, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+) -> Any:
+    if func is _DEVICE:
+        # Most calls are this one: autograd asks for the device of every gradient. No meta kernel runs here.
+        return _device_of(args[0])
+    handler = self._handlers.get(id(func))
+    if handler is None:
+        handler = ENGINE.handler(func)
+    return handler(self, func, types, args, kwargs)
+
+
+_DEVICE = torch.ops.prim.device.default
+_device_of = operator.attrgetter(DEVICE_ATTRIBUTE)
+
+# Set after the class exists: torch wraps a method defined in the body to keep Dynamo out, which costs a microsecond
+# a call; marking the code object has the same effect.
+_t.skip_code(_torch_dispatch.__code__)
+FakeTensorMode.__torch_dispatch__ = _torch_dispatch  # type: ignore[method-assign]
+
+
+class _Detour:
+    """Looks like the engine's table of handlers, and gives the same one for every operator."""
+
+    def __init__(self, handler: Any) -> None:
+        self.handler = handler
+
+    def get(self, _: int) -> Any:
+        return self.handler
+
+
+def _crosscheck(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    return ENGINE.crosscheck(mode, func, types, args, kwargs)
+
+
+def _with_torchs_class(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    return disown(ENGINE.uncached(mode, func, types, args, kwargs))
+
+
+def _without_cache(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    return ENGINE.uncached(mode, func, types, args, kwargs)
+
+

@@ -1,0 +1,83 @@
+"""The switch for the dispatch cache on disk: off unless a directory is given, here or in ``FAKE_DISPATCH_CACHE``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from . import acceleration, mode
+from .cache.disk import DiskCache
+
+__all__ = ["disable_disk_cache", "enable_disk_cache", "save_disk_cache"]
+
+ENVIRONMENT_VARIABLE = "FAKE_DISPATCH_CACHE"
+
+
+class _Persistence:
+    """The one owner of the open disk cache."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.disk: DiskCache | None = None
+        self.registered = False
+
+    def engines(self) -> dict[str, Any]:
+        """Engines by the name under which their entries are kept: they answer a few operators differently."""
+        return {"fake": mode.ENGINE, "torch": acceleration.engine()}
+
+    def enable(self, directory: str | os.PathLike[str]) -> None:
+        with self.lock:
+            self.disk = DiskCache(directory)
+            for name, engine in self.engines().items():
+                engine.attach_disk(self.disk, name)
+            if not self.registered:
+                atexit.register(self.save)
+                self.registered = True
+
+    def disable(self) -> None:
+        with self.lock:
+            self.disk = None
+            for engine in self.engines().values():
+                engine.attach_disk(None, "")
+
+    def save(self) -> Path | None:
+        with self.lock:
+            if self.disk is None:
+                return None
+            entries: dict[tuple[str, str], dict[Any, Any]] = {}
+            for name, engine in self.engines().items():
+                for func, table in engine.store.take_described().items():
+                    entries[(name, func.name())] = table
+            return self.disk.save(entries)
+
+
+_PERSISTENCE = _Persistence()
+
+
+def enable_disk_cache(directory: str | os.PathLike[str]) -> None:
+    """Serve dispatch results from a directory, and add this process's new ones to it at exit.
+
+    Entries hold for the same build of torch and the same sources of this package; others are left alone. Several
+    processes may use one directory at once. The environment variable ``FAKE_DISPATCH_CACHE`` does the same at import.
+
+    Raises:
+        OSError: the directory cannot be made.
+    """
+    _PERSISTENCE.enable(directory)
+
+
+def save_disk_cache() -> Path | None:
+    """Write the entries that are new since the last save; returns the file, or None if there was nothing to write."""
+    return _PERSISTENCE.save()
+
+
+def disable_disk_cache() -> None:
+    """Stop reading from and writing to the disk (what was read stays in memory)."""
+    _PERSISTENCE.disable()
+
+
+if os.environ.get(ENVIRONMENT_VARIABLE):
+    enable_disk_cache(os.environ[ENVIRONMENT_VARIABLE])

@@ -1,0 +1,254 @@
+"""Dispatch on a cache miss: a list of steps, tried in order, each in its own place.
+
+A step takes ``(mode, call)`` and returns the operator's result, or ``NEXT``. Meta kernels, decompositions and the
+rules of ``torch._subclasses.fake_impls`` are libraries that the steps call; ``fake.kernels`` goes before them where
+they differ from eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import _torch as _t
+from . import kernels
+from .constants import fold, forget_written, lift
+from .errors import MixedFakeModesError, NonFakeInputError, UnsupportedOperatorException
+from .tensor import adopt
+
+__all__ = ["STEPS", "Call", "dispatch"]
+
+NEXT = object()
+"""A step that has no answer."""
+
+
+@dataclass
+class Call:
+    """One operator call on its way through the steps.
+
+    Attributes:
+        func: the operator.
+        args, kwargs: its arguments.
+        flat, spec: the arguments flattened.
+        fakes: the arguments that are fake tensors of the mode.
+        has_symbols: whether a size or a number is symbolic.
+    """
+
+    func: Any
+    args: Any
+    kwargs: Any
+    flat: list[Any]
+    spec: Any
+    fakes: list[Any]
+    has_symbols: bool
+
+
+def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Run an operator on fake tensors without looking into the cache.
+
+    Returns:
+        Its fake outputs, or ``NotImplemented`` if an argument is of a tensor subclass that has its own dispatch.
+
+    Raises:
+        NonFakeInputError: an argument holds data, and the mode does not allow that.
+        DataDependentOutputException, DynamicOutputShapeException: the answer depends on values.
+        UnsupportedOperatorException: no kernel, rule or decomposition is known.
+    """
+    flat, spec = _t.tree_flatten((args, kwargs))
+    if _t.check_for_subclass(flat):
+        return NotImplemented
+    if mode.propagate_real_tensors:
+        return adopt(_t.TorchFakeTensorMode._dispatch_impl(mode, func, types, args, kwargs))
+    fakes = [t for t in flat if mode.is_our_fake(t)]
+    has_symbols = any(t._has_symbolic_sizes_strides for t in fakes) or any(isinstance(a, torch.SymInt) for a in flat)
+    call = Call(func, args, kwargs, flat, spec, fakes, has_symbols)
+    for step in STEPS:
+        result = step(mode, call)
+        if result is not NEXT:
+            return adopt(result)
+    raise UnsupportedOperatorException(func)
+
+
+def lift_constant(mode: Any, call: Call) -> Any:
+    """``torch.tensor(...)`` and operators on numbers alone: the value is known."""
+    result = lift(mode, call)
+    return NEXT if result is NotImplemented else result
+
+
+def convert_inputs(mode: Any, call: Call) -> Any:
+    """Real tensors become fake if the mode allows it; then whatever can be evaluated is."""
+    allowed = _t.fake_tensor_tls.allow_non_fake_inputs_override
+    allowed = mode.allow_non_fake_inputs if allowed is None else allowed
+    fakes = []
+    for index, value in enumerate(call.flat):
+        if not isinstance(value, torch.Tensor):
+            continue
+        if not mode.is_our_fake(value):
+            value = call.flat[index] = _convert(mode, call, value, allowed)
+        fakes.append(value)
+    call.fakes = fakes
+    call.args, call.kwargs = _t.tree_unflatten(call.flat, call.spec)
+    return NEXT
+
+
+def _convert(mode: Any, call: Call, value: torch.Tensor, allowed: bool) -> Any:
+    if torch.Tag.inplace_view in getattr(call.func, "tags", ()):
+        raise AssertionError(
+            "Can't call metadata mutating ops on non-Fake Tensor inputs. "
+            f"Found in {_t.render_call(call.func, call.args, call.kwargs)}"
+        )
+    if not allowed:
+        if isinstance(value, _t.TorchFakeTensor) and value.fake_mode is not mode:
+            raise MixedFakeModesError(call.func, mode, value.fake_mode)
+        raise NonFakeInputError(call.func, call.args, call.kwargs, value)
+    return mode.fake_tensor_converter.from_real_tensor(mode, value)
+
+
+def fold_constants(mode: Any, call: Call) -> Any:
+    """An operator all of whose tensors have known values is evaluated."""
+    result = fold(mode, call)
+    return NEXT if result is NotImplemented else result
+
+
+def higher_order(mode: Any, call: Call) -> Any:
+    """Control flow, checkpointing and other operators that take functions."""
+    func = call.func
+    if func in _t.registered_hop_fake_fns:
+        shape_env = mode.shape_env
+        with mode, nullcontext() if shape_env is None else shape_env.ignore_fresh_unbacked_symbols():
+            return _t.registered_hop_fake_fns[func](*call.args, **call.kwargs)
+    rule = getattr(func, "python_key_table", {}).get(_t.TorchFakeTensorMode)
+    if rule is not None:
+        with mode.making_torchs_tensors(call.fakes):
+            return rule(mode, *call.args, **call.kwargs)
+    if isinstance(func, _t.HigherOrderOperator):
+        raise UnsupportedOperatorException(func)
+    return NEXT
+
+
+def forget_written_constants(mode: Any, call: Call) -> Any:
+    """A write of unknown values ends a constant."""
+    forget_written(mode, call)
+    return NEXT
+
+
+def own_kernel(mode: Any, call: Call) -> Any:
+    """Rules of ``fake.kernels``: operators whose answer elsewhere differs from eager."""
+    rule = kernels.find(call.func)
+    if rule is None or any(t.layout is not torch.strided for t in call.fakes):
+        return NEXT
+    result = rule(mode, call.func, call.args, call.kwargs)
+    return NEXT if result is NotImplemented else result
+
+
+def symbolic_fast_rule(mode: Any, call: Call) -> Any:
+    """Pointwise operators on symbolic sizes: torch's rule that guards less than a decomposition."""
+    if not call.has_symbols:
+        return NEXT
+    rule = _t.fake_impls.get_fast_op_impls().get(call.func)
+    return NEXT if rule is None else rule(mode, *call.args, **call.kwargs)
+
+
+def decomposition(mode: Any, call: Call) -> Any:
+    """torch's decompositions, for operators without a Python meta kernel; then composite operators."""
+    func = call.func
+    if func in _t.meta_table() or mode.cpp_meta_supports_symint(func):
+        return NEXT
+    if call.has_symbols and func in getattr(mode, "_unbacked_special_fake_handling_ops", ()):
+        return NEXT
+    table = _t.decomposition_table()
+    if func in table and (
+        call.has_symbols
+        or (_t.torch_decomp_decompositions(func) and not any(_t.is_sparse_any(t) for t in call.fakes))
+    ):
+        with mode:
+            return table[func](*call.args, **call.kwargs)
+    with mode:
+        result = func.decompose(*call.args, **call.kwargs)
+    return NEXT if result is NotImplemented else result
+
+
+def prim_kernel(mode: Any, call: Call) -> Any:
+    """``prims`` bring their own meta function, which handles devices."""
+    func = call.func
+    if "prims::" not in func._schema.name or not hasattr(func, "prim_meta_impl"):
+        return NEXT
+    with mode:
+        return func.prim_meta_impl(*call.args, **call.kwargs)
+
+
+def operator_profile(mode: Any, call: Call) -> Any:
+    """Profiles that draft export collected from real runs."""
+    profiles: Any = _t.custom_ops_profiles()
+    if profiles is None or call.func not in profiles.data:
+        return NEXT
+    return profiles.generic_fake_kernel(call.func, mode, *call.args, **call.kwargs)
+
+
+def registered_fake_kernel(mode: Any, call: Call) -> Any:
+    """What the author of an operator registered with ``register_fake``."""
+    kernel: Any = _t.registered_fake_kernel(call.func)
+    if kernel is None:
+        return NEXT
+    context = _t.library_fake_impl.FakeImplCtx(mode, call.func)
+    with _t.library_fake_impl.set_ctx_getter(lambda: context), mode:
+        return kernel(*call.args, **call.kwargs)
+
+
+def special_rule(mode: Any, call: Call) -> Any:
+    """torch's rules: constructors, moves between devices, data-dependent operators, indexing, copies."""
+    for applies, rule in _t.fake_impls.op_implementations_checks:
+        if applies(call.func):
+            result = rule(mode, call.func, *call.args, **call.kwargs)
+            if result is not NotImplemented:
+                return result
+    return NEXT
+
+
+def meta_kernel(mode: Any, call: Call) -> Any:
+    """Run the operator on the meta device, then say on which device the outputs are."""
+    func = call.func
+    if not _t.fake_impls.has_meta(func):
+        return _without_meta_kernel(mode, call, None)
+    try:
+        with _t.in_kernel_invocation_manager(mode):
+            result = func(*call.args, **call.kwargs)
+    except NotImplementedError as missing:
+        return _without_meta_kernel(mode, call, missing)
+    return mode.wrap_meta_outputs_with_default_device_logic(
+        result, func, call.flat, device=call.kwargs.get("device")
+    )
+
+
+def _without_meta_kernel(mode: Any, call: Call, error: Exception | None) -> Any:
+    """Operators that return nothing, or their ``out=``, need no kernel; others run for real, if that was asked for."""
+    func = call.func
+    if _t.library_utils.can_generate_trivial_fake_impl(func):
+        return _t.library_utils.generate_trivial_fake_impl(func, *call.args, **call.kwargs)
+    if call.has_symbols or not mode.can_run_unsafe_fallback(func):
+        raise UnsupportedOperatorException(func)
+    error = error or UnsupportedOperatorException(func)
+    return _t.run_fallback_kernel(mode, func, call.flat, call.spec, error)
+
+
+STEPS: tuple[Callable[[Any, Call], Any], ...] = (
+    lift_constant,
+    convert_inputs,
+    fold_constants,
+    higher_order,
+    forget_written_constants,
+    own_kernel,
+    symbolic_fast_rule,
+    decomposition,
+    prim_kernel,
+    operator_profile,
+    registered_fake_kernel,
+    special_rule,
+    meta_kernel,
+)
+"""In the order in which they are tried."""
+

@@ -1,0 +1,248 @@
+"""``FakeTensor``: a tensor with a shape, a dtype, a device and a storage, and no data.
+
+A fake tensor *is* a meta tensor (``_make_subclass``) that carries the device it stands for. Two hidden attributes
+make it cheap: the interned metadata that decides operators' answers, and a plain meta tensor over the same storage
+from which views are cut without going through a dispatch mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _torch as _t
+from .metadata import TensorMetadata, intern
+
+if TYPE_CHECKING:
+    from .mode import FakeTensorMode
+
+__all__ = ["DATA", "DEVICE_ATTRIBUTE", "HIDDEN_DEFAULTS", "FakeTensor", "SymbolicSizes", "Unkeyable", "adopt", "disown", "forget", "make_fake", "plain_of", "static_metadata_of"]
+
+_MEMOS = tuple(
+    f"_{name}_memo{suffix}"
+    for name in ("nonzero", "item", "unique", "unique_consecutive", "nested_int")
+    for suffix in ("", "_vc", "_epoch")
+)
+
+HIDDEN_DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(_MEMOS),
+    "constant": None,
+    "real_tensor": None,
+    "pytype": None,
+    "dispatch_keys": None,
+    "_interned": None,
+    "_plain": None,
+}
+"""Class-level values, so that a tensor made on a cache hit sets four attributes and no more."""
+
+
+class Unkeyable(Exception):
+    """A value that no cache key can describe; ``reason`` is counted in ``cache_info().bypasses``."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class SymbolicSizes(Unkeyable):
+    """The tensor has symbolic sizes: its metadata lives on a shape environment."""
+
+
+class _EqualsTorchsClass(type(_t.TorchFakeTensor)):  # type: ignore[misc]
+    """Makes ``type(x) in (torch.Tensor, ..., torch's FakeTensor)`` true for our tensors.
+
+    Dynamo, functionalization and ``make_fx`` look the exact type up in tuples and dictionaries; isinstance would do.
+    """
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is _t.TorchFakeTensor
+
+    def __hash__(cls) -> int:
+        return hash(_t.TorchFakeTensor)
+
+
+class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
+    """A tensor without data, made by :class:`fake.FakeTensorMode`.
+
+    It derives from torch's class so that Dynamo, AOTAutograd, Inductor and export accept it. Construction is
+    ``FakeTensor(mode, meta_tensor, device)``; usually operators and ``mode.from_tensor`` make it.
+
+    Attributes:
+        fake_mode: the mode it belongs to.
+        fake_device: the device it stands for (``device`` is ``meta`` while a meta kernel runs).
+        constant: the value, for small tensors known while tracing (``torch.tensor(3.)``), else None.
+        real_tensor: the tensor with data that travels along under real-tensor propagation, else None.
+
+    >>> import torch
+    >>> from fake import FakeTensorMode
+    >>> with FakeTensorMode():
+    ...     x = torch.ones(4, 3, device="cuda") @ torch.ones(3, 2, device="cuda")
+    >>> x.shape, x.device
+    (torch.Size([4, 2]), device(type='cuda', index=0))
+    """
+
+    fake_mode: FakeTensorMode
+
+    @staticmethod
+    def __new__(cls, *args: Any, **kwargs: Any) -> FakeTensor:
+        self = _t.TorchFakeTensor.__new__(cls, *args, **kwargs)
+        element = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
+        if element is not None and _t.is_plain_meta(element):
+            self._plain = element
+        return self
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device it stands for; ``meta`` while a meta kernel runs."""
+        return _t.META_DEVICE if _t.meta_in_tls() else self.fake_device
+
+    @device.setter
+    def device(self, _: torch.device) -> None:
+        raise NotImplementedError("the device of a fake tensor is fixed: use .to(device)")
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        """The tensor without its autograd history; assigning replaces storage and sizes."""
+        return DATA.__get__(self)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        forget(self)
+        DATA.__set__(self, value)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """An operator on fake tensors while no fake mode is active: it runs in the tensors' own mode."""
+        if func is _DEVICE:
+            return args[0].device
+        if _t.active_fake_mode() is not None:
+            return NotImplemented  # the mode has declined: let the next subclass try
+        for arg in args:
+            if isinstance(arg, _t.TorchFakeTensor):
+                return arg.fake_mode.dispatch_outside(func, types, args, kwargs or {})
+        for arg in _t.arg_tree_leaves(*args, **(kwargs or {})):
+            if isinstance(arg, _t.TorchFakeTensor):
+                return arg.fake_mode.dispatch_outside(func, types, args, kwargs or {})
+        return NotImplemented
+
+    def __deepcopy__(self, memo: dict) -> Any:
+        if torch.overrides.has_torch_function_unary(self):
+            # FakeCopyMode and its like know the method by identity.
+            return torch.overrides.handle_torch_function(torch.Tensor.__deepcopy__, (self,), self, memo)
+        # A copy belongs to the same mode, and the hidden tensor is an alias, not state.
+        memo.setdefault(id(self.fake_mode), self.fake_mode)
+        hidden, self._plain = self._plain, None
+        try:
+            copied = torch.Tensor.__deepcopy__(self, memo)
+        finally:
+            self._plain = hidden
+        forget(copied)
+        return copied
+
+
+for _name, _value in HIDDEN_DEFAULTS.items():
+    setattr(FakeTensor, _name, _value)
+
+DATA = torch._C.TensorBase.__dict__["data"]
+_DEVICE = torch.ops.prim.device.default
+
+
+def make_fake(
+    element: torch.Tensor,
+    device: torch.device,
+    mode: Any,
+    metadata: TensorMetadata | None,
+    mark: Callable[[torch.Tensor], None],
+    tensor_class: type = FakeTensor,
+) -> Any:
+    """A fake tensor over a plain meta tensor, without the checks of the constructor.
+
+    Args:
+        mark: makes access to the data pointer raise or warn, as the mode wants it.
+    """
+    made = _t.make_subclass(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
+    mark(made)
+    made.fake_mode = mode
+    setattr(made, DEVICE_ATTRIBUTE, device)
+    made._interned = metadata
+    made._plain = element
+    return made
+
+
+# 2.11 keeps the device in ``fake_device``; later releases normalise it in a property over ``_fake_device``.
+DEVICE_ATTRIBUTE = "_fake_device" if isinstance(vars(_t.TorchFakeTensor).get("fake_device"), property) else "fake_device"
+
+
+def adopt(value: Any, tensor_class: type = FakeTensor) -> Any:
+    """Give torch's own fake tensors (made by its rules, called as a library) our class, in place."""
+    if type(value) is _t.TorchFakeTensor:
+        value.__class__ = tensor_class
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            adopt(item, tensor_class)
+    return value
+
+
+def disown(value: Any) -> Any:
+    """The reverse of :func:`adopt`."""
+    if type(value) is FakeTensor:
+        for name, default in HIDDEN_DEFAULTS.items():
+            value.__dict__.setdefault(name, default)
+        value.__class__ = _t.TorchFakeTensor
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            disown(item)
+    return value
+
+
+def forget(tensor: Any) -> None:
+    """Drop what is remembered of a tensor whose storage or sizes may have changed."""
+    tensor._interned = None
+    tensor._plain = None
+
+
+def flags_of(tensor: torch.Tensor) -> int:
+    """Bits that change an operator's answer: conjugate, negative, inference tensor, zero tensor."""
+    return tensor.is_conj() | tensor.is_neg() << 1 | tensor.is_inference() << 2 | tensor._is_zerotensor() << 3
+
+
+def static_metadata_of(tensor: Any) -> TensorMetadata:
+    """The interned metadata of a strided fake tensor with plain integer sizes.
+
+    Raises:
+        SymbolicSizes: some size, stride or offset is symbolic.
+        Unkeyable: constants, real tensors, sparse, nested and quantized tensors have none.
+    """
+    if tensor.constant is not None:
+        raise Unkeyable("constant attribute")
+    if tensor.real_tensor is not None:
+        raise Unkeyable("real tensor")
+    if tensor.layout is not torch.strided:
+        raise Unkeyable(f"{tensor.layout} tensor")
+    if tensor.is_quantized or tensor.is_nested:
+        raise Unkeyable("quantized or nested tensor")
+    if tensor._has_symbolic_sizes_strides or type(tensor.storage_offset()) is not int:
+        raise SymbolicSizes("symbolic shape")
+    return intern(
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+        tensor.fake_device,
+        tensor.storage_offset(),
+        flags_of(tensor),
+    )
+
+
+def plain_of(tensor: Any) -> torch.Tensor:
+    """A plain meta tensor over the storage of a fake one (its sizes may differ; views set their own)."""
+    plain = tensor._plain
+    if plain is None:
+        with _t.disable_torch_dispatch():
+            plain = torch.empty((0,), dtype=tensor.dtype, device=_t.META_DEVICE)
+            plain.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        tensor._plain = plain
+    return plain

@@ -1,0 +1,190 @@
+"""accelerate(): torch.compile gives the same graphs and guards on our cache, and torch is as before afterwards."""
+
+import contextlib
+import threading
+
+import pytest
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
+from torch.testing._internal.two_tensor import TwoTensor
+
+import fake
+from fake import acceleration
+from fake.acceleration import accelerated_cache_info
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(16)
+        self.inner = torch.nn.Linear(16, 48)
+        self.outer = torch.nn.Linear(16, 16)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        self.count.add_(1)
+        q, k, v = self.inner(self.norm(x)).chunk(3, -1)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        y = self.outer(y).view(-1, 4, 4).transpose(1, 2).reshape(x.shape)
+        return (x + y * x.shape[0]).sum(-1).relu()
+
+
+@pytest.fixture(autouse=True)
+def _reset():
+    torch._dynamo.reset()
+    fake.accelerate.cache_clear()
+    yield
+    torch._dynamo.reset()
+    assert not fake.accelerate.is_enabled()
+
+
+def capture(accelerated, dynamic, sizes):
+    """Graphs, guards, outputs and gradients of a compiled model, and how often it was compiled."""
+    torch._dynamo.reset()
+    graphs, guards = [], []
+
+    def compiler(graph, inputs):
+        graphs.append(graph.print_readable(print_output=False))
+        return graph
+
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)
+    torch.manual_seed(0)
+    model = Model()
+    with fake.accelerate() if accelerated else contextlib.nullcontext():
+        compiled = torch._dynamo.optimize(
+            backend, dynamic=dynamic, guard_export_fn=lambda g: guards.extend(sorted(str(x.code_list) for x in g))
+        )(model)
+        results = []
+        for size in sizes:
+            x = torch.randn(size, 3, 16)
+            y = compiled(x)
+            y.sum().backward()
+            results.append(y.detach().clone())
+    return graphs, guards, results, [p.grad.clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("dynamic", [False, True, None], ids=["static", "dynamic", "automatic"])
+@pytest.mark.filterwarnings("ignore:Your compiler for AOTAutograd")
+def test_same_graphs_and_guards(dynamic):
+    sizes = [2, 2] if dynamic is False else [5, 6]
+    capture(False, dynamic, sizes)  # torch's own first and second compile of a model differ
+    graphs, guards, results, grads = capture(False, dynamic, sizes)
+    for _ in range(2):
+        ours = capture(True, dynamic, sizes)
+        assert ours[0] == graphs
+        assert ours[1] == guards
+        for a, b in zip(results + grads, ours[2] + ours[3], strict=True):
+            torch.testing.assert_close(a, b)
+    assert accelerated_cache_info().hits > 0
+
+
+def test_other_subjects_of_compile():
+    def checkpointed(x):
+        return torch.utils.checkpoint.checkpoint(lambda x: x.sin().cos(), x, use_reentrant=False).sum()
+
+    def branches(x):
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)).sum()
+
+    for function in (checkpointed, branches):
+        x = torch.ones(3, requires_grad=True)
+        expected = torch.autograd.grad(function(x), x)
+        with fake.accelerate():
+            actual = torch.autograd.grad(torch.compile(function, backend="aot_eager")(x), x)
+        torch.testing.assert_close(actual, expected)
+    with fake.accelerate():
+        y = torch.compile(lambda x: x * 2 + 1, backend="aot_eager")(TwoTensor(torch.ones(2), torch.ones(2)))
+        assert type(y) is TwoTensor
+        exported = torch.export.export(Model(), (torch.randn(2, 3, 16),))
+    assert exported.module()(torch.ones(2, 3, 16)).shape == (2, 3)
+
+
+def test_off_without_a_trace():
+    owners = (FakeTensor, FakeTensorMode, FakeTensorConverter)
+    before = [dict(vars(owner)) for owner in owners]
+    with fake.accelerate():
+        assert fake.accelerate.is_enabled()
+        with fake.accelerate():
+            pass
+        assert fake.accelerate.is_enabled()
+        assert FakeTensorMode.dispatch is not before[1]["dispatch"]
+    assert [dict(vars(owner)) for owner in owners] == before
+    fake.accelerate.enable()
+    fake.accelerate.disable()
+    assert [dict(vars(owner)) for owner in owners] == before
+    with pytest.raises(fake.AccelerateError, match="already off"):
+        fake.accelerate.disable()
+
+
+def test_off_after_an_error_inside():
+    with pytest.raises(ZeroDivisionError), fake.accelerate():
+        raise ZeroDivisionError
+    assert not fake.accelerate.is_enabled()
+
+
+def test_an_unknown_torch_is_refused(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "9.9.0")
+    with pytest.raises(fake.UnsupportedTorchVersionError, match=r"found 9\.9\.0.*refuses") as caught:
+        fake.accelerate().__enter__()
+    assert caught.value.found == "9.9.0"
+    assert not fake.accelerate.is_enabled()
+
+
+def test_another_tools_patch_is_not_undone(monkeypatch):
+    context = fake.accelerate()
+    context.__enter__()
+    ours = FakeTensorMode.dispatch
+    FakeTensorMode.dispatch = lambda *a: None
+    with pytest.raises(fake.AccelerateError, match="undo that first"):
+        context.__exit__(None, None, None)
+    FakeTensorMode.dispatch = ours
+    context.__exit__(None, None, None)
+
+
+def test_tensors_that_changed_while_it_was_off():
+    mode = FakeTensorMode()
+    with fake.accelerate(), mode:
+        x = torch.ones(4)
+        y = x + x
+    with mode:
+        x.resize_(2, 3)
+    with fake.accelerate(), mode:
+        assert (x + x).shape == (2, 3)
+        assert x.view(6).untyped_storage()._cdata == x.untyped_storage()._cdata
+    assert y.shape == (4,)
+
+
+def test_in_place_changes_while_it_is_on():
+    with fake.accelerate(), FakeTensorMode():
+        x = torch.ones(4)
+        assert (x + x).shape == (4,)
+        x.resize_(2, 3)
+        assert (x + x).shape == (2, 3)
+        x.data = torch.ones(5)
+        assert (x + x).shape == (5,)
+        assert x.view(5, 1).untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
+def test_both_kinds_of_tensors_side_by_side():
+    with fake.accelerate():
+        with FakeTensorMode():
+            theirs = torch.ones(3) + 1
+        with fake.FakeTensorMode():
+            ours = torch.ones(3) + 1
+    assert type(theirs) is FakeTensor
+    assert type(ours) is fake.FakeTensor
+
+
+def test_two_threads_switch_it():
+    def work():
+        for _ in range(50):
+            with fake.accelerate(), FakeTensorMode():
+                assert (torch.ones(3) + 1).shape == (3,)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert acceleration._SWITCH.depth == 0
+    assert not acceleration._SWITCH.saved
