@@ -1,0 +1,3 @@
+from ..errors import OpCheckError
+
+opcheck = generate_opcheck_tests = None

@@ -1,0 +1,1 @@
+FakeRule = probe = None
