@@ -47,6 +47,13 @@ torch_function_mode_enabled = _C._is_torch_function_mode_enabled
 profiler_enabled = _C._autograd._profiler_enabled
 eval_frame_callback = _eval_frame.get_eval_frame_callback
 BelowAutograd = _C._AutoDispatchBelowAutograd
+#: What torch enters around the kernel of a mutating operator. Older versions also stop the kernel's own operations
+#: from bumping versions.
+BelowMutation = (
+    BelowAutograd
+    if hasattr(TorchCustomOpDef, "_register_mutation_version_bump")
+    else _C._AutoDispatchBelowADInplaceOrView
+)
 any_output_is_alias = _C._any_output_is_alias_to_input_or_output
 increment_version = _C._increment_version
 after_autograd_keyset = _C._after_autograd_keyset
@@ -172,6 +179,7 @@ __all__ = [
     "SUPPORTED_RETURN_TYPES",
     "TORCH_VERSION",
     "BelowAutograd",
+    "BelowMutation",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "EffectType",

@@ -29,7 +29,7 @@ import torch
 from . import _torch
 from .errors import DuplicateOpError, OpReplacedWarning, SchemaError
 from .layout import ArgumentLayout, needs_layout
-from .operator import CustomOpDef, DeviceTypes
+from .op_def import CustomOpDef, DeviceTypes
 from .registry import registry
 from .schema import check_namespace, infer_schema, mutated_arguments, parse, split_qualname
 from .signatures import check_kernel

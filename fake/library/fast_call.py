@@ -30,7 +30,7 @@ from .returns import check_result
 from .schema import mutated_arguments
 
 if TYPE_CHECKING:
-    from .operator import CustomOpDef
+    from .op_def import CustomOpDef
 
 __all__ = ["MISSING", "FastCall", "argument_type", "call_dispatcher"]
 
@@ -56,19 +56,22 @@ def call_dispatcher(
 ) -> Any:
     """Call the dispatcher's operator with exactly what the caller passed.
 
-    ``values`` and ``keywords`` belong to the schema's positional and keyword-only arguments and may be `MISSING`.
+    ``values`` and ``keywords`` belong to the schema's positional and keyword-only arguments; an argument that is
+    `MISSING` or the default itself was left out.
     """
+    defaults = op._python_defaults
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
+    skipped = False
     for name, value in zip(op._positional_names, values, strict=True):
-        if value is MISSING:
-            continue
-        if len(kwargs) == 0 and len(args) == op._positional_names.index(name):
-            args.append(value)
-        else:
+        if value is MISSING or (not extra and name in defaults and value is defaults[name]):
+            skipped = True
+        elif skipped:
             kwargs[name] = value
+        else:
+            args.append(value)
     for name, value in keywords.items():
-        if value is not MISSING:
+        if value is not MISSING and not (name in defaults and value is defaults[name]):
             kwargs[name] = value
     return op._opoverload(*args, *extra, **kwargs, **unknown)
 
@@ -248,6 +251,7 @@ class FastCall:
             "_Tensor": torch.Tensor,
             "_alias": _torch.any_output_is_alias,
             "_below_autograd": _torch.BelowAutograd,
+            "_below_mutation": _torch.BelowMutation,
             "_bump": _torch.increment_version,
             "_compiling": torch.compiler.is_dynamo_compiling,
             "_device": torch.device,
@@ -331,11 +335,16 @@ class FastCall:
             kind, optional = types[name]
             value = f"({name},)" if kind == "Tensor" else f"_{name}"
             add(f"    {f'if {name} is not None: ' if optional else ''}_bump({value})")
-        add("    _guard = _below_autograd()")
-        add("    try:")
-        add(f"        _result = _kernel({args}{kwargs})")
-        add("    finally:")
-        add("        del _guard")
+        if mutated and _torch.BelowMutation is not _torch.BelowAutograd:
+            add("    with _below_mutation():")
+            add(f"        _result = _kernel({args}{kwargs})")
+        else:
+            # Dropping the guard costs half of leaving a `with` block.
+            add("    _guard = _below_autograd()")
+            add("    try:")
+            add(f"        _result = _kernel({args}{kwargs})")
+            add("    finally:")
+            add("        del _guard")
         inputs = "(" + "".join(f"{n}, " for n in (*tensors, *maybe, *lists)) + ")"
         if len(schema.returns) == 0:
             add("    if _result is not None: _result = _wrong_output(_result)")

@@ -14,7 +14,7 @@ from . import _torch
 
 if TYPE_CHECKING:
     from .library import Library
-    from .operator import CustomOpDef
+    from .op_def import CustomOpDef
 
 __all__ = ["Registry", "registry"]
 

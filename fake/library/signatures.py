@@ -209,9 +209,9 @@ def fill_missing_defaults(fn: Callable[..., Any], schema: Any) -> Callable[..., 
         return fn
     missing: dict[int | str, Any] = {}
     for index, argument in enumerate(a for a in schema.arguments if not a.kwarg_only):
-        if argument.has_default_value() and index < len(shape.positional):
-            if shape.positional[index].default is Parameter.empty:
-                missing[index] = argument.default_value
+        lacks = index < len(shape.positional) and shape.positional[index].default is Parameter.empty
+        if argument.has_default_value() and lacks:
+            missing[index] = argument.default_value
     for argument in (a for a in schema.arguments if a.kwarg_only):
         keyword = shape.keywords.get(argument.name)
         if argument.has_default_value() and keyword is not None and keyword.default is Parameter.empty:

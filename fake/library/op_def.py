@@ -86,9 +86,12 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         for argument in schema.arguments:
             # A schema written by hand may have defaults that the function lacks; those of these types read back as
             # Python values.
-            if argument.has_default_value() and argument.name not in self._python_defaults:
-                if isinstance(argument.default_value, (float, bool, str, type(None))):
-                    self._python_defaults[argument.name] = argument.default_value
+            if (
+                argument.has_default_value()
+                and argument.name not in self._python_defaults
+                and isinstance(argument.default_value, (float, bool, str, type(None)))
+            ):
+                self._python_defaults[argument.name] = argument.default_value
         self.fast_call = FastCall(self)
 
     # --- what it is --------------------------------------------------------------------------------
@@ -210,6 +213,8 @@ class CustomOpDef(_torch.TorchCustomOpDef):
             self._backward_fn = self.layout.adapt_backward(backward)
             if setup_context is not None:
                 self._setup_context_fn = self.layout.adapt_setup_context(setup_context)
+        elif setup_context is not None:
+            self._setup_context_fn = self._restoring_dtypes(setup_context)
         self.fast_call.refresh()
 
     def register_vmap(self, func: Callable[..., Any] | None = None) -> Any:
@@ -269,6 +274,30 @@ class CustomOpDef(_torch.TorchCustomOpDef):
             return fill_missing_defaults(fn, self.schema)
         check_kernel(self.qualname, role, fn, SignatureSchema(self.layout.signature))
         return self.layout.adapt_kernel(fn)
+
+    def _restoring_dtypes(self, setup_context: Callable[..., Any]) -> Callable[..., Any]:
+        """``setup_context`` that sees default dtypes as dtypes: the dispatcher stores them as numbers."""
+        dtypes = {
+            name: default
+            for name, default in self._python_defaults.items()
+            if isinstance(default, torch.dtype) and self._argument_types[name][0] == "ScalarType"
+        }
+        if not dtypes:
+            return setup_context
+        names = self._positional_names
+
+        def restored(ctx: Any, inputs: Any, output: Any, **more: Any) -> Any:
+            inputs = tuple(
+                dtypes[n] if n in dtypes and type(i) is int else i for n, i in zip(names, inputs, strict=True)
+            )
+            if "keyword_only_inputs" in more:
+                given = more["keyword_only_inputs"].items()
+                more["keyword_only_inputs"] = {
+                    k: dtypes[k] if k in dtypes and type(v) is int else v for k, v in given
+                }
+            return setup_context(ctx=ctx, inputs=inputs, output=output, **more)
+
+        return restored
 
     def _register_autograd_dispatcher_impl(self) -> None:
         if self.differentiable:
