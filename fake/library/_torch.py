@@ -16,7 +16,6 @@ import torch
 import torch.library as torch_library
 from torch import _C
 from torch._C._dynamo import eval_frame as _eval_frame
-from torch._export.serde import serialize as _serialize
 from torch._library import fake_impl as _fake_impl
 from torch._library import opaque_object as _opaque_object
 from torch._library import utils as _utils
@@ -154,11 +153,81 @@ def quiet_overrides() -> Iterator[None]:
         yield
 
 
+# --- torch's own operator checks --------------------------------------------------------------------
+# These modules import Dynamo, which takes seconds; defining and calling operators needs none of it.
+def _optests() -> Any:
+    from torch.testing._internal.optests import generate_tests
+
+    return generate_tests
+
+
+def torch_schema_check(op: OpOverload, args: Any, kwargs: Any) -> None:
+    _optests().safe_schema_check(op, args, kwargs)
+
+
+def torch_autograd_registration_check(op: OpOverload, args: Any, kwargs: Any) -> None:
+    _optests().safe_autograd_registration_check(op, args, kwargs)
+
+
+def torch_fake_check(op: OpOverload, args: Any, kwargs: Any) -> None:
+    _optests().safe_fake_check(op, args, kwargs)
+
+
+def torch_aot_check(op: OpOverload, args: Any, kwargs: Any, **options: Any) -> None:
+    _optests().safe_aot_autograd_check(op, args, kwargs, **options)
+
+
+def resolve_overload(packet: OpOverloadPacket) -> OpOverload:
+    """The one overload of a packet; raises RuntimeError where there are several."""
+    return _optests().resolve_unique_overload_or_throw(packet)
+
+
+def is_defined_in_python(op: OpOverload) -> bool:
+    return bool(op._defined_in_python)
+
+
+def backend_key_of(args: Any, kwargs: Any) -> str | None:
+    """The dispatch key of the device that a call runs on, or None where it has no tensors."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    devices = sorted({t.device.type for t in tensors}, key=lambda d: d == "cpu")
+    return key_for_device(devices[0]) if devices else None
+
+
+def call_at_key(op: OpOverload, key: str, args: Any, kwargs: Any) -> Any:
+    """Call the kernel behind one dispatch key."""
+    return op.redispatch(_C.DispatchKeySet(getattr(_C.DispatchKey, key)), *args, **kwargs)
+
+
+def run_functionalized(op: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Call ``op`` through AOTAutograd's functionalization with a compiler that changes nothing."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def run(*tensors: torch.Tensor) -> Any:
+        filled = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        inner_args, inner_kwargs = pytree.tree_unflatten(filled, spec)
+        return op(*inner_args, **inner_kwargs)
+
+    from functorch.compile import aot_function, nop
+
+    compiled = aot_function(run, fw_compiler=nop, bw_compiler=nop)
+    return compiled(*(leaves[place] for place in places))
+
+
 # --- codes of dtypes and layouts in saved profiles ---------------------------------------------------
-DTYPE_CODES = _serialize._TORCH_TO_SERIALIZE_DTYPE
-LAYOUT_CODES = _serialize._TORCH_TO_SERIALIZE_LAYOUT
-CODE_DTYPES = _serialize._SERIALIZE_TO_TORCH_DTYPE
-CODE_LAYOUTS = _serialize._SERIALIZE_TO_TORCH_LAYOUT
+def serialization_codes() -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]]:
+    """dtype → code, layout → code, and the two inverses, as torch.export writes them."""
+    from torch._export.serde import serialize
+
+    return (
+        serialize._TORCH_TO_SERIALIZE_DTYPE,
+        serialize._TORCH_TO_SERIALIZE_LAYOUT,
+        serialize._SERIALIZE_TO_TORCH_DTYPE,
+        serialize._SERIALIZE_TO_TORCH_LAYOUT,
+    )
+
 
 # --- opaque arguments ------------------------------------------------------------------------------
 register_opaque_type: Callable[..., Any] = getattr(
@@ -167,11 +236,7 @@ register_opaque_type: Callable[..., Any] = getattr(
 is_opaque_type: Callable[[Any], bool] = getattr(_opaque_object, "is_opaque_type", lambda _: False)
 
 __all__ = [
-    "CODE_DTYPES",
-    "CODE_LAYOUTS",
-    "DTYPE_CODES",
     "INPLACE_TAG",
-    "LAYOUT_CODES",
     "OPDEFS",
     "OPDEF_TO_LIB",
     "OUT_TAG",
@@ -194,6 +259,8 @@ __all__ = [
     "UnsupportedOperatorException",
     "after_autograd_keyset",
     "any_output_is_alias",
+    "backend_key_of",
+    "call_at_key",
     "default_dispatch_state",
     "dispatch_keys",
     "dispatch_table",
@@ -207,6 +274,7 @@ __all__ = [
     "has_kernel_for_key",
     "has_kwarg_only_tensors",
     "increment_version",
+    "is_defined_in_python",
     "is_functional_schema",
     "is_grad_enabled",
     "is_opaque_type",
@@ -228,12 +296,19 @@ __all__ = [
     "pytree",
     "quiet_overrides",
     "register_opaque_type",
+    "resolve_overload",
+    "run_functionalized",
     "schema_of",
     "scoped_library",
+    "serialization_codes",
     "set_report_error_callback",
     "simple_registry",
     "source_of_fake",
     "take_library",
+    "torch_aot_check",
+    "torch_autograd_registration_check",
+    "torch_fake_check",
     "torch_function_mode_enabled",
+    "torch_schema_check",
     "tuple_to_list",
 ]

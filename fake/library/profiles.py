@@ -87,20 +87,22 @@ def record_profile(op: Callable[..., Any], *args: Any, **kwargs: Any) -> OpProfi
 
 # --- YAML -----------------------------------------------------------------------------------------
 def _dump_tensor(tensor: TensorMetadata) -> dict[str, Any]:
+    dtypes, layouts, _, _ = _torch.serialization_codes()
     return {
         "rank": tensor.rank,
-        "dtype": _torch.DTYPE_CODES[tensor.dtype].value,
+        "dtype": dtypes[tensor.dtype].value,
         "device": str(tensor.device),
-        "layout": _torch.LAYOUT_CODES[tensor.layout].value,
+        "layout": layouts[tensor.layout].value,
     }
 
 
 def _load_tensor(data: Mapping[str, Any]) -> TensorMetadata:
+    _, _, dtypes, layouts = _torch.serialization_codes()
     return TensorMetadata(
         rank=data["rank"],
-        dtype=_torch.CODE_DTYPES[data["dtype"]],
+        dtype=dtypes[data["dtype"]],
         device=torch.device(data["device"]),
-        layout=_torch.CODE_LAYOUTS[data["layout"]],
+        layout=layouts[data["layout"]],
     )
 
 

@@ -56,13 +56,17 @@ def make_add_into():
 
 def make_join():
     @custom_op(fresh_name("join"), mutates_args=())
-    def join(first: Tensor, rest: list[Tensor], bias: Tensor | None = None, dims: list[int] | None = None) -> Tensor:
+    def join(
+        first: Tensor, rest: list[Tensor], bias: Tensor | None = None, dims: list[int] | None = None
+    ) -> Tensor:
         assert type(rest) is list
         assert dims is None or type(dims) is list
         out = torch.cat([first, *rest])
         return out + bias if bias is not None else out
 
-    join.register_autograd(lambda ctx, grad: (grad[:2], [None] * ctx.n, None, None), setup_context=_join_context)
+    join.register_autograd(
+        lambda ctx, grad: (grad[:2], [None] * ctx.n, None, None), setup_context=_join_context
+    )
     return join
 
 
@@ -72,7 +76,9 @@ def _join_context(ctx, inputs, output):
 
 def make_keyword():
     @custom_op(fresh_name("keyword"), mutates_args=())
-    def keyword(x: Tensor, *, power: int = 2, mode: str = "plain", dtype: torch.dtype = torch.float32) -> Tensor:
+    def keyword(
+        x: Tensor, *, power: int = 2, mode: str = "plain", dtype: torch.dtype = torch.float32
+    ) -> Tensor:
         return (x.detach() ** power).to(dtype)
 
     def setup_context(ctx, inputs, keyword_only_inputs, output):
@@ -81,7 +87,8 @@ def make_keyword():
         ctx.power = keyword_only_inputs["power"]
 
     keyword.register_autograd(
-        lambda ctx, grad: grad * ctx.power * ctx.saved_tensors[0] ** (ctx.power - 1), setup_context=setup_context
+        lambda ctx, grad: grad * ctx.power * ctx.saved_tensors[0] ** (ctx.power - 1),
+        setup_context=setup_context,
     )
     return keyword
 
@@ -146,7 +153,9 @@ def t(*values: float, grad: bool = False, dtype=torch.float32) -> Tensor:
 def with_backward(call, *args, **kwargs):
     out = call(*args, **kwargs)
     outs = out if isinstance(out, tuple) else (out,)
-    torch.autograd.backward([o for o in outs if o.requires_grad], [torch.ones_like(o) for o in outs if o.requires_grad])
+    torch.autograd.backward(
+        [o for o in outs if o.requires_grad], [torch.ones_like(o) for o in outs if o.requires_grad]
+    )
     return out, [a.grad for a in args if isinstance(a, Tensor)]
 
 

@@ -1,1 +1,0 @@
-FakeRule = probe = None
