@@ -18,6 +18,8 @@ __all__ = [
     "flat_tensors",
     "layout_variations",
     "named_tensors",
+    "refill",
+    "restride",
     "size_variations",
 ]
 
@@ -122,7 +124,7 @@ def attempt(function: Callable[..., Any], call: Call) -> Outcome:
 
 
 # --- variations -----------------------------------------------------------------------------------
-def _fill(original: torch.Tensor, shape: list[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+def refill(original: torch.Tensor, shape: list[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Values of ``original``, repeated or cut, in another shape: indices stay in range."""
     count = 1
     for size in shape:
@@ -137,12 +139,12 @@ def _fill(original: torch.Tensor, shape: list[int], dtype: torch.dtype | None = 
 def _resized(call: Call, sizes: dict[int, int], label: str) -> Call:
     def change(tensor: torch.Tensor) -> torch.Tensor:
         shape = [sizes.get(size, size) for size in tensor.shape]
-        return tensor.detach() if shape == list(tensor.shape) else _fill(tensor, shape)
+        return tensor.detach() if shape == list(tensor.shape) else refill(tensor, shape)
 
     return call.map(change, label)
 
 
-def _with_stride(tensor: torch.Tensor, kind: str) -> torch.Tensor:
+def restride(tensor: torch.Tensor, kind: str) -> torch.Tensor:
     tensor = tensor.detach()
     if kind == "column-major" and tensor.dim() > 1:
         order = list(range(tensor.dim()))[::-1]
@@ -186,7 +188,7 @@ def size_variations(call: Call, *, may_shrink: bool) -> Iterator[Call]:
         if may_shrink:
             yield _resized(call, {size: 1}, f"size {size} → 1")
             yield _resized(call, {size: 0}, f"size {size} → 0")
-    yield call.map(lambda t: _with_stride(t, "with a storage offset"), "inputs with a storage offset")
+    yield call.map(lambda t: restride(t, "with a storage offset"), "inputs with a storage offset")
     for label, values in (
         ("all values zero", torch.zeros_like),
         ("all values one", torch.ones_like),
@@ -204,10 +206,10 @@ def layout_variations(call: Call) -> Iterator[Call]:
     call = call.detached()
     tensors = flat_tensors((call.args, call.kwargs))
     for kind in ("column-major", "with gaps", "expanded"):
-        yield call.map(lambda t, kind=kind: _with_stride(t, kind), f"inputs {kind}")  # type: ignore[misc]
+        yield call.map(lambda t, kind=kind: restride(t, kind), f"inputs {kind}")  # type: ignore[misc]
         for index, tensor in enumerate(tensors if len(tensors) > 1 else []):
             yield call.map(
-                lambda t, one=tensor, kind=kind: _with_stride(t, kind) if t is one else t,  # type: ignore[misc]
+                lambda t, one=tensor, kind=kind: restride(t, kind) if t is one else t,  # type: ignore[misc]
                 f"tensor {index} {kind}",
             )
     for label, change in _DTYPES.items():

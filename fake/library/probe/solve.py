@@ -1,0 +1,110 @@
+"""Sizes within one class of calls: same structure, ranks and numbers, so that only input sizes vary.
+
+Each output size is solved for on its own: a constant, a size, affine, quotient (windows, as in convolutions), sums,
+products, minima and maxima of sizes. A candidate is the text of an expression.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from .experiments import Observation
+
+__all__ = ["solve_sizes"]
+
+_KEEP = 4
+
+
+def _variables(observations: Sequence[Observation]) -> dict[str, list[int]]:
+    """Each input size over the observations, and products of neighbouring sizes; equal columns only once."""
+    columns: dict[str, list[int]] = {}
+    for name, tensor in observations[0].facts.tensors:
+        for index in range(tensor.dim()):
+            columns[f"{name}.shape[{index}]"] = [
+                dict(o.facts.tensors)[name].shape[index] for o in observations
+            ]
+    distinct: dict[str, list[int]] = {}
+    for expression, column in columns.items():
+        if column not in distinct.values():
+            distinct[expression] = column
+    for name, tensor in observations[0].facts.tensors:
+        if tensor.dim() > 2:
+            column = [dict(o.facts.tensors)[name].numel() for o in observations]
+            if column not in distinct.values():
+                distinct[f"{name}.numel()"] = column
+    return distinct
+
+
+def _expressions(variables: dict[str, list[int]], target: list[int]) -> Iterator[tuple[str, list[int]]]:
+    yield str(target[0]), [target[0]] * len(target)
+    yield from variables.items()
+    for (a, u), (b, v) in itertools.combinations(variables.items(), 2):
+        yield (
+            f"max({a}, {b}) if {a} != 1 and {b} != 1 else {a} * {b}",
+            [(x * y if 1 in (x, y) else max(x, y)) for x, y in zip(u, v, strict=True)],
+        )
+        yield f"{a} + {b}", [x + y for x, y in zip(u, v, strict=True)]
+        yield f"{a} * {b}", [x * y for x, y in zip(u, v, strict=True)]
+        yield f"min({a}, {b})", [min(x, y) for x, y in zip(u, v, strict=True)]
+        yield f"max({a}, {b})", [max(x, y) for x, y in zip(u, v, strict=True)]
+    for a, u in variables.items():
+        shift = target[0] - u[0]
+        yield f"{a} + {shift}" if shift >= 0 else f"{a} - {-shift}", [x + shift for x in u]
+        for factor in (2, 3, 4, 5, 6, 8):
+            rest = target[0] - factor * u[0]
+            yield f"{factor} * {a} + {rest}", [factor * x + rest for x in u]
+        for step in (2, 3, 4, 5):
+            for offset in range(-12, 13):
+                yield f"({a} + {offset}) // {step}", [(x + offset) // step for x in u]
+        yield f"{a} * ({a} - 1) // 2", [x * (x - 1) // 2 for x in u]
+        yield f"{a} * ({a} + 1) // 2", [x * (x + 1) // 2 for x in u]
+        yield f"{a} * {a}", [x * x for x in u]
+    for (a, u), (b, v) in itertools.permutations(variables.items(), 2):
+        shift = target[0] - u[0] - v[0]
+        yield f"{a} + {b} + {shift}", [x + y + shift for x, y in zip(u, v, strict=True)]
+        shift = target[0] - u[0] + v[0]
+        yield f"{a} - {b} + {shift}", [x - y + shift for x, y in zip(u, v, strict=True)]
+    for (a, u), (b, v) in itertools.permutations(variables.items(), 2):
+        for spread, step in itertools.product((1, 2, 3), (1, 2, 3)):
+            for offset in range(-8, 9):
+                column = [(x - spread * y + offset) // step for x, y in zip(u, v, strict=True)]
+                if column[0] == target[0]:
+                    yield f"({a} - {spread} * {b} + {offset}) // {step}", column
+    for (a, u), (b, v), (c, w) in itertools.combinations(variables.items(), 3):
+        yield f"{a} * {b} * {c}", [x * y * z for x, y, z in zip(u, v, w, strict=True)]
+
+
+def solve_sizes(observations: Sequence[Observation], output: int) -> list[str]:
+    """Expressions for the whole shape, simplest first; empty where a size cannot be solved for.
+
+    Several are returned where the observations do not tell them apart.
+    """
+    shapes = [o.outputs[output].shape for o in observations if o.outputs is not None]
+    if len({len(shape) for shape in shapes}) != 1:
+        return []
+    variables = _variables(observations)
+    per_dimension: list[list[str]] = []
+    for index in range(len(shapes[0])):
+        known = [i for i, shape in enumerate(shapes) if shape[index] is not None]
+        if not known:
+            per_dimension.append(["0"])
+            continue
+        target = [shapes[i][index] for i in known]
+        columns = {name: [column[i] for i in known] for name, column in variables.items()}
+        found = []
+        for expression, column in _expressions(columns, target):  # type: ignore[arg-type]
+            if column == target and expression not in found:
+                found.append(expression)
+                if len(found) == _KEEP:
+                    break
+        if not found:
+            return []
+        per_dimension.append(found)
+    first = [options[0] for options in per_dimension]
+    shapes_found = ["(" + "".join(f"{e}, " for e in first) + ")"]
+    for index, options in enumerate(per_dimension):
+        for other in options[1:]:
+            changed = [*first[:index], other, *first[index + 1 :]]
+            shapes_found.append("(" + "".join(f"{e}, " for e in changed) + ")")
+    return shapes_found
