@@ -176,8 +176,8 @@ def _fit(
         unsolved: list[tuple[Observation, Any]] = []
         for key, group in _grouped(prop, remaining, level).items():
             expressions = attempt(group)
-            if detail == 3 and solve is not None and len(group) >= _ENOUGH:
-                expressions = solve([o for o, _ in group]) or expressions
+            if not expressions and detail >= 2 and solve is not None and len(group) >= _ENOUGH:
+                expressions = solve([o for o, _ in group])
             if expressions:
                 prop.add(level, key, expressions)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -101,7 +102,7 @@ def evaluate(expression: str, environment: Mapping[str, Any]) -> Any:
     if code is None:
         code = _compiled[expression] = compile(expression, "<rule>", "eval")
     try:
-        return eval(code, {"torch": torch, **_HELPERS, **environment})
+        return eval(code, {"torch": torch, "math": math, **_HELPERS, **environment})
     except (IndexError, ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError, NameError):
         return None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
 import time
 import warnings
@@ -96,7 +97,11 @@ def few_samples(op: Any, samples: Sequence[Any], count: int) -> list[Any]:
 
     chosen: list[int] = []
     shown: set[Any] = set()
-    for wanted in (lambda f: features(f), lambda f: {(f.categories(), f.ranks())}):
+    for wanted in (
+        features,
+        lambda f: {(f.categories(), f.ranks())},
+        lambda f: {(f.categories(), f.numbers())},
+    ):
         for index, f in enumerate(facts):
             if len(chosen) < count and index not in chosen and wanted(f) - shown:
                 chosen.append(index)
@@ -132,6 +137,28 @@ def score_operator(name: str, op: Any, samples: Sequence[Any], given: int) -> Op
     return score
 
 
+def _in_a_child(name: str, op: Any, samples: Sequence[Any], given: int) -> OperatorScore:
+    """`score_operator` in a forked process: torch has kernels that crash on inputs that they should refuse."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def work() -> None:
+        sender.send(score_operator(name, op, samples, given))
+
+    child = context.Process(target=work)
+    child.start()
+    sender.close()
+    try:
+        score = receiver.recv()
+    except EOFError:
+        child.join()
+        score = OperatorScore(
+            name, undecided=len(samples), notes=[f"the process died: exit code {child.exitcode}"]
+        )
+    child.join()
+    return score
+
+
 def _difference(real: Any, answer: Any) -> str | None:
     if len(real) != len(answer):
         return f"{len(answer)} outputs instead of {len(real)}"
@@ -155,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fake.library.probe.score", description=__doc__)
     parser.add_argument("--every", type=int, default=1, help="only every n-th operator")
     parser.add_argument("--offset", type=int, default=0, help="start with this operator")
-    parser.add_argument("--given", type=int, default=12, help="samples that probe sees, at most")
+    parser.add_argument("--given", type=int, default=16, help="samples that probe sees, at most")
     parser.add_argument("--limit", type=int, default=40, help="samples of an operator, at most")
     parser.add_argument("--only", help="only operators whose name contains this")
     parser.add_argument("--verbose", action="store_true", help="say why operators are not found")
@@ -168,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number, (name, op, samples) in enumerate(functional_operators(options.limit)):
         if number % options.every != options.offset or (options.only and options.only not in name):
             continue
-        score = score_operator(name, op, samples, options.given)
+        score = _in_a_child(name, op, samples, options.given)
         scores.append(score)
         if options.verbose and not score.found:
             first = next((n for n in score.notes if n.startswith("wrong")), score.notes[:1])

@@ -7,6 +7,7 @@ products, minima and maxima of sizes. A candidate is the text of an expression.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 from .experiments import Observation
@@ -24,6 +25,7 @@ def _variables(observations: Sequence[Observation]) -> dict[str, list[int]]:
             columns[f"{name}.shape[{index}]"] = [
                 dict(o.facts.tensors)[name].shape[index] for o in observations
             ]
+    columns.update(_number_columns(observations))
     distinct: dict[str, list[int]] = {}
     for expression, column in columns.items():
         if column not in distinct.values():
@@ -34,6 +36,23 @@ def _variables(observations: Sequence[Observation]) -> dict[str, list[int]]:
             if column not in distinct.values():
                 distinct[f"{name}.numel()"] = column
     return distinct
+
+
+def _number_columns(observations: Sequence[Observation]) -> dict[str, list[int]]:
+    """Integer arguments, and the elements of integer lists, that vary."""
+    columns: dict[str, list[int]] = {}
+    for name in observations[0].facts.values:
+        values = [o.facts.values.get(name) for o in observations]
+        if all(isinstance(v, int) and not isinstance(v, bool) for v in values):
+            columns[name] = values  # type: ignore[assignment]
+            if any(v < 0 for v in values):  # type: ignore[operator]
+                columns[f"abs({name})"] = [abs(v) for v in values]  # type: ignore[arg-type]
+        elif all(isinstance(v, tuple) and v and all(isinstance(e, int) for e in v) for v in values):
+            length = len(values[0])  # type: ignore[arg-type]
+            if all(len(v) == length for v in values):  # type: ignore[arg-type]
+                for index in range(length):
+                    columns[f"{name}[{index}]"] = [v[index] for v in values]  # type: ignore[index]
+    return {name: column for name, column in columns.items() if len(set(column)) > 1}
 
 
 def _expressions(variables: dict[str, list[int]], target: list[int]) -> Iterator[tuple[str, list[int]]]:
@@ -51,6 +70,8 @@ def _expressions(variables: dict[str, list[int]], target: list[int]) -> Iterator
     for a, u in variables.items():
         shift = target[0] - u[0]
         yield f"{a} + {shift}" if shift >= 0 else f"{a} - {-shift}", [x + shift for x in u]
+        for floor in (0, 1):
+            yield f"max({a} + {shift}, {floor})", [max(x + shift, floor) for x in u]
         for factor in (2, 3, 4, 5, 6, 8):
             rest = target[0] - factor * u[0]
             yield f"{factor} * {a} + {rest}", [factor * x + rest for x in u]
@@ -60,7 +81,22 @@ def _expressions(variables: dict[str, list[int]], target: list[int]) -> Iterator
         yield f"{a} * ({a} - 1) // 2", [x * (x - 1) // 2 for x in u]
         yield f"{a} * ({a} + 1) // 2", [x * (x + 1) // 2 for x in u]
         yield f"{a} * {a}", [x * x for x in u]
+        for count in (2, 3, 4, 5):
+            for repeat in (0, count - 1):
+                name = f"math.comb({a} + {repeat}, {count})" if repeat else f"math.comb({a}, {count})"
+                yield name, [math.comb(max(x + repeat, 0), count) for x in u]
     for (a, u), (b, v) in itertools.permutations(variables.items(), 2):
+        for step in (2, 3, 4):
+            yield f"{a} * {b} // {step}", [x * y // step for x, y in zip(u, v, strict=True)]
+        yield f"{a} // {b}", [x // y if y else -1 for x, y in zip(u, v, strict=True)]
+        yield f"-(-{a} // {b})", [-(-x // y) if y else -1 for x, y in zip(u, v, strict=True)]
+        for offset in range(-4, 5):
+            if offset:
+                yield f"min({a}, {b} + {offset})", [min(x, y + offset) for x, y in zip(u, v, strict=True)]
+                yield (
+                    f"max(min({a}, {b} + {offset}), 0)",
+                    [max(min(x, y + offset), 0) for x, y in zip(u, v, strict=True)],
+                )
         shift = target[0] - u[0] - v[0]
         yield f"{a} + {b} + {shift}", [x + y + shift for x, y in zip(u, v, strict=True)]
         shift = target[0] - u[0] + v[0]
