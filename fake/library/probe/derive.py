@@ -10,7 +10,7 @@ from typing import Any
 from .experiments import Laboratory, Observation
 from .kinds import dtype_candidates, stride_candidates
 from .rule import FakeRule, Property, evaluate
-from .shapes import Vocabulary, shape_candidates
+from .shapes import TIER, Vocabulary, shape_candidates
 from .solve import solve_sizes
 
 __all__ = ["derive"]
@@ -65,9 +65,9 @@ def _shares(observation: Observation) -> str:
     return next((o.alias for o in observation.outputs or () if o.alias is not None), "")
 
 
-def _count_candidates(words: Vocabulary, counts: Sequence[tuple[Observation, int]]) -> list[str]:
+def _count_candidates(words: Vocabulary, counts: Sequence[tuple[Observation, int]]) -> list[Any]:
     seen = [str(n) for n in dict.fromkeys(c for _, c in counts)]
-    return [*seen, *(f"len({name})" for name in (*words.lists, *words.int_lists)), *words.ints]
+    return [*seen, TIER, *(f"len({name})" for name in (*words.lists, *words.int_lists)), *words.ints]
 
 
 def _derive_output(rule: FakeRule, observations: list[Observation], index: int) -> None:
@@ -230,10 +230,14 @@ def _consistent(
             environment["shape"] = value[0]
         cases.append((environment, value))
     found: list[str] = []
+    # The more contrived a candidate, the more different results it must explain.
+    different = len({repr(value) for _, value in group})
+    needed = 1
     for candidate in candidates(words):
         if not isinstance(candidate, str):
+            needed += 0 if with_shape or _constant_class(group) else 1
             # A number ends a tier: what comes later is too contrived to cast doubt on what was found before.
-            if found:
+            if found or different < needed:
                 break
             continue
         expression = candidate

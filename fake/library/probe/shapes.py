@@ -99,6 +99,12 @@ def _from_arguments(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
         yield f"({a}, {b})"
     for p in tensors[:2]:
         yield f"({p}.numel(),)"
+        yield f"({p}.numel(), {p}.dim())"
+        for name in sizes:
+            yield f"{p}.shape[:2] + given_shape({name}) * (1 if not isinstance({name}, int) else {p}.dim() - 2)"
+            yield f"({name}, {p}.dim())"
+        for scale in words.floats:
+            yield f"{p}.shape[:2] + tuple(int(s * {scale}) for s in {p}.shape[2:])"
         for name in words.int_lists:
             yield f"padded({p}.shape, {name})"
             yield f"broadcast({p}.shape, {name})"

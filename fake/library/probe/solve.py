@@ -17,29 +17,40 @@ __all__ = ["solve_sizes"]
 _KEEP = 4
 
 
-def _variables(observations: Sequence[Observation]) -> dict[str, list[int]]:
-    """Each input size over the observations, and products of neighbouring sizes; equal columns only once."""
+def _variables(observations: Sequence[Observation]) -> tuple[dict[str, list[int]], list[str]]:
+    """What varies over the observations, by expression; and conditions on what does not.
+
+    Input sizes, integer arguments and numbers of elements; of equal columns only the first.
+    """
     columns: dict[str, list[int]] = {}
-    for name, tensor in observations[0].facts.tensors:
+    tensors = [dict(o.facts.tensors) for o in observations]
+    for name, tensor in tensors[0].items():
         for index in range(tensor.dim()):
-            columns[f"{name}.shape[{index}]"] = [
-                dict(o.facts.tensors)[name].shape[index] for o in observations
-            ]
+            columns[f"{name}.shape[{index}]"] = [t[name].shape[index] for t in tensors]
     columns.update(_number_columns(observations))
+    conditions: list[str] = []
     distinct: dict[str, list[int]] = {}
     for expression, column in columns.items():
-        if column not in distinct.values():
+        twin = next((e for e, c in distinct.items() if c == column), None)
+        if len(set(column)) == 1:
+            # Something that never varied may matter: the solution says nothing about other values of it.
+            conditions.append(f"{expression} == {column[0]}")
+        elif twin is not None:
+            conditions.append(f"{expression} == {twin}")
+        else:
             distinct[expression] = column
-    for name, tensor in observations[0].facts.tensors:
+    for name, value in observations[0].facts.values.items():
+        values = {repr(o.facts.values.get(name)) for o in observations}
+        if isinstance(value, (float, complex)) and len(values) == 1:
+            conditions.append(f"{name} == {value!r}")
+    for name, tensor in tensors[0].items():
         if tensor.dim() > 2:
-            column = [dict(o.facts.tensors)[name].numel() for o in observations]
-            if column not in distinct.values():
-                distinct[f"{name}.numel()"] = column
-    return distinct
+            distinct.setdefault(f"{name}.numel()", [t[name].numel() for t in tensors])
+    return distinct, conditions
 
 
 def _number_columns(observations: Sequence[Observation]) -> dict[str, list[int]]:
-    """Integer arguments, and the elements of integer lists, that vary."""
+    """Integer arguments and the elements of integer lists."""
     columns: dict[str, list[int]] = {}
     for name in observations[0].facts.values:
         values = [o.facts.values.get(name) for o in observations]
@@ -52,7 +63,7 @@ def _number_columns(observations: Sequence[Observation]) -> dict[str, list[int]]
             if all(len(v) == length for v in values):  # type: ignore[arg-type]
                 for index in range(length):
                     columns[f"{name}[{index}]"] = [v[index] for v in values]  # type: ignore[index]
-    return {name: column for name, column in columns.items() if len(set(column)) > 1}
+    return columns
 
 
 def _expressions(variables: dict[str, list[int]], target: list[int]) -> Iterator[tuple[str, list[int]]]:
@@ -119,7 +130,8 @@ def solve_sizes(observations: Sequence[Observation], output: int) -> list[str]:
     shapes = [o.outputs[output].shape for o in observations if o.outputs is not None]
     if len({len(shape) for shape in shapes}) != 1:
         return []
-    variables = _variables(observations)
+    variables, conditions = _variables(observations)
+    guard = " and ".join(conditions)
     per_dimension: list[list[str]] = []
     for index in range(len(shapes[0])):
         known = [i for i, shape in enumerate(shapes) if shape[index] is not None]
@@ -143,4 +155,4 @@ def solve_sizes(observations: Sequence[Observation], output: int) -> list[str]:
         for other in options[1:]:
             changed = [*first[:index], other, *first[index + 1 :]]
             shapes_found.append("(" + "".join(f"{e}, " for e in changed) + ")")
-    return shapes_found
+    return [f"{shape} if {guard} else None" for shape in shapes_found] if guard else shapes_found

@@ -311,7 +311,9 @@ def test_backward_wrong_for_expanded_gradients():
 
     op = with_fake(kernel, lambda x: x.new_empty(x.shape))
     op.register_autograd(backward)
-    failure = failures(op, (torch.randn(3, 4, requires_grad=True),), test_utils="test_gradients")["test_gradients"]
+    failure = failures(op, (torch.randn(3, 4, requires_grad=True),), test_utils="test_gradients")[
+        "test_gradients"
+    ]
     assert "expanded" in failure.problem
 
 
