@@ -155,7 +155,7 @@ def _replacements(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
         yield f"{p}.shape[::-1]"
 
 
-_SLICES = ("", "[:-1]", "[:-2]", "[1:]", "[2:]", "[-1:]", "[-2:-1]", "[:1]", "[:2]")
+_SLICES = ("", "[1:-1]", "[:-1]", "[:-2]", "[1:]", "[2:]", "[-1:]", "[-2:-1]", "[:1]", "[:2]")
 
 
 def _products(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
@@ -208,7 +208,7 @@ def _windows(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
         flags = [*words.flags, "False"]
         for spatial in (1, 2, 3):
             for window in numbers:
-                for step, pad, dilation in _choices([n for n in numbers if n != window], 3):
+                for step, pad, dilation in _choices(numbers[numbers.index(window) + 1 :], 3):
                     for flag in flags:
                         yield (
                             f"{p}.shape[:-{spatial}] + tuple(conv_size({p}.shape[i], pair({window}, i, 1), "
@@ -218,8 +218,8 @@ def _windows(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
 
 
 def _choices(names: list[str], count: int) -> Iterator[tuple[str, ...]]:
-    """Different names, or None, for ``count`` places."""
+    """Different names in the order of the parameters, or None, for ``count`` places: step, padding, dilation."""
     for chosen in itertools.product([*names, "None"], repeat=count):
-        real = [c for c in chosen if c != "None"]
-        if len(set(real)) == len(real):
+        places = [names.index(c) for c in chosen if c != "None"]
+        if places == sorted(set(places)):
             yield chosen
