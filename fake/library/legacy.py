@@ -218,7 +218,7 @@ def impl(
 
 def impl_fake(qualname: str, *, func: Callable[..., Any] | None = None) -> Any:
     """Register the fake kernel; see `CustomOp.impl_fake`."""
-    return register_fake(qualname, func, _stacklevel=2)
+    return register_fake(qualname, func, _stacklevel=1 if func is None else 2)
 
 
 def impl_save_for_backward(qualname: str, *, func: Callable[..., Any] | None = None) -> Any:
