@@ -1,0 +1,79 @@
+"""Custom operators: defined, registered, checked.
+
+The names and meanings are those of ``torch.library``; operators made here work everywhere torch's do, and the other
+way round. What this package adds: calls without the dispatcher's overhead where nothing unusual is active, errors at
+registration, argument types beyond the schema's, `opcheck` with more checks, and `probe`, which derives a fake
+kernel from a real one. See ``docs/custom-ops.md``.
+"""
+
+from torch.library import triton_op, wrap_triton
+
+from . import errors
+from ._torch import EffectType, is_opaque_type, register_opaque_type
+from .custom_op import CustomOpDef, custom_op, destroy
+from .legacy import impl_abstract
+from .library import Library, define, fallthrough_kernel, impl, scoped_library
+from .opcheck import OpCheckError, generate_opcheck_tests, opcheck
+from .profiles import (
+    MissingOpProfile,
+    OpProfile,
+    TensorMetadata,
+    generate_yaml_from_profiles,
+    load_op_profiles,
+    read_profiles_from_yaml,
+    save_op_profiles,
+    unsafe_generate_fake_kernels,
+)
+from .register import (
+    get_ctx,
+    get_kernel,
+    register_autocast,
+    register_autograd,
+    register_effect,
+    register_fake,
+    register_kernel,
+    register_torch_dispatch,
+    register_vmap,
+)
+from .registry import registry
+from .schema import infer_schema
+
+__all__ = [
+    "CustomOpDef",
+    "EffectType",
+    "Library",
+    "MissingOpProfile",
+    "OpCheckError",
+    "OpProfile",
+    "TensorMetadata",
+    "custom_op",
+    "define",
+    "destroy",
+    "errors",
+    "fallthrough_kernel",
+    "generate_opcheck_tests",
+    "generate_yaml_from_profiles",
+    "get_ctx",
+    "get_kernel",
+    "impl",
+    "impl_abstract",
+    "infer_schema",
+    "is_opaque_type",
+    "load_op_profiles",
+    "opcheck",
+    "read_profiles_from_yaml",
+    "register_autocast",
+    "register_autograd",
+    "register_effect",
+    "register_fake",
+    "register_kernel",
+    "register_opaque_type",
+    "register_torch_dispatch",
+    "register_vmap",
+    "registry",
+    "save_op_profiles",
+    "scoped_library",
+    "triton_op",
+    "unsafe_generate_fake_kernels",
+    "wrap_triton",
+]

@@ -1,0 +1,314 @@
+"""Every private torch name that `fake.library` relies on, and every difference between torch versions.
+
+Nothing else in `fake.library` imports a name that starts with an underscore from torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+import torch.library as torch_library
+from torch import _C
+from torch._C._dynamo import eval_frame as _eval_frame
+from torch._library import fake_impl as _fake_impl
+from torch._library import opaque_object as _opaque_object
+from torch._library import utils as _utils
+from torch._library.custom_ops import OPDEF_TO_LIB, OPDEFS
+from torch._library.custom_ops import CustomOpDef as TorchCustomOpDef
+from torch._library.custom_ops import _maybe_get_opdef as maybe_get_opdef
+from torch._library.effects import EffectType
+from torch._library.infer_schema import SUPPORTED_PARAM_TYPES, SUPPORTED_RETURN_TYPES, tuple_to_list
+from torch._library.simple_registry import singleton as simple_registry
+from torch._ops import OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, is_symbolic
+from torch.utils import _pytree as pytree
+
+TORCH_VERSION: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
+
+# --- the dispatcher's state -------------------------------------------------------------------------
+dispatch_keys = _C._dispatch_keys
+local_include_set = _C._dispatch_tls_local_include_set
+local_exclude_set = _C._dispatch_tls_local_exclude_set
+torch_function_mode_enabled = _C._is_torch_function_mode_enabled
+profiler_enabled = _C._autograd._profiler_enabled
+eval_frame_callback = _eval_frame.get_eval_frame_callback
+BelowAutograd = _C._AutoDispatchBelowAutograd
+#: What torch enters around the kernel of a mutating operator. Older versions also stop the kernel's own operations
+#: from bumping versions.
+BelowMutation = (
+    BelowAutograd
+    if hasattr(TorchCustomOpDef, "_register_mutation_version_bump")
+    else _C._AutoDispatchBelowADInplaceOrView
+)
+any_output_is_alias = _C._any_output_is_alias_to_input_or_output
+increment_version = _C._increment_version
+after_autograd_keyset = _C._after_autograd_keyset
+is_grad_enabled = _C.is_grad_enabled
+#: Names of all kernels that Python code registered through any ``torch.library.Library``.
+python_registrations: set[str] = torch_library._impls  # type: ignore[attr-defined]
+
+
+@cache
+def default_dispatch_state() -> tuple[int, int]:
+    """Include and exclude set (raw) of a thread in which nobody has entered anything."""
+    state: list[tuple[int, int]] = []
+
+    def read() -> None:
+        state.append((local_include_set().raw_repr(), local_exclude_set().raw_repr()))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    return state[0]
+
+
+# --- operators and schemas -------------------------------------------------------------------------
+FunctionSchema = _C.FunctionSchema
+parse_schema = _C.parse_schema
+lookup_op = _utils.lookup_op
+parse_namespace = _utils.parse_namespace
+is_functional_schema = _utils.is_functional_schema
+has_kwarg_only_tensors = _utils.has_kwarg_only_tensors
+is_tensor_like_type = _utils.is_tensor_like_type
+is_tensorlist_like_type = _utils.is_tensorlist_like_type
+fill_defaults = _utils.fill_defaults
+dispatch_table = _C._dispatch_dump
+has_kernel_for_key = _C._dispatch_has_kernel_for_dispatch_key
+has_computed_kernel_for_key = _C._dispatch_has_computed_kernel_for_dispatch_key
+key_for_device = _C._dispatch_key_for_device
+scoped_library = torch_library._scoped_library  # type: ignore[attr-defined]
+fallthrough_kernel = torch_library.fallthrough_kernel
+
+parse_dispatch_key = _C._parse_dispatch_key
+
+INPLACE_TAG = getattr(torch.Tag, "inplace", None)
+OUT_TAG = getattr(torch.Tag, "out", None)
+
+
+def op_overload_name(op: OpOverload) -> str:
+    """``ns::name`` or ``ns::name.overload``."""
+    return op._name
+
+
+def find_schema(qualname: str) -> Any | None:
+    """The schema of an operator that exists, else None."""
+    name, _, overload = qualname.partition(".")
+    if _C._get_operation_overload(name, overload) is None:
+        return None
+    return _C._get_schema(name, overload)
+
+
+def set_report_error_callback(qualname: str, report: Callable[[str], None]) -> None:
+    """Have ``report(dispatch key)`` raise the error for calls that find no kernel."""
+    name, _, overload = qualname.partition(".")
+    _C._dispatch_set_report_error_callback(_C._dispatch_find_schema_or_throw(name, overload), report)
+
+
+def schema_of(op: OpOverload) -> Any:
+    return op._schema
+
+
+def is_view_schema(schema: Any) -> bool:
+    return bool(schema._is_view_op()) if hasattr(schema, "_is_view_op") else False
+
+
+def source_of_fake(qualname: str) -> str | None:
+    """Where the fake kernel of ``qualname`` was registered, ``file:line``, or None."""
+    kernel = simple_registry.find(qualname).fake_impl.kernel
+    return None if kernel is None else kernel.source
+
+
+def fake_kernel_context() -> Any:
+    """The context of the fake kernel that runs now, or None outside of one."""
+    return _fake_impl.global_ctx_getter()
+
+
+def has_fake_kernel(op: OpOverload) -> bool:
+    return _utils.has_fake_kernel(op)
+
+
+def take_library(qualname: str) -> Any | None:
+    """Remove and return the library that torch keeps for a custom op of that name."""
+    return OPDEF_TO_LIB.pop(qualname, None)
+
+
+@contextmanager
+def quiet_overrides() -> Iterator[None]:
+    """Silence torch's one-time warning that a dispatcher kernel is replaced."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
+        yield
+
+
+# --- torch's own operator checks --------------------------------------------------------------------
+# These modules import Dynamo, which takes seconds; defining and calling operators needs none of it.
+def _optests() -> Any:
+    from torch.testing._internal.optests import generate_tests
+
+    return generate_tests
+
+
+def torch_schema_check(op: OpOverload, args: Any, kwargs: Any) -> None:
+    _optests().safe_schema_check(op, args, kwargs)
+
+
+def torch_autograd_registration_check(op: OpOverload, args: Any, kwargs: Any) -> None:
+    _optests().safe_autograd_registration_check(op, args, kwargs)
+
+
+def torch_fake_check(op: OpOverload, args: Any, kwargs: Any) -> None:
+    _optests().safe_fake_check(op, args, kwargs)
+
+
+def torch_aot_check(op: OpOverload, args: Any, kwargs: Any, **options: Any) -> None:
+    _optests().safe_aot_autograd_check(op, args, kwargs, **options)
+
+
+def resolve_overload(packet: OpOverloadPacket) -> OpOverload:
+    """The one overload of a packet; raises RuntimeError where there are several."""
+    return _optests().resolve_unique_overload_or_throw(packet)
+
+
+def is_defined_in_python(op: OpOverload) -> bool:
+    return bool(op._defined_in_python)
+
+
+def backend_key_of(args: Any, kwargs: Any) -> str | None:
+    """The dispatch key of the device that a call runs on, or None where it has no tensors."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    devices = sorted({t.device.type for t in tensors}, key=lambda d: d == "cpu")
+    return key_for_device(devices[0]) if devices else None
+
+
+def call_at_key(op: OpOverload, key: str, args: Any, kwargs: Any) -> Any:
+    """Call the kernel behind one dispatch key."""
+    return op.redispatch(_C.DispatchKeySet(getattr(_C.DispatchKey, key)), *args, **kwargs)
+
+
+def run_functionalized(op: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Call ``op`` through AOTAutograd's functionalization with a compiler that changes nothing."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def run(*tensors: torch.Tensor) -> Any:
+        filled = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        inner_args, inner_kwargs = pytree.tree_unflatten(filled, spec)
+        return op(*inner_args, **inner_kwargs)
+
+    from functorch.compile import aot_function, nop
+
+    compiled = aot_function(run, fw_compiler=nop, bw_compiler=nop)
+    return compiled(*(leaves[place] for place in places))
+
+
+# --- codes of dtypes and layouts in saved profiles ---------------------------------------------------
+def serialization_codes() -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]]:
+    """dtype → code, layout → code, and the two inverses, as torch.export writes them."""
+    from torch._export.serde import serialize
+
+    return (
+        serialize._TORCH_TO_SERIALIZE_DTYPE,
+        serialize._TORCH_TO_SERIALIZE_LAYOUT,
+        serialize._SERIALIZE_TO_TORCH_DTYPE,
+        serialize._SERIALIZE_TO_TORCH_LAYOUT,
+    )
+
+
+# --- opaque arguments ------------------------------------------------------------------------------
+register_opaque_type: Callable[..., Any] = getattr(
+    torch_library, "register_opaque_type", getattr(_opaque_object, "register_opaque_type", None)
+)
+is_opaque_type: Callable[[Any], bool] = getattr(_opaque_object, "is_opaque_type", lambda _: False)
+
+__all__ = [
+    "INPLACE_TAG",
+    "OPDEFS",
+    "OPDEF_TO_LIB",
+    "OUT_TAG",
+    "SUPPORTED_PARAM_TYPES",
+    "SUPPORTED_RETURN_TYPES",
+    "TORCH_VERSION",
+    "BelowAutograd",
+    "BelowMutation",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "EffectType",
+    "FakeTensor",
+    "FakeTensorMode",
+    "FunctionSchema",
+    "GuardOnDataDependentSymNode",
+    "OpOverload",
+    "OpOverloadPacket",
+    "ShapeEnv",
+    "TorchCustomOpDef",
+    "UnsupportedOperatorException",
+    "after_autograd_keyset",
+    "any_output_is_alias",
+    "backend_key_of",
+    "call_at_key",
+    "default_dispatch_state",
+    "dispatch_keys",
+    "dispatch_table",
+    "eval_frame_callback",
+    "fake_kernel_context",
+    "fallthrough_kernel",
+    "fill_defaults",
+    "find_schema",
+    "has_computed_kernel_for_key",
+    "has_fake_kernel",
+    "has_kernel_for_key",
+    "has_kwarg_only_tensors",
+    "increment_version",
+    "is_defined_in_python",
+    "is_functional_schema",
+    "is_grad_enabled",
+    "is_opaque_type",
+    "is_symbolic",
+    "is_tensor_like_type",
+    "is_tensorlist_like_type",
+    "is_view_schema",
+    "key_for_device",
+    "local_exclude_set",
+    "local_include_set",
+    "lookup_op",
+    "maybe_get_opdef",
+    "op_overload_name",
+    "parse_dispatch_key",
+    "parse_namespace",
+    "parse_schema",
+    "profiler_enabled",
+    "python_registrations",
+    "pytree",
+    "quiet_overrides",
+    "register_opaque_type",
+    "resolve_overload",
+    "run_functionalized",
+    "schema_of",
+    "scoped_library",
+    "serialization_codes",
+    "set_report_error_callback",
+    "simple_registry",
+    "source_of_fake",
+    "take_library",
+    "torch_aot_check",
+    "torch_autograd_registration_check",
+    "torch_fake_check",
+    "torch_function_mode_enabled",
+    "torch_schema_check",
+    "tuple_to_list",
+]

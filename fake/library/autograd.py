@@ -1,0 +1,74 @@
+"""The autograd side of a custom operator: the Function of the fast path, and operators without a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import _torch
+
+__all__ = ["make_function", "non_differentiable_kernel"]
+
+
+def make_function(
+    name: str,
+    op: Any,
+    finish: Callable[[tuple[Any, ...], Any], Any],
+    backward: Callable[..., Any] | None,
+    setup_context: Callable[..., Any] | None,
+    has_keyword_only: bool,
+) -> Callable[..., Any]:
+    """``apply(*positional arguments, (kernel, keyword-only arguments))`` of a `torch.autograd.Function`.
+
+    The Function mirrors the one that torch puts behind the Autograd dispatch key, down to the one extra
+    argument that carries what is not differentiated: gradients, ``needs_input_grad`` and error messages agree.
+    ``finish`` checks what the kernel returned.
+    """
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        kernel, keyword_only = args[-1]
+        args = args[:-1]
+        guard = _torch.BelowAutograd()
+        try:
+            result = finish(args, kernel(*args, **keyword_only))
+            if setup_context is not None:
+                if has_keyword_only:
+                    setup_context(ctx=ctx, inputs=args, keyword_only_inputs=keyword_only, output=result)
+                else:
+                    setup_context(ctx=ctx, inputs=args, output=result)
+        finally:
+            del guard
+        return result
+
+    def run_backward(ctx: Any, *grads: Any) -> Any:
+        if backward is None:
+            raise RuntimeError(
+                f"Trying to backward through {op} but no autograd formula was registered. "
+                f"Please use register_autograd to add one."
+            )
+        needs_input_grad = ctx.needs_input_grad
+        ctx.needs_input_grad = needs_input_grad[:-1]
+        try:
+            result = backward(ctx, *grads)
+        finally:
+            ctx.needs_input_grad = needs_input_grad
+        if isinstance(result, tuple):
+            return (*result, None)
+        return result, None
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(run_backward)}
+    function = type(name, (torch.autograd.Function,), members)
+    # Function.apply's Python prelude handles functorch, which the fast path has excluded by then.
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+
+def non_differentiable_kernel(op: Any) -> Callable[..., Any]:
+    """An Autograd kernel that records nothing: the outputs never require a gradient."""
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        with _torch.BelowAutograd():
+            return op.redispatch(keyset & _torch.after_autograd_keyset, *args, **kwargs)
+
+    return kernel

@@ -1,0 +1,185 @@
+"""`custom_op`: a Python function as an operator of the dispatcher.
+
+>>> import torch
+>>> from fake.library import custom_op
+>>> @custom_op("doc_custom_op::scale", mutates_args=())
+... def scale(x: torch.Tensor, by: float) -> torch.Tensor:
+...     return torch.from_numpy(x.numpy() * by)
+>>> @scale.register_fake
+... def _(x, by):
+...     return torch.empty_like(x)
+>>> scale.register_autograd(
+...     lambda ctx, grad: (grad * ctx.by, None),
+...     setup_context=lambda ctx, inputs, output: setattr(ctx, "by", inputs[1]),
+... )
+>>> x = torch.ones(2, requires_grad=True)
+>>> scale(x, 3.0).sum().backward()
+>>> x.grad
+tensor([3., 3.])
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
+
+import torch
+
+from . import _torch
+from .errors import DuplicateOpError, OpReplacedWarning, SchemaError
+from .layout import ArgumentLayout, needs_layout
+from .op_def import CustomOpDef, DeviceTypes
+from .registry import registry
+from .schema import check_namespace, infer_schema, mutated_arguments, parse, split_qualname
+from .signatures import check_kernel
+
+__all__ = ["CustomOpDef", "custom_op", "destroy"]
+
+Tags = torch.Tag | Sequence[torch.Tag] | None
+
+
+@overload
+def custom_op(
+    name: str,
+    fn: None = None,
+    /,
+    *,
+    mutates_args: str | Iterable[str],
+    device_types: DeviceTypes = None,
+    schema: str | None = None,
+    tags: Tags = None,
+    differentiable: bool = True,
+) -> Callable[[Callable[..., Any]], CustomOpDef]: ...
+
+
+@overload
+def custom_op(
+    name: str,
+    fn: Callable[..., Any],
+    /,
+    *,
+    mutates_args: str | Iterable[str],
+    device_types: DeviceTypes = None,
+    schema: str | None = None,
+    tags: Tags = None,
+    differentiable: bool = True,
+) -> CustomOpDef: ...
+
+
+def custom_op(
+    name: str,
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    mutates_args: str | Iterable[str],
+    device_types: DeviceTypes = None,
+    schema: str | None = None,
+    tags: Tags = None,
+    differentiable: bool = True,
+) -> Any:
+    """Make an operator of a function with type annotations; a decorator where ``fn`` is left out.
+
+    Args:
+        name: ``"namespace::name"`` or ``"namespace::name.overload"``.
+        fn: the kernel, for ``device_types`` or for all devices.
+        mutates_args: names of the arguments that ``fn`` writes to, or ``"unknown"`` for all tensors.
+        device_types: the device types that ``fn`` is for; None makes it the default for all of them.
+        schema: the schema without the name, instead of one inferred from the annotations.
+        tags: tags of the operator (``torch.Tag.inplace`` and ``torch.Tag.out`` where torch has them).
+        differentiable: False says that there is no gradient: outputs never require one, and
+            `CustomOpDef.register_autograd` is refused.
+
+    Raises:
+        SchemaError: a bad name, schema or ``mutates_args`` (with its subclasses for reserved namespaces and
+            unsupported annotations). Nothing has been defined by then.
+        SignatureError: ``fn`` cannot be called the way ``schema`` says.
+        NotImplementedError: a tensor argument is keyword-only (the autograd engine cannot see it).
+        DuplicateOpError: an operator of that name was defined by other means.
+    """
+
+    def wrap(fn: Callable[..., Any]) -> CustomOpDef:
+        return _make(name, fn, mutates_args, device_types, schema, tags, differentiable)
+
+    return wrap if fn is None else wrap(fn)
+
+
+def _normalize_tags(tags: Tags) -> tuple[torch.Tag, ...]:
+    if tags is None:
+        return ()
+    return (tags,) if isinstance(tags, torch.Tag) else tuple(dict.fromkeys(tags))
+
+
+def _make(
+    qualname: str,
+    fn: Callable[..., Any],
+    mutates_args: str | Iterable[str],
+    device_types: DeviceTypes,
+    schema: str | None,
+    tags: Tags,
+    differentiable: bool,
+) -> CustomOpDef:
+    namespace, name = split_qualname(qualname)
+    check_namespace(namespace)
+    if not isinstance(mutates_args, str):
+        mutates_args = tuple(mutates_args)
+    elif mutates_args != "unknown":
+        infer_schema(fn, mutates_args=mutates_args)  # says what is wrong
+    normalized = _normalize_tags(tags)
+    layout = None
+    if schema is None:
+        if needs_layout(fn):
+            layout = ArgumentLayout(qualname, fn)
+            schema_text = layout.schema(mutates_args)
+        else:
+            schema_text = infer_schema(fn, mutates_args=mutates_args, tags=normalized)
+    else:
+        schema_text = schema
+    parsed = parse(f"{qualname}{schema_text}", op=qualname)
+    if schema is not None:
+        mutated = set(mutated_arguments(parsed))
+        if mutates_args != "unknown" and mutated != set(mutates_args):
+            raise SchemaError(
+                f"Attempted to create a custom op with `mutates_args={mutates_args}` and `schema={schema}`. The schema "
+                f"suggests that the op mutates {mutated or '{}'} which is different from what was provided to us in "
+                "`mutates_args`. Please make these consistent.",
+                op=qualname,
+            )
+        check_kernel(qualname, "kernel", fn, parsed)
+    if _torch.has_kwarg_only_tensors(parsed) and _torch.OUT_TAG not in normalized:
+        raise NotImplementedError(
+            f"custom_op with kwarg-only Tensor args. Please make your tensors not kwarg-only. Got: {schema_text}"
+        )
+    _make_room(qualname)
+    try:
+        op = CustomOpDef._create(namespace, name, schema_text, fn, normalized, layout, differentiable)
+    except RuntimeError as error:
+        if "multiple times" not in str(error):
+            raise
+        _torch.take_library(qualname)
+        raise DuplicateOpError(
+            f"{qualname} is defined already, by a library that custom_op cannot replace: {error}", op=qualname
+        ) from error
+    op.register_kernel(device_types)(fn)
+    registry.add_op(op)
+    return op
+
+
+def _make_room(qualname: str) -> None:
+    if registry.find(qualname) is None and qualname not in _torch.OPDEFS:
+        return
+    warnings.warn(
+        f"{qualname} is registered again; the earlier operator is gone, with its kernels, and cannot be called",
+        OpReplacedWarning,
+        stacklevel=5,
+    )
+    registry.destroy(qualname)
+
+
+def destroy(op: CustomOpDef | str) -> bool:
+    """Remove a custom operator; returns whether it was there. Calling its object afterwards raises.
+
+    Raises:
+        OpDestroyedError: never from here, but from later calls of the object.
+    """
+    return registry.destroy(op if isinstance(op, str) else op.qualname)

@@ -1,0 +1,430 @@
+"""The call of a custom operator without the dispatcher, where the dispatcher would do nothing unusual.
+
+For each operator one Python function is generated from its schema. It checks that
+
+* every tensor is a plain `torch.Tensor` or `Parameter` whose dispatch keys are those of an ordinary dense tensor on
+  a device that has a kernel (this excludes fake, sparse, conjugated, negated, functorch, inference... tensors),
+* the thread's dispatcher state is the default (this excludes modes, vmap, tracing, autocast, inference mode...),
+* no torch function mode, no profiler and no Dynamo frame hook is active,
+* every other argument already has the Python type that the dispatcher would convert it to,
+* nobody registered a kernel for this operator behind our back,
+
+and then does what the dispatcher would have done: version bumps, autograd node, kernel below autograd, return and
+alias checks. In every other case it calls the dispatcher. `tests/fake/library/test_fast_call.py` compares both.
+"""
+
+from __future__ import annotations
+
+import keyword
+import linecache
+from collections.abc import Callable
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _torch
+from .autograd import make_function
+from .errors import OutputAliasError
+from .returns import check_result
+from .schema import mutated_arguments
+
+if TYPE_CHECKING:
+    from .op_def import CustomOpDef
+
+__all__ = ["MISSING", "FastCall", "argument_type", "call_dispatcher"]
+
+
+class _Missing:
+    """Marks an argument that the caller did not pass."""
+
+    def __repr__(self) -> str:
+        return "<missing>"
+
+
+MISSING = _Missing()
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_INT_MIN, _INT_MAX = -(2**63), 2**63
+
+
+def call_dispatcher(
+    op: CustomOpDef,
+    values: tuple[Any, ...],
+    keywords: dict[str, Any],
+    extra: tuple[Any, ...],
+    unknown: dict[str, Any],
+) -> Any:
+    """Call the dispatcher's operator with exactly what the caller passed.
+
+    ``values`` and ``keywords`` belong to the schema's positional and keyword-only arguments; an argument that is
+    `MISSING` or the default itself was left out.
+    """
+    defaults = op._python_defaults
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    skipped = False
+    for name, value in zip(op._positional_names, values, strict=True):
+        if value is MISSING or (not extra and name in defaults and value is defaults[name]):
+            skipped = True
+        elif skipped:
+            kwargs[name] = value
+        else:
+            args.append(value)
+    for name, value in keywords.items():
+        if value is not MISSING and not (name in defaults and value is defaults[name]):
+            kwargs[name] = value
+    return op._opoverload(*args, *extra, **kwargs, **unknown)
+
+
+# --- argument checks: source text that leaves the fast path with `return SLOW` -----------------------
+def _plain_list(values: Any, key: int) -> list[torch.Tensor] | None:
+    """A copy of a list of plain tensors with that dispatch keyset, or None."""
+    if type(values) is not list and type(values) is not tuple:
+        return None
+    for value in values:
+        if type(value) not in _PLAIN or _torch.dispatch_keys(value).raw_repr() != key:
+            return None
+    return list(values)
+
+
+def _int_list(values: Any) -> list[int] | None:
+    if type(values) is not list and type(values) is not tuple:
+        return None
+    for value in values:
+        if type(value) is not int or not _INT_MIN <= value < _INT_MAX:
+            return None
+    return list(values)
+
+
+def _typed_list(kind: type) -> Callable[[Any], list[Any] | None]:
+    def convert(values: Any) -> list[Any] | None:
+        if type(values) is not list and type(values) is not tuple:
+            return None
+        for value in values:
+            if type(value) is not kind:
+                return None
+        return list(values)
+
+    return convert
+
+
+_SCALAR_TESTS = {
+    "int": "type({0}) is int and _INT_MIN <= {0} < _INT_MAX",
+    "float": "type({0}) is float",
+    "bool": "type({0}) is bool",
+    "str": "type({0}) is str",
+    "number": "type({0}) is float or type({0}) is bool or (type({0}) is int and _INT_MIN <= {0} < _INT_MAX)",
+    "Device": "type({0}) is _device",
+}
+_LISTS = {
+    "List[int]": ("_int_list", _int_list),
+    "List[float]": ("_float_list", _typed_list(float)),
+    "List[bool]": ("_bool_list", _typed_list(bool)),
+    "List[str]": ("_str_list", _typed_list(str)),
+}
+
+
+def argument_type(argument: Any) -> tuple[str, bool]:
+    """The type of a schema argument, and whether it is optional.
+
+    ``type`` calls every enumeration an int; ``real_type`` knows dtypes (and SymInt, which takes the same values).
+    """
+    kind = str(argument.type)
+    if kind.removeprefix("Optional[").startswith("int"):
+        kind = str(argument.real_type).replace("SymInt", "int")
+    optional = kind.startswith("Optional[")
+    return (kind[len("Optional[") : -1] if optional else kind), optional
+
+
+class _Source:
+    """The lines of the generated function."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.namespace: dict[str, Any] = {}
+        self.slow = ""
+        self.first_tensor = True
+
+    def test(self, condition: str) -> None:
+        self.lines.append(f"    if not ({condition}): return {self.slow}")
+
+    def tensor(self, name: str, *, indent: str = "    ") -> None:
+        add = self.lines.append
+        add(f"{indent}_t = type({name})")
+        add(f"{indent}if _t is not _Tensor and _t is not _Parameter: return {self.slow}")
+        if self.first_tensor:
+            add(f"{indent}_key = _dispatch_keys({name}).raw_repr()")
+        else:
+            add(f"{indent}if _dispatch_keys({name}).raw_repr() != _key: return {self.slow}")
+        self.first_tensor = False
+
+
+class FastCall:
+    """Builds and refreshes the fast path of one operator.
+
+    Attributes:
+        function: the generated ``__call__``, or None where the schema has something that only the
+            dispatcher handles (no tensor argument, view or in-place returns, types without a check here).
+        source: its text.
+    """
+
+    def __init__(self, op: CustomOpDef) -> None:
+        self._op = op
+        self._kernels: dict[int, Callable[..., Any]] = {}
+        self._namespace: dict[str, Any] = {}
+        self._table = ""
+        self.function: FunctionType | None = None
+        self.source = ""
+        self._generate()
+
+    # --- building ----------------------------------------------------------------------------------
+    def _supported(self) -> bool:
+        schema = self._op._opoverload._schema
+        if _torch.is_view_schema(schema) or any(r.alias_info is not None for r in schema.returns):
+            return False
+        if self._op._returns_one_tuple or not all(
+            str(r.type) in ("Tensor", "List[Tensor]") for r in schema.returns
+        ):
+            return False
+        if len(schema.returns) > 1 and any(str(r.type) != "Tensor" for r in schema.returns):
+            return False
+        names = [a.name for a in schema.arguments]
+        if any(keyword.iskeyword(n) or n.startswith("_") for n in names):
+            return False
+        kinds = [self._op._argument_types[a.name] for a in schema.arguments]
+        known = {"Tensor", "List[Tensor]", "ScalarType", *_SCALAR_TESTS, *_LISTS}
+        required_tensor = any(kind == "Tensor" and not optional for kind, optional in kinds)
+        return required_tensor and all(kind in known for kind, _ in kinds)
+
+    def _generate(self) -> None:
+        op = self._op
+        if not self._supported():
+            return
+        schema = op._opoverload._schema
+        arguments = list(schema.arguments)
+        positional = [a for a in arguments if not a.kwarg_only]
+        keyword_only = [a for a in arguments if a.kwarg_only]
+        source = _Source()
+        values = "(" + "".join(f"{a.name}, " for a in positional) + ")"
+        keywords = "{" + ", ".join(f"{a.name!r}: {a.name}" for a in keyword_only) + "}"
+        source.slow = f"_slow(_op, {values}, {keywords}, _extra, _unknown)"
+        # The tensor that decides the dispatch keys comes first.
+        tensors = [a for a in arguments if op._argument_types[a.name] == ("Tensor", False)]
+        rest = [a for a in arguments if a not in tensors]
+        for argument in tensors:
+            source.tensor(argument.name)
+        for argument in rest:
+            self._emit_check(source, argument)
+
+        add = source.lines.append
+        add("    _kernel = _kernels.get(_key)")
+        add("    if _kernel is None or len(_registrations) != _registered:")
+        add(f"        _learn(_op, {tensors[0].name})")
+        add(f"        return {source.slow}")
+        source.test(
+            "_include().raw_repr() == _INCLUDE and _exclude().raw_repr() == _EXCLUDE and not _function_mode()"
+            " and not _profiling() and _frame_hook() is None"
+        )
+        self._emit_run(source, positional, keyword_only)
+
+        defaults = dict(self._op._python_defaults)
+        parameters = ["_op"]
+        for argument in positional:
+            parameters.append(f"{argument.name}=_default_{argument.name}")
+        parameters.append("*_extra")
+        parameters += [f"{a.name}=_default_{a.name}" for a in keyword_only]
+        parameters.append("**_unknown")
+        for argument in arguments:
+            source.namespace[f"_default_{argument.name}"] = defaults.get(argument.name, MISSING)
+        head = [
+            f"def __call__({', '.join(parameters)}):",
+            f"    if _compiling() or _extra or _unknown: return {source.slow}",
+        ]
+        self.source = "\n".join(head + source.lines) + "\n"
+        self._namespace = {
+            **source.namespace,
+            "_INCLUDE": 0,
+            "_EXCLUDE": 0,
+            "_INT_MAX": _INT_MAX,
+            "_INT_MIN": _INT_MIN,
+            "_Parameter": torch.nn.Parameter,
+            "_Tensor": torch.Tensor,
+            "_alias": _torch.any_output_is_alias,
+            "_below_autograd": _torch.BelowAutograd,
+            "_below_mutation": _torch.BelowMutation,
+            "_bump": _torch.increment_version,
+            "_compiling": torch.compiler.is_dynamo_compiling,
+            "_device": torch.device,
+            "_dispatch_keys": _torch.dispatch_keys,
+            "_dtype": torch.dtype,
+            "_empty": {},
+            "_exclude": _torch.local_exclude_set,
+            "_frame_hook": _torch.eval_frame_callback,
+            "_function_mode": _torch.torch_function_mode_enabled,
+            "_grad_enabled": _torch.is_grad_enabled,
+            "_include": _torch.local_include_set,
+            "_kernels": self._kernels,
+            "_learn": _learn,
+            "_plain_list": _plain_list,
+            "_profiling": _torch.profiler_enabled,
+            "_registrations": _torch.python_registrations,
+            "_registered": -1,
+            "_slow": call_dispatcher,
+            "_wrong_output": self._wrong_output,
+            "_alias_error": self._alias_error,
+            "_require_grad": _any_requires_grad,
+            **dict(_LISTS.values()),
+        }
+        filename = f"<fake.library call of {op.qualname}>"
+        exec(compile(self.source, filename, "exec"), self._namespace)
+        linecache.cache[filename] = (len(self.source), None, self.source.splitlines(keepends=True), filename)
+        self.function = self._namespace["__call__"]
+
+    def _emit_check(self, source: _Source, argument: Any) -> None:
+        name = argument.name
+        kind, optional = self._op._argument_types[name]
+        guard = f"{name} is None or " if optional else ""
+        if kind == "Tensor":
+            source.lines.append(f"    if {name} is not None:")
+            source.tensor(name, indent="        ")
+        elif kind == "List[Tensor]":
+            source.lines.append(f"    if {'True' if not optional else f'{name} is not None'}:")
+            source.lines.append(f"        _{name} = _plain_list({name}, _key)")
+            source.lines.append(f"        if _{name} is None: return {source.slow}")
+            source.lines.append(f"    else: _{name} = None")
+        elif kind in _LISTS:
+            source.lines.append(f"    if {'True' if not optional else f'{name} is not None'}:")
+            source.lines.append(f"        _{name} = {_LISTS[kind][0]}({name})")
+            source.lines.append(f"        if _{name} is None: return {source.slow}")
+            source.lines.append(f"    else: _{name} = None")
+        elif kind == "ScalarType":
+            source.test(f"{guard}type({name}) is _dtype")
+        else:
+            source.test(guard + _SCALAR_TESTS[kind].format(name))
+
+    def _emit_run(self, source: _Source, positional: list[Any], keyword_only: list[Any]) -> None:
+        op = self._op
+        schema = op._opoverload._schema
+        types = op._argument_types
+
+        def passed(argument: Any) -> str:
+            kind = types[argument.name][0]
+            return f"_{argument.name}" if kind in _LISTS or kind == "List[Tensor]" else argument.name
+
+        tensors = [a.name for a in schema.arguments if types[a.name] == ("Tensor", False)]
+        maybe = [a.name for a in schema.arguments if types[a.name] == ("Tensor", True)]
+        lists = [f"_{a.name}" for a in schema.arguments if types[a.name][0] == "List[Tensor]"]
+        mutated = mutated_arguments(schema)
+        args = "".join(f"{passed(a)}, " for a in positional)
+        kwargs = ", ".join(f"{a.name}={passed(a)}" for a in keyword_only)
+        keyword_dict = "{" + ", ".join(f"{a.name!r}: {passed(a)}" for a in keyword_only) + "}"
+        requires = [f"{n}.requires_grad" for n in tensors]
+        requires += [f"({n} is not None and {n}.requires_grad)" for n in maybe]
+        requires += [f"_require_grad({n})" for n in lists]
+
+        add = source.lines.append
+        if not op.differentiable:
+            pass
+        elif mutated or lists or any(str(r.type) == "List[Tensor]" for r in schema.returns):
+            # Rare enough, and intricate enough, to leave to the dispatcher.
+            add(f"    if _grad_enabled() and ({' or '.join(requires)}): return {source.slow}")
+        else:
+            add(f"    if ({' or '.join(requires)}) and _grad_enabled():")
+            add(f"        return _apply({args}(_kernel, {keyword_dict if keyword_only else '_empty'}))")
+        for name in mutated:
+            kind, optional = types[name]
+            value = f"({name},)" if kind == "Tensor" else f"_{name}"
+            add(f"    {f'if {name} is not None: ' if optional else ''}_bump({value})")
+        if mutated and _torch.BelowMutation is not _torch.BelowAutograd:
+            add("    with _below_mutation():")
+            add(f"        _result = _kernel({args}{kwargs})")
+        else:
+            # Dropping the guard costs half of leaving a `with` block.
+            add("    _guard = _below_autograd()")
+            add("    try:")
+            add(f"        _result = _kernel({args}{kwargs})")
+            add("    finally:")
+            add("        del _guard")
+        inputs = "(" + "".join(f"{n}, " for n in (*tensors, *maybe, *lists)) + ")"
+        if len(schema.returns) == 0:
+            add("    if _result is not None: _result = _wrong_output(_result)")
+        elif len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor":
+            add("    if type(_result) is not _Tensor: _result = _wrong_output(_result)")
+            add(f"    if _alias({inputs}, _empty, (_result,)): _alias_error()")
+        else:
+            add("    _result = _wrong_output(_result)")
+            many = "_result" if len(schema.returns) > 1 else "(_result,)"
+            add(f"    if _alias({inputs}, _empty, {many}): _alias_error()")
+        add("    return _result")
+
+    # --- keeping it true ---------------------------------------------------------------------------
+    def refresh(self) -> None:
+        """Forget what is known about kernels; call after every registration for this operator."""
+        if self.function is None:
+            return
+        op = self._op
+        self._kernels.clear()
+        self._table = _torch.dispatch_table(op.qualname)
+        self._namespace["_registered"] = len(_torch.python_registrations)
+        self._namespace["_apply"] = make_function(
+            f"GeneratedBackwardFor_{op._opoverload._namespace}_{op._opoverload._opname}_{op._opoverload._overloadname}",
+            op._opoverload,
+            self._finish,
+            op._backward_fn,
+            op._setup_context_fn,
+            any(a.kwarg_only for a in op._opoverload._schema.arguments),
+        )
+
+    def learn(self, tensor: Any) -> None:
+        """Called on a miss: admit the dispatch keys of ``tensor`` if they are an ordinary tensor's."""
+        if type(tensor) not in _PLAIN or tensor.device.type == "meta" or self._op.has_disabled_kernels:
+            return
+        kernel = self._op.kernel_for(tensor.device.type)
+        if kernel is None or _torch.torch_function_mode_enabled():
+            return
+        include, exclude = _torch.default_dispatch_state()
+        if (
+            _torch.local_include_set().raw_repr() != include
+            or _torch.local_exclude_set().raw_repr() != exclude
+        ):
+            return
+        count = len(_torch.python_registrations)
+        if self._namespace["_registered"] != count:
+            if _torch.dispatch_table(self._op.qualname) != self._table:
+                return  # somebody else's kernel: the dispatcher decides
+            self._namespace["_registered"] = count
+        key = _torch.dispatch_keys(tensor).raw_repr()
+        if key == _torch.dispatch_keys(torch.empty(0, device=tensor.device)).raw_repr():
+            self._namespace["_INCLUDE"], self._namespace["_EXCLUDE"] = include, exclude
+            self._kernels[key] = kernel
+
+    # --- what a kernel returned --------------------------------------------------------------------
+    def _wrong_output(self, result: Any) -> Any:
+        """The result in the form in which the dispatcher returns it, or an error."""
+        return check_result(self._op.qualname, self._op.schema, result)
+
+    def _alias_error(self) -> None:
+        raise OutputAliasError(
+            f"{self._op._name}: The output of this custom operator (1) must not also be an input to this custom "
+            "operator and (2) may not alias any inputs to this custom operator or other returns. The most common way "
+            "to trigger this error is if we have y = custom_op(x) and y and x are the same Tensor. Please instead "
+            "return a clone of the offending output tensor(s) (e.g. return x.clone()) or refactor the custom "
+            "operator to not return y.",
+            op=self._op.qualname,
+        )
+
+    def _finish(self, args: tuple[Any, ...], result: Any) -> Any:
+        if type(result) is not torch.Tensor:
+            result = self._wrong_output(result)
+        outputs = result if isinstance(result, tuple) else (result,)
+        if _torch.any_output_is_alias(args, {}, outputs):
+            self._alias_error()
+        return result
+
+
+def _any_requires_grad(tensors: list[torch.Tensor] | None) -> bool:
+    return tensors is not None and any(t.requires_grad for t in tensors)
+
+
+def _learn(op: CustomOpDef, tensor: Any) -> None:
+    op.fast_call.learn(tensor)

@@ -1,0 +1,246 @@
+"""`Library`, `define` and `impl`: operators by schema string and dispatch key.
+
+`Library` is ``torch.library.Library`` with two differences: one that defines an operator stays alive until it is
+destroyed (torch drops the operator with the last Python reference to the library, which makes operators that a helper
+function registered vanish), and kernels are checked against the schema.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from . import _torch
+from .errors import DuplicateOpError, ReservedNamespaceError, SchemaError, UnknownOpError
+from .registry import registry
+from .signatures import check_kernel, check_torch_dispatch
+
+__all__ = ["Library", "define", "fallthrough_kernel", "impl", "library_for", "scoped_library"]
+
+fallthrough_kernel = _torch.fallthrough_kernel
+
+_NAMELESS_SCHEMA = re.compile(r"\(.*\) -> .*")
+#: Kernels for these keys see the operator's own arguments, so their signature can be checked.
+_CHECKED_KEYS = (
+    "CPU",
+    "CUDA",
+    "XPU",
+    "MPS",
+    "Meta",
+    "CompositeExplicitAutograd",
+    "CompositeImplicitAutograd",
+)
+
+
+class Library(torch.library.Library):
+    """A set of definitions and kernels in one namespace; see ``torch.library.Library``.
+
+    Args:
+        ns: the namespace.
+        kind: ``"DEF"`` (owns the namespace), ``"FRAGMENT"`` (adds to it) or ``"IMPL"`` (kernels only).
+        dispatch_key: the key of kernels registered without one.
+
+    Raises:
+        ValueError: another kind, or a reserved namespace (`ReservedNamespaceError`).
+
+    >>> lib = Library("doc_library", "DEF")
+    >>> lib.define("double(Tensor x) -> Tensor")
+    'double'
+    >>> lib.impl("double", lambda x: x * 2, "CPU")
+    >>> torch.ops.doc_library.double(torch.ones(2))
+    tensor([2., 2.])
+    >>> lib._destroy()
+    """
+
+    def __init__(self, ns: str, kind: str, dispatch_key: str = "") -> None:
+        if ns == "prim" and kind in ("DEF", "FRAGMENT"):
+            raise ReservedNamespaceError(ns)
+        super().__init__(ns, kind, dispatch_key)
+
+    def define(self, schema: str, alias_analysis: str = "", *, tags: Any = ()) -> str:
+        """Define an operator; returns its name.
+
+        Raises:
+            DuplicateOpError: it is defined already.
+            RuntimeError: the schema cannot be parsed, or ``alias_analysis`` is unknown.
+        """
+        try:
+            name = super().define(schema, alias_analysis, tags=tags)
+        except RuntimeError as error:
+            if "multiple times" in str(error):
+                qualname = f"{self.ns}::{schema.split('(')[0]}"
+                raise DuplicateOpError(f"{qualname} is defined already: {error}", op=qualname) from error
+            raise
+        registry.hold(self)
+        return name
+
+    def impl(
+        self,
+        op_name: Any,
+        fn: Callable[..., Any],
+        dispatch_key: str = "",
+        *,
+        with_keyset: bool = False,
+        **options: Any,
+    ) -> None:
+        """Register the kernel of a dispatch key.
+
+        Raises:
+            TypeError: ``fn`` is not callable.
+            SignatureError: it cannot be called with the operator's arguments (checked for backend and composite keys).
+            RuntimeError: ``allow_override=False`` and there is one already.
+        """
+        key = dispatch_key or self.dispatch_key or "CompositeImplicitAutograd"
+        if callable(fn) and fn is not fallthrough_kernel and key in _CHECKED_KEYS and not with_keyset:
+            self._check(op_name, fn)
+        super().impl(op_name, fn, dispatch_key, with_keyset=with_keyset, **options)
+
+    def _check(self, op_name: Any, fn: Callable[..., Any]) -> None:
+        name = op_name._name if isinstance(op_name, _torch.OpOverload) else op_name
+        if not isinstance(name, str):
+            return
+        qualname = name if "::" in name else f"{self.ns}::{name}"
+        schema = _torch.find_schema(qualname)
+        if schema is not None:
+            check_kernel(qualname, "kernel", fn, schema, names_matter=False, defaults_matter=False)
+
+    def _register_fake(
+        self, op_name: str, fn: Callable[..., Any], _stacklevel: int = 1, **options: Any
+    ) -> None:
+        schema = _torch.find_schema(f"{self.ns}::{op_name}")
+        if schema is not None:
+            check_kernel(
+                f"{self.ns}::{op_name}", "fake kernel", fn, schema, names_matter=False, defaults_matter=False
+            )
+        super()._register_fake(op_name, fn, _stacklevel + 1, **options)
+
+    def _register_torch_dispatch_rule(
+        self, op_name: str, torch_dispatch_class: Any, fn: Callable[..., Any]
+    ) -> None:
+        check_torch_dispatch(f"{self.ns}::{op_name}", fn)
+        super()._register_torch_dispatch_rule(op_name, torch_dispatch_class, fn)
+
+    def _destroy(self) -> None:
+        super()._destroy()
+        registry.release(self)
+
+
+@contextmanager
+def scoped_library(*args: Any, **kwargs: Any) -> Iterator[Library]:
+    """A `Library` that is destroyed at the end of the ``with`` block."""
+    lib = Library(*args, **kwargs)
+    try:
+        yield lib
+    finally:
+        lib._destroy()
+
+
+def library_for(namespace: str, lib: torch.library.Library | None) -> torch.library.Library:
+    """``lib``, or a new fragment of ``namespace`` that lives until the registry is reset."""
+    if lib is not None:
+        return lib
+    fragment = Library(namespace, "FRAGMENT")
+    registry.hold(fragment)
+    return fragment
+
+
+def define(
+    qualname: str | torch.library.Library,
+    schema: str,
+    alias_analysis: str = "",
+    *,
+    lib: torch.library.Library | None = None,
+    tags: Any = (),
+) -> Any:
+    """Define the operator ``qualname`` (``"ns::name"``) with a schema without name, ``"(Tensor x) -> Tensor"``.
+
+    ``define(library, "name(Tensor x) -> Tensor")`` is the older form, a decorator for the kernel.
+
+    Raises:
+        UnknownOpError: ``qualname`` is not a string of that form.
+        SchemaError: ``schema`` does not look like a schema without name.
+        DuplicateOpError: the operator exists.
+    """
+    if isinstance(qualname, torch.library.Library):
+        library = qualname
+
+        def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
+            library.impl(library.define(schema, alias_analysis), fn)
+            return fn
+
+        return wrap
+    namespace, name = _split(qualname, "define")
+    if not _NAMELESS_SCHEMA.fullmatch(schema):
+        raise SchemaError(
+            f'define(qualname, schema, ...): expected schema to look like e.g. "(Tensor x) -> Tensor" but got '
+            f'"{schema}"',
+            op=qualname,
+        )
+    library_for(namespace, lib).define(name + schema, tags=tags)
+    return None
+
+
+def _split(qualname: Any, function: str) -> tuple[str, str]:
+    if not isinstance(qualname, str):
+        raise UnknownOpError(f"{function}(qualname, ...): expected a string, got {type(qualname).__name__}")
+    parts = qualname.split("::")
+    if len(parts) != 2:
+        raise UnknownOpError(
+            f"{function}: expected {qualname!r} to be of the form 'namespace::name': operators need a namespace",
+            op=qualname,
+        )
+    return parts[0], parts[1]
+
+
+def impl(
+    qualname: str | torch.library.Library,
+    types: str | Sequence[str],
+    func: Any = None,
+    *,
+    lib: torch.library.Library | None = None,
+    dispatch_key: str = "",
+) -> Any:
+    """Register a kernel of an existing operator; a decorator where ``func`` is left out.
+
+    Args:
+        qualname: ``"ns::name"``. A `Library` selects the older form ``impl(library, name, dispatch_key)``.
+        types: device types, dispatch keys, or ``"default"`` for all devices.
+        func: the kernel.
+        lib: the registration lives as long as this library; without it, until the process ends.
+
+    Raises:
+        UnknownOpError: ``qualname`` is not of that form.
+        SignatureError: the kernel cannot be called with the operator's arguments.
+        RuntimeError: an unknown device type.
+    """
+    if isinstance(qualname, torch.library.Library):
+        library, name, key = qualname, types, func or dispatch_key
+
+        def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
+            library.impl(name, fn, key)
+            return fn
+
+        return wrap
+    names = (types,) if isinstance(types, str) else tuple(types)
+    keys = dict.fromkeys(_dispatch_key(name) for name in names)
+    namespace, _ = _split(qualname, "impl")
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        library = library_for(namespace, lib)
+        for key in keys:
+            library.impl(qualname, fn, key)
+        return fn
+
+    return register if func is None else register(func)
+
+
+def _dispatch_key(name: str) -> str:
+    if _torch.parse_dispatch_key(name):
+        return name
+    if name == "default":
+        return "CompositeExplicitAutograd"
+    return _torch.key_for_device(name)

@@ -1,0 +1,315 @@
+"""`CustomOpDef`: one custom operator and everything that is registered for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from . import _torch
+from .autograd import non_differentiable_kernel
+from .errors import OpDestroyedError, RegistrationError
+from .fast_call import FastCall, argument_type
+from .layout import ArgumentLayout
+from .registry import registry
+from .returns import checked_fake_kernel, checked_kernel
+from .signatures import (
+    SignatureSchema,
+    check_backward,
+    check_kernel,
+    check_setup_context,
+    check_torch_dispatch,
+    check_vmap,
+    fill_missing_defaults,
+    signature_of,
+)
+
+__all__ = ["CustomOpDef", "DeviceTypes"]
+
+DeviceTypes = str | Sequence[str] | None
+
+
+class CustomOpDef(_torch.TorchCustomOpDef):
+    """A custom operator. Made by `custom_op`; everything torch accepts a ``CustomOpDef`` for accepts this one.
+
+    Attributes:
+        differentiable: whether the operator takes part in autograd at all.
+        layout: how extended argument types are flattened, or None.
+        fast_call: the call path that skips the dispatcher.
+    """
+
+    differentiable: bool
+    layout: ArgumentLayout | None
+    fast_call: FastCall
+
+    @classmethod
+    def _create(
+        cls,
+        namespace: str,
+        name: str,
+        schema: str,
+        fn: Callable[..., Any],
+        tags: tuple[torch.Tag, ...],
+        layout: ArgumentLayout | None,
+        differentiable: bool,
+    ) -> CustomOpDef:
+        # One class an operator: Python looks `__call__` up on the class, and a generated one with the operator's own
+        # parameters costs half of one that takes *args and **kwargs.
+        own = type(cls)(f"CustomOpDef_{name.replace('.', '_')}", (cls,), {"__module__": cls.__module__})
+        op = own.__new__(own)
+        op.differentiable = differentiable
+        op.layout = layout
+        op._kernels: dict[str | None, Callable[..., Any]] = {}  # type: ignore[misc]
+        op.__init__(namespace, name, schema, fn, tags)  # type: ignore[misc]
+        op._prepare(fn)
+        if layout is None and op.fast_call.function is not None:
+            own.__call__ = op.fast_call.function  # type: ignore[method-assign,assignment]
+        return op
+
+    def _prepare(self, fn: Callable[..., Any]) -> None:
+        schema = self._opoverload._schema
+        self._argument_types = {a.name: argument_type(a) for a in schema.arguments}
+        self._positional_names = [a.name for a in schema.arguments if not a.kwarg_only]
+        returns = self._schema.rsplit("->", 1)[1].strip()
+        self._returns_one_tuple = returns.startswith("(") and len(schema.returns) == 1
+        self._python_defaults: dict[str, Any] = {}
+        signature = signature_of(fn)
+        if self.layout is None and signature is not None:
+            names = set(self._argument_types)
+            self._python_defaults = {
+                p.name: p.default
+                for p in signature.parameters.values()
+                if p.name in names and p.default is not p.empty
+            }
+        for argument in schema.arguments:
+            # A schema written by hand may have defaults that the function lacks; those of these types read back as
+            # Python values.
+            if (
+                argument.has_default_value()
+                and argument.name not in self._python_defaults
+                and isinstance(argument.default_value, (float, bool, str, type(None)))
+            ):
+                self._python_defaults[argument.name] = argument.default_value
+        self.fast_call = FastCall(self)
+
+    # --- what it is --------------------------------------------------------------------------------
+    @property
+    def qualname(self) -> str:
+        """``namespace::name``."""
+        return self._qualname
+
+    @property
+    def schema(self) -> Any:
+        """The dispatcher's schema."""
+        return self._opoverload._schema
+
+    @property
+    def overload(self) -> Any:
+        """The dispatcher's operator, ``torch.ops.namespace.name.default``."""
+        return self._opoverload
+
+    @property
+    def has_disabled_kernels(self) -> bool:
+        """Whether `set_kernel_enabled` has switched a kernel off."""
+        return bool(self._disabled_kernel)
+
+    def kernel_for(self, device_type: str) -> Callable[..., Any] | None:
+        """The kernel that runs on a device type, or None."""
+        return self._kernels.get(device_type, self._kernels.get(None))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _by_name, (self.qualname,)
+
+    def __copy__(self) -> CustomOpDef:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CustomOpDef:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the operator. Raises whatever the kernel or the dispatcher raises."""
+        if self.layout is not None:
+            flat, keywords = self.layout.flatten_call(args, kwargs)
+            return self._opoverload(*flat, **keywords)
+        return self._opoverload(*args, **kwargs)
+
+    def retire(self) -> None:
+        """Make every later call raise `OpDestroyedError`; the dispatcher has forgotten the operator."""
+        qualname = self.qualname
+
+        def __call__(self: CustomOpDef, *args: Any, **kwargs: Any) -> Any:
+            raise OpDestroyedError(
+                f"{qualname} was destroyed or registered again; use the new operator, torch.ops."
+                f"{qualname.replace('::', '.')}",
+                op=qualname,
+            )
+
+        type(self).__call__ = __call__  # type: ignore[method-assign]
+
+    # --- registrations -----------------------------------------------------------------------------
+    def register_kernel(self, device_types: DeviceTypes, fn: Callable[..., Any] | None = None, /) -> Any:
+        """Register the kernel of one or more device types (None: all without one of their own).
+
+        Raises:
+            SignatureError: ``fn`` cannot be called with the operator's arguments.
+            ValueError: the operator has no tensor argument and no ``device`` argument to choose a kernel by.
+        """
+
+        def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
+            kernel = self._adapt(fn, "kernel")
+            if len(self.schema.returns) > 1:
+                kernel = checked_kernel(self.qualname, self.schema, kernel)
+            super(CustomOpDef, self).register_kernel(device_types, kernel)
+            types = [device_types] if device_types is None or isinstance(device_types, str) else device_types
+            for device_type in types:
+                self._kernels[device_type] = kernel
+            self.fast_call.refresh()
+            return fn
+
+        return wrap if fn is None else wrap(fn)
+
+    def register_fake(self, fn: Callable[..., Any], /) -> Callable[..., Any]:
+        """Register the fake kernel: it gets tensors without data and returns what the outputs look like.
+
+        Raises:
+            SignatureError: ``fn`` cannot be called with the operator's arguments.
+
+        When it runs, a `FakeKernelError` says if it returned real tensors or another number of outputs.
+        """
+        kernel = self._adapt(fn, "fake kernel")
+        super().register_fake(checked_fake_kernel(self.qualname, self.schema, kernel))
+        return fn
+
+    def register_autograd(
+        self, backward: Callable[..., Any], /, *, setup_context: Callable[..., Any] | None = None
+    ) -> None:
+        """Register the backward formula ``backward(ctx, *grads)``, and what to save for it.
+
+        ``setup_context(ctx, inputs, output)``, or with keyword-only arguments
+        ``setup_context(ctx, inputs, keyword_only_inputs, output)``, runs after the kernel.
+
+        Raises:
+            RuntimeError: the operator is not functional.
+            RegistrationError: it was declared ``differentiable=False``.
+            SignatureError: a function has another signature.
+        """
+        if not self.differentiable:
+            raise RegistrationError(
+                f"{self.qualname} was made with differentiable=False; drop that to register a backward formula",
+                op=self.qualname,
+            )
+        before = self._backward_fn, self._setup_context_fn
+        super().register_autograd(backward, setup_context=setup_context)
+        try:
+            check_backward(self.qualname, backward, self.schema)
+            if setup_context is not None:
+                check_setup_context(self.qualname, setup_context, self.schema)
+        except BaseException:
+            self._backward_fn, self._setup_context_fn = before
+            raise
+        if self.layout is not None:
+            self._backward_fn = self.layout.adapt_backward(backward)
+            if setup_context is not None:
+                self._setup_context_fn = self.layout.adapt_setup_context(setup_context)
+        elif setup_context is not None:
+            self._setup_context_fn = self._restoring_dtypes(setup_context)
+        self.fast_call.refresh()
+
+    def register_vmap(self, func: Callable[..., Any] | None = None) -> Any:
+        """Register ``func(info, in_dims, *args)``, which returns ``(outputs, out_dims)``.
+
+        Raises:
+            SignatureError: it cannot be called that way.
+        """
+
+        def wrap(func: Callable[..., Any]) -> Callable[..., Any]:
+            if self.layout is None:
+                check_vmap(self.qualname, func, self.schema)
+            super(CustomOpDef, self).register_vmap(self.layout.adapt_vmap(func) if self.layout else func)
+            self.fast_call.refresh()
+            return func
+
+        return wrap if func is None else wrap(func)
+
+    def register_torch_dispatch(
+        self, torch_dispatch_class: Any, fn: Callable[..., Any] | None = None, /
+    ) -> Callable[..., Any]:
+        """Register ``fn(mode_or_class, func, types, args, kwargs)`` for a torch_dispatch mode or subclass.
+
+        Raises:
+            SignatureError: it does not take these five.
+        """
+
+        def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
+            check_torch_dispatch(self.qualname, fn)
+            super(CustomOpDef, self).register_torch_dispatch(torch_dispatch_class, fn)
+            return fn
+
+        return wrap if fn is None else wrap(fn)
+
+    def register_autocast(self, device_type: str, cast_inputs: torch.dtype) -> Any:
+        """Under autocast on ``device_type``, cast floating-point tensors to ``cast_inputs`` first.
+
+        Raises:
+            ValueError: the device type is unknown or has no autocast.
+        """
+        kernel = super().register_autocast(device_type, cast_inputs)
+        self.fast_call.refresh()
+        return kernel
+
+    @contextmanager
+    def set_kernel_enabled(self, device_type: str, enabled: bool = True) -> Iterator[None]:
+        """Switch the kernel of a device type off (or on again) inside a ``with`` block; the default kernel runs."""
+        with super().set_kernel_enabled(device_type, enabled):
+            self.fast_call.refresh()
+            yield
+        self.fast_call.refresh()
+
+    # --- how functions are wrapped -----------------------------------------------------------------
+    def _adapt(self, fn: Callable[..., Any], role: str) -> Callable[..., Any]:
+        if self.layout is None:
+            check_kernel(self.qualname, role, fn, self.schema)
+            return fill_missing_defaults(fn, self.schema)
+        check_kernel(self.qualname, role, fn, SignatureSchema(self.layout.signature))
+        return self.layout.adapt_kernel(fn)
+
+    def _restoring_dtypes(self, setup_context: Callable[..., Any]) -> Callable[..., Any]:
+        """``setup_context`` that sees default dtypes as dtypes: the dispatcher stores them as numbers."""
+        dtypes = {
+            name: default
+            for name, default in self._python_defaults.items()
+            if isinstance(default, torch.dtype) and self._argument_types[name][0] == "ScalarType"
+        }
+        if not dtypes:
+            return setup_context
+        names = self._positional_names
+
+        def restored(ctx: Any, inputs: Any, output: Any, **more: Any) -> Any:
+            inputs = tuple(
+                dtypes[n] if n in dtypes and type(i) is int else i for n, i in zip(names, inputs, strict=True)
+            )
+            if "keyword_only_inputs" in more:
+                given = more["keyword_only_inputs"].items()
+                more["keyword_only_inputs"] = {
+                    k: dtypes[k] if k in dtypes and type(v) is int else v for k, v in given
+                }
+            return setup_context(ctx=ctx, inputs=inputs, output=output, **more)
+
+        return restored
+
+    def _register_autograd_dispatcher_impl(self) -> None:
+        if self.differentiable:
+            super()._register_autograd_dispatcher_impl()
+        else:
+            self._lib.impl(
+                self._name, non_differentiable_kernel(self._opoverload), "Autograd", with_keyset=True
+            )
+
+
+def _by_name(qualname: str) -> CustomOpDef:
+    op = registry.find(qualname)
+    if op is None:
+        raise OpDestroyedError(f"{qualname} is not registered in this process", op=qualname)
+    return op

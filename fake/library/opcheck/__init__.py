@@ -1,0 +1,30 @@
+"""`opcheck` and `generate_opcheck_tests`: is an operator registered correctly?
+
+One check a file: `schema`, `autograd_registration`, `fake_kernel`, `fake_variations`, `uninitialized`,
+`functionalization`, `aot_dispatch`, `gradients`. `runner` runs them, `generate` turns a test case into checks.
+"""
+
+from ..errors import OpCheckError
+from .failures import FailuresDict, validate_failures_dict_structure
+from .generate import OpCheckMode, dont_generate_opcheck_tests, generate_opcheck_tests, is_inside_opcheck_mode
+from .repro import generate_repro
+from .result import CheckFailure, Evidence, Passed, Verdict
+from .runner import ALL_TEST_UTILS, DEFAULT_TEST_UTILS, opcheck
+
+__all__ = [
+    "ALL_TEST_UTILS",
+    "DEFAULT_TEST_UTILS",
+    "CheckFailure",
+    "Evidence",
+    "FailuresDict",
+    "OpCheckError",
+    "OpCheckMode",
+    "Passed",
+    "Verdict",
+    "dont_generate_opcheck_tests",
+    "generate_opcheck_tests",
+    "generate_repro",
+    "is_inside_opcheck_mode",
+    "opcheck",
+    "validate_failures_dict_structure",
+]

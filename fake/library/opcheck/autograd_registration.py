@@ -1,0 +1,31 @@
+"""Autograd is registered where autograd looks for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _torch
+from .inputs import Call
+from .result import CheckFailure
+
+__all__ = ["NAME", "check"]
+
+NAME = "test_autograd_registration"
+
+
+def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
+    """If inputs require a gradient: outputs must get it from a kernel behind an Autograd key.
+
+    Raises:
+        CheckFailure: the operator has no such kernel, or hides its autograd below the dispatcher's.
+    """
+    try:
+        _torch.torch_autograd_registration_check(op, call.copy().args, call.copy().kwargs)
+    except Exception as error:
+        raise CheckFailure(
+            NAME,
+            _torch.op_overload_name(op),
+            str(error),
+            fix="register the formula with register_autograd; do not call autograd.Function inside a device kernel",
+        ) from error
+    return ""

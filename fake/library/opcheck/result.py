@@ -1,0 +1,116 @@
+"""What a check says: passed, or what is wrong, the evidence, and how to fix it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import OpCheckError
+
+__all__ = ["CheckFailure", "Evidence", "Passed", "Verdict", "describe_tensor"]
+
+
+def describe_tensor(tensor: torch.Tensor) -> str:
+    """``float32[2, 3] stride (3, 1) cpu``."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    sizes = ", ".join(str(s) for s in tensor.shape)
+    stride = f" stride {tuple(tensor.stride())}" if tensor.layout is torch.strided else f" {tensor.layout}"
+    return f"{dtype}[{sizes}]{stride} {tensor.device}"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One observation.
+
+    Attributes:
+        where: the argument or output it is about, for example ``"output 0"`` or ``"argument x"``.
+        expected: what should have been seen.
+        actual: what was seen.
+        inputs: the inputs of the call that showed it.
+    """
+
+    where: str
+    expected: str
+    actual: str
+    inputs: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"{self.where}:", f"  expected {self.expected}", f"  got      {self.actual}"]
+        return "\n".join([*lines, f"  with     {self.inputs}"] if self.inputs else lines)
+
+
+class CheckFailure(OpCheckError):
+    """A check failed.
+
+    Attributes:
+        check: the check's name.
+        problem: one sentence.
+        evidence: the observations behind it.
+        fix: what to do.
+    """
+
+    def __init__(
+        self, check: str, op: str, problem: str, *, evidence: tuple[Evidence, ...] = (), fix: str
+    ) -> None:
+        shown = "".join(f"\n{item}" for item in evidence)
+        super().__init__(f"opcheck({op}): {check} failed: {problem}{shown}\nHow to fix: {fix}", op=op)
+        self.result = self
+        self.check = check
+        self.problem = problem
+        self.evidence = evidence
+        self.fix = fix
+
+
+class Passed(str):
+    """Stands for a check that passed; equal to ``"SUCCESS"``."""
+
+    __slots__ = ("note",)
+
+    def __new__(cls, note: str = "") -> Passed:
+        self = super().__new__(cls, "SUCCESS")
+        self.note = note
+        return self
+
+
+class Verdict(dict[str, Any]):
+    """The results of one opcheck: check name → `Passed` or `CheckFailure`. Prints as a report.
+
+    Attributes:
+        op: the operator's name.
+        also_passed: checks beyond the requested ones that ran and found nothing.
+    """
+
+    def __init__(self, op: str, results: Mapping[str, Any] = {}, also_passed: tuple[str, ...] = ()) -> None:
+        super().__init__(results)
+        self.op = op
+        self.also_passed = also_passed
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed."""
+        return not self.failures
+
+    @property
+    def failures(self) -> list[CheckFailure]:
+        """Those that failed."""
+        return [result for result in self.values() if isinstance(result, CheckFailure)]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.op}: "
+            + ("all checks passed" if self.ok else f"{len(self.failures)} of {len(self)} failed")
+        ]
+        for name, result in self.items():
+            if not isinstance(result, CheckFailure):
+                note = f" ({result.note})" if isinstance(result, Passed) and result.note else ""
+                lines.append(f"  ok    {name}{note}")
+                continue
+            lines.append(f"  FAIL  {name}: {result.problem}")
+            for item in result.evidence:
+                lines += [f"          {line}" for line in str(item).splitlines()]
+            lines.append(f"          fix: {result.fix}")
+        lines += [f"  ok    {name}" for name in self.also_passed]
+        return "\n".join(lines)

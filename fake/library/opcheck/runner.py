@@ -1,0 +1,163 @@
+"""`opcheck`: run the checks and collect what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import LibraryError, UnknownOpError
+from ..op_def import CustomOpDef
+from . import (
+    aot_dispatch,
+    autograd_registration,
+    fake_kernel,
+    fake_variations,
+    functionalization,
+    gradients,
+    schema,
+    uninitialized,
+)
+from .inputs import Call
+from .result import CheckFailure, Passed, Verdict
+
+__all__ = ["ALL_TEST_UTILS", "DEFAULT_TEST_UTILS", "opcheck", "resolve"]
+
+Check = Callable[[Any, Call, dict[str, float]], str]
+
+#: Every check by name, in the order in which they run.
+ALL_TEST_UTILS: dict[str, Check] = {
+    schema.NAME: schema.check,
+    autograd_registration.NAME: autograd_registration.check,
+    fake_kernel.NAME: fake_kernel.check,
+    fake_variations.NAME: fake_variations.check,
+    uninitialized.NAME: uninitialized.check,
+    functionalization.NAME: functionalization.check,
+    aot_dispatch.STATIC: aot_dispatch.check_static,
+    aot_dispatch.DYNAMIC: aot_dispatch.check_dynamic,
+    gradients.NAME: gradients.check,
+}
+#: What is reported by default: torch's four.
+DEFAULT_TEST_UTILS = (schema.NAME, autograd_registration.NAME, fake_kernel.NAME, aot_dispatch.DYNAMIC)
+#: What runs by default besides, and is reported only where it fails.
+_BESIDES = (fake_variations.NAME, uninitialized.NAME, gradients.NAME)
+
+
+class _CheckNamesError(LibraryError, ValueError):
+    """Unknown names of checks, or tolerances that do not belong together."""
+
+
+def resolve(op: Any) -> Any:
+    """The ``OpOverload`` that ``op`` stands for.
+
+    Raises:
+        UnknownOpError: it is no operator.
+        RuntimeError: it is a packet with several overloads.
+    """
+    if isinstance(op, _torch.TorchCustomOpDef):
+        return op._opoverload
+    if isinstance(op, _torch.OpOverloadPacket):
+        return _torch.resolve_overload(op)
+    if not isinstance(op, _torch.OpOverload):
+        raise UnknownOpError(
+            "opcheck(op, ...): op must be instance of torch._ops.OpOverload, e.g. torch.ops.aten.sin.default, or a "
+            f"custom op, got {type(op)}"
+        )
+    return op
+
+
+def opcheck(
+    op: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    test_utils: str | Sequence[str] | None = None,
+    raise_exception: bool = True,
+    strict: bool | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> Verdict:
+    """Check an operator's registrations on sample arguments.
+
+    Args:
+        op: a custom op, an ``OpOverload``, or a packet with one overload.
+        args, kwargs: the sample. Use ``requires_grad=True`` where the operator is differentiable.
+        test_utils: names of the checks to run, or ``"ALL"``. By default torch's four are reported, and three more
+            (`test_fake_variations`, `test_uninitialized_memory`, `test_gradients`) are reported if they fail.
+        raise_exception: raise the first failure; else the verdict holds it.
+        strict: whether fake kernels must also be right for other strides and dtypes than the sample's. By default
+            only for operators made by `fake.library`: many of other libraries are right for contiguous inputs only.
+            Checks that ``test_utils`` names are always strict.
+        rtol, atol: tolerances of value comparisons; give both or neither.
+
+    Returns:
+        check name → ``"SUCCESS"`` or a `CheckFailure`; print it for a report.
+
+    Raises:
+        CheckFailure: a check failed and ``raise_exception`` is true. It is an `OpCheckError` with the problem, the
+            evidence and a fix.
+        ValueError: ``op`` is no operator, a check's name is unknown, or one tolerance is missing.
+
+    >>> import torch
+    >>> print(opcheck(torch.ops.aten.sin.default, (torch.randn(3),), test_utils="test_schema"))
+    aten::sin: all checks passed
+      ok    test_schema
+    """
+    if (rtol is None) != (atol is None):
+        raise _CheckNamesError("opcheck(op, ...): if you specify one of rtol/atol, you must specify both")
+    tolerances = {} if rtol is None or atol is None else {"rtol": rtol, "atol": atol}
+    overload = resolve(op)
+    if test_utils is None:
+        names: tuple[str, ...] = DEFAULT_TEST_UTILS
+    elif test_utils == "ALL":
+        names = tuple(ALL_TEST_UTILS)
+    else:
+        names = (test_utils,) if isinstance(test_utils, str) else tuple(test_utils)
+    if not set(names) <= set(ALL_TEST_UTILS):
+        raise _CheckNamesError(
+            f"opcheck(op, ..., test_utils={test_utils}), expected test_utils to be subset of {tuple(ALL_TEST_UTILS)} "
+            "but it was not"
+        )
+    call = _call(op, args, kwargs or {})
+    verdict = Verdict(_torch.op_overload_name(overload))
+    if _is_abstract(call):
+        # There is nothing to compare fake or meta tensors with; torch's checks pass them, too.
+        return Verdict(verdict.op, {name: Passed("abstract inputs") for name in names})
+    besides = _BESIDES if test_utils is None else ()
+    if strict is None:
+        strict = isinstance(_torch.maybe_get_opdef(overload), CustomOpDef)
+    passed: list[str] = []
+    for name in (n for n in ALL_TEST_UTILS if n in names or n in besides):
+        if name in besides and not verdict.ok:
+            continue  # the first fault explains the others
+        try:
+            check = ALL_TEST_UTILS[name]
+            if name in besides and name == fake_variations.NAME and not strict:
+                check = fake_variations.check_sizes
+            note = check(overload, call, tolerances)
+        except CheckFailure as failure:
+            if raise_exception:
+                raise
+            verdict[name] = failure
+        else:
+            if name in names:
+                verdict[name] = Passed(note)
+            else:
+                passed.append(name)
+    verdict.also_passed = tuple(passed)
+    return verdict
+
+
+def _call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    layout = getattr(op, "layout", None)
+    if layout is not None:
+        flat, keywords = layout.flatten_call(tuple(args), dict(kwargs))
+        return Call(tuple(flat), keywords)
+    return Call(tuple(args), dict(kwargs))
+
+
+def _is_abstract(call: Call) -> bool:
+    tensors = [t for t in _torch.pytree.tree_leaves((call.args, call.kwargs)) if isinstance(t, torch.Tensor)]
+    return any(t.is_meta or isinstance(t, _torch.FakeTensor) for t in tensors)

@@ -1,0 +1,105 @@
+"""Outputs that depend on memory nobody wrote to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .. import _torch
+from .inputs import Call, attempt, flat_tensors
+from .result import CheckFailure, Evidence
+
+__all__ = ["NAME", "check"]
+
+NAME = "test_uninitialized_memory"
+
+_ALLOCATORS = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")
+)
+
+
+class _FillEmpty(TorchDispatchMode):
+    """Fills what ``empty`` and its relatives return."""
+
+    def __init__(self, pattern: float) -> None:
+        super().__init__()
+        self.pattern = pattern
+        self.filled = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if (
+            func.overloadpacket in _ALLOCATORS
+            and isinstance(result, torch.Tensor)
+            and result.device.type != "meta"
+        ):
+            self.filled += 1
+            if result.dtype is torch.bool:
+                result.fill_(bool(self.pattern > 0))
+            elif result.dtype.is_floating_point or result.dtype.is_complex:
+                result.fill_(self.pattern)
+            else:
+                result.fill_(int(abs(self.pattern)))
+        return result
+
+
+def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
+    """Run the kernel with two patterns in fresh memory; every output must be the same.
+
+    Sees memory that the kernel allocates through torch from Python (``torch.empty``), not a C++ kernel's own.
+
+    Raises:
+        CheckFailure: an output depends on the pattern.
+    """
+    if "empty" in _torch.op_overload_name(op):
+        return "an allocator itself"
+    call = call.detached()
+    key = _torch.backend_key_of(call.args, call.kwargs)
+    if key is None or not _torch.has_computed_kernel_for_key(_torch.op_overload_name(op), key):
+        return "no kernel of its own for the device"
+
+    def run(pattern: float) -> tuple[list[torch.Tensor], int] | None:
+        mode = _FillEmpty(pattern)
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with mode:
+                return _torch.call_at_key(op, key, args, kwargs), args, kwargs
+
+        outcome = attempt(kernel, call)
+        if outcome.error is not None:
+            return None
+        return flat_tensors(outcome.value), mode.filled
+
+    first, again, other = run(1.25), run(1.25), run(-3.5)
+    if first is None or again is None or other is None or not first[1]:
+        return "allocates nothing through torch"
+    if any(not _same(a, b) for a, b in zip(first[0], again[0], strict=True)):
+        return "not deterministic"
+    wrong = tuple(
+        Evidence(
+            f"output {index}",
+            "the same values whatever was in fresh memory",
+            f"{int((a != b).sum())} of {a.numel()} elements differ",
+            call.describe(),
+        )
+        for index, (a, b) in enumerate(zip(first[0], other[0], strict=True))
+        if not _same(a, b)
+    )
+    if wrong:
+        raise CheckFailure(
+            NAME,
+            _torch.op_overload_name(op),
+            f"{wrong[0].where} depends on uninitialised memory",
+            evidence=wrong,
+            fix="write every element of the output, or allocate it with zeros instead of empty",
+        )
+    return ""
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if left.shape != right.shape or left.layout is not torch.strided:
+        return left.shape == right.shape
+    return torch.equal(torch.nan_to_num(left), torch.nan_to_num(right)) if left.numel() else True

@@ -1,0 +1,64 @@
+"""The entry point of `fake.library.probe`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .. import _torch
+from ..errors import ProbeError
+from .derive import derive
+from .experiments import Laboratory
+from .facts import parameter_names
+from .rule import FakeRule
+
+__all__ = ["normalize_samples", "probe"]
+
+
+def normalize_samples(samples: Sequence[Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Samples as ``(args, kwargs)``; a sample may be a tuple of arguments alone."""
+    normalized = []
+    for sample in samples:
+        pair = isinstance(sample, (tuple, list)) and len(sample) == 2
+        if pair and isinstance(sample[0], (tuple, list)) and isinstance(sample[1], Mapping):
+            normalized.append((tuple(sample[0]), dict(sample[1])))
+        else:
+            normalized.append((tuple(sample) if isinstance(sample, (tuple, list)) else (sample,), {}))
+    return normalized
+
+
+def probe(op: Callable[..., Any], samples: Sequence[Any], *, budget: int = 90) -> FakeRule:
+    """Run ``op`` on the samples and on variations of them, and derive its fake kernel.
+
+    Args:
+        op: the operator, or its kernel. It is called often; it must not have side effects.
+        samples: calls that work: ``(args, kwargs)`` pairs or tuples of arguments. The more kinds of calls (flags,
+            ranks, optional arguments) they show, the more the rule covers.
+        budget: calls to spend on each sample.
+
+    Returns:
+        the rule. Where the evidence does not decide, it raises `UndecidedError` instead of guessing;
+        ``rule.problems`` says why there is none at all.
+
+    Raises:
+        ProbeError: there is no sample, or the operator refuses all of them.
+
+    >>> import torch
+    >>> rule = probe(lambda x, y: x @ y, [(torch.randn(2, 3), torch.randn(3, 4))])
+    >>> rule(torch.empty(5, 6, device="meta"), torch.empty(6, 7, device="meta")).shape
+    torch.Size([5, 7])
+    """
+    calls = normalize_samples(samples)
+    name = op._qualname if isinstance(op, _torch.TorchCustomOpDef) else getattr(op, "__name__", str(op))
+    if isinstance(op, _torch.OpOverload):
+        name = _torch.op_overload_name(op)
+    if not calls:
+        raise ProbeError(f"{name}: probe needs at least one sample call", op=name)
+    names = parameter_names(op)
+    laboratory = Laboratory(op, names, budget)
+    accepted = [call for call in calls if laboratory.study(call)]
+    if not accepted:
+        raise ProbeError(
+            f"{name}: the operator refuses every sample; each must be a call that works", op=name
+        )
+    return derive(name, names, laboratory, laboratory.container)

@@ -1,0 +1,37 @@
+"""``probe module:op --samples file.py``: the source of the derived fake kernel."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from ..samples import find_operator, read_samples
+from .api import probe
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the rule's source; returns 1 if there is none."""
+    parser = argparse.ArgumentParser(
+        prog="probe", description="Derive an operator's fake kernel from its real one."
+    )
+    parser.add_argument(
+        "op", help="module:operator, or namespace::name of an operator that the samples file imports"
+    )
+    parser.add_argument("--samples", required=True, help="Python file that defines `samples`")
+    parser.add_argument(
+        "--budget", type=int, default=90, help="kernel calls to spend on each sample (default 90)"
+    )
+    options = parser.parse_args(argv)
+    samples = read_samples(options.samples)
+    rule = probe(find_operator(options.op), samples, budget=options.budget)
+    print(rule)
+    for question in rule.open_questions:
+        print(f"# undecided: {question}")
+    return 0 if rule.decided else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

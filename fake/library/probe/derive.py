@@ -1,0 +1,256 @@
+"""From observations to a rule: candidates that fit every observation, tried on ever smaller classes of calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .experiments import Laboratory, Observation
+from .kinds import dtype_candidates, stride_candidates
+from .rule import FakeRule, Property, evaluate
+from .shapes import TIER, Vocabulary, shape_candidates
+from .solve import solve_sizes
+
+__all__ = ["derive"]
+
+_KEEP = 6
+#: A class needs that many observations before a candidate counts as proven.
+_ENOUGH = 3
+
+
+def derive(op: str, names: list[str] | None, laboratory: Laboratory, container: type | None) -> FakeRule:
+    """The rule that the laboratory's observations support."""
+    observations = [o for o in laboratory.observations if o.outputs is not None]
+    rule = FakeRule(
+        op, names, Property("sharing of memory"), Property("number of outputs"), [], [], [], [], container
+    )
+    if not observations:
+        rule.problems.append("it returns something else than strided tensors")
+        return rule
+    for observation in observations:
+        rule.seen_kinds |= set(observation.facts.kinds())
+        rule.seen_categories |= set(observation.facts.categories())
+        rule.all_names += [n for n in observation.facts.values if n not in rule.all_names]
+        for name, tensor in observation.facts.tensors:
+            rule.seen_ranks.setdefault(name, set()).add(tensor.dim())
+    for observation in observations:
+        rule.seen_kinds |= {(n, "absent") for n in rule.all_names if n not in observation.facts.values}
+    shared = [(o, _shares(o)) for o in observations]
+    fresh = [o for o, name in shared if not name]
+    if not fresh:
+        rule.problems.append(
+            f"it returns or writes to the memory of {shared[0][1]}: only functional operators are probed"
+        )
+        return rule
+    _fit(
+        rule.freshness,
+        shared,
+        lambda words: [repr(n) for n in dict.fromkeys(n for _, n in shared)],
+        _equal,
+        few=True,
+    )
+    counts = [(o, len(o.outputs or ())) for o in fresh]
+    _fit(rule.counts, counts, lambda words: _count_candidates(words, counts), _equal, few=True)
+    for index in range(max(c for _, c in counts)):
+        _derive_output(rule, [o for o, c in counts if c > index], index)
+    return rule
+
+
+def _shares(observation: Observation) -> str:
+    """The argument whose memory an output shares, or that was written to; empty if there is none."""
+    if observation.writes is not None:
+        return observation.writes
+    return next((o.alias for o in observation.outputs or () if o.alias is not None), "")
+
+
+def _count_candidates(words: Vocabulary, counts: Sequence[tuple[Observation, int]]) -> list[Any]:
+    seen = [str(n) for n in dict.fromkeys(c for _, c in counts)]
+    return [*seen, TIER, *(f"len({name})" for name in (*words.lists, *words.int_lists)), *words.ints]
+
+
+def _derive_output(rule: FakeRule, observations: list[Observation], index: int) -> None:
+    unknown = _dynamic_dimensions(observations, index)
+    seen = [(o, _mask(o, index, unknown)) for o in observations]
+    shapes = Property(f"shape of output {index}")
+    _fit(shapes, seen, shape_candidates, _matches, solve=lambda group: _solve(group, index, unknown))
+    dynamic: dict[Any, set[int]] = {}
+    for key in shapes.rules:
+        level, class_key = key
+        members = [s for o, s in seen if shapes.key(o.facts, level) == class_key]
+        dynamic[key] = {i for shape in members for i, size in enumerate(shape) if size is None}
+    dtypes = Property(f"dtype of output {index}", extra=lambda facts: facts.dtypes())
+    _fit(dtypes, [(o, o.outputs[index].dtype) for o in observations], dtype_candidates, _equal, table=True)  # type: ignore[index]
+    strides = Property(f"strides of output {index}", extra=lambda facts: facts.contiguous())
+    strided = [(o, (o.outputs[index].shape, o.outputs[index].strides)) for o in observations]  # type: ignore[index]
+    strided = [(o, s) for o, s in strided if None not in s[0]]
+    _fit(strides, strided, stride_candidates, _same_strides, table=True, with_shape=True)
+    rule.shapes.append(shapes)
+    rule.dtypes.append(dtypes)
+    rule.strides.append(strides)
+    rule.dynamic.append(dynamic)
+
+
+def _dynamic_dimensions(observations: Sequence[Observation], index: int) -> set[tuple[int, int]]:
+    """``(rank, dimension)`` of every size that some other data changed."""
+    found = set()
+    for observation in observations:
+        shape = observation.outputs[index].shape  # type: ignore[index]
+        found |= {(len(shape), i) for i, size in enumerate(shape) if size is None}
+    return found
+
+
+def _mask(observation: Observation, index: int, unknown: set[tuple[int, int]]) -> tuple[int | None, ...]:
+    shape = observation.outputs[index].shape  # type: ignore[index]
+    return tuple(None if (len(shape), i) in unknown else size for i, size in enumerate(shape))
+
+
+def _solve(group: Sequence[Observation], index: int, unknown: set[tuple[int, int]]) -> list[str]:
+    masked = []
+    for observation in group:
+        outputs = list(observation.outputs or ())
+        outputs[index] = replace(outputs[index], shape=_mask(observation, index, unknown))
+        masked.append(replace(observation, outputs=tuple(outputs)))
+    return solve_sizes(masked, index)
+
+
+# --- how a candidate's answer is compared ----------------------------------------------------------
+def _equal(answer: Any, seen: Any) -> bool:
+    return bool(answer == seen)
+
+
+def _matches(answer: Any, seen: Any) -> bool:
+    return (
+        isinstance(answer, tuple)
+        and len(answer) == len(seen)
+        and all(b is None or a == b for a, b in zip(answer, seen, strict=True))
+    )
+
+
+def _same_strides(answer: Any, seen: Any) -> bool:
+    shape, strides = seen
+    if 0 in shape:
+        return True
+    fits = isinstance(answer, tuple) and len(answer) == len(strides)
+    return fits and all(size == 1 or a == b for size, a, b in zip(shape, answer, strides, strict=True))
+
+
+# --- fitting ---------------------------------------------------------------------------------------
+Seen = Sequence[tuple[Observation, Any]]
+
+
+def _fit(
+    prop: Property,
+    seen: Seen,
+    candidates: Callable[[Vocabulary], Iterable[Any]],
+    agrees: Callable[[Any, Any], bool],
+    *,
+    solve: Callable[[Sequence[Observation]], list[str]] | None = None,
+    table: bool = False,
+    with_shape: bool = False,
+    few: bool = False,
+) -> None:
+    """Solve for all calls at once; where that fails, for classes of them, coarsest first."""
+    enough = 1 if few else _ENOUGH
+
+    def attempt(group: Seen) -> list[str]:
+        if len(group) < enough and not _constant_class(group):
+            return []
+        return _consistent(group, candidates, agrees, with_shape=with_shape)
+
+    for level in _coarse_levels(seen):
+        groups = _grouped(prop, seen, level)
+        solved = {}
+        for key, group in sorted(groups.items(), key=lambda item: len(item[1])):
+            solved[key] = attempt(group)
+            if not solved[key]:
+                break
+        if all(solved.get(key) for key in groups):
+            for key, expressions in solved.items():
+                prop.add(level, key, expressions)
+            return
+    remaining = list(seen)
+    for detail in (1, 2, 3):
+        level = ("class", detail)
+        unsolved: list[tuple[Observation, Any]] = []
+        for key, group in _grouped(prop, remaining, level).items():
+            expressions = attempt(group)
+            if not expressions and detail >= 2 and solve is not None and len(group) >= _ENOUGH:
+                expressions = solve([o for o, _ in group])
+            if expressions:
+                prop.add(level, key, expressions)
+            else:
+                unsolved += group
+        remaining = unsolved
+    if remaining and table and prop.extra is not None:
+        for key, group in _grouped(prop, seen, ("extra",)).items():
+            expressions = _consistent(group, candidates, agrees, with_shape=with_shape)
+            if expressions:
+                prop.add(("extra",), key, expressions)
+
+
+def _grouped(prop: Property, seen: Seen, level: tuple[Any, ...]) -> dict[Any, list[tuple[Observation, Any]]]:
+    groups: dict[Any, list[tuple[Observation, Any]]] = {}
+    for observation, value in seen:
+        groups.setdefault(prop.key(observation.facts, level), []).append((observation, value))
+    return groups
+
+
+def _coarse_levels(seen: Seen) -> Iterable[tuple[Any, ...]]:
+    """All calls together; then by one flag (or the kind of one argument); then by the rank of one tensor."""
+    yield ("all",)
+    names = dict.fromkeys(n for o, _ in seen for n in o.facts.values)
+    for name in names:
+        if len({o.facts.category_of(name) for o, _ in seen}) > 1:
+            yield ("by", name)
+    for name in dict.fromkeys(n for o, _ in seen for n, _ in o.facts.tensors):
+        if len({dict(o.facts.ranks()).get(name) for o, _ in seen}) > 1:
+            yield ("rank", name)
+
+
+def _constant_class(group: Seen) -> bool:
+    """Calls without tensors have nothing to vary: one observation says it all."""
+    return not any(True for o, _ in group for _ in o.facts.tensors)
+
+
+def _consistent(
+    group: Seen,
+    candidates: Callable[[Vocabulary], Iterable[str]],
+    agrees: Callable[[Any, Any], bool],
+    *,
+    with_shape: bool,
+) -> list[str]:
+    """The simplest candidates that fit every observation of a group."""
+    words = Vocabulary([o for o, _ in group])
+    cases = []
+    for observation, value in _telling_order(group):
+        environment = observation.facts.environment(words.names)
+        if with_shape:
+            environment["shape"] = value[0]
+        cases.append((environment, value))
+    found: list[str] = []
+    # The more contrived a candidate, the more different results it must explain.
+    different = len({repr(value) for _, value in group})
+    needed = 1
+    for candidate in candidates(words):
+        if not isinstance(candidate, str):
+            needed += 0 if with_shape or _constant_class(group) else 1
+            # A number ends a tier: what comes later is too contrived to cast doubt on what was found before.
+            if found or different < needed:
+                break
+            continue
+        expression = candidate
+        if expression in found:
+            continue
+        if all(agrees(evaluate(expression, environment), value) for environment, value in cases):
+            found.append(expression)
+            if len(found) == _KEEP:
+                break
+    return found
+
+
+def _telling_order(group: Seen) -> list[tuple[Observation, Any]]:
+    """Rare values first: they refute wrong candidates soonest."""
+    counts = Counter(repr(value) for _, value in group)
+    return sorted(group, key=lambda pair: counts[repr(pair[1])])

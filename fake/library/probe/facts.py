@@ -1,0 +1,217 @@
+"""A call and its result, reduced to what a fake kernel may look at."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..signatures import signature_of
+
+__all__ = ["Facts", "OutputFact", "TensorFact", "bind", "describe_outputs", "parameter_names"]
+
+
+@dataclass(frozen=True)
+class TensorFact:
+    """What is known of a tensor without its data. Answers the same questions as a tensor does."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> TensorFact:
+        """The facts of a strided tensor."""
+        return TensorFact(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
+
+    def stride(self) -> tuple[int, ...]:
+        """As `torch.Tensor.stride`."""
+        return self.strides
+
+    def dim(self) -> int:
+        """As `torch.Tensor.dim`."""
+        return len(self.shape)
+
+    def numel(self) -> int:
+        """As `torch.Tensor.numel`."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in order without gaps."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1:
+                if stride != expected and self.numel() != 0:
+                    return False
+                expected *= size
+        return True
+
+
+@dataclass(frozen=True)
+class OutputFact:
+    """What a call returned for one output.
+
+    Attributes:
+        shape: None for a size that other data gave another value.
+        alias: the argument whose memory it shares, or None.
+    """
+
+    shape: tuple[int | None, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    alias: str | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Arguments by name, tensors as `TensorFact`."""
+
+    values: Mapping[str, Any]
+
+    @property
+    def tensors(self) -> Iterator[tuple[str, TensorFact]]:
+        """``(expression, tensor)`` for each tensor; elements of a list are ``name[i]``."""
+        for name, value in self.values.items():
+            if isinstance(value, TensorFact):
+                yield name, value
+            elif isinstance(value, list):
+                for index, element in enumerate(value):
+                    if isinstance(element, TensorFact):
+                        yield f"{name}[{index}]", element
+
+    def structure(self) -> tuple[Any, ...]:
+        """Which arguments are there, and of what kind."""
+        return tuple(sorted((name, _kind(value)) for name, value in self.values.items()))
+
+    def kinds(self) -> tuple[tuple[str, str], ...]:
+        """The kind of each argument."""
+        return tuple((name, _kind(value)[0]) for name, value in self.values.items())
+
+    def categories(self) -> tuple[tuple[str, str], ...]:
+        """The arguments that are neither tensors nor numbers, with their values."""
+        return tuple(
+            sorted(
+                (name, repr(value)) for name, value in self.values.items() if _kind(value)[0] == "category"
+            )
+        )
+
+    def category_of(self, name: str) -> str:
+        """What stands for one argument: its value if it is a flag, else its kind, or ``absent``."""
+        if name not in self.values:
+            return "absent"
+        kind = _kind(self.values[name])[0]
+        return repr(self.values[name]) if kind == "category" else kind
+
+    def ranks(self) -> tuple[tuple[str, int], ...]:
+        """The rank of each tensor."""
+        return tuple((name, tensor.dim()) for name, tensor in self.tensors)
+
+    def numbers(self) -> tuple[tuple[str, Any], ...]:
+        """Integers and lists of integers, by name."""
+        kinds = ("int", "ints", "float")
+        return tuple(sorted((n, _freeze(v)) for n, v in self.values.items() if _kind(v)[0] in kinds))
+
+    def dtypes(self) -> tuple[Any, ...]:
+        """The dtypes of all tensors and dtype arguments."""
+        given = tuple((n, v) for n, v in self.values.items() if isinstance(v, torch.dtype))
+        return (tuple((n, t.dtype) for n, t in self.tensors), given)
+
+    def contiguous(self) -> bool:
+        """Whether every tensor is."""
+        return all(t.is_contiguous() for _, t in self.tensors)
+
+    def environment(self, names: Sequence[str]) -> dict[str, Any]:
+        """Names for the evaluation of an expression: absent arguments are None."""
+        return {**dict.fromkeys(names), **self.values}
+
+
+def _kind(value: Any) -> tuple[str, int]:
+    if isinstance(value, TensorFact):
+        return "tensor", 0
+    if isinstance(value, bool) or value is None:
+        return "category", 0
+    if isinstance(value, (int, torch.SymInt)):
+        return "int", 0
+    if isinstance(value, (float, complex)):
+        return "float", 0
+    if isinstance(value, torch.dtype):
+        return "dtype", 0
+    if isinstance(value, list):
+        return "tensors", len(value)
+    if isinstance(value, tuple) and value and all(isinstance(v, (int, torch.SymInt)) for v in value):
+        return "ints", 0
+    return "category", 0
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def abstract(value: Any) -> Any:
+    """An argument with tensors replaced by their facts. Lists that hold tensors stay lists, others become tuples."""
+    if isinstance(value, torch.Tensor):
+        return TensorFact.of(value)
+    if isinstance(value, (list, tuple)):
+        inner = [abstract(v) for v in value]
+        return inner if any(isinstance(v, TensorFact) for v in inner) else tuple(inner)
+    return value
+
+
+def parameter_names(op: Callable[..., Any]) -> list[str] | None:
+    """The names of an operator's parameters, or None where only the kernel knows them."""
+    overload = getattr(op, "_opoverload", op)
+    if getattr(op, "layout", None) is not None:
+        return list(op.layout.signature.parameters)  # type: ignore[attr-defined]
+    if isinstance(overload, _torch.OpOverload):
+        return [a.name for a in overload._schema.arguments]
+    signature = signature_of(op)
+    if signature is None:
+        return None
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if any(p.kind not in kinds for p in signature.parameters.values()):
+        return None
+    return list(signature.parameters)
+
+
+def bind(names: Sequence[str] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by name; ``arg0``, ``arg1``... where the names are not known."""
+    bound = {}
+    for index, value in enumerate(args):
+        bound[names[index] if names is not None and index < len(names) else f"arg{index}"] = value
+    bound.update(kwargs)
+    return bound
+
+
+def facts_of(bound: Mapping[str, Any]) -> Facts:
+    """The facts of bound arguments."""
+    return Facts({name: abstract(value) for name, value in bound.items()})
+
+
+def describe_outputs(result: Any, inputs: Mapping[str, Any]) -> tuple[OutputFact, ...] | None:
+    """The outputs of a call; None where one is not a strided tensor."""
+    outputs = result if isinstance(result, (tuple, list)) else (result,)
+    if not all(
+        isinstance(o, torch.Tensor) and o.layout is torch.strided and not o.is_quantized for o in outputs
+    ):
+        return None
+    storages: dict[Any, str] = {}
+    for name, value in inputs.items():
+        for leaf in _torch.pytree.tree_leaves(value):
+            if (
+                isinstance(leaf, torch.Tensor)
+                and leaf.layout is torch.strided
+                and leaf.untyped_storage().nbytes()
+            ):
+                storages[leaf.untyped_storage()._cdata] = name
+    return tuple(
+        OutputFact(tuple(o.shape), tuple(o.stride()), o.dtype, storages.get(o.untyped_storage()._cdata))
+        for o in outputs
+    )

@@ -1,0 +1,256 @@
+"""`FakeRule`: what was found, callable as a fake kernel and printable as the source of one."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .. import _torch
+from ..errors import ProbeError
+from ..register import get_ctx, register_fake
+from . import helpers
+from .facts import Facts, bind, facts_of
+
+__all__ = ["FakeRule", "Property", "UndecidedError"]
+
+_HELPERS = {name: getattr(helpers, name) for name in helpers.__all__}
+
+
+class UndecidedError(ProbeError):
+    """The evidence does not decide what the operator returns for this call.
+
+    Attributes:
+        call: the call that would decide.
+    """
+
+    def __init__(self, op: str, what: str, call: str) -> None:
+        super().__init__(f"{op}: {what}. Give probe() this call as a sample: {call}", op=op)
+        self.call = call
+
+
+#: How calls are sorted into classes: ("all",), ("by", argument), ("rank", tensor), ("class", detail).
+Level = tuple[Any, ...]
+
+
+def key_of(facts: Facts, level: Level) -> Any:
+    """The class of a call.
+
+    ``("class", 1)`` tells calls apart by the kinds of arguments and by flags, 2 also by ranks, 3 also by numbers.
+    """
+    kind = level[0]
+    if kind == "all":
+        return ()
+    if kind == "by":
+        return facts.category_of(level[1])
+    if kind == "rank":
+        return dict(facts.ranks()).get(level[1])
+    key: tuple[Any, ...] = (facts.structure(), facts.categories())
+    if level[1] >= 2:
+        key += (facts.ranks(),)
+    if level[1] >= 3:
+        key += (facts.numbers(),)
+    return key
+
+
+@dataclass
+class Property:
+    """One solved quantity: per class of calls, expressions that all fit the evidence, the simplest first.
+
+    Attributes:
+        levels: the ways of sorting calls that have rules, coarsest first.
+        rules: level and class → expressions.
+        extra: a further part of the class key (the dtypes, or whether inputs are contiguous), or None.
+    """
+
+    name: str
+    levels: list[Level] = field(default_factory=list)
+    rules: dict[tuple[Level, Any], list[str]] = field(default_factory=dict)
+    extra: Callable[[Facts], Any] | None = None
+
+    def add(self, level: Level, key: Any, expressions: list[str]) -> None:
+        """Record what holds for a class."""
+        if level not in self.levels:
+            self.levels.append(level)
+        self.rules[level, key] = expressions
+
+    def key(self, facts: Facts, level: Level) -> Any:
+        """The class of a call at a level."""
+        if level[0] == "extra":
+            return (*key_of(facts, ("class", 1)), self.extra(facts) if self.extra else None)
+        return key_of(facts, level)
+
+    def find(self, facts: Facts) -> tuple[tuple[Level, Any], list[str]] | None:
+        """The expressions for a call, at the coarsest level that has some."""
+        for level in self.levels:
+            key = level, self.key(facts, level)
+            if key in self.rules:
+                return key, self.rules[key]
+        return None
+
+
+_compiled: dict[str, Any] = {}
+
+
+def evaluate(expression: str, environment: Mapping[str, Any]) -> Any:
+    """The value of a rule's expression; None where it does not apply."""
+    code = _compiled.get(expression)
+    if code is None:
+        code = _compiled[expression] = compile(expression, "<rule>", "eval")
+    try:
+        return eval(code, {"torch": torch, "math": math, **_HELPERS, **environment})
+    except (IndexError, ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError, NameError):
+        return None
+
+
+@dataclass
+class FakeRule:
+    """A derived fake kernel.
+
+    Call it with the operator's arguments (fake or meta tensors) for the outputs, `register` it, or print it.
+
+    Attributes:
+        op: the operator's name.
+        names: its parameters, where they are known.
+        problems: why there is no rule at all; empty where there is one.
+        open_questions: calls that would decide what the samples leave open.
+    """
+
+    op: str
+    names: list[str] | None
+    freshness: Property
+    counts: Property
+    shapes: list[Property]
+    dtypes: list[Property]
+    strides: list[Property]
+    dynamic: list[dict[Any, set[int]]]
+    container: type | None
+    seen_kinds: set[tuple[str, str]] = field(default_factory=set)
+    seen_categories: set[tuple[str, str]] = field(default_factory=set)
+    all_names: list[str] = field(default_factory=list)
+    seen_ranks: dict[str, set[int]] = field(default_factory=dict)
+    small_sizes: bool = True
+    problems: list[str] = field(default_factory=list)
+    open_questions: list[str] = field(default_factory=list)
+
+    @property
+    def decided(self) -> bool:
+        """Whether there is a rule (it may still not cover every call)."""
+        return not self.problems
+
+    # --- answering ---------------------------------------------------------------------------------
+    def _covers(self, facts: Facts) -> None:
+        if self.problems:
+            raise UndecidedError(self.op, self.problems[0], _call_text(facts))
+        kinds = {*facts.kinds(), *((n, "absent") for n in self.all_names if n not in facts.values)}
+        for name, kind in sorted(kinds - self.seen_kinds):
+            raise UndecidedError(self.op, f"no sample has {name} {kind}", _call_text(facts))
+        for category in facts.categories():
+            if category not in self.seen_categories:
+                raise UndecidedError(self.op, f"no sample has {category[0]}={category[1]}", _call_text(facts))
+        for name, tensor in facts.tensors:
+            seen = self.seen_ranks.get(name, set())
+            if seen and tensor.dim() > max(seen) + 2:
+                raise UndecidedError(
+                    self.op, f"no sample has {tensor.dim()} dimensions in {name}", _call_text(facts)
+                )
+
+    def _answer(self, prop: Property, facts: Facts, environment: Mapping[str, Any]) -> tuple[Any, Any]:
+        found = prop.find(facts)
+        if found is None:
+            raise UndecidedError(
+                self.op, f"the evidence does not decide the {prop.name} of such calls", _call_text(facts)
+            )
+        key, expressions = found
+        answers = [a for a in (evaluate(e, environment) for e in expressions) if a is not None]
+        if not answers or any(not _same(a, answers[0]) for a in answers[1:]):
+            raise UndecidedError(
+                self.op, f"several rules fit for the {prop.name}: {expressions[:3]}", _call_text(facts)
+            )
+        return key, answers[0]
+
+    def describe(
+        self, *args: Any, **kwargs: Any
+    ) -> list[tuple[tuple[Any, ...], tuple[int, ...] | None, torch.dtype]]:
+        """``(shape, strides, dtype)`` of each output; a size that depends on data is None, and then the strides are.
+
+        Raises:
+            UndecidedError: the evidence does not cover this call.
+        """
+        facts = facts_of(bind(self.names, args, kwargs))
+        self._covers(facts)
+        environment = facts.environment(self.all_names)
+        shared = self._answer(self.freshness, facts, environment)[1]
+        if shared:
+            raise UndecidedError(self.op, f"such calls return or write {shared}'s memory", _call_text(facts))
+        count = self._answer(self.counts, facts, environment)[1]
+        outputs = []
+        for index in range(count):
+            key, shape = self._answer(self.shapes[index], facts, environment)
+            unknown = self.dynamic[index].get(key, set())
+            shape = tuple(None if i in unknown else s for i, s in enumerate(shape))
+            dtype = self._answer(self.dtypes[index], facts, environment)[1]
+            strides = None
+            if not unknown:
+                environment_with_shape = {**environment, "shape": shape}
+                strides = self._answer(self.strides[index], facts, environment_with_shape)[1]
+            outputs.append((shape, strides, dtype))
+        return outputs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs, as tensors without data on the inputs' device.
+
+        Raises:
+            UndecidedError: the evidence does not cover this call.
+        """
+        described = self.describe(*args, **kwargs)
+        tensors = [t for t in _torch.pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        device = kwargs.get("device") or (tensors[0].device if tensors else torch.device("cpu"))
+        outputs = []
+        for shape, strides, dtype in described:
+            if strides is None:
+                sizes = [get_ctx().new_dynamic_size() if s is None else s for s in shape]
+                outputs.append(torch.empty(sizes, dtype=dtype, device=device))
+            else:
+                outputs.append(torch.empty_strided(shape, strides, dtype=dtype, device=device))
+        if self.container is None:
+            return outputs[0]
+        return outputs if self.container is list else tuple(outputs)
+
+    def register(self, op: Any = None, **options: Any) -> Any:
+        """Register the rule as the fake kernel of ``op`` (by default of the operator that was probed)."""
+
+        def fake_kernel(*args: Any, **kwargs: Any) -> Any:
+            return self(*args, **kwargs)
+
+        return register_fake(self.op if op is None else op, fake_kernel, **options)
+
+    # --- printing ----------------------------------------------------------------------------------
+    @property
+    def source(self) -> str:
+        """The source of an ordinary fake kernel."""
+        from .source import write
+
+        return write(self)
+
+    def __str__(self) -> str:
+        return self.source
+
+
+def _same(left: Any, right: Any) -> bool:
+    return bool(left == right)
+
+
+def _call_text(facts: Facts) -> str:
+    def one(value: Any) -> str:
+        if isinstance(value, list):
+            return "[" + ", ".join(map(one, value)) + "]"
+        if hasattr(value, "shape"):
+            return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        return repr(value)
+
+    return textwrap.shorten(", ".join(f"{n}={one(v)}" for n, v in facts.values.items()), 300)

@@ -1,0 +1,251 @@
+"""Registrations for operators that exist, whoever made them.
+
+Each function takes a `CustomOpDef`, an ``OpOverload`` or a qualified name. For operators made by `custom_op` (here or in
+torch) it is the method of the same name; for others it registers with the dispatcher through a `Library`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import _torch
+from .errors import MissingContextError, UnknownOpError
+from .library import impl, library_for
+from .signatures import check_backward, check_setup_context, check_torch_dispatch, check_vmap
+
+__all__ = [
+    "get_ctx",
+    "get_kernel",
+    "register_autocast",
+    "register_autograd",
+    "register_effect",
+    "register_fake",
+    "register_kernel",
+    "register_torch_dispatch",
+    "register_vmap",
+]
+
+OpLike = Any
+
+
+def _resolve(op: OpLike, function: str) -> tuple[Any, str]:
+    """The custom operator (or None) and the qualified name that ``op`` stands for."""
+    if isinstance(op, _torch.TorchCustomOpDef):
+        return op, op._qualname
+    if isinstance(op, _torch.OpOverload):
+        name = _torch.op_overload_name(op)
+    elif isinstance(op, str):
+        name = op
+    else:
+        raise UnknownOpError(f"{function}({op}): got unexpected type for op: {type(op)}")
+    return _torch.maybe_get_opdef(name), name
+
+
+def register_kernel(
+    op: OpLike,
+    device_types: Any,
+    func: Callable[..., Any] | None = None,
+    /,
+    *,
+    lib: torch.library.Library | None = None,
+) -> Any:
+    """Register the kernel of one or more device types; None is the default for all.
+
+    Raises:
+        UnknownOpError: ``op`` is no operator.
+        SignatureError: ``func`` cannot be called with the operator's arguments.
+    """
+    custom, name = _resolve(op, "register_kernel")
+    if custom is not None:
+        return (
+            custom.register_kernel(device_types, func)
+            if func is not None
+            else custom.register_kernel(device_types)
+        )
+    types = "CompositeExplicitAutograd" if device_types is None else device_types
+    return impl(name, types, func, lib=lib)
+
+
+def register_fake(
+    op: OpLike,
+    func: Callable[..., Any] | None = None,
+    /,
+    *,
+    lib: torch.library.Library | None = None,
+    _stacklevel: int = 1,
+    **options: Any,
+) -> Any:
+    """Register the fake kernel: what the outputs look like, computed from inputs without data.
+
+    Raises:
+        UnknownOpError: ``op`` is no operator.
+        SignatureError: ``func`` cannot be called with the operator's arguments.
+        RuntimeError: with ``allow_override=False``, where the operator has one already.
+
+    >>> from fake.library import define, register_fake
+    >>> define("doc_register::pairs", "(Tensor x) -> Tensor")
+    >>> @register_fake("doc_register::pairs")
+    ... def _(x):
+    ...     return x.new_empty(x.shape[0], 2)
+    >>> torch.ops.doc_register.pairs(torch.empty(3, device="meta")).shape
+    torch.Size([3, 2])
+    """
+    custom, name = _resolve(op, "register_fake")
+    if custom is not None:
+        return custom.register_fake if func is None else custom.register_fake(func)
+    namespace, op_name = _torch.parse_namespace(name)
+    depth = _stacklevel
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        library_for(namespace, lib)._register_fake(op_name, fn, _stacklevel=depth + 1, **options)
+        return fn
+
+    if func is None:
+        return register
+    depth += 1
+    return register(func)
+
+
+def register_autograd(
+    op: OpLike,
+    backward: Callable[..., Any],
+    /,
+    *,
+    setup_context: Callable[..., Any] | None = None,
+    lib: torch.library.Library | None = None,
+) -> None:
+    """Register a backward formula, ``backward(ctx, *grads)``, and ``setup_context`` to save what it needs.
+
+    Raises:
+        UnknownOpError: ``op`` is no operator.
+        RuntimeError: the operator is not functional.
+        NotImplementedError: a tensor argument is keyword-only.
+        SignatureError: a function has another signature.
+    """
+    custom, name = _resolve(op, "register_autograd")
+    if custom is not None:
+        custom.register_autograd(backward, setup_context=setup_context)
+        return
+    schema = _torch.find_schema(name)
+    if (
+        schema is not None
+        and _torch.is_functional_schema(schema)
+        and not _torch.has_kwarg_only_tensors(schema)
+    ):
+        check_backward(name, backward, schema)
+        if setup_context is not None:
+            check_setup_context(name, setup_context, schema)
+    namespace, _ = _torch.parse_namespace(name)
+    torch.library.register_autograd(
+        name, backward, setup_context=setup_context, lib=library_for(namespace, lib)
+    )
+
+
+def register_vmap(
+    op: OpLike, func: Callable[..., Any] | None = None, /, *, lib: torch.library.Library | None = None
+) -> Any:
+    """Register ``func(info, in_dims, *args)`` → ``(outputs, out_dims)`` for ``torch.vmap``.
+
+    Raises:
+        UnknownOpError: ``op`` is no operator.
+        SignatureError: ``func`` cannot be called that way.
+    """
+    custom, name = _resolve(op, "register_vmap")
+    if custom is not None:
+        return custom.register_vmap(func)
+    namespace, _ = _torch.parse_namespace(name)
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        schema = _torch.find_schema(name)
+        if schema is not None:
+            check_vmap(name, fn, schema)
+        torch.library.register_vmap(name, fn, lib=library_for(namespace, lib))
+        return fn
+
+    return register if func is None else register(func)
+
+
+def register_torch_dispatch(
+    op: OpLike,
+    torch_dispatch_class: Any,
+    func: Callable[..., Any] | None = None,
+    /,
+    *,
+    lib: torch.library.Library | None = None,
+) -> Any:
+    """Register ``func(mode_or_class, op, types, args, kwargs)`` for a torch_dispatch mode or tensor subclass.
+
+    Raises:
+        UnknownOpError: ``op`` is no operator.
+        SignatureError: ``func`` does not take these five arguments.
+    """
+    custom, name = _resolve(op, "register_torch_dispatch")
+    if custom is not None:
+        return custom.register_torch_dispatch(torch_dispatch_class, func)
+    namespace, op_name = _torch.parse_namespace(name)
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        check_torch_dispatch(name, fn)
+        library_for(namespace, lib)._register_torch_dispatch_rule(op_name, torch_dispatch_class, fn)
+        return fn
+
+    return register if func is None else register(func)
+
+
+def register_autocast(
+    op: OpLike, device_type: str, cast_inputs: torch.dtype, /, *, lib: torch.library.Library | None = None
+) -> Any:
+    """Cast floating-point inputs to ``cast_inputs`` under autocast on ``device_type``.
+
+    Raises:
+        UnknownOpError: ``op`` is no operator.
+        ValueError: the device type is unknown or has no autocast.
+    """
+    custom, name = _resolve(op, "register_autocast")
+    if custom is not None:
+        return custom.register_autocast(device_type, cast_inputs)
+    namespace, _ = _torch.parse_namespace(name)
+    return torch.library.register_autocast(name, device_type, cast_inputs, lib=library_for(namespace, lib))
+
+
+def register_effect(op: OpLike, effect: Any, *, lib: torch.library.Library | None = None) -> None:
+    """Say that an operator has side effects (``EffectType.ORDERED``: compilers keep their order), or None.
+
+    Raises:
+        UnknownOpError: ``op`` is no operator.
+    """
+    custom, name = _resolve(op, "register_effect")
+    if custom is not None:
+        custom.register_effect(effect)
+        return
+    namespace, _ = _torch.parse_namespace(name)
+    library_for(namespace, lib)._register_effectful_op(name, effect)
+
+
+def get_kernel(op: OpLike, dispatch_key: Any) -> Any:
+    """The kernel that the dispatcher would run for a dispatch key; ``.call_boxed(keyset, *args)`` calls it.
+
+    Raises:
+        ValueError: an unknown key or something that is no operator.
+        RuntimeError: the operator does not exist.
+    """
+    _, name = _resolve(op, "get_kernel")
+    return torch.library.get_kernel(name, dispatch_key)  # type: ignore[attr-defined]
+
+
+def get_ctx() -> Any:
+    """The context of the running fake kernel; ``get_ctx().new_dynamic_size(min=0, max=None)`` makes a size that
+    depends on data.
+
+    Raises:
+        MissingContextError: no fake kernel is running.
+    """
+    getter_result = _torch.fake_kernel_context()
+    if getter_result is None:
+        raise MissingContextError(
+            "get_ctx() works only inside a fake kernel (register_fake) while it runs for fake tensors"
+        )
+    return getter_result

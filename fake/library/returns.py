@@ -1,0 +1,102 @@
+"""What kernels and fake kernels may return, checked against the schema."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .errors import FakeKernelError, KernelReturnError
+
+__all__ = ["check_result", "checked_fake_kernel", "checked_kernel"]
+
+
+def checked_kernel(qualname: str, schema: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """A kernel that checks how many outputs it returns.
+
+    With too many of them the dispatcher writes past the end of its stack, and the process dies.
+
+    Raises (when it runs):
+        KernelReturnError: another number of outputs than the schema has.
+    """
+    expected = len(schema.returns)
+
+    @functools.wraps(kernel)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        result = kernel(*args, **kwargs)
+        if isinstance(result, (tuple, list)) and len(result) != expected:
+            raise KernelReturnError(
+                f"{qualname}: the kernel returned {len(result)} outputs, the schema has {expected}: {schema}",
+                op=qualname,
+            )
+        return result
+
+    return checked
+
+
+def check_result(qualname: str, schema: Any, result: Any) -> Any:
+    """A kernel's result in the form in which the dispatcher returns it.
+
+    Raises:
+        KernelReturnError: the schema's return types do not allow it.
+    """
+    kinds = [str(r.type) for r in schema.returns]
+    sequence = isinstance(result, (tuple, list))
+    if len(kinds) == 0:
+        if result is None:
+            return None
+    elif len(kinds) > 1:
+        if (
+            sequence
+            and len(result) == len(kinds)
+            and all(r is None or isinstance(r, torch.Tensor) for r in result)
+        ):
+            return tuple(result)
+    elif kinds[0] == "Tensor":
+        if result is None or isinstance(result, torch.Tensor):
+            return result
+    elif sequence and all(isinstance(r, torch.Tensor) for r in result):
+        return list(result)
+    raise KernelReturnError(
+        f"{qualname}: Unable to cast {result!r} to {', '.join(kinds) or 'None'}: the kernel must return what the "
+        f"schema says: {schema}",
+        op=qualname,
+    )
+
+
+def checked_fake_kernel(qualname: str, schema: Any, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A fake kernel that checks what it returns.
+
+    Raises (when it runs):
+        FakeKernelError: another number of outputs than the schema has, or tensors with data.
+    """
+    expected = len(schema.returns)
+
+    @functools.wraps(fn)
+    def fake_kernel(*args: Any, **kwargs: Any) -> Any:
+        result = fn(*args, **kwargs)
+        outputs: Sequence[Any]
+        if expected == 0:
+            outputs = () if result is None else (result,)
+        elif expected == 1:
+            outputs = (result,)
+        else:
+            outputs = result if isinstance(result, (tuple, list)) else (result,)
+        if len(outputs) != expected:
+            raise FakeKernelError(
+                f"{qualname}: the fake kernel returned {len(outputs)} outputs, the schema has {expected}: {schema}",
+                op=qualname,
+            )
+        for index, output in enumerate(outputs):
+            for tensor in output if isinstance(output, (list, tuple)) else (output,):
+                if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type != "meta":
+                    raise FakeKernelError(
+                        f"{qualname}: output {index} of the fake kernel is a real tensor with data. Make outputs from "
+                        "the inputs (x.new_empty(...), torch.empty_like(x)), not from tensors captured outside.",
+                        op=qualname,
+                    )
+        return result
+
+    return fake_kernel

@@ -1,0 +1,124 @@
+"""Schemas: inferred from annotations, checked before anything is defined."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from . import _torch
+from .errors import ReservedNamespaceError, SchemaError, UnsupportedAnnotationError
+
+__all__ = [
+    "RESERVED_NAMESPACES",
+    "annotation_text",
+    "check_namespace",
+    "infer_schema",
+    "mutated_arguments",
+    "parse",
+    "split_qualname",
+    "supported_annotations",
+]
+
+#: Namespaces in which nobody but torch may define operators.
+RESERVED_NAMESPACES = frozenset({"aten", "at", "prim", "prims", "pytorch", "torch"})
+
+
+def annotation_text(annotation: object) -> str:
+    """An annotation the way one writes it."""
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        return annotation.__name__
+    return str(annotation).replace("typing.", "")
+
+
+def supported_annotations() -> tuple[str, ...]:
+    """The parameter annotations that stand for a schema type of their own."""
+    return tuple(dict.fromkeys(annotation_text(a) for a in _torch.SUPPORTED_PARAM_TYPES))
+
+
+def infer_schema(
+    prototype_function: Callable[..., Any],
+    /,
+    *,
+    mutates_args: str | Iterable[str] = (),
+    op_name: str | None = None,
+    tags: torch.Tag | Sequence[torch.Tag] | None = (),
+) -> str:
+    """The schema of a function with annotations, without the operator's name unless ``op_name`` is given.
+
+    The same rules as ``torch.library.infer_schema``.
+
+    Raises:
+        UnsupportedAnnotationError: an annotation is missing or has no schema type; the message lists those that do.
+        SchemaError: ``mutates_args`` names something that is no tensor argument.
+
+    >>> import torch
+    >>> def scale(x: torch.Tensor, by: float = 2.0) -> torch.Tensor: ...
+    >>> infer_schema(scale, op_name="scale")
+    'scale(Tensor x, float by=2.0) -> Tensor'
+    """
+    if isinstance(mutates_args, str) and mutates_args != "unknown":
+        raise SchemaError(
+            f"mutates_args is the string {mutates_args!r}; it must either be a sequence of the names of the arguments "
+            f"that are mutated, for example [{mutates_args!r}], or the string 'unknown'.",
+            op=op_name,
+        )
+    if not isinstance(mutates_args, str):
+        mutates_args = tuple(mutates_args)
+    keywords: dict[str, Any] = {"mutates_args": mutates_args, "op_name": op_name}
+    if _torch.INPLACE_TAG is not None and tags:
+        keywords["tags"] = tags
+    try:
+        return torch.library.infer_schema(prototype_function, **keywords)
+    except ValueError as error:
+        message = str(error)
+        if (
+            "annotation" in message
+            or "unsupported type" in message
+            or "unsupported return type" in message.lower()
+        ):
+            raise UnsupportedAnnotationError(
+                message, op=op_name, argument=None, annotation=None, supported=supported_annotations()
+            ) from error
+        raise SchemaError(message, op=op_name) from error
+
+
+def split_qualname(qualname: str) -> tuple[str, str]:
+    """``"ns::name"`` as ``("ns", "name")``.
+
+    Raises:
+        SchemaError: it does not look like that.
+    """
+    parts = qualname.split("::")
+    if len(parts) != 2 or not all(parts):
+        raise SchemaError(
+            f"{qualname!r} is not the name of an operator: expected a namespace, '::' and a name, "
+            "for example 'mylib::my_op'.",
+            op=qualname,
+        )
+    return parts[0], parts[1]
+
+
+def check_namespace(namespace: str) -> None:
+    """Raise `ReservedNamespaceError` if only torch may define operators in ``namespace``."""
+    if namespace in RESERVED_NAMESPACES:
+        raise ReservedNamespaceError(namespace)
+
+
+def parse(schema: str, *, op: str) -> Any:
+    """Parse a schema that includes the operator's name.
+
+    Raises:
+        SchemaError: the dispatcher does not understand it.
+    """
+    try:
+        return _torch.parse_schema(schema)
+    except RuntimeError as error:
+        raise SchemaError(f"{op}: invalid schema {schema!r}: {error}", op=op) from error
+
+
+def mutated_arguments(schema: Any) -> list[str]:
+    """Names of the arguments that a schema marks as mutated."""
+    return [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
