@@ -1,3 +1,6 @@
 """The backward pass as one graph."""
 
-__all__: list[str] = []
+from compiled_autograd.api import disable, enable, reset, stats
+from compiled_autograd.config import config
+
+__all__ = ["config", "disable", "enable", "reset", "stats"]

@@ -1,0 +1,2 @@
+def describe_capture(capture, graph):
+    pass
