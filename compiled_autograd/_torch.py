@@ -59,6 +59,10 @@ current_graph_task_id = torch._C._current_graph_task_id
 current_autograd_node = torch._C._current_autograd_node
 current_graph_task_execution_order = torch._C._current_graph_task_execution_order
 will_engine_execute_node = torch._C._will_engine_execute_node
+push_saved_tensors_hooks = torch._C._autograd._push_saved_tensors_default_hooks
+pop_saved_tensors_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
+top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+remove_hook = torch.utils.hooks.RemovableHandle.remove
 
 # What torch's own compiler answers to; a method more or less, or other parameters, is another protocol.
 _KNOWN_METHODS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -114,10 +118,30 @@ def set_current_engine(engine: Any) -> Any:
     return before
 
 
-def set_graph_task_queries(**functions: Callable[..., Any]) -> None:
-    """Replace queries about the running backward pass (``_current_graph_task_id`` and friends) in ``torch._C``."""
-    for name, function in functions.items():
-        setattr(torch._C, name, function)
+# Functions of torch that must know about our passes while capturing is enabled: name, holder, original.
+_WATCHED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "current_graph_task_id": (torch._C, "_current_graph_task_id", current_graph_task_id),
+    "current_autograd_node": (torch._C, "_current_autograd_node", current_autograd_node),
+    "execution_order": (torch._C, "_current_graph_task_execution_order", current_graph_task_execution_order),
+    "will_execute": (torch._C, "_will_engine_execute_node", will_engine_execute_node),
+    "push_saved_hooks": (torch._C._autograd, "_push_saved_tensors_default_hooks", push_saved_tensors_hooks),
+    "pop_saved_hooks": (torch._C._autograd, "_pop_saved_tensors_default_hooks", pop_saved_tensors_hooks),
+    "remove_hook": (torch.utils.hooks.RemovableHandle, "remove", remove_hook),
+}
+
+
+def watch(**replacements: Callable[..., Any]) -> Callable[[], None]:
+    """Put ``replacements`` in place of watched functions of torch; call the result to undo it."""
+    for name, function in replacements.items():
+        holder, attribute, _ = _WATCHED[name]
+        setattr(holder, attribute, function)
+
+    def undo() -> None:
+        for name in replacements:
+            holder, attribute, original = _WATCHED[name]
+            setattr(holder, attribute, original)
+
+    return undo
 
 
 def torch_verbose_logging() -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from compiled_autograd import _torch, queries
+from compiled_autograd import _torch, queries, saved_hooks
 from compiled_autograd.engine import CapturingEngine
 from compiled_autograd.running import EAGER, running
 from compiled_autograd.session import Installation, Session, sessions
@@ -18,21 +18,19 @@ __all__ = ["disable", "enable", "reset", "stats"]
 
 def _install() -> Callable[[], None]:
     before = _torch.set_current_engine(CapturingEngine())
-    _torch.set_graph_task_queries(
-        _current_graph_task_id=queries.current_graph_task_id,
-        _current_autograd_node=queries.current_autograd_node,
-        _current_graph_task_execution_order=queries.current_graph_task_execution_order,
-        _will_engine_execute_node=queries.will_execute,
+    unwatch = _torch.watch(
+        current_graph_task_id=queries.current_graph_task_id,
+        current_autograd_node=queries.current_autograd_node,
+        execution_order=queries.current_graph_task_execution_order,
+        will_execute=queries.will_execute,
+        push_saved_hooks=saved_hooks.push,
+        pop_saved_hooks=saved_hooks.pop,
+        remove_hook=queries.remove_hook,
     )
 
     def uninstall() -> None:
+        unwatch()
         _torch.set_current_engine(before)
-        _torch.set_graph_task_queries(
-            _current_graph_task_id=_torch.current_graph_task_id,
-            _current_autograd_node=_torch.current_autograd_node,
-            _current_graph_task_execution_order=_torch.current_graph_task_execution_order,
-            _will_engine_execute_node=_torch.will_engine_execute_node,
-        )
 
     return uninstall
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from compiled_autograd import _torch, schedule
+from compiled_autograd import _torch, saved_hooks, schedule
 from compiled_autograd.capture import build_graph, ordered_nodes
 from compiled_autograd.config import config
 from compiled_autograd.errors import RefusedError
@@ -63,6 +63,7 @@ class _Pass:
         self.pending: tuple[CapturedGraph, tuple[Any, ...]] | None = None
         self._walked: list[schedule.WalkedNode] | None = None
         self.removed_hooks: list[Any] = []
+        self.saved_hooks_changes: list[Any] = []
 
     # What the graph's functions, and torch._C's queries, ask
 
@@ -89,6 +90,7 @@ class _Pass:
         nodes = ordered_nodes(capture)
         graph = CapturedGraph(capture, nodes, build_graph(capture, nodes))
         describe_capture(capture, graph)
+        capture.walked = None  # C++ leaks what we return here, and the nodes hold hooks
         self.captured_now = True
         return _hand_over, graph
 
@@ -123,11 +125,12 @@ class _Pass:
                     position += 1
         finally:
             running.stack.pop()
+            saved_hooks.restore(self.saved_hooks_changes)
         if self.accumulate_grad and not graph.needs_engine:
             return ()
         if not self.allow_unreachable and any(output is None for output in outputs):
             raise RuntimeError(_UNUSED)
-        return tuple(outputs)
+        return list(outputs) if graph.needs_engine else tuple(outputs)
 
 
 class _Collecting(threading.local):
@@ -188,6 +191,10 @@ class CapturingEngine(_torch.Engine):
             running.stack.pop()
             if before is not None:
                 _torch.set_autograd_compiler(*before)
+
+    def is_checkpoint_valid(self) -> bool:
+        """Whether reentrant checkpointing works here: not in ``grad`` or ``backward(inputs=...)``."""
+        return all(passed is EAGER or not passed.inputs for passed in running.stack) and super().is_checkpoint_valid()
 
     def queue_callback(self, callback: Callable[[], None]) -> None:
         current = running.captured()

@@ -35,6 +35,8 @@ __all__ = [
 Grad = torch.Tensor | None
 ZEROS = "zeros"
 """Stands, in the arguments of `call_backward`, for a gradient that C++ found missing and materialised."""
+MISSING = "missing"
+"""Stands for one that C++ found missing and left so."""
 
 
 def _hook_name(hook: Any) -> str:
@@ -187,7 +189,9 @@ def _materialize(ctx: Any, grads: Sequence[Any]) -> tuple[Grad, ...]:
     wanted = _torch.materializes_grads(ctx)
     result: list[Grad] = []
     for position, grad in enumerate(grads):
-        if isinstance(grad, str) or (grad is None and wanted and grads_may_be_materialized(ctx, position)):
+        if isinstance(grad, str) and grad == MISSING:
+            grad = None
+        elif isinstance(grad, str) or (grad is None and wanted and grads_may_be_materialized(ctx, position)):
             metadata = ctx._input_metadata[position]
             grad = torch.zeros(tuple(metadata.shape), dtype=metadata.dtype, device=metadata.device)
         result.append(grad)
@@ -268,6 +272,8 @@ def accumulate(left: Grad, right: Grad) -> Grad:
 
 # A frame's variable, this function's parameter, and the argument of getrefcount itself.
 _OWNED_BY_CALLER_ONLY = 3
+# The sparse tensor, and the Python object that asks.
+_OWNED_BY_SPARSE_ONLY = 2
 
 
 def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool, *, node: int) -> None:
@@ -280,31 +286,46 @@ def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool, *,
         before is None
         and sys.getrefcount(grad) <= _OWNED_BY_CALLER_ONLY
         and grad._use_count() <= 1
-        and not torch.is_grad_enabled()
         and type(grad) is torch.Tensor
-        and grad.layout is torch.strided
+        and not torch.is_grad_enabled()
         and variable.requires_grad
         and variable.grad_fn is None
         and grad.dtype is variable.dtype
-        and _obeys_layout_contract(grad, variable)
     ):
-        variable.grad = grad
-        return
+        if grad.layout is torch.strided:
+            if _same_dense_layout(grad, variable):
+                variable.grad = grad
+                return
+        elif grad.layout is torch.sparse_coo and _owns_its_parts(grad):
+            variable.grad = torch.sparse_coo_tensor(
+                grad._indices(), grad._values(), grad.shape, is_coalesced=grad.is_coalesced(), check_invariants=False
+            )
+            return
     (updated,) = _torch.functional_operators.AccumulateGrad([grad], variable, before, has_post_hooks)
     if updated is not before:
         variable.grad = updated
 
 
-def _obeys_layout_contract(grad: torch.Tensor, variable: torch.Tensor) -> bool:
-    """Same strides as a dense variable; contiguous for any other (``grad_layout_contract.h``)."""
-    if grad.stride() == variable.stride() and grad.is_contiguous():
-        return True
-    if torch._prims_common.is_non_overlapping_and_dense(variable):
-        return all(
-            size == 1 or mine == theirs
-            for size, mine, theirs in zip(grad.shape, grad.stride(), variable.stride(), strict=True)
-        )
-    return grad.is_contiguous()
+def _same_dense_layout(grad: torch.Tensor, variable: torch.Tensor) -> bool:
+    """The part of ``grad_layout_contract.h`` that is cheap to see: both dense, with the same strides."""
+    strides = grad.stride()
+    return strides == variable.stride() and (grad.is_contiguous() or sorted(strides) == sorted(_dense(grad)))
+
+
+def _dense(tensor: torch.Tensor) -> list[int]:
+    """Strides of a dense tensor whose dimensions are laid out in the order of this one's."""
+    strides, step = [0] * tensor.dim(), 1
+    for dim in sorted(range(tensor.dim()), key=tensor.stride):
+        strides[dim] = step
+        step *= tensor.shape[dim]
+    return strides
+
+
+def _owns_its_parts(grad: torch.Tensor) -> bool:
+    return all(
+        part.is_contiguous() and part._use_count() <= _OWNED_BY_SPARSE_ONLY
+        for part in (grad._indices(), grad._values())
+    )
 
 
 def copy_slices_prologue(grads: Sequence[Grad], *geometry: Any) -> Sequence[Grad]:

@@ -215,16 +215,19 @@ class GraphCompiler:
         backward_state_index: int | None = None,
         opaque_indices: Sequence[int] = (),
     ) -> tuple[Any, ...]:
-        grads = [
-            functional.ZEROS if grad is not None and id(grad) not in self._values else self._value(grad)
-            for grad in inputs
-        ]
+        grads = [self._incoming_gradient(grad) for grad in inputs]
         saved = tuple(self._value(tensor) for tensor in saved_tensors)
         is_tensor = [metadata is not None for metadata in output_metadata]
         args = (InputValue("hooks", backward_index), saved, grads, is_tensor)
         kind = Kind.PYTHON
         tokens = self._tuple_step(functional.call_backward, args, len(is_tensor), kind, self._node.name, True)
         return tuple(token if known else None for token, known in zip(tokens, is_tensor, strict=True))
+
+    def _incoming_gradient(self, grad: Any) -> Any:
+        if grad is None:
+            return functional.MISSING
+        # zeros that C++ made are no token of ours
+        return self._values.get(id(grad), functional.ZEROS)
 
     def call_copy_slices_prologue(self, inputs: Sequence[Any], *geometry: Any) -> list[torch.Tensor]:
         args = (self._value(list(inputs)), *(self._value(argument) for argument in geometry))

@@ -11,7 +11,13 @@ import torch
 from compiled_autograd import _torch
 from compiled_autograd.running import running
 
-__all__ = ["current_autograd_node", "current_graph_task_execution_order", "current_graph_task_id", "will_execute"]
+__all__ = [
+    "current_autograd_node",
+    "current_graph_task_execution_order",
+    "current_graph_task_id",
+    "remove_hook",
+    "will_execute",
+]
 
 
 def current_graph_task_id() -> int:
@@ -46,7 +52,7 @@ def will_execute(node: Any) -> bool:
     current = running.captured()
     if current is None:
         return _torch.will_engine_execute_node(node)
-    if not isinstance(node, torch.autograd.graph.Node):
+    if not hasattr(node, "next_functions"):
         raise TypeError(f"_will_engine_execute_node expects an grad_fn, but got {type(node).__name__}")
     for walked in current.walk():
         if walked.node is node:
@@ -57,3 +63,13 @@ def will_execute(node: Any) -> bool:
                 )
             return True
     return False
+
+
+def remove_hook(handle: Any) -> None:
+    """``RemovableHandle.remove``: a hook that is removed while a pass runs must not be called by it any more."""
+    if running.stack:
+        hooks = handle.hooks_dict_ref()
+        hook = None if hooks is None else hooks.get(handle.id)
+        if hook is not None:
+            running.hook_removed(hook)
+    _torch.remove_hook(handle)

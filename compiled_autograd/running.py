@@ -15,6 +15,8 @@ class BackwardPass(Protocol):
     keep_graph: bool
     callbacks: list[Callable[[], None]]
     node: int
+    removed_hooks: list[Any]
+    saved_hooks_changes: list[Any]
 
     def hook_was_removed(self, hook: Any) -> bool:
         """Whether user code took this hook away while the pass ran."""
@@ -48,6 +50,12 @@ class Running(threading.local):
         if self.stack and self.stack[-1] is not EAGER:
             return self.stack[-1]
         return None
+
+    def hook_removed(self, hook: Any) -> None:
+        """User code took a hook away: no running pass may call it any more."""
+        for backward_pass in self.stack:
+            if backward_pass is not EAGER:
+                backward_pass.removed_hooks.append(hook)
 
     def enter(self, node: int, hook: Any = None) -> bool:
         """Note that node ``node`` runs; False where ``hook`` was removed meanwhile and must not be called."""

@@ -32,9 +32,13 @@ class WalkedNode:
 
 
 def _edge_of(tensor_or_edge: Any) -> tuple[Any, int]:
-    if isinstance(tensor_or_edge, torch.Tensor):
-        tensor_or_edge = torch.autograd.graph.get_gradient_edge(tensor_or_edge)
-    return tensor_or_edge.node, tensor_or_edge.output_nr
+    if not isinstance(tensor_or_edge, torch.Tensor):
+        return tensor_or_edge.node, tensor_or_edge.output_nr
+    tensor = tensor_or_edge
+    if tensor.grad_fn is not None:
+        return tensor.grad_fn, tensor.output_nr
+    with torch.enable_grad():  # any operation whose backward leads to the leaf; not a view, which few layouts have
+        return tensor.clone().grad_fn.next_functions[0]  # type: ignore[union-attr]
 
 
 def _children(node: Any) -> list[Any]:
