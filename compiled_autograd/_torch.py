@@ -175,3 +175,28 @@ def untraceable_operator(operator: Any) -> Any | None:
 
 def _is_disabled(operator: Any) -> bool:
     return bool(getattr(operator, "_torchdynamo_disable", False))
+
+
+def inside_functorch() -> bool:
+    """Whether a functorch transform (``vmap``, ``grad`` and so on) is active on this thread."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def tensor_guards(tensors: list[torch.Tensor]) -> Any:
+    """A C++ object whose ``check(*tensors)`` compares type, dispatch keys, dtype, device, sizes and strides."""
+    return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+
+
+def lookup_backend(name: str) -> Callable[..., Any]:
+    """The ``torch.compile`` backend of that name; raises torch's own error for an unknown one."""
+    return torch._dynamo.backends.registry.lookup_backend(name)
+
+
+def steal_list(module: torch.fx.GraphModule, name: str) -> None:
+    """Let Dynamo free the elements of the list argument ``name`` while the compiled code runs."""
+    torch._dynamo.utils.set_locals_to_steal(module, [name])
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
+    """Ask Dynamo to treat a dimension as symbolic where it can."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dim)

@@ -15,11 +15,10 @@ from compiled_autograd import _torch, saved_hooks, schedule
 from compiled_autograd.capture import build_graph, ordered_nodes
 from compiled_autograd.config import config
 from compiled_autograd.errors import RefusedError
-from compiled_autograd.explain import describe_capture
 from compiled_autograd.fallback import reason_before, refusal_reason
 from compiled_autograd.graph import CapturedGraph
 from compiled_autograd.hook import Capture, GraphCompiler
-from compiled_autograd.log import log_fallback, log_hit
+from compiled_autograd.log import log_capture, log_fallback, log_hit, log_of_cpp
 from compiled_autograd.running import EAGER, running
 from compiled_autograd.session import Session, sessions
 
@@ -89,7 +88,8 @@ class _Pass:
     def _finish(self, capture: Capture) -> tuple[Callable[..., Any], Callable[..., Any]]:
         nodes = ordered_nodes(capture)
         graph = CapturedGraph(capture, nodes, build_graph(capture, nodes))
-        describe_capture(capture, graph)
+        sessions.ledger.captured(graph.record)
+        log_capture(graph.record)
         capture.walked = None  # C++ leaks what we return here, and the nodes hold hooks
         self.captured_now = True
         return _hand_over, graph
@@ -97,6 +97,7 @@ class _Pass:
     def collect(self, run_backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Have C++ find or record the graph; what the engine returned, where it did not use our graph."""
         with _capture_lock:
+            _torch.set_verbose_logger(log_of_cpp())
             before = _torch.set_autograd_compiler(self.make_compiler, self.session.dynamic)
             outer, _collecting.current = _collecting.current, self
             try:
@@ -118,7 +119,7 @@ class _Pass:
         running.stack.append(self)
         try:
             with torch.set_grad_enabled(self.create_graph):
-                outputs = graph.run(self.session, arguments)
+                outputs = graph.run(self.session.compiler, self.session.dynamic, arguments)
                 position = 0
                 while position < len(self.callbacks):  # a callback may queue another
                     self.callbacks[position]()
@@ -126,6 +127,7 @@ class _Pass:
         finally:
             running.stack.pop()
             saved_hooks.restore(self.saved_hooks_changes)
+            sessions.tell("capture" if self.captured_now else "hit", graph.record)
         if self.accumulate_grad and not graph.needs_engine:
             return ()
         if not self.allow_unreachable and any(output is None for output in outputs):
@@ -147,7 +149,7 @@ def _hand_over(
     arguments = (inputs, sizes, scalars, hooks, packed)
     current = _collecting.current
     if current is None:  # torch's own compiled autograd found our graph in the shared cache
-        return graph.run_here(arguments)
+        return graph(*arguments)
     current.pending = (graph, arguments)
     if graph.needs_engine:  # C++ hooks live only as long as this call
         return current.run()
@@ -180,7 +182,7 @@ class CapturingEngine(_torch.Engine):
     def _run_eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not config.fallback:
             raise RefusedError(reason)
-        sessions.ledger.fell_back(reason)
+        record = sessions.ledger.fell_back(reason)
         log_fallback(reason)
         inside = _collecting.current is not None
         before = _torch.set_autograd_compiler(None, False) if inside else None
@@ -189,6 +191,7 @@ class CapturingEngine(_torch.Engine):
             return super().run_backward(*args, **kwargs)
         finally:
             running.stack.pop()
+            sessions.tell("fallback", record)
             if before is not None:
                 _torch.set_autograd_compiler(*before)
 

@@ -143,7 +143,8 @@ class GraphCompiler:
 
     def set_node_origin(self, name: str, index: int, pynode: Any) -> None:
         self._pop_mode()
-        node = CapturedNode(index, name, is_python=pynode is not None)
+        function_id = getattr(pynode, "_autograd_function_id", None)
+        node = CapturedNode(index, name, is_python=pynode is not None, function_id=function_id)
         walked = self.capture.walked
         if walked is not None:
             if index >= len(walked) or (index and walked[index].name != name):

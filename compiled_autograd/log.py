@@ -6,7 +6,7 @@ from typing import Any
 from compiled_autograd import _torch
 from compiled_autograd.config import config
 
-__all__ = ["log", "log_capture", "log_compile", "log_fallback", "log_hit", "verbose"]
+__all__ = ["log", "log_capture", "log_compile", "log_fallback", "log_hit", "log_of_cpp", "verbose"]
 
 log = logging.getLogger("compiled_autograd")
 
@@ -16,13 +16,14 @@ def verbose() -> bool:
     return config.verbose or _torch.torch_verbose_logging()
 
 
+def log_of_cpp() -> logging.Logger | None:
+    """The logger for what C++ says of cache misses; None where nobody wants to read it (C++ is slower then)."""
+    return log if verbose() else None
+
+
 def _emit(message: str, *args: Any) -> None:
     # asking for the log is asking to see it, whatever the level of the root logger
-    if log.getEffectiveLevel() > logging.INFO:
-        log.setLevel(logging.INFO)
-    if not log.hasHandlers():
-        log.addHandler(logging.StreamHandler())
-    log.info(message, *args)
+    log.log(max(logging.INFO, log.getEffectiveLevel()), message, *args)
 
 
 def log_capture(record: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from compiled_autograd.config import config
+from compiled_autograd.reasons import Shape
 
 __all__ = ["CaptureRecord", "FallbackRecord", "Ledger", "Stats"]
 
@@ -54,9 +55,12 @@ class CaptureRecord:
     """In words: which autograd node, and what about it, is new."""
     node: str | None
     """The first autograd node that differs from the nearest earlier capture."""
-    node_names: tuple[str, ...]
-    num_sizes: int
+    numbered_nodes: tuple[tuple[str, int], ...]
+    """Names of the autograd nodes with the index that C++ gives them, in the order in which they run."""
     seconds: float
+    """From the first call of the hook to the finished graph."""
+    shape: Shape = dataclasses.field(repr=False)
+    """What later captures are compared with."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,11 +104,13 @@ class Ledger:
             self._seconds["capture"] += record.seconds
             self.captures.append(record)
 
-    def fell_back(self, reason: str) -> None:
+    def fell_back(self, reason: str) -> FallbackRecord:
         """Enter a backward pass that ran in eager."""
+        record = FallbackRecord(reason)
         with self._lock:
             self._fallbacks[reason] += 1
-            self.fallbacks.append(FallbackRecord(reason))
+            self.fallbacks.append(record)
+        return record
 
     def ran_uncompiled(self, reason: str) -> None:
         """Enter a run of a captured graph without its compiled form."""

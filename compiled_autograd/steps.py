@@ -73,6 +73,8 @@ class CapturedNode:
     sequence_nr: int | None = None
     stack_trace: str | None = None
     is_python: bool = False
+    function_id: int | None = None
+    """Which custom Function it is the backward of."""
     steps: list[Step] = dataclasses.field(default_factory=list)
 
 
