@@ -53,6 +53,7 @@ copy_slices_epilogue = torch_compiled_autograd.copy_slices_epilogue
 Engine = torch._C._ImperativeEngine
 BackwardFunction = torch.autograd.function.BackwardCFunction
 disable_modes = _disable_current_modes
+has_storage = torch._C._has_storage
 dispatch_mode_depth = torch._C._len_torch_dispatch_stack
 
 current_graph_task_id = torch._C._current_graph_task_id

@@ -61,13 +61,11 @@ class _Pass:
         self.started = False
         self.pending: tuple[CapturedGraph, tuple[Any, ...]] | None = None
         self._walked: list[schedule.WalkedNode] | None = None
-        self.removed_hooks: list[Any] = []
+        self.phase = ""
+        self.removed_hooks: list[tuple[Any, int, str]] = []
         self.saved_hooks_changes: list[Any] = []
 
     # What the graph's functions, and torch._C's queries, ask
-
-    def hook_was_removed(self, hook: Any) -> bool:
-        return bool(self.removed_hooks) and any(removed is hook for removed in self.removed_hooks)
 
     def walk(self) -> list[schedule.WalkedNode]:
         if self._walked is None:

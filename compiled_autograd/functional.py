@@ -17,6 +17,7 @@ import torch
 
 from compiled_autograd import _torch
 from compiled_autograd.running import running
+from compiled_autograd.schedule import edge_of
 
 __all__ = [
     "accumulate",
@@ -71,7 +72,7 @@ def _check_hook_results(originals: tuple[Grad, ...], results: Any, hook: Any) ->
 
 def call_tensor_pre_hook(hook: Callable[..., Any], grad: Grad, *, node: int) -> Grad:
     """``tensor.register_hook`` (and ``retain_grad``): may replace one gradient; None keeps it."""
-    if not running.enter(node, hook):
+    if not running.enter(node, "tensor pre-hook", hook):
         return grad
     result = hook(grad)
     if result is None or result is grad:
@@ -88,7 +89,7 @@ def call_cpp_pre_hook(hook_id: int, grad: Grad, *, node: int) -> Grad:
 
 def call_pre_hook(hook: Callable[..., Any], grads: Sequence[Grad], *, node: int) -> Sequence[Grad]:
     """``node.register_prehook``: may replace all gradients that enter a node."""
-    if not running.enter(node, hook):
+    if not running.enter(node, "pre-hook", hook):
         return grads
     originals = tuple(grads)
     results = hook(originals)
@@ -102,7 +103,7 @@ def call_post_hook(
     hook: Callable[..., Any], outputs: Sequence[Grad], inputs: Sequence[Grad], *, node: int
 ) -> Sequence[Grad]:
     """``node.register_hook``: may replace all gradients that leave a node."""
-    if not running.enter(node, hook):
+    if not running.enter(node, "post-hook", hook):
         return outputs
     originals = tuple(outputs)
     results = hook(originals, tuple(inputs))
@@ -114,7 +115,7 @@ def call_post_hook(
 
 def call_post_accumulate_grad_hook(hook: Callable[..., Any], variable: torch.Tensor, *, node: int) -> torch.Tensor:
     """``tensor.register_post_accumulate_grad_hook``: sees the leaf after its ``.grad`` is set."""
-    if not running.enter(node, hook):
+    if not running.enter(node, "post-accumulate hook", hook):
         return variable
     result = hook(variable)
     if result is not None and result is not variable:
@@ -302,8 +303,15 @@ def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool, *,
             )
             return
     (updated,) = _torch.functional_operators.AccumulateGrad([grad], variable, before, has_post_hooks)
-    if updated is not before:
+    if updated is before:
+        return
+    try:
         variable.grad = updated
+    except RuntimeError:
+        # C++ sets a .grad of any layout, Python's setter does not: have the leaf's own node do it
+        if variable._post_accumulate_grad_hooks:
+            raise
+        edge_of(variable)[0](grad)
 
 
 def _same_dense_layout(grad: torch.Tensor, variable: torch.Tensor) -> bool:

@@ -56,6 +56,8 @@ def obstacle(values: Sequence[Any]) -> str | None:
             return f"a {type(value).__name__} flows through it"
         if value.layout is not torch.strided:
             return f"a tensor of layout {value.layout} flows through it"
+        if not _torch.has_storage(value):
+            return "a tensor without storage (batched by vmap, for instance) flows through it"
         if value.is_conj() or value.is_neg() or value.is_inference() or value.device.type == "meta":
             return "a conjugate, negative, inference or meta tensor flows through it"
     return None
@@ -113,7 +115,9 @@ class _Recorder(_torch.TorchDispatchMode):
 
     def _check(self, func: Any, args: Any, kwargs: Any) -> None:
         tags = func.tags
-        if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
+        if torch.Tag.data_dependent_output in tags or (
+            torch.Tag.dynamic_output_shape in tags and not _indexes_by_position(func, args)
+        ):
             self.problem = self.problem or f"the result of {func} depends on values"
         if torch.Tag.nondeterministic_seeded in tags:
             self.random = True
@@ -126,6 +130,13 @@ class _Recorder(_torch.TorchDispatchMode):
                     and value.untyped_storage().data_ptr() in self.storages
                 ):
                     self.problem = self.problem or f"{func} changes an input in place"
+
+
+def _indexes_by_position(func: Any, args: Any) -> bool:
+    """Whether this is indexing without a mask, whose result has the shape of its indices."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return all(index is None or index.dtype in (torch.int64, torch.int32) for index in args[1])
 
 
 def lower(segment: FunctionalSegment, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Lowered:

@@ -21,6 +21,9 @@ __all__ = ["build_program"]
 
 Run = Callable[..., Sequence[Any]]
 
+_MOST_FORMS = 2
+"""How often a segment is compiled: for its first sizes, and for those that change."""
+
 
 def build_program(module: fx.GraphModule, compiler: Compiler, dynamic: bool) -> Run:
     """What to call, with the five arguments of the captured graph, to run it with ``compiler``."""
@@ -47,37 +50,41 @@ class _Segment:
         self.part = part
         self.compiler = compiler
         self.compile_part = compile_part
-        self.static: _Static | None = None
+        self.statics: list[_Static] = []
         self.dynamic: _Dynamic | None = None
         self.gave_up: str | None = None
 
     def __call__(self, values: list[Any], rest: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Any:
         values.extend(rest)
-        static = self.static
-        if static is not None and static.matches(values, sizes, scalars):
-            return static.run(values)
+        for static in self.statics:
+            if static.matches(values, sizes, scalars):
+                return static.run(values)
         if self.dynamic is not None and self.dynamic.matches(values, sizes, scalars):
             return self.dynamic.run(values, sizes)
-        if self.gave_up is None:
-            if static is None:
-                return self._first(values, sizes, scalars)
-            if self.dynamic is None:
-                return self._second(static, values, sizes, scalars)
-        sessions.ledger.ran_uncompiled(self.gave_up or "a third pattern of sizes")
+        if self.gave_up is None and len(self.statics) + (self.dynamic is not None) < _MOST_FORMS:
+            return self._new_form(values, sizes, scalars)
+        sessions.ledger.ran_uncompiled(self.gave_up or f"it has been compiled {_MOST_FORMS} times")
         return self.part.module.forward(values, sizes, scalars)
 
-    def _give_up(self, reason: str) -> None:
-        self.gave_up = reason
-        sessions.ledger.ran_uncompiled(reason)
-        log_compile(self.part.title, f"runs uncompiled: {reason}")
-
-    def _first(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Any:
+    def _new_form(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Any:
         problem = obstacle(values)
         if problem is not None:
             # not given up: the next call may bring plain tensors
             sessions.ledger.ran_uncompiled(problem)
             log_compile(self.part.title, f"runs uncompiled: {problem}")
             return self.part.module.forward(values, sizes, scalars)
+        if self.statics:
+            pattern = ShapePattern.between(self.statics[0].example, values, sizes, scalars)
+            if pattern is not None:
+                return self._compile_dynamic(pattern, values, sizes, scalars)
+        return self._compile_static(values, sizes, scalars)
+
+    def _give_up(self, reason: str) -> None:
+        self.gave_up = reason
+        sessions.ledger.ran_uncompiled(reason)
+        log_compile(self.part.title, f"runs uncompiled: {reason}")
+
+    def _compile_static(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Any:
         started = time.perf_counter()
         kept = list(values)
         lowered = lower(self.part, values, sizes, scalars)
@@ -95,16 +102,13 @@ class _Segment:
                 return lowered.results
             finally:
                 sessions.ledger.spend("compile", time.perf_counter() - started)
-        self.static = static
+        self.statics.append(static)
         results, lowered.results = lowered.results, ()
         return results
 
-    def _second(self, static: "_Static", values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Any:
-        problem = obstacle(values)
-        pattern = None if problem else ShapePattern.between(static.example, values, sizes, scalars)
-        if pattern is None:
-            sessions.ledger.ran_uncompiled(problem or "more than sizes changed")
-            return self.part.module.forward(values, sizes, scalars)
+    def _compile_dynamic(
+        self, pattern: ShapePattern, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
+    ) -> Any:
         kept = list(values)
         started = time.perf_counter()
         try:
@@ -168,6 +172,8 @@ class _Static:
             sessions.ledger.count("compiles")
         else:
             self.compiled = segment.compile_part(_list_module(self.lowered.graph, segment.__name__))
+            if segment.statics:
+                sessions.ledger.count("compiles")
         log_compile(segment.part.title, "compiled for one pattern of sizes")
         if self.lowered.random:
             return

@@ -15,11 +15,9 @@ class BackwardPass(Protocol):
     keep_graph: bool
     callbacks: list[Callable[[], None]]
     node: int
-    removed_hooks: list[Any]
+    phase: str
+    removed_hooks: list[tuple[Any, int, str]]
     saved_hooks_changes: list[Any]
-
-    def hook_was_removed(self, hook: Any) -> bool:
-        """Whether user code took this hook away while the pass ran."""
 
     def nodes(self) -> list[Any]:
         """The autograd nodes of this pass, by the index that C++ gave them."""
@@ -53,17 +51,24 @@ class Running(threading.local):
 
     def hook_removed(self, hook: Any) -> None:
         """User code took a hook away: no running pass may call it any more."""
-        for backward_pass in self.stack:
-            if backward_pass is not EAGER:
-                backward_pass.removed_hooks.append(hook)
+        for current in self.stack:
+            if current is not EAGER:
+                current.removed_hooks.append((hook, current.node, current.phase))
 
-    def enter(self, node: int, hook: Any = None) -> bool:
-        """Note that node ``node`` runs; False where ``hook`` was removed meanwhile and must not be called."""
+    def enter(self, node: int, phase: str = "", hook: Any = None) -> bool:
+        """Note that ``phase`` of node ``node`` runs; False where ``hook`` was removed and must not be called.
+
+        Eager reads the hooks of one phase of one node at once: a hook that another one of them removes still
+        runs in this pass.
+        """
         current = self.captured()
         if current is None:
             return True
-        current.node = node
-        return hook is None or not current.hook_was_removed(hook)
+        current.node, current.phase = node, phase
+        return not any(
+            removed is hook and (at_node, at_phase) != (node, phase)
+            for removed, at_node, at_phase in current.removed_hooks
+        )
 
     def keeps_graph(self) -> bool:
         """Whether the running pass keeps its saved tensors (``retain_graph``)."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["WalkedNode", "eager_order", "walk"]
+__all__ = ["WalkedNode", "eager_order", "edge_of", "walk"]
 
 _ROOT_SEQUENCE_NR = -1
 
@@ -31,7 +31,8 @@ class WalkedNode:
     """False where only its gradient is wanted (an input of ``grad``), and it does not run itself."""
 
 
-def _edge_of(tensor_or_edge: Any) -> tuple[Any, int]:
+def edge_of(tensor_or_edge: Any) -> tuple[Any, int]:
+    """(autograd node, which of its inputs) that a tensor's gradient, or a gradient edge, flows into."""
     if not isinstance(tensor_or_edge, torch.Tensor):
         return tensor_or_edge.node, tensor_or_edge.output_nr
     tensor = tensor_or_edge
@@ -88,11 +89,11 @@ def walk(outputs: Sequence[Any], inputs: Sequence[Any], accumulate: bool) -> lis
     ``outputs`` and ``inputs`` are the tensors (or gradient edges) given to ``backward`` or ``grad``;
     without ``inputs`` every reachable node runs.
     """
-    roots = [_edge_of(output)[0] for output in outputs]
+    roots = [edge_of(output)[0] for output in outputs]
     dependencies = _dependencies(roots)
     needed = executing = None
     if inputs:
-        needed, executing = _needed(roots, {_edge_of(tensor)[0] for tensor in inputs}, accumulate)
+        needed, executing = _needed(roots, {edge_of(tensor)[0] for tensor in inputs}, accumulate)
     nodes: list[WalkedNode] = []
     indices: dict[Any, int] = {}
     edges_of: list[list[Any]] = []

@@ -25,6 +25,7 @@ class FunctionalSegment:
 
     nodes: list[fx.Node]
     inputs: list[fx.Node]
+    """Elements of the graph's ``inputs`` that nothing else uses come first."""
     outputs: list[fx.Node]
     module: fx.GraphModule
     """Called with (values, sizes, scalars): a list that it empties, and the two tuples of the whole graph."""
@@ -85,12 +86,13 @@ def _segment(nodes: list[fx.Node], number: int) -> FunctionalSegment:
         for argument in node.all_input_nodes:
             if argument not in inside and not _is_number(argument):
                 inputs.setdefault(argument)
+    ordered = sorted(inputs, key=lambda node: not _is_owned(node, inside))
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
     graph = fx.Graph()
     values, sizes, scalars = (graph.placeholder(name) for name in ("values", "sizes", "scalars"))
     numbers = {"sizes": sizes, "scalars": scalars}
     copies: dict[fx.Node, fx.Node] = {}
-    for index, node in enumerate(inputs):
+    for index, node in enumerate(ordered):
         copies[node] = graph.create_node("call_function", operator.getitem, (values, index), name=node.name)
     graph.create_node("call_method", "clear", (values,), name="free_values")
 
@@ -111,7 +113,12 @@ def _segment(nodes: list[fx.Node], number: int) -> FunctionalSegment:
         copies[node] = graph.node_copy(node, copy_of)
     graph.output(tuple(copies[node] for node in outputs))
     module = fx.GraphModule(torch.nn.Module(), graph, f"BackwardSegment{number}")
-    return FunctionalSegment(nodes, list(inputs), outputs, module)
+    return FunctionalSegment(nodes, ordered, outputs, module)
+
+
+def _is_owned(node: fx.Node, inside: set[fx.Node]) -> bool:
+    """An element of ``inputs`` that only these nodes use."""
+    return _is_argument(node) and node.args[0].name == "inputs" and inside.issuperset(node.users)  # type: ignore[union-attr]
 
 
 def _is_number(node: fx.Node) -> bool:
@@ -178,13 +185,7 @@ def _owned_inputs(
     stretches: Sequence[tuple[FunctionalSegment | None, list[fx.Node]]],
 ) -> list[dict[fx.Node, None]]:
     """Per stretch, the elements of ``inputs`` that only its segment uses, in the segment's order."""
-    owned: list[dict[fx.Node, None]] = []
-    for segment, _ in stretches:
-        mine: dict[fx.Node, None] = {}
-        if segment is not None:
-            inside = set(segment.nodes)
-            for node in segment.inputs:
-                if _is_argument(node) and node.args[0].name == "inputs" and inside.issuperset(node.users):  # type: ignore[union-attr]
-                    mine.setdefault(node)
-        owned.append(mine)
-    return owned
+    return [
+        {} if segment is None else {node: None for node in segment.inputs if _is_owned(node, set(segment.nodes))}
+        for segment, _ in stretches
+    ]
