@@ -84,7 +84,15 @@ _KNOWN_METHODS: dict[str, tuple[tuple[str, ...], ...]] = {
     "post_hook": (("self", "outputs", "inputs", "hook_id"),),
     "post_acc_grad_hook": (("self", "input", "hook_id"),),
     "proxy_call_backward": (
-        ("self", "inputs", "output_metadatas", "saved_tensors", "backward_idx", "ctx", "maybe_backward_state_idx"),
+        (
+            "self",
+            "inputs",
+            "output_metadatas",
+            "saved_tensors",
+            "backward_idx",
+            "ctx",
+            "maybe_backward_state_idx",
+        ),
         (
             "self",
             "inputs",

@@ -116,7 +116,9 @@ class _Emitter:
             return type(argument)(self.argument(element) for element in argument)
         return argument
 
-    def _create(self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> fx.Node:
+    def _create(
+        self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+    ) -> fx.Node:
         node = self.graph.create_node("call_function", target, args, kwargs, name=name)
         node.meta.update(self.meta)
         return node

@@ -38,7 +38,9 @@ class Compiler:
         sessions.ledger.spend("compile", time.perf_counter() - started)
         sessions.ledger.count("compiles")
         if not callable(result):
-            raise InvalidCompilerError(self.function, f"it returned a {type(result).__name__}, which is not callable")
+            raise InvalidCompilerError(
+                self.function, f"it returned a {type(result).__name__}, which is not callable"
+            )
         return result
 
     def part(self, whole: Any, dynamic: bool) -> Callable[[fx.GraphModule], Callable[..., Any]] | None:

@@ -43,7 +43,9 @@ class Config:
         known = {field.name for field in dataclasses.fields(self)}
         for name in changes:
             if name not in known:
-                raise AttributeError(f"config has no setting {name!r}; settings are {', '.join(sorted(known))}")
+                raise AttributeError(
+                    f"config has no setting {name!r}; settings are {', '.join(sorted(known))}"
+                )
         before = {name: getattr(self, name) for name in changes}
         try:
             for name, value in changes.items():

@@ -195,7 +195,10 @@ class CapturingEngine(_torch.Engine):
 
     def is_checkpoint_valid(self) -> bool:
         """Whether reentrant checkpointing works here: not in ``grad`` or ``backward(inputs=...)``."""
-        return all(passed is EAGER or not passed.inputs for passed in running.stack) and super().is_checkpoint_valid()
+        return (
+            all(passed is EAGER or not passed.inputs for passed in running.stack)
+            and super().is_checkpoint_valid()
+        )
 
     def queue_callback(self, callback: Callable[[], None]) -> None:
         current = running.captured()

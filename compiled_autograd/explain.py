@@ -53,7 +53,9 @@ class Explanation:
         return tuple(record.reason for record in self.captures)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.passes)} backward passes, {len(self.captures)} captures, {len(self.fallbacks)} in eager"]
+        lines = [
+            f"{len(self.passes)} backward passes, {len(self.captures)} captures, {len(self.fallbacks)} in eager"
+        ]
         for number, record in enumerate(self.passes, 1):
             lines.append(f"{number}. {record.outcome}: {record.reason}")
         for number, graph in enumerate(self.graphs, 1):

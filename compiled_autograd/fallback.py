@@ -14,14 +14,20 @@ __all__ = ["reason_before", "refusal_reason"]
 # What C++ says when it refuses, and how we say it.
 _REFUSALS: tuple[tuple[str, str], ...] = (
     (r"NestedTensor support not implemented", "a NestedTensor gradient"),
-    (r"view_fn not supported by compiled autograd", "an in-place operation on a view that only a function can redo"),
+    (
+        r"view_fn not supported by compiled autograd",
+        "an in-place operation on a view that only a function can redo",
+    ),
     (r"can not trace unhashable IValues, error: (.*)", r"a C++ Function saved an unhashable value (\1)"),
     (r"TorchDispatchMode not yet implemented", "a TorchDispatchMode is active"),
     (r"within another compiled autograd call", "another thread is capturing"),
     (r"requires no threads in backwards", "another thread is inside a backward pass"),
     (r"compiled_args not implemented: (\S+)", r"node \1 tells C++ nothing about itself"),
     (r"apply_with_saved not implemented: (\S+)", r"node \1 cannot be recorded"),
-    (r"(?:not implemented for|not supported by|doesn't support|does not support) compiled autograd", "{message}"),
+    (
+        r"(?:not implemented for|not supported by|doesn't support|does not support) compiled autograd",
+        "{message}",
+    ),
     (r"[Cc]ompiled[ _][Aa]utograd", "{message}"),
 )
 

@@ -113,7 +113,9 @@ def call_post_hook(
     return results
 
 
-def call_post_accumulate_grad_hook(hook: Callable[..., Any], variable: torch.Tensor, *, node: int) -> torch.Tensor:
+def call_post_accumulate_grad_hook(
+    hook: Callable[..., Any], variable: torch.Tensor, *, node: int
+) -> torch.Tensor:
     """``tensor.register_post_accumulate_grad_hook``: sees the leaf after its ``.grad`` is set."""
     if not running.enter(node, "post-accumulate hook", hook):
         return variable
@@ -170,7 +172,9 @@ class _Context:
 
     @property
     def saved_variables(self) -> tuple[Any, ...]:
-        warnings.warn("'saved_variables' is deprecated; use 'saved_tensors'", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "'saved_variables' is deprecated; use 'saved_tensors'", DeprecationWarning, stacklevel=2
+        )
         return self.saved_tensors
 
     def maybe_clear_saved_tensors(self) -> None:
@@ -299,7 +303,11 @@ def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool, *,
                 return
         elif grad.layout is torch.sparse_coo and _owns_its_parts(grad):
             variable.grad = torch.sparse_coo_tensor(
-                grad._indices(), grad._values(), grad.shape, is_coalesced=grad.is_coalesced(), check_invariants=False
+                grad._indices(),
+                grad._values(),
+                grad.shape,
+                is_coalesced=grad.is_coalesced(),
+                check_invariants=False,
             )
             return
     (updated,) = _torch.functional_operators.AccumulateGrad([grad], variable, before, has_post_hooks)

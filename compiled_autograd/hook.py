@@ -98,7 +98,9 @@ class GraphCompiler:
         if self.capture.refusal is None:
             self.capture.refusal = reason
 
-    def _step(self, target: Any, args: tuple[Any, ...], kind: Kind, label: str, takes_node: bool = False) -> Step:
+    def _step(
+        self, target: Any, args: tuple[Any, ...], kind: Kind, label: str, takes_node: bool = False
+    ) -> Step:
         step = Step(target, args, kind, self._node.index, label, takes_node)
         self._node.steps.append(step)
         return step
@@ -199,7 +201,9 @@ class GraphCompiler:
 
     def unpack_hook(self, hook_id: int, data_id: int) -> torch.Tensor:
         if torch.is_grad_enabled():
-            self._refuse("saved-tensor hooks under create_graph (their tensors' history is known to C++ only)")
+            self._refuse(
+                "saved-tensor hooks under create_graph (their tensors' history is known to C++ only)"
+            )
         args = (InputValue("hooks", hook_id), InputValue("packed", data_id))
         if self._node.is_python:
             # a Python backward unpacks its saved tensors when, and as often as, it asks for them
@@ -237,9 +241,16 @@ class GraphCompiler:
     def call_copy_slices_epilogue(
         self, needs_input_grad: Sequence[bool], result: Any, grads: Sequence[Any], grad_slice: Any
     ) -> list[torch.Tensor]:
-        args = (list(needs_input_grad), self._value(result), self._value(list(grads)), self._value(grad_slice))
+        args = (
+            list(needs_input_grad),
+            self._value(result),
+            self._value(list(grads)),
+            self._value(grad_slice),
+        )
         count = len(needs_input_grad)
-        return self._tuple_step(functional.copy_slices_epilogue, args, count, Kind.PURE, "copy_slices_epilogue")
+        return self._tuple_step(
+            functional.copy_slices_epilogue, args, count, Kind.PURE, "copy_slices_epilogue"
+        )
 
     def bind_backward_state(self, index: int) -> Any:
         self._refuse("hooks that torch.compile traced into a backward state")

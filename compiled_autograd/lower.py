@@ -139,7 +139,9 @@ def _indexes_by_position(func: Any, args: Any) -> bool:
     return all(index is None or index.dtype in (torch.int64, torch.int32) for index in args[1])
 
 
-def lower(segment: FunctionalSegment, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Lowered:
+def lower(
+    segment: FunctionalSegment, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
+) -> Lowered:
     """Run ``segment`` on ``values`` (a list, which is emptied) and record it."""
     graph = fx.Graph()
     recorder = _Recorder(graph)

@@ -44,7 +44,10 @@ class _Segment:
     __module__ = "compiled_autograd.program"
 
     def __init__(
-        self, part: FunctionalSegment, compiler: Compiler, compile_part: Callable[[fx.GraphModule], Callable[..., Any]]
+        self,
+        part: FunctionalSegment,
+        compiler: Compiler,
+        compile_part: Callable[[fx.GraphModule], Callable[..., Any]],
     ) -> None:
         self.__name__ = part.module._get_name()
         self.part = part
@@ -54,7 +57,9 @@ class _Segment:
         self.dynamic: _Dynamic | None = None
         self.gave_up: str | None = None
 
-    def __call__(self, values: list[Any], rest: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Any:
+    def __call__(
+        self, values: list[Any], rest: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]
+    ) -> Any:
         values.extend(rest)
         for static in self.statics:
             if static.matches(values, sizes, scalars):
@@ -115,7 +120,9 @@ class _Segment:
             dynamic = _Dynamic(self, pattern)
             results = dynamic.run(values, sizes, first=True)
         except Exception as error:  # noqa: BLE001 - as above; the segment is pure and can run again
-            self._give_up(f"its compiler raised {type(error).__name__} for symbolic sizes: {_first_line(error)}")
+            self._give_up(
+                f"its compiler raised {type(error).__name__} for symbolic sizes: {_first_line(error)}"
+            )
             return self.part.module.forward(kept, sizes, scalars)
         finally:
             sessions.ledger.spend("compile", time.perf_counter() - started)
@@ -177,7 +184,9 @@ class _Static:
         log_compile(segment.part.title, "compiled for one pattern of sizes")
         if self.lowered.random:
             return
-        expected = [result for result, output in zip(self.lowered.results, self.outputs, strict=True) if output]
+        expected = [
+            result for result, output in zip(self.lowered.results, self.outputs, strict=True) if output
+        ]
         found = self.run(list(values))
         for result, other in zip(expected, [value for value in found if value is not None], strict=True):
             if result.shape != other.shape or result.dtype != other.dtype:
@@ -187,7 +196,9 @@ class _Static:
                 )
 
     def run(self, values: list[Any]) -> Sequence[Any]:
-        passed_on = {output[1]: values[output[1]] for output in self.outputs if output and output[0] == "input"}
+        passed_on = {
+            output[1]: values[output[1]] for output in self.outputs if output and output[0] == "input"
+        }
         arguments = values
         if len(self.used) != len(values):
             arguments = [values[index] for index in self.used]
@@ -196,7 +207,11 @@ class _Static:
         if self.plain_outputs:
             return computed
         return tuple(
-            None if output is None else computed[output[1]] if output[0] == "computed" else passed_on[output[1]]
+            None
+            if output is None
+            else computed[output[1]]
+            if output[0] == "computed"
+            else passed_on[output[1]]
             for output in self.outputs
         )
 

@@ -93,7 +93,9 @@ class Shape:
 
 
 def _hooks(node: CapturedNode) -> dict[str, int]:
-    return dict(collections.Counter(step.label for step in node.steps if step.label.endswith(("_hook", "unpack"))))
+    return dict(
+        collections.Counter(step.label for step in node.steps if step.label.endswith(("_hook", "unpack")))
+    )
 
 
 def _words(hooks: dict[str, int]) -> str:
@@ -122,7 +124,11 @@ def miss_reason(new: Shape, earlier: Iterable[Shape]) -> tuple[str, str | None]:
         return f"{node.name} (NodeCall {node.index}): {found}", node.name
     if len(new.nodes) != len(nearest.nodes):
         node = new.nodes[min(prefix, len(new.nodes) - 1)]
-        return f"{node.name} (NodeCall {node.index}): the pass has {len(new.nodes)} nodes, had {len(nearest.nodes)}", (
-            node.name
+        return (
+            f"{node.name} (NodeCall {node.index}): the pass has {len(new.nodes)} nodes, had {len(nearest.nodes)}",
+            (node.name),
         )
-    return "nothing that Python can see differs from an earlier capture (an attribute that only C++ knows)", None
+    return (
+        "nothing that Python can see differs from an earlier capture (an attribute that only C++ knows)",
+        None,
+    )

@@ -38,7 +38,9 @@ def edge_of(tensor_or_edge: Any) -> tuple[Any, int]:
     tensor = tensor_or_edge
     if tensor.grad_fn is not None:
         return tensor.grad_fn, tensor.output_nr
-    with torch.enable_grad():  # any operation whose backward leads to the leaf; not a view, which few layouts have
+    with (
+        torch.enable_grad()
+    ):  # any operation whose backward leads to the leaf; not a view, which few layouts have
         return tensor.clone().grad_fn.next_functions[0]  # type: ignore[union-attr]
 
 

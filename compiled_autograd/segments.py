@@ -170,10 +170,15 @@ def build_driver(
         if segment is not None:
             rest = tuple(env[node] for node in segment.inputs if node not in owned[number])
             call = graph.create_node(
-                "call_function", callables[number], (lists[number], rest, sizes, scalars), name=f"segment_{number}"
+                "call_function",
+                callables[number],
+                (lists[number], rest, sizes, scalars),
+                name=f"segment_{number}",
             )
             for index, node in enumerate(segment.outputs):
-                env[node] = graph.create_node("call_function", operator.getitem, (call, index), name=node.name)
+                env[node] = graph.create_node(
+                    "call_function", operator.getitem, (call, index), name=node.name
+                )
         for node in others:
             env[node] = graph.node_copy(node, env.__getitem__)
     output = next(iter(reversed(module.graph.nodes)))
@@ -186,6 +191,8 @@ def _owned_inputs(
 ) -> list[dict[fx.Node, None]]:
     """Per stretch, the elements of ``inputs`` that only its segment uses, in the segment's order."""
     return [
-        {} if segment is None else {node: None for node in segment.inputs if _is_owned(node, set(segment.nodes))}
+        {}
+        if segment is None
+        else {node: None for node in segment.inputs if _is_owned(node, set(segment.nodes))}
         for segment, _ in stretches
     ]

@@ -52,7 +52,9 @@ class ShapePattern:
     ) -> "ShapePattern | None":
         """The pattern of two calls; None where more than sizes differs, or nothing does."""
         second = cls.observe(values, sizes, scalars)
-        if first.scalars != second.scalars or [s is None for s in first.shapes] != [s is None for s in second.shapes]:
+        if first.scalars != second.scalars or [s is None for s in first.shapes] != [
+            s is None for s in second.shapes
+        ]:
             return None
         groups: dict[tuple[int, int], list[Any]] = {}
         dims: list[tuple[int, int]] = []
@@ -99,7 +101,9 @@ class ShapePattern:
                 for dim, (size, fixed) in enumerate(zip(value.shape, shape, strict=True)):
                     if size != fixed and ((position, dim) not in dynamic or size < 2):
                         return False
-        return all(_size_at(left, values, sizes) == _size_at(right, values, sizes) for left, right in self.equal)
+        return all(
+            _size_at(left, values, sizes) == _size_at(right, values, sizes) for left, right in self.equal
+        )
 
 
 def _size_at(place: Any, values: Sequence[Any], sizes: Sequence[int]) -> int:
@@ -121,7 +125,9 @@ def dynamic_module(module: fx.GraphModule, pattern: ShapePattern) -> tuple[fx.Gr
         if node.op == "placeholder":
             continue
         if node.target is operator.getitem and node.args[0] is originals["values"]:
-            env[node] = graph.create_node("call_function", operator.getitem, (values, node.args[1]), name=node.name)
+            env[node] = graph.create_node(
+                "call_function", operator.getitem, (values, node.args[1]), name=node.name
+            )
             tensors.append(env[node])
         elif node.op == "call_method" and node.target == "clear":
             continue  # the compiled code takes the list over
@@ -133,7 +139,10 @@ def dynamic_module(module: fx.GraphModule, pattern: ShapePattern) -> tuple[fx.Gr
                 env[node] = pattern.fixed.sizes[index]
             elif (source := pattern.sources[index]) is not None:
                 env[node] = graph.create_node(
-                    "call_function", torch.ops.aten.sym_size.int, (tensors[source[0]], source[1]), name=node.name
+                    "call_function",
+                    torch.ops.aten.sym_size.int,
+                    (tensors[source[0]], source[1]),
+                    name=node.name,
                 )
             else:
                 element = (numbers, len(number_sources))
@@ -141,7 +150,9 @@ def dynamic_module(module: fx.GraphModule, pattern: ShapePattern) -> tuple[fx.Gr
                 number_sources.append(index)
         elif node.op == "output":
             graph.output(fx.node.map_arg(node.args[0], env.__getitem__))
-        elif not any(isinstance(env[used], fx.Node) for used in node.all_input_nodes) and node.all_input_nodes:
+        elif (
+            not any(isinstance(env[used], fx.Node) for used in node.all_input_nodes) and node.all_input_nodes
+        ):
             # arithmetic on constants
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
             env[node] = node.target(*args, **kwargs)
