@@ -1,3 +1,37 @@
-"""The backward pass as one graph."""
+"""The backward pass as one graph.
 
-__all__: list[str] = []
+``with enable(compiler_fn): loss.backward()`` captures the whole pass, hooks, custom functions and gradient
+accumulation included, as one `torch.fx.GraphModule`, compiles it, keeps it for the next pass of the same
+kind, and always gives what eager gives. See ``docs/compiled-autograd.md``.
+"""
+
+from compiled_autograd.api import disable, enable, reset, stats
+from compiled_autograd.config import Config, config
+from compiled_autograd.errors import (
+    CompiledAutogradError,
+    GraphReloadError,
+    InvalidCompilerError,
+    RefusedError,
+    UnboundOperatorError,
+)
+from compiled_autograd.explain import Explanation, explain
+from compiled_autograd.stats import CaptureRecord, FallbackRecord, Stats
+
+__all__ = [
+    "CaptureRecord",
+    "CompiledAutogradError",
+    "Config",
+    "Explanation",
+    "FallbackRecord",
+    "GraphReloadError",
+    "InvalidCompilerError",
+    "RefusedError",
+    "Stats",
+    "UnboundOperatorError",
+    "config",
+    "disable",
+    "enable",
+    "explain",
+    "reset",
+    "stats",
+]

@@ -1,0 +1,211 @@
+"""Every private name of torch that this package relies on, and every difference between its versions.
+
+The protocol of the engine hook is not documented by torch: it is read from
+``torch/csrc/dynamo/python_compiled_autograd.cpp`` and ``torch/_dynamo/compiled_autograd.py`` (2.11 to 2.13).
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dynamo import compiled_autograd as torch_compiled_autograd
+from torch._dynamo.eval_frame import OptimizedModule
+from torch.autograd.function import FunctionCtx
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+__all__ = [
+    "BackwardFunction",
+    "Engine",
+    "OptimizedModule",
+    "TorchDispatchMode",
+    "call_cpp_tensor_pre_hooks",
+    "clear_cache",
+    "copy_slices_epilogue",
+    "copy_slices_prologue",
+    "current_autograd_node",
+    "current_graph_task_execution_order",
+    "current_graph_task_id",
+    "disable_modes",
+    "dispatch_mode_depth",
+    "functional_operators",
+    "hook_problem",
+    "materializes_grads",
+    "set_autograd_compiler",
+    "set_current_engine",
+    "set_verbose_logger",
+    "torch_verbose_logging",
+    "will_engine_execute_node",
+]
+
+_hook = torch._C._dynamo.compiled_autograd
+set_autograd_compiler = _hook.set_autograd_compiler
+clear_cache = _hook.clear_cache
+set_verbose_logger = _hook.set_verbose_logger
+call_cpp_tensor_pre_hooks = _hook.call_cpp_tensor_pre_hooks
+
+# C++ binds each functional operator once per process into whichever compiler is active:
+# keeping them in torch's own namespace lets both compilers be used in one process.
+functional_operators = torch_compiled_autograd.ops
+copy_slices_prologue = torch_compiled_autograd.copy_slices_prologue
+copy_slices_epilogue = torch_compiled_autograd.copy_slices_epilogue
+
+Engine = torch._C._ImperativeEngine
+BackwardFunction = torch.autograd.function.BackwardCFunction
+disable_modes = _disable_current_modes
+has_storage = torch._C._has_storage
+dispatch_mode_depth = torch._C._len_torch_dispatch_stack
+
+current_graph_task_id = torch._C._current_graph_task_id
+current_autograd_node = torch._C._current_autograd_node
+current_graph_task_execution_order = torch._C._current_graph_task_execution_order
+will_engine_execute_node = torch._C._will_engine_execute_node
+push_saved_tensors_hooks = torch._C._autograd._push_saved_tensors_default_hooks
+pop_saved_tensors_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
+top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+remove_hook = torch.utils.hooks.RemovableHandle.remove
+
+# What torch's own compiler answers to; a method more or less, or other parameters, is another protocol.
+_KNOWN_METHODS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "begin_capture": (("self", "inputs", "sizes", "scalars", "origins", "accumulate_grad", "check_nans"),),
+    "set_node_origin": (("self", "node_name", "nodecall_index", "pyobj"),),
+    "bind_function": (("self", "fn_name", "fn", "is_custom_function", "is_traceable"),),
+    "apply_functional": (("self", "fn_name", "grads", "args", "output_metadata"),),
+    "validate_outputs": (("self", "_", "outputs", "args", "output_metadata"),),
+    "accumulate": (("self", "old_var", "new_var"),),
+    "accumulate_grad": (
+        ("self", "variable", "grad", "has_post_hooks"),
+        ("self", "variable", "variable_grad", "grad", "has_post_hooks"),
+    ),
+    "unpack_hook": (("self", "hook_id", "data_id"),),
+    "tensor_pre_hook": (("self", "inputs", "hook_id", "i"),),
+    "cpp_tensor_pre_hook": (("self", "inputs", "hook_id", "i"),),
+    "pre_hook": (("self", "inputs", "hook_id"),),
+    "post_hook": (("self", "outputs", "inputs", "hook_id"),),
+    "post_acc_grad_hook": (("self", "input", "hook_id"),),
+    "proxy_call_backward": (
+        (
+            "self",
+            "inputs",
+            "output_metadatas",
+            "saved_tensors",
+            "backward_idx",
+            "ctx",
+            "maybe_backward_state_idx",
+        ),
+        (
+            "self",
+            "inputs",
+            "output_metadatas",
+            "saved_tensors",
+            "backward_idx",
+            "ctx",
+            "maybe_backward_state_idx",
+            "opaque_object_indices",
+        ),
+    ),
+    "end_capture": (("self", "outputs"),),
+}
+
+
+def hook_problem(compiler_class: Any = torch_compiled_autograd.AutogradCompilerInstance) -> str | None:
+    """Why the engine hook of this torch is not the one we know; None where it is."""
+    for name, known in _KNOWN_METHODS.items():
+        method = getattr(compiler_class, name, None)
+        if method is None:
+            return f"torch {torch.__version__}: its backward compiler has no method {name}"
+        found = tuple(inspect.signature(method).parameters)
+        if found not in known:
+            return f"torch {torch.__version__}: {name}({', '.join(found)}) has other parameters than we know"
+    return None
+
+
+def set_current_engine(engine: Any) -> Any:
+    """Make ``engine`` the one that ``backward`` and ``queue_callback`` reach; return the one before."""
+    before = torch.autograd.Variable._execution_engine
+    torch.autograd.Variable._execution_engine = engine
+    return before
+
+
+# Functions of torch that must know about our passes while capturing is enabled: name, holder, original.
+_WATCHED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "current_graph_task_id": (torch._C, "_current_graph_task_id", current_graph_task_id),
+    "current_autograd_node": (torch._C, "_current_autograd_node", current_autograd_node),
+    "execution_order": (torch._C, "_current_graph_task_execution_order", current_graph_task_execution_order),
+    "will_execute": (torch._C, "_will_engine_execute_node", will_engine_execute_node),
+    "push_saved_hooks": (torch._C._autograd, "_push_saved_tensors_default_hooks", push_saved_tensors_hooks),
+    "pop_saved_hooks": (torch._C._autograd, "_pop_saved_tensors_default_hooks", pop_saved_tensors_hooks),
+    "remove_hook": (torch.utils.hooks.RemovableHandle, "remove", remove_hook),
+}
+
+
+def watch(**replacements: Callable[..., Any]) -> Callable[[], None]:
+    """Put ``replacements`` in place of watched functions of torch; call the result to undo it."""
+    for name, function in replacements.items():
+        holder, attribute, _ = _WATCHED[name]
+        setattr(holder, attribute, function)
+
+    def undo() -> None:
+        for name in replacements:
+            holder, attribute, original = _WATCHED[name]
+            setattr(holder, attribute, original)
+
+    return undo
+
+
+def torch_verbose_logging() -> bool:
+    """Whether ``TORCH_LOGS`` asks for verbose compiled autograd."""
+    return torch._logging._internal.log_state.is_artifact_enabled("compiled_autograd_verbose")
+
+
+# The flag is write-only in C++, and decides at run time whether a missing gradient becomes zeros.
+_MATERIALIZE = "_fx_materialize_grads"
+_set_materialize_grads = FunctionCtx.set_materialize_grads
+
+
+def _remember_materialize_grads(self: Any, value: bool) -> None:
+    setattr(self, _MATERIALIZE, value)
+    _set_materialize_grads(self, value)
+
+
+_remember_materialize_grads.__doc__ = _set_materialize_grads.__doc__
+FunctionCtx.set_materialize_grads = _remember_materialize_grads  # type: ignore[method-assign]
+
+
+def materializes_grads(ctx: Any) -> bool:
+    """Whether this custom Function wants zeros for gradients that are missing."""
+    return getattr(ctx, _MATERIALIZE, True)
+
+
+def untraceable_operator(operator: Any) -> Any | None:
+    """The operator itself, where torch wrapped a C++ function that nobody may trace; else None."""
+    return getattr(operator, "__wrapped__", None) if _is_disabled(operator) else None
+
+
+def _is_disabled(operator: Any) -> bool:
+    return bool(getattr(operator, "_torchdynamo_disable", False))
+
+
+def inside_functorch() -> bool:
+    """Whether a functorch transform (``vmap``, ``grad`` and so on) is active on this thread."""
+    return torch._C._functorch.maybe_current_level() is not None
+
+
+def tensor_guards(tensors: list[torch.Tensor]) -> Any:
+    """A C++ object whose ``check(*tensors)`` compares type, dispatch keys, dtype, device, sizes and strides."""
+    return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+
+
+def lookup_backend(name: str) -> Callable[..., Any]:
+    """The ``torch.compile`` backend of that name; raises torch's own error for an unknown one."""
+    return torch._dynamo.backends.registry.lookup_backend(name)
+
+
+def steal_list(module: torch.fx.GraphModule, name: str) -> None:
+    """Let Dynamo free the elements of the list argument ``name`` while the compiled code runs."""
+    torch._dynamo.utils.set_locals_to_steal(module, [name])
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
+    """Ask Dynamo to treat a dimension as symbolic where it can."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dim)

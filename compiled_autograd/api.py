@@ -1,0 +1,108 @@
+"""``enable``, ``disable``, ``reset``, ``stats``."""
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from compiled_autograd import _torch, queries, saved_hooks
+from compiled_autograd.compilers import as_compiler
+from compiled_autograd.engine import CapturingEngine
+from compiled_autograd.running import running
+from compiled_autograd.session import Session, installation, sessions
+from compiled_autograd.stats import Stats
+
+__all__ = ["disable", "enable", "reset", "stats"]
+
+
+def _install() -> Callable[[], None]:
+    before = _torch.set_current_engine(CapturingEngine())
+    unwatch = _torch.watch(
+        current_graph_task_id=queries.current_graph_task_id,
+        current_autograd_node=queries.current_autograd_node,
+        execution_order=queries.current_graph_task_execution_order,
+        will_execute=queries.will_execute,
+        push_saved_hooks=saved_hooks.push,
+        pop_saved_hooks=saved_hooks.pop,
+        remove_hook=queries.remove_hook,
+    )
+
+    def uninstall() -> None:
+        unwatch()
+        _torch.set_current_engine(before)
+
+    return uninstall
+
+
+installation.install = _install
+
+
+@contextlib.contextmanager
+def enable(compiler_fn: Any, dynamic: bool = True) -> Iterator[None]:
+    """Capture every backward pass that this thread starts inside the ``with`` block, compile it, and run that.
+
+    ``compiler_fn`` is one of
+
+    - a function of one `torch.fx.GraphModule` that returns a callable with the same arguments: it gets each
+      captured graph as a whole. Where it returns ``torch.compile(graph, ...)``, the stretches of the graph
+      between calls of user code are compiled with those settings, and user code runs as itself;
+    - a function of (GraphModule, example inputs), as ``torch.compile(backend=...)`` takes it, or the name of
+      such a backend: it gets those stretches as flat ATen graphs.
+
+    With ``dynamic`` every size is symbolic from the first capture on, so that other sizes find the same graph.
+    Without it a size becomes symbolic when it changes, which costs one more capture.
+
+    Blocks nest, the innermost counts. What cannot be captured runs in eager (see ``stats().fallback_reasons``).
+
+    Raises:
+        InvalidCompilerError: if ``compiler_fn`` is none of these; nothing is enabled then.
+
+    >>> import torch, compiled_autograd
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> with compiled_autograd.enable(lambda graph: graph):
+    ...     (x * x).sum().backward()
+    >>> x.grad
+    tensor([2., 2., 2.])
+    """
+    session = Session(as_compiler(compiler_fn), bool(dynamic))
+    if _unknown_torch() is not None:
+        yield
+        return
+    with sessions.entered(session):
+        yield
+
+
+@contextlib.contextmanager
+def disable() -> Iterator[None]:
+    """Run backward passes of this thread in eager inside the ``with`` block."""
+    with sessions.entered(None):
+        yield
+
+
+@functools.cache
+def _unknown_torch() -> str | None:
+    problem = _torch.hook_problem()
+    if problem is not None:
+        warnings.warn(
+            f"compiled_autograd does not know the engine hook of this torch, everything runs in eager: {problem}",
+            stacklevel=4,
+        )
+    return problem
+
+
+def reset() -> None:
+    """Forget all captured graphs, what compilers made of them, and all counts.
+
+    Raises:
+        RuntimeError: inside a captured backward pass.
+    """
+    if running.captured() is not None:
+        raise RuntimeError("compiled_autograd.reset() inside a backward pass would free the graph that runs")
+    _torch.clear_cache()
+    sessions.ledger.clear()
+
+
+def stats() -> Stats:
+    """Counts since the last `reset`: captures, hits, compiles, fallbacks and their reasons, seconds."""
+    return sessions.ledger.stats()

@@ -1,0 +1,208 @@
+"""The autograd engine that Python sees while capturing is enabled.
+
+`CapturingEngine.run_backward` sets the C++ hook only while the engine walks the nodes. The hook hands the
+graph and its arguments back instead of running them, and they run after the engine has returned: so backward
+passes may nest, errors and tracebacks are Python's own, and a refusal leaves nothing half done.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from compiled_autograd import _torch, saved_hooks, schedule
+from compiled_autograd.capture import build_graph, ordered_nodes
+from compiled_autograd.config import config
+from compiled_autograd.errors import RefusedError
+from compiled_autograd.fallback import reason_before, refusal_reason
+from compiled_autograd.graph import CapturedGraph
+from compiled_autograd.hook import Capture, GraphCompiler
+from compiled_autograd.log import log_capture, log_fallback, log_hit, log_of_cpp
+from compiled_autograd.running import EAGER, running
+from compiled_autograd.session import Session, sessions
+
+__all__ = ["CapturingEngine"]
+
+_UNUSED = (
+    "One of the differentiated Tensors appears to not have been used in the graph. "
+    "Set allow_unused=True if this is the desired behavior."
+)
+
+_capture_lock = threading.RLock()
+"""Held while C++ walks nodes: its hook and its cache are process-wide."""
+
+
+class _Pass:
+    """One backward pass, from the call of the engine to its last callback."""
+
+    def __init__(
+        self,
+        session: Session,
+        tensors: Sequence[Any],
+        grad_tensors: Sequence[Any],
+        keep_graph: bool,
+        create_graph: bool,
+        inputs: Sequence[Any] = (),
+        allow_unreachable: bool = False,
+        accumulate_grad: bool = False,
+    ) -> None:
+        self.session = session
+        self.tensors = tensors
+        self.keep_graph = keep_graph
+        self.create_graph = create_graph
+        self.inputs = inputs
+        self.allow_unreachable = allow_unreachable
+        self.accumulate_grad = accumulate_grad
+        self.graph_task_id = running.new_graph_task_id()
+        self.callbacks: list[Callable[[], None]] = []
+        self.node = 0
+        self.captured_now = False
+        self.started = False
+        self.pending: tuple[CapturedGraph, tuple[Any, ...]] | None = None
+        self._walked: list[schedule.WalkedNode] | None = None
+        self.phase = ""
+        self.removed_hooks: list[tuple[Any, int, str]] = []
+        self.saved_hooks_changes: list[Any] = []
+
+    # What the graph's functions, and torch._C's queries, ask
+
+    def walk(self) -> list[schedule.WalkedNode]:
+        if self._walked is None:
+            self._walked = schedule.walk(self.tensors, self.inputs, self.accumulate_grad)
+        return self._walked
+
+    def nodes(self) -> list[Any]:
+        return [walked.node for walked in self.walk()]
+
+    def execution_order(self) -> list[int]:
+        return schedule.eager_order(self.walk())
+
+    # Capturing
+
+    def make_compiler(self) -> GraphCompiler:
+        return GraphCompiler(self.walk, self._finish)
+
+    def _finish(self, capture: Capture) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        nodes = ordered_nodes(capture)
+        graph = CapturedGraph(capture, nodes, build_graph(capture, nodes))
+        sessions.ledger.captured(graph.record)
+        log_capture(graph.record)
+        capture.walked = None  # C++ leaks what we return here, and the nodes hold hooks
+        self.captured_now = True
+        return _hand_over, graph
+
+    def collect(self, run_backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Have C++ find or record the graph; what the engine returned, where it did not use our graph."""
+        with _capture_lock:
+            _torch.set_verbose_logger(log_of_cpp())
+            before = _torch.set_autograd_compiler(self.make_compiler, self.session.dynamic)
+            outer, _collecting.current = _collecting.current, self
+            try:
+                return run_backward(*args, **kwargs)
+            finally:
+                _collecting.current = outer
+                _torch.set_autograd_compiler(*before)
+
+    # Running
+
+    def run(self) -> tuple[Any, ...]:
+        assert self.pending is not None
+        graph, arguments = self.pending
+        self.pending = None
+        if not self.captured_now:
+            sessions.ledger.count("hits")
+            log_hit(graph)
+        self.started = True
+        running.stack.append(self)
+        try:
+            with torch.set_grad_enabled(self.create_graph):
+                outputs = graph.run(self.session.compiler, self.session.dynamic, arguments)
+                position = 0
+                while position < len(self.callbacks):  # a callback may queue another
+                    self.callbacks[position]()
+                    position += 1
+        finally:
+            running.stack.pop()
+            saved_hooks.restore(self.saved_hooks_changes)
+            sessions.tell("capture" if self.captured_now else "hit", graph.record)
+        if self.accumulate_grad and not graph.needs_engine:
+            return ()
+        if not self.allow_unreachable and any(output is None for output in outputs):
+            raise RuntimeError(_UNUSED)
+        return list(outputs) if graph.needs_engine else tuple(outputs)
+
+
+class _Collecting(threading.local):
+    current: _Pass | None = None
+
+
+_collecting = _Collecting()
+
+
+def _hand_over(
+    graph: CapturedGraph, inputs: list[Any], sizes: Any, scalars: Any, hooks: Any, packed: Any
+) -> Sequence[Any]:
+    """The runtime wrapper that C++ calls with a graph and its arguments, found or recorded."""
+    arguments = (inputs, sizes, scalars, hooks, packed)
+    current = _collecting.current
+    if current is None:  # torch's own compiled autograd found our graph in the shared cache
+        return graph(*arguments)
+    current.pending = (graph, arguments)
+    if graph.needs_engine:  # C++ hooks live only as long as this call
+        return current.run()
+    return [_PLACEHOLDER_GRAD] * graph.num_outputs
+
+
+_PLACEHOLDER_GRAD = torch.empty(0)
+
+
+class CapturingEngine(_torch.Engine):
+    """Stands in for ``torch.autograd.Variable._execution_engine`` while any session is enabled."""
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        session = sessions.current()
+        if session is None:
+            return super().run_backward(*args, **kwargs)
+        backward_pass = _Pass(session, *args, **kwargs)
+        reason = reason_before()
+        if reason is None:
+            try:
+                result = backward_pass.collect(super().run_backward, args, kwargs)
+            except (NotImplementedError, RuntimeError) as error:
+                reason = None if backward_pass.started else refusal_reason(error)
+                if reason is None:
+                    raise
+            else:
+                return result if backward_pass.pending is None else backward_pass.run()
+        return self._run_eager(reason, args, kwargs)
+
+    def _run_eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not config.fallback:
+            raise RefusedError(reason)
+        record = sessions.ledger.fell_back(reason)
+        log_fallback(reason)
+        inside = _collecting.current is not None
+        before = _torch.set_autograd_compiler(None, False) if inside else None
+        running.stack.append(EAGER)
+        try:
+            return super().run_backward(*args, **kwargs)
+        finally:
+            running.stack.pop()
+            sessions.tell("fallback", record)
+            if before is not None:
+                _torch.set_autograd_compiler(*before)
+
+    def is_checkpoint_valid(self) -> bool:
+        """Whether reentrant checkpointing works here: not in ``grad`` or ``backward(inputs=...)``."""
+        return (
+            all(passed is EAGER or not passed.inputs for passed in running.stack)
+            and super().is_checkpoint_valid()
+        )
+
+    def queue_callback(self, callback: Callable[[], None]) -> None:
+        current = running.captured()
+        if current is None:
+            super().queue_callback(callback)
+        else:
+            current.callbacks.append(callback)

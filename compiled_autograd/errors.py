@@ -1,0 +1,56 @@
+"""Errors that this package raises, each with the fields a caller may want to act on."""
+
+__all__ = [
+    "CompiledAutogradError",
+    "GraphReloadError",
+    "InvalidCompilerError",
+    "RefusedError",
+    "UnboundOperatorError",
+]
+
+
+class CompiledAutogradError(RuntimeError):
+    """Base of every error of this package."""
+
+
+class InvalidCompilerError(CompiledAutogradError, TypeError):
+    """``enable`` was given something that cannot compile a graph."""
+
+    def __init__(self, compiler: object, problem: str) -> None:
+        self.compiler = compiler
+        self.problem = problem
+        super().__init__(
+            f"enable(compiler_fn): {problem}. Pass a function of one GraphModule that returns a callable, "
+            "a backend function of (GraphModule, example inputs), or the name of a torch.compile backend."
+        )
+
+
+class RefusedError(CompiledAutogradError, NotImplementedError):
+    """A backward pass cannot be captured; unless ``config.fallback`` is off it runs in eager instead."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"this backward pass cannot be captured: {reason}. "
+            "Set compiled_autograd.config.fallback = True to run such passes in eager."
+        )
+
+
+class UnboundOperatorError(CompiledAutogradError):
+    """A reloaded graph calls an autograd node that this process has not met yet."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"torch binds the functional form of {name!r} when a backward pass with that node is first "
+            "captured in a process. Capture one such backward pass before you run the reloaded graph."
+        )
+
+
+class GraphReloadError(CompiledAutogradError):
+    """A graph cannot be written to, or read from, a file."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        self.path = path
+        self.problem = problem
+        super().__init__(f"{path}: {problem}")

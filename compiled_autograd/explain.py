@@ -1,0 +1,99 @@
+"""``explain``: what the backward passes of a function became, and why."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from compiled_autograd.compilers import as_compiler
+from compiled_autograd.session import Session, sessions
+from compiled_autograd.stats import CaptureRecord, FallbackRecord
+
+__all__ = ["Explanation", "PassRecord", "explain"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PassRecord:
+    """One backward pass."""
+
+    outcome: str
+    """``capture``, ``hit`` or ``fallback``."""
+    reason: str
+    """Why it was captured, or ran in eager."""
+    graph: fx.GraphModule | None
+    """The graph that ran; None for a fallback."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What `explain` found; ``print`` it for a report."""
+
+    passes: tuple[PassRecord, ...]
+    """Every backward pass, in order of its end."""
+    captures: tuple[CaptureRecord, ...]
+    """What was captured, with the reason why no earlier graph served."""
+    fallbacks: tuple[FallbackRecord, ...]
+    """What ran in eager, and why."""
+    result: Any
+    """What the function returned."""
+
+    @property
+    def graphs(self) -> tuple[fx.GraphModule, ...]:
+        """The graphs that ran, each once."""
+        graphs: dict[int, fx.GraphModule] = {}
+        for record in self.passes:
+            if record.graph is not None:
+                graphs.setdefault(id(record.graph), record.graph)
+        return tuple(graphs.values())
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why each capture happened."""
+        return tuple(record.reason for record in self.captures)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.passes)} backward passes, {len(self.captures)} captures, {len(self.fallbacks)} in eager"
+        ]
+        for number, record in enumerate(self.passes, 1):
+            lines.append(f"{number}. {record.outcome}: {record.reason}")
+        for number, graph in enumerate(self.graphs, 1):
+            lines.append(f"graph {number}:\n{graph.code.strip()}")
+        return "\n".join(lines)
+
+
+def _as_it_is(graph: fx.GraphModule) -> fx.GraphModule:
+    return graph
+
+
+def explain(fn: Callable[..., Any], *args: Any, dynamic: bool = True, **kwargs: Any) -> Explanation:
+    """Call ``fn(*args, **kwargs)`` with capturing enabled, and report on its backward passes.
+
+    Graphs run as captured, without a compiler. A graph that was captured before is reported as a hit.
+
+    >>> import torch
+    >>> from compiled_autograd import explain
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> report = explain(lambda: x.cos().sum().backward())
+    >>> len(report.passes), len(report.graphs), report.fallbacks
+    (1, 1, ())
+    """
+    passes: list[PassRecord] = []
+    captures: list[CaptureRecord] = []
+    fallbacks: list[FallbackRecord] = []
+
+    def observe(outcome: str, record: Any) -> None:
+        if outcome == "fallback":
+            fallbacks.append(record)
+            passes.append(PassRecord(outcome, record.reason, None))
+        else:
+            if outcome == "capture":
+                captures.append(record)
+            reason = record.reason if outcome == "capture" else "captured before"
+            passes.append(PassRecord(outcome, reason, record.graph))
+
+    from_here = Session(as_compiler(_as_it_is), dynamic)
+    with sessions.entered(from_here), sessions.observed(observe):
+        result = fn(*args, **kwargs)
+    return Explanation(tuple(passes), tuple(captures), tuple(fallbacks), result)

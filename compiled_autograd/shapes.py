@@ -1,0 +1,163 @@
+"""Which sizes change between calls, and a segment in which only those are symbolic.
+
+Two calls tell which of the sizes that C++ lifted, and which dimensions of the tensors, are constants and
+which vary; those that had equal values in both calls are taken for one. Each later call is compared with
+that pattern before the compiled code is used.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["Observation", "ShapePattern", "dynamic_module"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """Everything about a call that has a size."""
+
+    sizes: tuple[int, ...]
+    scalars: tuple[Any, ...]
+    shapes: tuple[tuple[int, ...] | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ShapePattern:
+    """What is constant and what varies."""
+
+    fixed: Observation
+    """The first call."""
+    varying_sizes: tuple[int, ...]
+    """Indices into ``sizes``."""
+    dynamic_dims: tuple[tuple[int, int], ...]
+    """(tensor, dimension) pairs."""
+    sources: dict[int, tuple[int, int] | None]
+    """Per varying size, a dimension that is always equal to it; None where there is none."""
+    equal: tuple[tuple[Any, Any], ...]
+    """Pairs of dimensions or sizes that had equal values in both calls."""
+
+    @staticmethod
+    def observe(values: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Observation:
+        """One call."""
+        shapes = tuple(None if value is None else tuple(value.shape) for value in values)
+        return Observation(tuple(sizes), tuple(scalars), shapes)
+
+    @classmethod
+    def between(
+        cls, first: Observation, values: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]
+    ) -> "ShapePattern | None":
+        """The pattern of two calls; None where more than sizes differs, or nothing does."""
+        second = cls.observe(values, sizes, scalars)
+        if first.scalars != second.scalars or [s is None for s in first.shapes] != [
+            s is None for s in second.shapes
+        ]:
+            return None
+        groups: dict[tuple[int, int], list[Any]] = {}
+        dims: list[tuple[int, int]] = []
+        for position, (before, after) in enumerate(zip(first.shapes, second.shapes, strict=True)):
+            if before is None or after is None:
+                continue
+            if len(before) != len(after):
+                return None
+            for dim, pair in enumerate(zip(before, after, strict=True)):
+                if pair[0] != pair[1]:
+                    if min(pair) < 2:  # compilers treat 0 and 1 as constants
+                        return None
+                    dims.append((position, dim))
+                    groups.setdefault(pair, []).append((position, dim))
+        varying: list[int] = []
+        sources: dict[int, tuple[int, int] | None] = {}
+        for index, pair in enumerate(zip(first.sizes, second.sizes, strict=True)):
+            if pair[0] != pair[1]:
+                varying.append(index)
+                members = groups.setdefault(pair, [])
+                sources[index] = next((member for member in members if isinstance(member, tuple)), None)
+                members.append(index)
+        if not groups:
+            return None
+        equal = tuple((members[0], other) for members in groups.values() for other in members[1:])
+        return cls(first, tuple(varying), tuple(dims), sources, equal)
+
+    def matches(self, values: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
+        """Whether a call has this pattern."""
+        if tuple(scalars) != self.fixed.scalars:
+            return False
+        varying = set(self.varying_sizes)
+        for index, (size, fixed) in enumerate(zip(sizes, self.fixed.sizes, strict=True)):
+            if size != fixed and index not in varying:
+                return False
+        dynamic = set(self.dynamic_dims)
+        for position, (value, shape) in enumerate(zip(values, self.fixed.shapes, strict=True)):
+            if value is None or shape is None:
+                if value is not shape:
+                    return False
+            elif tuple(value.shape) != shape:
+                if value.dim() != len(shape):
+                    return False
+                for dim, (size, fixed) in enumerate(zip(value.shape, shape, strict=True)):
+                    if size != fixed and ((position, dim) not in dynamic or size < 2):
+                        return False
+        return all(
+            _size_at(left, values, sizes) == _size_at(right, values, sizes) for left, right in self.equal
+        )
+
+
+def _size_at(place: Any, values: Sequence[Any], sizes: Sequence[int]) -> int:
+    return sizes[place] if isinstance(place, int) else values[place[0]].shape[place[1]]
+
+
+def dynamic_module(module: fx.GraphModule, pattern: ShapePattern) -> tuple[fx.GraphModule, list[int]]:
+    """A segment's module for this pattern, called with (values, numbers), and which sizes ``numbers`` holds.
+
+    Sizes and scalars that did not vary become constants, and those that equal a dimension are read from it.
+    """
+    graph = fx.Graph()
+    values, numbers = graph.placeholder("values"), graph.placeholder("numbers")
+    env: dict[fx.Node, Any] = {}
+    tensors: list[fx.Node] = []
+    number_sources: list[int] = []
+    originals = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            continue
+        if node.target is operator.getitem and node.args[0] is originals["values"]:
+            env[node] = graph.create_node(
+                "call_function", operator.getitem, (values, node.args[1]), name=node.name
+            )
+            tensors.append(env[node])
+        elif node.op == "call_method" and node.target == "clear":
+            continue  # the compiled code takes the list over
+        elif node.target is operator.getitem and node.args[0] is originals["scalars"]:
+            env[node] = pattern.fixed.scalars[node.args[1]]
+        elif node.target is operator.getitem and node.args[0] is originals["sizes"]:
+            index = node.args[1]
+            if index not in pattern.sources:
+                env[node] = pattern.fixed.sizes[index]
+            elif (source := pattern.sources[index]) is not None:
+                env[node] = graph.create_node(
+                    "call_function",
+                    torch.ops.aten.sym_size.int,
+                    (tensors[source[0]], source[1]),
+                    name=node.name,
+                )
+            else:
+                element = (numbers, len(number_sources))
+                env[node] = graph.create_node("call_function", operator.getitem, element, name=node.name)
+                number_sources.append(index)
+        elif node.op == "output":
+            graph.output(fx.node.map_arg(node.args[0], env.__getitem__))
+        elif (
+            not any(isinstance(env[used], fx.Node) for used in node.all_input_nodes) and node.all_input_nodes
+        ):
+            # arithmetic on constants
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
+            env[node] = node.target(*args, **kwargs)
+        else:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
+            env[node] = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
+            env[node].meta.update(node.meta)
+    return fx.GraphModule(torch.nn.Module(), graph, f"{module._get_name()}Dynamic"), number_sources

@@ -1,0 +1,87 @@
+"""What a capture records before it becomes an FX graph: steps, and the values that flow between them.
+
+The C++ side visits nodes depth first; the engine runs them by priority. Recording steps first lets the
+graph be written in the order in which eager would run it.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["CapturedNode", "InputValue", "Kind", "Step", "SumValue", "Value", "leaves"]
+
+
+class Kind(enum.Enum):
+    """What running a step may do besides computing its outputs."""
+
+    PURE = "pure"
+    """Nothing: a functional autograd node, validation, addition, arithmetic on sizes."""
+    PYTHON = "python"
+    """Anything: a hook or a Python backward."""
+    CPP = "cpp"
+    """Anything, in C++: a custom C++ function that is not marked traceable, or a C++ hook."""
+    ACCUMULATE = "accumulate"
+    """Sets or changes ``.grad`` of a leaf."""
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Step:
+    """One call in the graph."""
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kind: Kind
+    node: int
+    """Index of the autograd node that it belongs to, as C++ counts them."""
+    label: str
+    takes_node: bool = False
+    """Whether the target wants to know the node's index."""
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Value:
+    """One output of a step: all of it (index None), or one element."""
+
+    step: Step
+    index: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InputValue:
+    """One element of an argument of the whole graph: ``inputs``, ``sizes``, ``scalars``, ``hooks``, ``packed``."""
+
+    source: str
+    index: int
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class SumValue:
+    """Gradients that flow into one input of a node, in the order in which C++ met them."""
+
+    parts: list[Any]
+    node: int
+    """The node during which C++ created it; only used to name it."""
+
+
+@dataclasses.dataclass(slots=True)
+class CapturedNode:
+    """One autograd node of the pass."""
+
+    index: int
+    name: str
+    sequence_nr: int | None = None
+    stack_trace: str | None = None
+    is_python: bool = False
+    function_id: int | None = None
+    """Which custom Function it is the backward of."""
+    steps: list[Step] = dataclasses.field(default_factory=list)
+
+
+def leaves(argument: Any) -> Iterator[Any]:
+    """The values inside nested tuples and lists."""
+    if isinstance(argument, (tuple, list)):
+        for element in argument:
+            yield from leaves(element)
+    elif isinstance(argument, (Value, InputValue, SumValue)):
+        yield argument

@@ -1,0 +1,160 @@
+"""Sizes and scalars that stay symbolic while C++ walks a node: arithmetic on them becomes steps.
+
+C++ accepts any Python object as the node of a ``torch.SymInt`` or ``torch.SymFloat``. Ours knows the value
+of this call (its hint), answers nothing that would bake it into the graph, and notes when it is asked to.
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["SymbolicNode"]
+
+_ARITHMETIC: dict[str, tuple[Callable[..., Any], str]] = {
+    "add": (operator.add, "same"),
+    "sub": (operator.sub, "same"),
+    "mul": (operator.mul, "same"),
+    "mod": (operator.mod, "same"),
+    "floordiv": (operator.floordiv, "same"),
+    "int_floordiv": (operator.floordiv, "same"),
+    "truediv": (operator.truediv, "float"),
+    "float_truediv": (operator.truediv, "float"),
+    "int_truediv": (operator.truediv, "float"),
+    "pow": (operator.pow, "same"),
+    "pow_by_natural": (operator.pow, "same"),
+    "float_pow": (operator.pow, "float"),
+    "sym_min": (min, "same"),
+    "sym_max": (max, "same"),
+    "neg": (operator.neg, "same"),
+    "pos": (operator.pos, "same"),
+    "ceil": (math.ceil, "int"),
+    "floor": (math.floor, "int"),
+    "sym_float": (float, "float"),
+    "eq": (operator.eq, "bool"),
+    "ne": (operator.ne, "bool"),
+    "lt": (operator.lt, "bool"),
+    "le": (operator.le, "bool"),
+    "gt": (operator.gt, "bool"),
+    "ge": (operator.ge, "bool"),
+    "and_": (operator.and_, "bool"),
+    "sym_and": (operator.and_, "bool"),
+    "or_": (operator.or_, "bool"),
+    "sym_or": (operator.or_, "bool"),
+    "sym_not": (operator.not_, "bool"),
+}
+
+
+class SymbolicNode:
+    """The node of one symbolic number.
+
+    ``record(function, values)`` appends an arithmetic step and returns its value; ``specialized(what)`` is
+    told when C++ insists on a concrete number.
+    """
+
+    def __init__(
+        self,
+        value: Any,
+        hint: float | int | bool,
+        kind: str,
+        record: Callable[[Callable[..., Any], tuple[Any, ...]], Any],
+        specialized: Callable[[str], None],
+    ) -> None:
+        self.value = value
+        self.hint = hint
+        self.kind = kind
+        self._record = record
+        self._specialized = specialized
+
+    def is_int(self) -> bool:
+        return self.kind == "int"
+
+    def is_float(self) -> bool:
+        return self.kind == "float"
+
+    def is_bool(self) -> bool:
+        return self.kind == "bool"
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_constant(self) -> bool:
+        return False
+
+    def has_hint(self) -> bool:
+        return True
+
+    def maybe_as_int(self) -> None:
+        return None
+
+    def maybe_as_float(self) -> None:
+        return None
+
+    def maybe_as_bool(self) -> None:
+        return None
+
+    def clone(self) -> "SymbolicNode":
+        return self
+
+    def _new(self, value: Any, hint: Any, kind: str) -> "SymbolicNode":
+        return SymbolicNode(value, hint, kind, self._record, self._specialized)
+
+    def wrap_int(self, number: int) -> "SymbolicNode":
+        return self._new(number, number, "int")
+
+    def wrap_float(self, number: float) -> "SymbolicNode":
+        return self._new(number, number, "float")
+
+    def wrap_bool(self, flag: bool) -> "SymbolicNode":
+        return self._new(flag, flag, "bool")
+
+    def _concrete(self, what: str) -> Any:
+        self._specialized(f"{what} of {self} was asked for")
+        return self.hint
+
+    def guard_int(self, file: str, line: int) -> int:
+        return int(self._concrete("the value"))
+
+    def guard_float(self, file: str, line: int) -> float:
+        return float(self._concrete("the value"))
+
+    def guard_bool(self, file: str, line: int) -> bool:
+        return bool(self._concrete("the truth"))
+
+    guard_size_oblivious = guard_bool
+    guard_or_false = guard_bool
+    guard_or_true = guard_bool
+    expect_true = guard_bool
+    expect_size = guard_bool
+
+    def int_(self) -> int:
+        return int(self._concrete("the value"))
+
+    def float_(self) -> float:
+        return float(self._concrete("the value"))
+
+    def bool_(self) -> bool:
+        return bool(self._concrete("the truth"))
+
+    def str(self) -> str:
+        return f"symbolic {self.kind} {self.hint}"
+
+    __str__ = str
+    _graph_repr = str
+
+    def __getattr__(self, name: str) -> Callable[..., "SymbolicNode"]:
+        try:
+            function, result_kind = _ARITHMETIC[name]
+        except KeyError:
+            raise AttributeError(f"symbolic numbers have no operation {name!r}") from None
+
+        def operate(*others: "SymbolicNode") -> "SymbolicNode":
+            value = self._record(function, (self.value, *(other.value for other in others)))
+            hint = function(self.hint, *(other.hint for other in others))
+            kind = self.kind if result_kind == "same" else result_kind
+            return self._new(value, hint, kind)
+
+        return operate

@@ -1,0 +1,20 @@
+"""Every test starts from an empty cache, and leaves nothing enabled."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import compiled_autograd
+from compiled_autograd.session import sessions
+
+
+@pytest.fixture(autouse=True)
+def _fresh_state() -> Iterator[None]:
+    torch.manual_seed(0)
+    compiled_autograd.reset()
+    engine = torch.autograd.Variable._execution_engine
+    yield
+    assert not sessions.stack
+    assert torch.autograd.Variable._execution_engine is engine
+    compiled_autograd.reset()
