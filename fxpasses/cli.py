@@ -6,6 +6,8 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 
+from fake.library.opcheck.cli import main as opcheck
+from fake.library.probe.cli import main as probe
 from fxpasses.demo import DemoSettings
 from fxpasses.demo.show import run_demo
 
@@ -17,8 +19,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fxpasses", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
-    arguments = parser.parse_args(argv)
-    return arguments.run(arguments)
+    for name, run, text in _OF_CUSTOM_OPERATORS:
+        command = commands.add_parser(name, help=text, add_help=False)
+        command.set_defaults(run=lambda _, rest, run=run: run(rest))
+    arguments, rest = parser.parse_known_args(argv)
+    return arguments.run(arguments, rest)
+
+
+_OF_CUSTOM_OPERATORS = (
+    ("opcheck", opcheck, "check a custom operator's registrations on sample calls"),
+    ("probe", probe, "derive the fake kernel of a custom operator from sample calls"),
+)
+"""Commands that parse their own arguments."""
 
 
 def _add_demo(commands: argparse._SubParsersAction) -> None:
@@ -45,10 +57,12 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
             help=f"{text} (default {default})",
         )
     demo.add_argument("--report", metavar="DIR", help="write the captured graphs to this directory")
-    demo.set_defaults(run=lambda arguments: _demo(demo, arguments))
+    demo.set_defaults(run=lambda arguments, rest: _demo(demo, arguments, rest))
 
 
-def _demo(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+def _demo(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     fields = {f.name for f in dataclasses.fields(DemoSettings)}
     settings = DemoSettings(**{k: v for k, v in vars(arguments).items() if k in fields})
     if settings.width % settings.heads:

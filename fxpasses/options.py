@@ -40,6 +40,8 @@ class Options:
         on_failure: ``"raise"`` an error that names the stage, or run the graph in ``"eager"`` and count it
             in :func:`fxpasses.stats`.
         report: a directory for the captured graphs as readable files, or ``None``.
+        accelerate: whether AOTAutograd's tracing runs on ``fake``'s dispatch cache: the same graphs and
+            guards in less time. Without effect on a version of torch that ``fake`` does not know.
 
     >>> Options.parse({"memory_budget": 0.5}).memory_budget
     0.5
@@ -52,6 +54,7 @@ class Options:
     mode: str | None = None
     on_failure: OnFailure = "raise"
     report: str | None = None
+    accelerate: bool = True
 
     @classmethod
     def names(cls) -> list[str]:
@@ -176,6 +179,12 @@ def _check_mode(name: str, value: Any) -> str | None:
     return value
 
 
+def _check_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionsError(name, value, "True or False")
+    return value
+
+
 def _check_directory(name: str, value: Any) -> str | None:
     if value is None or isinstance(value, (str, os.PathLike)):
         return None if value is None else os.fspath(value)
@@ -190,4 +199,5 @@ _CHECKS = {
     "mode": _check_mode,
     "on_failure": _check_choice(get_args(OnFailure)),
     "report": _check_directory,
+    "accelerate": _check_flag,
 }

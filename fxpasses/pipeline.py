@@ -16,12 +16,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import fx
 
+import fake
 from fxpasses import _torch
 from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError
 from fxpasses.manager import PassManager, PassRun
@@ -88,7 +89,7 @@ class Pipeline:
         """
         start = time.perf_counter()
         try:
-            with self.compiler.settings():
+            with self._faster_tracing(), self.compiler.settings():
                 aot = _torch.aot_autograd(
                     fw_compiler=_torch.serializable(self._forward),
                     bw_compiler=_torch.serializable(self._backward),
@@ -177,6 +178,17 @@ class Pipeline:
             raise failure(reason, failing_node(error, gm), graph=kind) from error
         finally:
             counters.add_seconds(failure.stage, time.perf_counter() - start)
+
+    @contextmanager
+    def _faster_tracing(self) -> Iterator[None]:
+        """AOTAutograd's fake tensors on ``fake``'s engine, where it knows this version of torch."""
+        with ExitStack() as stack:
+            if self.options.accelerate:
+                try:
+                    stack.enter_context(fake.accelerate())
+                except fake.UnsupportedTorchVersionError as unknown:
+                    log.debug("tracing without acceleration: %s", unknown)
+            yield
 
     def _eager_instead(self, error: StageError, eager: Callable[..., Any]) -> Callable[..., Any]:
         if self.options.on_failure == "raise":

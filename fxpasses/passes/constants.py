@@ -31,6 +31,9 @@ _FACTORIES = {
     torch.ops.prims.iota.default,
 }
 
+_GIVEN = _FACTORIES | {aten.lift_fresh_copy.default}
+"""What is a constant already: there is nothing to fold."""
+
 
 @dataclass(frozen=True)
 class FoldConstants(Pass):
@@ -75,7 +78,7 @@ class FoldConstants(Pass):
                 calls[node] = {node}.union(*(calls[n] for n in node.all_input_nodes))
         changed = False
         for node in constants:
-            if node.op == "get_attr" or node.target in _FACTORIES or not _is_frontier(node, constants):
+            if node.op == "get_attr" or node.target in _GIVEN or not _is_frontier(node, constants):
                 continue
             if aliases.roots(node) & aliases.output and len(aliases.roots(node) - {node}):
                 continue  # a returned view of another value has to stay one
@@ -165,4 +168,7 @@ def _replace_by_attribute(gm: fx.GraphModule, node: fx.Node, value: torch.Tensor
     attribute.meta = dict(node.meta)
     mode = fake_mode_of(gm.graph)
     attribute.meta["val"] = mode.from_tensor(getattr(gm, name), static_shapes=True)
-    replace(node, attribute)
+    # As AOTAutograd writes its own constants: fake tensor modes take a real tensor only through this call.
+    with gm.graph.inserting_before(node):
+        lifted = insert_call(gm.graph, aten.lift_fresh_copy.default, (attribute,), like=node)
+    replace(node, lifted)

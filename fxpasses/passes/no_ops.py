@@ -34,7 +34,6 @@ _COPIES = {
     aten.clone.default,
     aten._to_copy.default,
     aten.contiguous.default,
-    aten.lift_fresh_copy.default,
     prims.convert_element_type.default,
     prims.device_put.default,
 }

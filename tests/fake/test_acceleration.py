@@ -53,7 +53,9 @@ def capture(accelerated, dynamic, sizes):
     model = Model()
     with fake.accelerate() if accelerated else contextlib.nullcontext():
         compiled = torch._dynamo.optimize(
-            backend, dynamic=dynamic, guard_export_fn=lambda g: guards.extend(sorted(str(x.code_list) for x in g))
+            backend,
+            dynamic=dynamic,
+            guard_export_fn=lambda g: guards.extend(sorted(str(x.code_list) for x in g)),
         )(model)
         results = []
         for size in sizes:

@@ -82,7 +82,15 @@ def test_views_share_their_storage_on_hits_too():
     with FakeTensorMode():
         for _ in range(2):
             x = torch.randn(4, 6)
-            views = [x.view(24), x.t(), x[1:], *x.split(2), x.expand(2, 4, 6), x.view(torch.int32), x.detach()]
+            views = [
+                x.view(24),
+                x.t(),
+                x[1:],
+                *x.split(2),
+                x.expand(2, 4, 6),
+                x.view(torch.int32),
+                x.detach(),
+            ]
             assert {v.untyped_storage()._cdata for v in views} == {x.untyped_storage()._cdata}
             assert x.clone().untyped_storage()._cdata != x.untyped_storage()._cdata
             assert x.add_(1) is x
@@ -308,7 +316,10 @@ def test_modes_of_several_threads_share_the_cache():
                     y = (x @ torch.ones(4, seed + 1)).relu()
                     z = y.view(-1)
                     z.add_(1)
-                    if y.shape != (size, seed + 1) or z.untyped_storage()._cdata != y.untyped_storage()._cdata:
+                    if (
+                        y.shape != (size, seed + 1)
+                        or z.untyped_storage()._cdata != y.untyped_storage()._cdata
+                    ):
                         failures.append((seed, size, y))
         except Exception as error:  # noqa: BLE001  (reported by the main thread)
             failures.append((seed, error))

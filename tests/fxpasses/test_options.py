@@ -16,7 +16,10 @@ def test_defaults():
     ("given", "message"),
     [
         ({"memory_budgt": 0.5}, "did you mean 'memory_budget'"),
-        ({"memory_budgt": 0.5}, "compiler, inductor, memory_budget, mode, on_failure, passes, report"),
+        (
+            {"memory_budgt": 0.5},
+            "accelerate, compiler, inductor, memory_budget, mode, on_failure, passes, report",
+        ),
         ({"max_autotune": True}, "'inductor': {'max_autotune'"),
         ({"memory_budget": "half"}, "a number from 0.0 to 1.0, got 'half'"),
         ({"memory_budget": True}, "a number"),
@@ -34,6 +37,7 @@ def test_defaults():
         ({"inductor": {"custom_partitioner_fn": None}}, "memory_budget"),
         ({"mode": "fast"}, "max-autotune"),
         ({"report": 3}, "a directory"),
+        ({"accelerate": 1}, "True or False"),
         ({3: 4}, "unknown option"),
     ],
 )

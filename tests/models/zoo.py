@@ -168,6 +168,25 @@ class Counting(nn.Module):
         return y * self.average + x.clone().mul_(2)
 
 
+class Relative(nn.Module):
+    """Attention with relative position buckets and tensors written into the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+        self.bias = nn.Embedding(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        q, k, v = self.qkv(x).view(batch, time, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        distance = (torch.arange(time)[None, :] - torch.arange(time)[:, None]).abs()
+        far = (distance.float() / 2 + 1).log().mul(2).long() + 2
+        bucket = torch.where(distance < 2, distance, far.clamp(max=7))
+        scores = q @ k.transpose(-1, -2) / 2 + self.bias(bucket).permute(2, 0, 1)
+        y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, time, width)
+        return y * torch.tensor([1.0, -1.0, 0.5, 2.0, 1.0, -1.0, 0.5, 2.0], dtype=x.dtype)
+
+
 def _tokens(*shape: int, high: int = 31) -> Tensor:
     return torch.randint(1, high, shape)
 
@@ -186,5 +205,6 @@ ZOO: dict[str, Entry] = {
     "unrolled": Entry(Unrolled, lambda n: (_grad(n, 4, 6),)),
     "autoencoder": Entry(AutoEncoder, lambda n: (_grad(n, 1, 16, 16),)),
     "autocast": Entry(Autocast, lambda n: (_grad(n, 16),)),
+    "relative": Entry(Relative, lambda n: (_grad(n, 6, 8),)),
     "counting": Entry(Counting, lambda n: (_grad(n, 7),)),
 }

@@ -1,0 +1,67 @@
+"""Compile time of a training step and the compiled step itself: fxpasses against Inductor, caches off."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks._timing import interleaved
+from fxpasses.demo.model import GPT
+
+
+def step(backend: str, layers: int, dynamic: bool):  # type: ignore[no-untyped-def]
+    """A compiled training step of a GPT, forgotten by Dynamo beforehand."""
+    model = GPT(layers, 128, 4, 64, 512)
+    tokens, targets = torch.randint(512, (2, 64)), torch.randint(512, (2, 64))
+
+    compiled = torch.compile(model, backend=backend, dynamic=dynamic)
+
+    def run() -> None:
+        model.zero_grad()
+        compiled(tokens, targets).backward()
+
+    return run
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks compile", description=__doc__)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=3, help="cold compilations of each contestant")
+    parser.add_argument("--rounds", type=int, default=30, help="steps of each contestant")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    console = Console()
+    table = Table(title=f"GPT, {arguments.layers} layers, width 128, batch 2 x 64: forward and backward")
+    for heading in ("shapes", "what", "inductor", "fxpasses", "ratio"):
+        table.add_column(heading, justify="right")
+    with torch.compiler.config.patch(force_disable_caches=True):  # type: ignore[attr-defined]
+        torch.compile(lambda x: x.sin().sum())(torch.ones(3, requires_grad=True)).backward()
+        for dynamic in (False, True):
+            compile_seconds: dict[str, list[float]] = {"inductor": [], "fxpasses": []}
+            runs = {}
+            for _ in range(arguments.repeats):
+                for backend, seconds in compile_seconds.items():
+                    torch._dynamo.reset()
+                    runs[backend] = step(backend, arguments.layers, dynamic)
+                    start = time.perf_counter()
+                    runs[backend]()
+                    seconds.append(time.perf_counter() - start)
+            medians = {name: statistics.median(values) for name, values in compile_seconds.items()}
+            _row(table, dynamic, "first step (s)", medians, 1.0)
+            torch._dynamo.reset()
+            for run in (runs := {name: step(name, arguments.layers, dynamic) for name in runs}).values():
+                run()
+            _row(table, dynamic, "later step (ms)", interleaved(runs, arguments.rounds), 1e3)
+    console.print(table)
+    return 0
+
+
+def _row(table: Table, dynamic: bool, what: str, medians: dict[str, float], unit: float) -> None:
+    cells = (f"{medians[name] * unit:.2f}" for name in ("inductor", "fxpasses"))
+    ratio = medians["fxpasses"] / medians["inductor"]
+    table.add_row("dynamic" if dynamic else "static", what, *cells, f"{ratio:.2f} x")

@@ -1,0 +1,40 @@
+"""The commands for custom operators are reached through ``python -m fxpasses``."""
+
+import pytest
+
+from fxpasses.cli import main
+
+MODULE = """
+import torch
+
+@torch.library.custom_op("fxpasses_cli_test::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+@double.register_fake
+def _(x):
+    return torch.empty_like(x)
+"""
+
+
+@pytest.fixture
+def operator(tmp_path, monkeypatch):
+    (tmp_path / "cli_operator.py").write_text(MODULE)
+    samples = tmp_path / "samples.py"
+    samples.write_text("import torch\nsamples = [((torch.randn(3, 4),), {}), ((torch.randn(5),), {})]\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return ["cli_operator:double", "--samples", str(samples)]
+
+
+def test_opcheck_and_probe(operator, capsys):
+    assert main(["opcheck", *operator]) == 0
+    assert "2 of 2 samples passed" in capsys.readouterr().out
+    assert main(["probe", *operator]) == 0
+    assert "torch.empty_strided" in capsys.readouterr().out
+
+
+def test_a_command_that_does_not_exist(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["opchek"])
+    assert caught.value.code == 2
+    assert "demo" in capsys.readouterr().err
