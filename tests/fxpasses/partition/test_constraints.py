@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import Tensor
+from torch._functorch._aot_autograd import graph_compile
 from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch._higher_order_ops.scan import scan
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -211,12 +212,22 @@ def test_hooks_on_saved_tensors_see_what_is_saved() -> None:
     torch.testing.assert_close(x.grad, expected.grad, rtol=1e-5, atol=1e-5)
 
 
-def test_buffers_that_only_the_backward_pass_holds_are_donated() -> None:
-    """AOTAutograd recognizes them in our graphs: keeping them for a second backward pass is refused."""
+def test_buffers_that_only_the_backward_pass_holds_are_donated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AOTAutograd recognizes them in our graphs: all saved activations, but no input."""
+    found: list[list[int]] = []
+    collect = graph_compile.collect_bw_donated_buffer_idxs
+
+    def recorded(*args: Any, **kwargs: Any) -> list[int]:
+        found.append(collect(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(graph_compile, "collect_bw_donated_buffer_idxs", recorded)
     with torch._functorch.config.patch(donated_buffer=True):
-        compiled, _ = compile_split(lambda x: (x.sin() @ x).exp().tanh())
-        with pytest.raises(RuntimeError, match="donated"):
-            compiled(leaf(4, 4)).sum().backward(retain_graph=True)
+        compiled, splits = compile_split(lambda x: (x.sin() @ x).exp().tanh() + 1)
+        compiled(leaf(4, 4)).sum().backward()
+    kinds = [value.kind for value in splits[0].report.saved]
+    assert found == [[k for k, kind in enumerate(kinds) if kind == "activation"]]
+    assert found[0]
 
 
 def test_inputs_overwritten_after_the_forward_pass_are_saved_as_copies() -> None:
