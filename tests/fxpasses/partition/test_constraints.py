@@ -240,3 +240,21 @@ def test_inputs_overwritten_after_the_forward_pass_are_saved_as_copies() -> None
     assert len(copies) == 2
     assert {n.name for n in copies} <= set(split.saved_names())
     torch.testing.assert_close(norm.num_batches_tracked, torch.tensor(1))
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.0])
+def test_aliased_inputs_one_of_them_changed_in_place(budget: float) -> None:
+    def function(x: Tensor, state: Tensor, part: Tensor) -> Tensor:
+        y = x * state.exp().sum() * part.sin()
+        part.mul_(0.5)
+        return y.tanh() * state.sum()
+
+    def outcome(run: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+        x = torch.arange(3, dtype=torch.float64).requires_grad_()
+        state = torch.arange(6, dtype=torch.float64)
+        run(x, state, state[:3]).sum().backward()
+        return x.grad, state
+
+    expected = outcome(function)
+    compiled, _ = compile_split(function, memory_budget=budget)
+    torch.testing.assert_close(outcome(compiled), expected)

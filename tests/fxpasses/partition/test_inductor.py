@@ -5,6 +5,8 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
 
 from fxpasses.partition import META_KEY, MinCutPartitioner, PartitionOptionError
 
@@ -66,3 +68,18 @@ def test_identity_follows_the_budget() -> None:
 def test_impossible_budget_is_refused_at_once() -> None:
     with pytest.raises(PartitionOptionError, match="between 0 and 1"):
         MinCutPartitioner(2.0)
+
+
+def test_equal_graphs_are_found_in_the_cache_again() -> None:
+    """The report in the forward graph's meta, with its seconds, is no part of Inductor's cache key."""
+    with (
+        fresh_cache(),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        torch._inductor.config.patch(custom_partitioner_fn=MinCutPartitioner(0.5)),
+    ):
+        for _ in range(2):
+            torch._dynamo.reset()
+            counters.clear()
+            torch.compile(lambda x: (x.sin() * x).exp())(torch.randn(3, requires_grad=True)).sum().backward()
+        assert counters["inductor"]["fxgraph_cache_hit"] == 2
+        assert counters["inductor"]["fxgraph_cache_miss"] == 0
