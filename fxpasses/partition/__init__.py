@@ -5,11 +5,13 @@ Read `partitioner` first; `classify` and `operators` say what may be done, `flow
 """
 
 from .errors import PartitionError, PartitionOptionError
+from .inductor import MinCutPartitioner
 from .partitioner import partition
 from .report import META_KEY, PartitionReport, RecomputedValue, SavedValue
 
 __all__ = [
     "META_KEY",
+    "MinCutPartitioner",
     "PartitionError",
     "PartitionOptionError",
     "PartitionReport",

@@ -56,6 +56,7 @@ from torch._functorch.partitioners import (
     thread_graphsafe_rng_from_hops,
 )
 from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.fx.experimental._backward_state import BackwardState
@@ -66,6 +67,7 @@ from torch.utils.flop_counter import flop_registry
 
 __all__ = [
     "BackwardState",
+    "CustomPartitionerFn",
     "apply_user_rewrites",
     "cleanup_recompute_tags",
     "default_partition",
@@ -76,6 +78,7 @@ __all__ = [
     "functionalize_rng_ops",
     "functorch_config",
     "get_default_op_list",
+    "get_hash_for_files",
     "has_recomputable_ops",
     "has_recomputable_rng_ops",
     "hint_of",

@@ -3,15 +3,16 @@
 Every component has a list of cuts, from no priced recomputation down to the fewest bytes. Each step of each list
 recomputes more and saves less. All steps of all components, the ones that free most bytes per FLOP first, make one
 chain of cuts of the whole graph; within a component that order is the order of its list (a convex hull), so that
-every prefix of the chain is a cut. A budget picks the shortest prefix that fits. Prefixes of one chain are nested:
-a smaller budget recomputes a superset and saves no more bytes, whatever the model.
+every prefix of the chain is a cut. A budget picks the shortest prefix that fits, and of its last step only as much as
+it needs (`cut.cut_within`). All these cuts are nested: a smaller budget recomputes a superset and saves no more bytes,
+whatever the model.
 """
 
 import dataclasses
 import itertools
 from fractions import Fraction
 
-from .cut import Cut, cut_component, cuts_by_price
+from .cut import Cut, cut_component, cut_within, cuts_by_price
 from .flow_graph import BACKWARD, FORWARD, Component, Network
 
 __all__ = ["Chain", "chain_of_cuts", "cut_without_price"]
@@ -33,12 +34,32 @@ class Chain:
     steps: list[int]
     weights: list[int]
 
+    def sides_within(self, weight: int) -> bytearray:
+        """Sides of the first cut that saves no more than `weight`; of the last cut if none does.
+
+        The step that reaches it is taken only as far as it needs to be.
+        """
+        steps = self.steps_within(weight)
+        cuts = self._cuts_after(steps)
+        if steps > 0 and self.weights[steps] < weight:
+            place = self.steps[steps - 1]
+            component, cheap, options = self.network.places[place].component, cuts[place], self.cuts[place]
+            reached = options.index(cheap)
+            gains = [_gain(*pair) for pair in itertools.pairwise(options[reached - 1 : reached + 2])]
+            price = (gains[0] + (gains[1] if len(gains) == 2 else 0)) / 2
+            allowed = weight - (self.weights[steps] - cheap.weight)
+            cuts[place] = cut_within(component, options[reached - 1], cheap, price, allowed)
+        return _sides(self.network, cuts)
+
     def sides_after(self, steps: int) -> bytearray:
         """Which side each vertex is on after that many steps."""
+        return _sides(self.network, self._cuts_after(steps))
+
+    def _cuts_after(self, steps: int) -> list[Cut]:
         position = [0] * len(self.cuts)
         for place in self.steps[:steps]:
             position[place] += 1
-        return _sides(self.network, [cuts[k] for cuts, k in zip(self.cuts, position, strict=True)])
+        return [cuts[k] for cuts, k in zip(self.cuts, position, strict=True)]
 
     def steps_within(self, weight: int) -> int:
         """How many steps it takes until no more than `weight` is saved; all of them if it never fits."""
@@ -70,13 +91,17 @@ def chain_of_cuts(network: Network) -> Chain:
     steps = []
     for number, options in enumerate(cuts):
         for before, after in itertools.pairwise(options):
-            gain = Fraction(before.weight - after.weight, after.flops - before.flops)
-            steps.append((-gain, number, before.weight - after.weight))
+            steps.append((-_gain(before, after), number, before.weight - after.weight))
     steps.sort(key=lambda step: step[:2])
     weights = [sum(options[0].weight for options in cuts)]
     for _, _, freed in steps:
         weights.append(weights[-1] - freed)
     return Chain(network, cuts, [number for _, number, _ in steps], weights)
+
+
+def _gain(before: Cut, after: Cut) -> Fraction:
+    """Weight freed per FLOP."""
+    return Fraction(before.weight - after.weight, after.flops - before.flops)
 
 
 def _sides(network: Network, cuts: list[Cut]) -> bytearray:

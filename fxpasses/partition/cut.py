@@ -5,6 +5,7 @@ so that the answer depends neither on the flow algorithm nor on any order of ite
 """
 
 import dataclasses
+from collections.abc import Iterable
 from fractions import Fraction
 
 import networkx as nx
@@ -12,7 +13,7 @@ from networkx.algorithms.flow import preflow_push
 
 from .flow_graph import SINK, SOURCE, Component
 
-__all__ = ["Cut", "cut_component", "cuts_by_price"]
+__all__ = ["Cut", "cut_component", "cut_within", "cuts_by_price"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,11 +31,19 @@ class Cut:
     flops: int
 
 
-def cut_component(component: Component, price: Fraction | None = None) -> Cut:
+def cut_component(
+    component: Component,
+    price: Fraction | None = None,
+    *,
+    forward: Iterable[int] = (),
+    backward: Iterable[int] = (),
+) -> Cut:
     """The minimum cut of `component` closest to the sink.
 
     Args:
         price: weight of one recomputed FLOP; None: no priced operation is recomputed.
+        forward: vertices that must be on the source's side.
+        backward: vertices that must be on the sink's side.
     """
     scale = 1 if price is None else price.denominator
     edges: list[tuple[int, int, int | None]] = [
@@ -42,6 +51,8 @@ def cut_component(component: Component, price: Fraction | None = None) -> Cut:
     ]
     for vertex, flops in component.prices:
         edges.append((SOURCE, vertex, None if price is None else flops * price.numerator))
+    edges += [(SOURCE, vertex, None) for vertex in forward]
+    edges += [(vertex, SINK, None) for vertex in backward]
     return _measure(component, _sink_side(component.size, edges))
 
 
@@ -59,6 +70,31 @@ def cuts_by_price(component: Component) -> list[Cut]:
     if last.weight == first.weight:
         return [first]
     return [first, *_between(component, first, last), last]
+
+
+def cut_within(component: Component, dear: Cut, cheap: Cut, price: Fraction, weight: int) -> Cut:
+    """A cut between two neighbours of `cuts_by_price` that weighs no more than `weight`, which `cheap` does not.
+
+    Vertices that change sides between the two are released one after the other, in graph order; with each, the
+    minimum cut at `price` grows, its FLOPs do not fall, and its weight plus price times FLOPs does not rise, so neither
+    does its weight. The first that fits is found by bisection: a larger allowance never gets a larger cut.
+
+    Args:
+        price: one at which `cheap` is the only minimum cut.
+    """
+    changing = sorted(cheap.backward - dear.backward)
+    fixed = [vertex for vertex in range(component.size) if vertex not in cheap.backward]
+    best, released, too_few = cheap, len(changing), 0
+    while released - too_few > 1:
+        middle = (released + too_few) // 2
+        cut = cut_component(
+            component, price, forward=fixed + changing[middle:], backward=sorted(dear.backward)
+        )
+        if cut.weight <= weight:
+            best, released = cut, middle
+        else:
+            too_few = middle
+    return best
 
 
 def _between(component: Component, dear: Cut, cheap: Cut) -> list[Cut]:
@@ -86,11 +122,10 @@ def _forward(vertex: int, backward: frozenset[int]) -> bool:
 
 def _sink_side(size: int, edges: list[tuple[int, int, int | None]]) -> frozenset[int]:
     """Vertices that can still reach the sink once a maximum flow runs."""
-    if size == 1:
-        into = sum(c for t, h, c in edges if t == SOURCE and c is not None)
-        out = sum(c for t, h, c in edges if h == SINK and c is not None)
-        without_bound = any(t == SOURCE and c is None for t, h, c in edges)
-        return frozenset([0]) if not without_bound and into < out else frozenset()
+    if size == 1 and all(c is not None for _, _, c in edges):
+        into = sum(c or 0 for t, _, c in edges if t == SOURCE)
+        out = sum(c or 0 for _, h, c in edges if h == SINK)
+        return frozenset([0]) if into < out else frozenset()
     network = nx.DiGraph()
     network.add_nodes_from((SOURCE, SINK))
     bound = 1 + sum(c for _, _, c in edges if c is not None)

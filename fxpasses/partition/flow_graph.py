@@ -91,7 +91,7 @@ def save_weights(
     weights: list[int | None] = []
     overwritten_views: set[int] = set(graph.mutated_inputs)
     for i, node in enumerate(graph.nodes):
-        value = node.meta.get("val", node.meta.get("tensor_meta"))
+        value = node.meta.get("val")
         view = is_view(node)
         weight: int | None
         if not graph.live[i]:

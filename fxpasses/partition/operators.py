@@ -43,6 +43,7 @@ class Verdict:
 
 
 RANDOM = "draws random numbers"
+COLLECTIVE = "a collective"
 FREE = Verdict(Terms.FREE, "cheap")
 INPUT = Verdict(Terms.NEVER, "an input of the graph")
 
@@ -106,6 +107,8 @@ def _verdict(
     target: Any = node.target
     forbidden = table.why_never(target)
     if forbidden == RANDOM and _dropout_is_off(node):
+        return Verdict(Terms.PRICED, "expensive")
+    if forbidden == COLLECTIVE and _torch.functorch_config.unsafe_allow_optimization_of_collectives:
         return Verdict(Terms.PRICED, "expensive")
     if forbidden is not None:
         return Verdict(Terms.NEVER, forbidden)
@@ -175,6 +178,10 @@ def _why_subgraphs_never(node: fx.Node, table: "_OperatorTable") -> str | None:
             for inner in module.graph.nodes:
                 if inner.op == "call_function" and (reason := table.why_never(inner.target)):
                     return reason
+                if isinstance(inner.target, torch._ops.HigherOrderOperator) and (
+                    reason := _why_subgraphs_never(inner, table)
+                ):
+                    return reason
     return None
 
 
@@ -235,9 +242,7 @@ def _why_never(target: Any) -> str | None:
             return None
         return "not an operator"
     if target.namespace in ("_c10d_functional", "c10d_functional", "_dtensor"):
-        if _torch.functorch_config.unsafe_allow_optimization_of_collectives:
-            return None
-        return "a collective"
+        return COLLECTIVE
     if target._schema.is_mutable:
         return "writes to an argument"
     if torch.Tag.nondeterministic_seeded in target.tags:

@@ -159,11 +159,11 @@ def _decide(
     last = len(chain.steps)
     full, zero = saved_weight(chain.sides_after(0)), saved_weight(chain.sides_after(last))
     if budget == 0:
-        steps = last
+        side = chain.sides_after(last)
     else:
         allowed = zero // unit + int(budget * (full // unit - zero // unit))
-        steps = chain.steps_within((allowed + 1) * unit - 1 - (full - chain.weights[0]))
-    return chain.sides_after(steps), full // unit, zero // unit
+        side = chain.sides_within((allowed + 1) * unit - 1 - (full - chain.weights[0]))
+    return side, full // unit, zero // unit
 
 
 def _is_saved(node: int, side: bytearray) -> bool:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch.fx as fx
 
@@ -76,6 +77,20 @@ class PartitionReport:
         """Bytes of the saved inputs that outlive the backward pass, such as parameters."""
         return sum(value.bytes for value in self.saved if value.kind == "static input")
 
+    def __copy__(self) -> "PartitionReport":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "PartitionReport":
+        return self  # nothing in it changes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave everything behind when the report is pickled.
+
+        Inductor pickles a graph module, its ``meta`` included, to make a cache key. Seconds, size hints and source
+        lines in the key would keep equal graphs from being found again.
+        """
+        return (_left_behind, ())
+
     def __str__(self) -> str:
         lines = [
             f"memory budget {self.memory_budget:g}: {self.saved_bytes:,} bytes saved in {len(self.saved)} values, "
@@ -87,6 +102,10 @@ class PartitionReport:
         ]
         lines += [f"  recomputed {v.name}: {v.flops:,} FLOPs, {v.source}" for v in self.recomputed]
         return "\n".join(lines)
+
+
+def _left_behind() -> PartitionReport:
+    return PartitionReport(1.0, (), (), 0, 0, None, 0, {})
 
 
 def describe(

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -172,3 +173,11 @@ def test_random_numbers_are_saved_at_a_budget_of_zero() -> None:
     drawn = [v for v in splits[0].report.saved if v.reason == "draws random numbers"]
     assert "rand_like.default" in {v.source for v in drawn}
     assert not any(v.source.startswith("rand") for v in splits[0].report.recomputed)
+
+
+def test_report_survives_a_copy_of_its_module_but_is_no_part_of_its_pickle() -> None:
+    compiled, splits = compile_split(lambda x: x.sin().exp())
+    compiled(torch.randn(3, requires_grad=True))
+    forward = splits[0].forward
+    assert copy.deepcopy(forward).meta[META_KEY] is splits[0].report
+    assert pickle.loads(pickle.dumps(splits[0].report)).saved == ()

@@ -102,6 +102,26 @@ def test_chain_is_nested_and_ordered_by_gain(first: Component, second: Component
         steps = chain.steps_within(weight)
         assert steps == len(chain.steps) or chain.weights[steps] <= weight
         assert steps == 0 or chain.weights[steps - 1] > weight
+    before = set()
+    for weight in range(chain.weights[0], chain.weights[-1] - 1, -1):
+        now = {v for v, side in enumerate(chain.sides_within(weight)) if side == BACKWARD}
+        assert before <= now, "a smaller allowance recomputes more, between the steps as well"
+        assert weight_of(places, now) <= weight
+        before = now
+
+
+def weight_of(places: list[Place], backward: set[int]) -> int:
+    """What a cut of several components saves, from their edges."""
+    total = 0
+    for place in places:
+        global_of = {local: vertex for vertex, local in place.vertices}
+        for tail, head, capacity in place.component.edges:
+            leaves = tail == SOURCE or global_of[tail] not in backward
+            arrives = head == SINK or global_of[head] in backward
+            if leaves and arrives:
+                assert capacity is not None
+                total += capacity
+    return total
 
 
 def test_repeated_components_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
