@@ -17,6 +17,7 @@ from fxpasses.contract import Pass
 from fxpasses.errors import CaptureError, StageError
 from fxpasses.inductor import EagerCompiler
 from fxpasses.options import Options
+from fxpasses.partition import META_KEY, PartitionReport
 from fxpasses.pipeline import Observer, Pipeline
 from fxpasses.provenance import Provenance, provenance
 from fxpasses.rewriting import copy_graph, value_of
@@ -60,6 +61,7 @@ class Captured:
         saved: what passes from ``forward`` to ``backward``.
         inputs: real inputs for ``forward``, in its order (parameters and buffers included).
         num_outputs: how many of ``forward``'s outputs are not saved values.
+        partition: why each value was saved and what is computed again; ``None`` without a backward graph.
     """
 
     joint: fx.GraphModule | None
@@ -68,6 +70,7 @@ class Captured:
     saved: tuple[SavedValue, ...]
     inputs: tuple[Any, ...]
     num_outputs: int
+    partition: PartitionReport | None
 
     @property
     def saved_bytes(self) -> int:
@@ -84,7 +87,7 @@ def capture(
     *example_inputs: Any,
     dynamic: bool | None = None,
     passes: Sequence[Pass | str] = (),
-    memory_budget: float = 1.0,
+    memory_budget: float | None = None,
     decompose: bool = False,
     **example_kwargs: Any,
 ) -> Captured:
@@ -195,6 +198,7 @@ class _Recorder(EagerCompiler):
             saved=tuple(_saved(node) for node in outputs[num_outputs:]),
             inputs=inputs,
             num_outputs=num_outputs,
+            partition=self.forward_graph.meta.get(META_KEY),
         )
 
 

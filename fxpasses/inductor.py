@@ -29,7 +29,7 @@ class Partitioner(_torch.CustomPartitionerFn):
     that decides what is compiled: our source, the passes and the options.
     """
 
-    memory_budget: float
+    memory_budget: float | None
     digest: str | None
 
     def __call__(

@@ -30,7 +30,8 @@ class Options:
         passes: the passes to run, in order: :class:`~fxpasses.Pass` objects or names of the library's
             passes; the word ``"default"`` stands for the default pipeline. ``[]`` runs none.
         memory_budget: between 0.0 and 1.0. How much of what an unconstrained minimum cut would save for
-            the backward pass may be saved. Less memory costs more recomputation.
+            the backward pass may be saved. Less memory costs more recomputation. ``None`` takes torch's own
+            setting (``torch._functorch.config.activation_memory_budget``, 1.0 unless changed).
         compiler: who compiles the partitioned graphs: ``"inductor"``, or ``"eager"`` to run them
             operator by operator, which shows whether Inductor or an earlier stage is at fault.
         inductor: Inductor's own options, with the names of ``torch._inductor.config``
@@ -48,7 +49,7 @@ class Options:
     """
 
     passes: tuple[Pass, ...] = field(default_factory=default_passes)
-    memory_budget: float = 1.0
+    memory_budget: float | None = None
     compiler: Compiler = "inductor"
     inductor: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
+from fxpasses.partition import META_KEY
 from fxpasses.pipeline import Observer
 from fxpasses.provenance import provenance
 from fxpasses.rewriting import value_of
@@ -18,7 +19,7 @@ __all__ = ["GraphFiles", "annotated_code"]
 
 class GraphFiles(Observer):
     """Writes each graph to ``DIRECTORY/graph_N/``: ``traced.py`` (before passes), ``joint.py``, ``forward.py``,
-    ``backward.py`` or ``inference.py`` (after them), and ``passes.txt``.
+    ``backward.py`` or ``inference.py`` (after them), ``passes.txt``, and ``partition.txt`` (what is saved and why).
 
     Raises:
         OSError: when the directory cannot be written.
@@ -47,6 +48,8 @@ class GraphFiles(Observer):
     def graph(self, kind: str, gm: fx.GraphModule) -> None:
         self._write(kind, gm)
         (self.directory / "passes.txt").write_text("".join(f"{run}\n" for run in self.runs))
+        if META_KEY in gm.meta:
+            (self.directory / "partition.txt").write_text(f"{gm.meta[META_KEY]}\n")
 
     def _write(self, name: str, gm: fx.GraphModule) -> None:
         (self.directory / f"{name}.py").write_text(annotated_code(gm))

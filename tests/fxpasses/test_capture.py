@@ -107,6 +107,8 @@ def test_saved_values():
     computed = [v for v in captured.saved if not v.is_input]
     assert [(v.shape, v.dtype, v.nbytes) for v in computed] == [((8, 4), torch.int64, 8 * 4 * 8)]
     assert captured.saved_bytes == 256
+    assert captured.partition is not None
+    assert {v.name for v in captured.partition.saved} == {v.name for v in captured.saved}
     inputs = [v for v in captured.saved if v.is_input]
     assert all(v.nbytes for v in inputs if v.dtype is not None)
 

@@ -8,7 +8,7 @@ from fxpasses.passes import DeadCodeElimination, RemoveNoOps, default_passes
 def test_defaults():
     options = Options.parse()
     assert options.passes == default_passes()
-    assert options.memory_budget == 1.0
+    assert options.memory_budget is None
     assert options.on_failure == "raise"
 
 
