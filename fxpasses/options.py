@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -124,13 +123,11 @@ def _check_passes(name: str, value: Any) -> tuple[Pass, ...]:
     return tuple(chosen)
 
 
-def _check_fraction(name: str, value: Any) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or math.isnan(value)
-        or not 0 <= value <= 1
-    ):
+def _check_fraction(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value <= 1:  # NaN is refused by the comparison
         raise OptionsError(name, value, "a number from 0.0 to 1.0")
     return float(value)
 

@@ -78,6 +78,7 @@ def test_report_writes_readable_files(tmp_path):
         "forward.py",
         "backward.py",
         "passes.txt",
+        "partition.txt",
     }
     text = (folder / "backward.py").read_text()
     assert "gradient of" in text
