@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, OpOverload, hides_structured_meta
+from fake.kernels._torch import FakeTensorMode, OpOverload, guard_or_false, hides_structured_meta
 from fake.kernels.outputs import all_dense, column_major_strides, is_symbolic
 from fake.kernels.registry import rule_when
 from fake.kernels.resize import restride
@@ -69,6 +69,9 @@ _LISTED: dict[str, tuple[Resized, ...]] = {
     "aten::where.self_out": (Resized.LIKE_RESULT,),
 }
 
+
+#: These compute complex results into a complex temporary, resize ``out`` row-major, and copy the real parts.
+_COMPLEX_TO_REAL = frozenset({"aten::abs.out", "aten::angle.out"})
 
 #: What a factory function takes and its out variant does not, because the given tensor decides it.
 _OF_FACTORIES = frozenset({"dtype", "layout", "device", "pin_memory"})
@@ -132,6 +135,8 @@ def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
     names = out_names(func)
     outs = [kwargs[name] for name in names]
     ways = _ways(func, functional)
+    if func.name() in _COMPLEX_TO_REAL and args[0].is_complex():
+        ways = (Resized.ROW_MAJOR,)
     if (ways is None and not is_symbolic(args, kwargs)) or not all_dense(args, kwargs):
         return NotImplemented
     ways = ways or (Resized.ROW_MAJOR,) * len(outs)
@@ -147,10 +152,15 @@ def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
             if way is Resized.LAPACK and out.numel() == 0:
                 restride(out, wanted.shape, column_major_strides(wanted.shape))
             elif way is not Resized.ROW_MAJOR_IF_ANY or wanted.numel() != 0:
-                # A result that is the input itself (conj_physical of a real tensor) may not be dense; a copy is.
-                strides = torch.empty_like(wanted).stride() if way is Resized.LIKE_RESULT else None
-                resize_out(out, wanted.shape, strides)
+                resize_out(out, wanted.shape, _like(wanted) if way is Resized.LIKE_RESULT else None)
     return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def _like(result: torch.Tensor) -> Any:
+    """The strides of a result, or of a copy: ``conj_physical`` of a real tensor is that tensor, dense or not."""
+    if guard_or_false(result.numel() == 0):
+        return result.stride()
+    return torch.empty_like(result).stride()
 
 
 def _check(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tensor) -> None:
