@@ -256,3 +256,28 @@ def test_an_out_of_the_wrong_dtype_or_device_is_refused_before_it_changes() -> N
             torch.sort(
                 x, out=(torch.empty(3, device="meta"), torch.empty(3, dtype=torch.long, device="meta"))
             )
+
+
+@pytest.mark.parametrize(
+    ("call", "accepted"),
+    [
+        (lambda x, out: torch.sin(x, out=out), True),
+        (lambda x, out: torch.cat([x, x[:0]], out=out), True),
+        (lambda x, out: torch.bmm(x[None], x[None], out=out[None]), False),
+        (lambda x, out: torch.floor(x, out=out), False),
+        (lambda x, out: torch.amin(x, 0, out=out[0]), False),
+    ],
+)
+def test_an_out_of_a_wider_dtype_is_accepted_where_eager_casts(
+    call: Callable[..., Any], accepted: bool
+) -> None:
+    def attempt() -> bool:
+        try:
+            call(torch.ones(3, 3), torch.zeros(3, 3, dtype=torch.float64))
+        except RuntimeError:
+            return False
+        return True
+
+    assert attempt() == accepted
+    with make_mode("rules"):
+        assert attempt() == accepted
