@@ -6,6 +6,7 @@ yields ``(table, results)`` as it goes, so that what comes before an error still
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -183,7 +184,7 @@ def _out_runs(
         return run
 
     for kind in OUT_KINDS:
-        yield (lambda kind=kind: inputs(kind)), run_kind(kind)
+        yield functools.partial(inputs, kind), run_kind(kind)
 
 
 def _module_subjects(

@@ -23,10 +23,26 @@ _lock = threading.Lock()
 _torchs_new: dict[type, Any] = {}
 
 
-@functools.cache
+#: Classes by the identity of what they derive from: an engine's class may claim to equal torch's.
+_classes: dict[tuple[int, int], type] = {}
+
+
 def _uninitialized_class(base: type, fake_class: type) -> type:
     """A class of fake tensors that behaves like ``base`` until it is materialized."""
-    return type(
+    key = (id(base), id(fake_class))
+    if key not in _classes:
+        _classes[key] = _make_class(base, fake_class)
+    return _classes[key]
+
+
+def _make_class(base: type, fake_class: type) -> type:
+    """Parameters and fake tensors may each have a metaclass of their own: the new class has both, and equals itself."""
+    metaclasses = (type(base), type(fake_class))
+    bases = tuple(m for m in metaclasses if not any(o is not m and issubclass(o, m) for o in metaclasses))
+    metaclass = type(
+        "UninitializedMeta", tuple(dict.fromkeys(bases)), {"__eq__": type.__eq__, "__hash__": type.__hash__}
+    )
+    return metaclass(
         f"{base.__name__}Of{fake_class.__name__}",
         (base, fake_class),
         {

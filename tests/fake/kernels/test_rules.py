@@ -1,5 +1,6 @@
 """Each rule gives eager's answer, and is needed: without it torch's engine gives another one, or none."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.nn.parameter import is_lazy
 
 import fake.kernels
 from fake.conformance import Verdict, make_mode, observe
 from fake.conformance.compare import Outcome, compare, of_error
 from fake.conformance.engines import active, to_fake
-from fake.kernels import composites
+from fake.kernels import composites, lazy_parameters
 
 aten = torch.ops.aten
 
@@ -88,6 +90,11 @@ def _batch_norm_backward(x: torch.Tensor, w: torch.Tensor) -> Any:
     return aten.native_batch_norm_backward(x, x, w, None, None, mean, rstd, True, 1e-5, [True, True, True])
 
 
+def _sparse_mm_reduce_backward(matrix: torch.Tensor, other: torch.Tensor) -> Any:
+    product, places = aten._sparse_mm_reduce_impl(matrix, other, "sum")
+    return aten._sparse_mm_reduce_impl_backward(matrix, product, other, "sum", places, [True, True])
+
+
 CASES = [
     Case("fft c2c", ("aten::_fft_c2c",), lambda x: torch.fft.ifft(x, dim=0), lambda: (expanded(5, 6, 7, dtype=torch.complex64),)),
     Case("fft r2c", ("aten::_fft_r2c",), torch.fft.rfft, lambda: (expanded(5, 6, 7), None, 0)),
@@ -122,6 +129,12 @@ CASES = [
     Case("batch norm backward", ("aten::native_batch_norm_backward",), _batch_norm_backward, lambda: (columns(3, 4, 5), torch.ones(4))),
     Case("layer norm backward", ("aten::native_layer_norm_backward",), _layer_norm_backward, lambda: (columns(2, 3), columns(2, 3))),
     Case("LSTM backward", ("aten::mkldnn_rnn_layer_backward",), _lstm_gradients, lambda: (torch.ones(2, 1, 2), torch.ones(12, 2), torch.ones(12, 3), torch.ones(12), torch.ones(12))),
+    Case("replication_pad3d", ("aten::replication_pad3d",), aten.replication_pad3d, lambda: (torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), [1, 1, 1, 1, 1, 1])),
+    Case("reflection_pad2d backward", ("aten::reflection_pad2d_backward",), aten.reflection_pad2d_backward, lambda: (torch.ones(2, 3, 6, 7), torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), [1, 1, 1, 1])),
+    Case("sparse times dense", ("aten::mm",), torch.mm, lambda: (torch.eye(3).to_sparse_csr(), torch.ones(3, 4))),
+    Case("sampled addmm", ("aten::sparse_sampled_addmm",), torch.sparse.sampled_addmm, lambda: (torch.eye(3).to_sparse_csr(), torch.ones(3, 4), torch.ones(4, 3))),
+    Case("sparse mm reduce", ("aten::_sparse_mm_reduce_impl",), aten._sparse_mm_reduce_impl, lambda: (torch.eye(3).to_sparse_csr(), torch.ones(3, 4), "amax")),
+    Case("sparse mm reduce backward", ("aten::_sparse_mm_reduce_impl_backward",), _sparse_mm_reduce_backward, lambda: (torch.eye(3).to_sparse_csr(), torch.ones(3, 4))),
     Case("resize_, symbolic", ("aten::resize_",), lambda x: x.resize_(7, 4), lambda: (torch.ones(3, 5),), symbolic=True),
 ]  # fmt: skip
 
@@ -153,7 +166,7 @@ def test_every_rule_has_a_case() -> None:
     """By function: a rule for several operators is one rule."""
     tested = {fake.kernels.find(_overload(name)) for case in CASES for name in case.rules}
     untested = {rule.__name__ for rule in fake.kernels.rules().values() if rule not in tested}
-    assert untested == {"to_sparse"}  # which refuses, see below
+    assert untested == {"to_sparse", "unique_consecutive"}  # see below
 
 
 def _overload(name: str) -> torch._ops.OpOverload:
@@ -165,6 +178,16 @@ def test_a_dense_tensor_does_not_become_sparse_by_guessing() -> None:
     mode = make_mode("rules")
     with mode, pytest.raises(DynamicOutputShapeException):
         torch.ones(3, 4).to_sparse()
+
+
+def test_unique_consecutive_counts_dimensions_from_the_back_too() -> None:
+    mode = make_mode("rules", symbolic=True)
+    x = mode.from_tensor(torch.ones(5, 6))
+    with mode:
+        front, back = torch.unique_consecutive(x, dim=1), torch.unique_consecutive(x, dim=-1)
+        assert back.dim() == front.dim() == 2
+        assert back.shape[0] is not None
+        assert str(back.shape[0]) == str(x.shape[0])
 
 
 def test_tensor_split_by_unknown_indices_is_data_dependent() -> None:
@@ -195,6 +218,33 @@ def test_uninstalled_composites_are_gone_and_come_back() -> None:
         torch.tensor_split(mode.from_tensor(torch.ones(6)), mode.from_tensor(torch.tensor([2, 4])))
 
 
+def test_lazy_modules_are_built_copied_and_run() -> None:
+    mode = make_mode("rules")
+    with mode:
+        for layer in (torch.nn.LazyLinear(5), torch.nn.LazyConv2d(5, 1), torch.nn.LazyBatchNorm2d()):
+            batch_norm = isinstance(layer, torch.nn.LazyBatchNorm2d)  # torch cannot copy its fake buffers
+            copied = layer if batch_norm else copy.deepcopy(layer)
+            assert is_lazy(copied.weight)
+            result = copied(torch.ones(2, 3, 4, 4))
+            result.sum().backward()
+            assert isinstance(copied.weight, torch.nn.Parameter)
+            assert copied.weight.fake_mode is mode
+            assert copied.weight.grad.shape == copied.weight.shape
+            assert is_lazy(layer.weight) != batch_norm
+
+
+def test_lazy_modules_outside_a_mode_are_torchs() -> None:
+    layer = torch.nn.LazyLinear(5)
+    assert type(layer.weight) is torch.nn.UninitializedParameter
+    assert layer(torch.ones(2, 3)).shape == (2, 5)
+    lazy_parameters.uninstall()
+    try:
+        with make_mode("rules"), pytest.raises(RuntimeError, match="already associated"):
+            torch.nn.LazyLinear(5)
+    finally:
+        lazy_parameters.install()
+
+
 def test_an_out_of_the_wrong_dtype_or_device_is_refused_before_it_changes() -> None:
     mode = make_mode("rules")
     with mode:
@@ -206,3 +256,28 @@ def test_an_out_of_the_wrong_dtype_or_device_is_refused_before_it_changes() -> N
             torch.sort(
                 x, out=(torch.empty(3, device="meta"), torch.empty(3, dtype=torch.long, device="meta"))
             )
+
+
+@pytest.mark.parametrize(
+    ("call", "accepted"),
+    [
+        (lambda x, out: torch.sin(x, out=out), True),
+        (lambda x, out: torch.cat([x, x[:0]], out=out), True),
+        (lambda x, out: torch.bmm(x[None], x[None], out=out[None]), False),
+        (lambda x, out: torch.floor(x, out=out), False),
+        (lambda x, out: torch.amin(x, 0, out=out[0]), False),
+    ],
+)
+def test_an_out_of_a_wider_dtype_is_accepted_where_eager_casts(
+    call: Callable[..., Any], accepted: bool
+) -> None:
+    def attempt() -> bool:
+        try:
+            call(torch.ones(3, 3), torch.zeros(3, 3, dtype=torch.float64))
+        except RuntimeError:
+            return False
+        return True
+
+    assert attempt() == accepted
+    with make_mode("rules"):
+        assert attempt() == accepted
