@@ -17,6 +17,7 @@ import torch
 from . import _torch as _t
 from .cache.engine import Engine
 from .errors import AccelerateError, UnsupportedTorchVersionError
+from .symbols import node as symbols
 from .tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget
 
 __all__ = ["accelerate", "accelerated_cache_info", "engine"]
@@ -134,6 +135,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         (tensor, "__deepcopy__", FakeTensor.__deepcopy__),
         (tensor, "data", property(DATA.__get__, _set_data)),
         (_t.TorchFakeTensorConverter, "from_real_tensor", _from_real_tensor),
+        *symbols.patches(),
     ]
 
 

@@ -193,11 +193,13 @@ def is_symbolic_key(key: Any) -> bool:
 
 
 def symbols_of_key(key: Any) -> set[Any]:
-    """All symbols that a key mentions."""
+    """All symbols that a key mentions, and those that have replaced them since."""
     found: set[Any] = set()
     for part in key:
         if isinstance(part, (SymbolicMetadata, SizeToken)):
             found |= part.symbols
+            for symbol in part.symbols & part.shape_env.replacements.keys():
+                found |= part.shape_env.replace(symbol).free_symbols
         elif type(part) is tuple:
             found |= symbols_of_key(part)
     return found
