@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 __all__ = ["GPT", "interleave", "parser", "report", "tokens"]
 
@@ -32,7 +32,11 @@ class Block(torch.nn.Module):
         batch, length, width = x.shape
         heads = self.qkv(self.attention_norm(x)).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, length, width)
+        y = (
+            F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            .transpose(1, 2)
+            .reshape(batch, length, width)
+        )
         x = x + self.project(y)
         return x + self.feed_out(F.gelu(self.feed_in(self.feed_norm(x))))
 
@@ -89,5 +93,7 @@ def report(title: str, torchs: list[float], ours: list[float], unit: float = 1e3
     """Print medians and their ratio; returns how many times faster ours is."""
     theirs, mine = statistics.median(torchs), statistics.median(ours)
     ratio = theirs / mine
-    print(f"{title:34} torch {theirs * unit:10.2f} {name}   fake {mine * unit:10.2f} {name}   {ratio:7.2f} x faster")
+    print(
+        f"{title:34} torch {theirs * unit:10.2f} {name}   fake {mine * unit:10.2f} {name}   {ratio:7.2f} x faster"
+    )
     return ratio

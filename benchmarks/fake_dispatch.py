@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -50,16 +50,16 @@ def make(mode_class: type, symbolic: bool) -> tuple[Any, dict[str, Any]]:
     dims = {"x": 2, "y": 2, "a": 1}
     fakes = {}
     for name, t in real.items():
-        dynamic = [
-            DimDynamic.DYNAMIC if i < dims.get(name, 0) else DimDynamic.STATIC for i in range(t.dim())
-        ]
+        dynamic = [DimDynamic.DYNAMIC if i < dims.get(name, 0) else DimDynamic.STATIC for i in range(t.dim())]
         fakes[name] = mode.from_tensor(
             t, source=ConstantSource(name), symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic)
         )
     return mode, fakes
 
 
-def seconds(operator: Callable[[dict[str, Any]], Any], mode: Any, tensors: dict[str, Any], number: int) -> float:
+def seconds(
+    operator: Callable[[dict[str, Any]], Any], mode: Any, tensors: dict[str, Any], number: int
+) -> float:
     """Seconds of one cached call inside the mode."""
     with mode:
         operator(tensors), operator(tensors)

@@ -24,7 +24,8 @@ def build(mode_class: type, layers: int, symbolic: bool) -> tuple[Any, ...]:
     mode.static_shapes = False
     both = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 2)
     inputs = [
-        mode.from_tensor(tokens(), source=ConstantSource(n), symbolic_context=both) for n in ("ids", "targets")
+        mode.from_tensor(tokens(), source=ConstantSource(n), symbolic_context=both)
+        for n in ("ids", "targets")
     ]
     return mode, model, *inputs
 

@@ -5,6 +5,8 @@ Nothing else in ``fake`` writes ``torch._x``: the next release of torch is this 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
@@ -63,7 +65,14 @@ from torch.fx.operator_schemas import normalize_function
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp as TorchFakeTensorProp
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import arg_tree_leaves, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+from torch.utils._pytree import (
+    arg_tree_leaves,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    tree_unflatten,
+)
 
 __all__ = [
     "SUPPORTED_VERSIONS",
@@ -246,12 +255,12 @@ def copy_node(node: SymNode) -> SymNode:
 def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
     """What ``FunctionalTensor.__new__`` makes of a functional tensor with symbolic sizes outside inference mode."""
     extra = FunctionalTensor._extra_dispatch_keys & dispatch_keys(elem)
-    made = torch.Tensor._make_wrapper_subclass(
+    made: Any = torch.Tensor._make_wrapper_subclass(
         cls, elem.shape, elem.stride(), elem.storage_offset(), None, elem.dtype, elem.layout, elem.device,
         False, elem.requires_grad, None, False, False, extra, elem.untyped_storage().nbytes(),
     )  # fmt: skip
     throw_on_data_ptr(made)
-    made.elem = elem  # type: ignore[attr-defined]
+    made.elem = elem
     return made
 
 

@@ -88,7 +88,7 @@ def _binary(name: str, original: Callable) -> Callable:
         if type(other) is not SymNode or not _applies(shape_env):
             return original(self, other)
         state = lean_state(shape_env)
-        key = (name, self._canonical or self, other._canonical or other)
+        key = (name, self._canonical or self, getattr(other, "_canonical", None) or other)
         result = state.results.get(key)
         if result is None:
             left, right = _canonical(self, state), _canonical(other, state)
@@ -166,9 +166,10 @@ def _expr(original: property) -> property:
         if self._expr_ver == version and self._expr_cache is not None:
             return self._expr_cache
         own = self.__dict__
-        current, symbols = own.get("_current") or (self._expr, None)
-        if symbols is None:
-            symbols = getattr(current, "free_symbols", frozenset())
+        current, symbols = own.get("_current") or (
+            self._expr,
+            getattr(self._expr, "free_symbols", frozenset()),
+        )
         if not symbols.isdisjoint(shape_env.replacements):
             current = shape_env.replace(current)
             symbols = current.free_symbols
@@ -217,7 +218,9 @@ def _evaluate(original: Callable) -> Callable:
 
 def _wrap(node: Any) -> Any:
     kind = node.pytype
-    return torch.SymInt(node) if kind is int else torch.SymBool(node) if kind is bool else torch.SymFloat(node)
+    return (
+        torch.SymInt(node) if kind is int else torch.SymBool(node) if kind is bool else torch.SymFloat(node)
+    )
 
 
 def _dunder(method: str, original: Callable, *, reflected: bool) -> Callable:

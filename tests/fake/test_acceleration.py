@@ -44,10 +44,18 @@ def structure(graph):
     places = {node: number for number, node in enumerate(graph.graph.nodes)}
 
     def place(argument):
-        return torch.fx.node.map_aggregate(argument, lambda a: f"%{places[a]}" if isinstance(a, torch.fx.Node) else a)
+        return torch.fx.node.map_aggregate(
+            argument, lambda a: f"%{places[a]}" if isinstance(a, torch.fx.Node) else a
+        )
 
     return [
-        (n.op, str(n.target) if n.op == "call_function" else "", str(place(n.args)), str(place(n.kwargs)), value(n))
+        (
+            n.op,
+            str(n.target) if n.op == "call_function" else "",
+            str(place(n.args)),
+            str(place(n.kwargs)),
+            value(n),
+        )
         for n in graph.graph.nodes
     ]
 
@@ -75,7 +83,9 @@ def capture(accelerated, dynamic, sizes):
     model = Model()
     with fake.accelerate() if accelerated else contextlib.nullcontext():
         compiled = torch._dynamo.optimize(
-            backend, dynamic=dynamic, guard_export_fn=lambda g: guards.extend(sorted(str(x.code_list) for x in g))
+            backend,
+            dynamic=dynamic,
+            guard_export_fn=lambda g: guards.extend(sorted(str(x.code_list) for x in g)),
         )(model)
         results = []
         for size in sizes:

@@ -132,7 +132,9 @@ def test_two_inputs_over_one_storage_are_not_guessed():
         x = torch.ones(6)
         y = x[:3]
         with fake.unset_fake_temporarily(), pytest.raises(Unkeyable, match="ambiguous"):
-            record(aten.where.self, (x, y), {}, x.fake_mode.dispatch(aten.view.default, (), (x, [6])), FakeTensor)
+            record(
+                aten.where.self, (x, y), {}, x.fake_mode.dispatch(aten.view.default, (), (x, [6])), FakeTensor
+            )
 
 
 def compiled(func, mode, args, kwargs):
@@ -221,7 +223,9 @@ def test_hits_equal_misses(op):
         pytest.skip("neither float32 nor int64")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point), 3))
+        samples = list(
+            itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point), 3)
+        )
         for sample in samples:
             cold, *warm = [run(op, sample, enabled) for enabled in (False, True, True)]
             assert warm == [cold, cold]

@@ -66,9 +66,7 @@ def test_an_inference_tensor_is_not_a_normal_one(mode):
     assert_cache_tells_apart(lambda: inference.view(12), lambda: normal.view(12))
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [(1, 1.0), (1, True), (0, 0.0), (2, 2.0), (1.0, 1 + 0j)], ids=str
-)
+@pytest.mark.parametrize(("one", "other"), [(1, 1.0), (1, True), (0, 0.0), (2, 2.0), (1.0, 1 + 0j)], ids=str)
 def test_type_of_a_constant(mode, one, other):
     x = torch.ones(3, dtype=torch.bool)
     assert_cache_tells_apart(lambda: aten.mul(x, one), lambda: aten.mul(x, other))
@@ -88,7 +86,8 @@ def test_value_of_a_constant(mode):
 def test_keyword_or_position_name_the_same_argument(mode):
     x = torch.ones(4, 6)
     assert_cache_tells_apart(
-        lambda: aten.sum.dim_IntList(x, [0], keepdim=True), lambda: aten.sum.dim_IntList(x, [0], keepdim=False)
+        lambda: aten.sum.dim_IntList(x, [0], keepdim=True),
+        lambda: aten.sum.dim_IntList(x, [0], keepdim=False),
     )
 
 

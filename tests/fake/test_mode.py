@@ -50,7 +50,7 @@ def test_mixed_devices():
         assert (on_gpu + 1).device.type == "cuda"
         assert on_cpu.copy_(on_gpu).device.type == "cpu"
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="[dD]evice"):
+            with pytest.raises(RuntimeError, match=r"[dD]evice"):
                 on_gpu + on_cpu
         assert on_cpu.type_as(on_gpu).device.type == "cuda"
 
@@ -82,7 +82,15 @@ def test_views_share_their_storage_on_hits_too():
     with FakeTensorMode():
         for _ in range(2):
             x = torch.randn(4, 6)
-            views = [x.view(24), x.t(), x[1:], *x.split(2), x.expand(2, 4, 6), x.view(torch.int32), x.detach()]
+            views = [
+                x.view(24),
+                x.t(),
+                x[1:],
+                *x.split(2),
+                x.expand(2, 4, 6),
+                x.view(torch.int32),
+                x.detach(),
+            ]
             assert {v.untyped_storage()._cdata for v in views} == {x.untyped_storage()._cdata}
             assert x.clone().untyped_storage()._cdata != x.untyped_storage()._cdata
             assert x.add_(1) is x
@@ -144,10 +152,16 @@ def test_data_dependent_operators():
 
 def test_no_data_pointer():
     with FakeTensorMode():
-        x = torch.ones(3)
-    with pytest.warns(UserWarning, match="data pointer"), pytest.raises(RuntimeError):
+        x = torch.ones(3) + 1
+    with pytest.warns(UserWarning, match="data pointer"):
         x.data_ptr()
-        raise RuntimeError("an access that only warns is the default of this torch")
+    with torch._functorch.config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+        mode = FakeTensorMode()
+    for _ in range(2):
+        with mode:
+            y = torch.ones(3) + 1
+        with pytest.raises(RuntimeError, match="data pointer"):
+            y.data_ptr()
 
 
 def test_unsupported_operator_names_it():
@@ -308,7 +322,10 @@ def test_modes_of_several_threads_share_the_cache():
                     y = (x @ torch.ones(4, seed + 1)).relu()
                     z = y.view(-1)
                     z.add_(1)
-                    if y.shape != (size, seed + 1) or z.untyped_storage()._cdata != y.untyped_storage()._cdata:
+                    if (
+                        y.shape != (size, seed + 1)
+                        or z.untyped_storage()._cdata != y.untyped_storage()._cdata
+                    ):
                         failures.append((seed, size, y))
         except Exception as error:  # noqa: BLE001  (reported by the main thread)
             failures.append((seed, error))

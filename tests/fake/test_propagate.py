@@ -78,7 +78,9 @@ def test_only_below_a_changed_node(graph):
     info = fake.cache_info()
     FakeTensorProp(graph, mode).propagate_dont_convert_inputs(*given)
     now = fake.cache_info()
-    assert (now.hits - info.hits) + (now.misses - info.misses) == 1, "a value like the old one stops the change"
+    assert (now.hits - info.hits) + (now.misses - info.misses) == 1, (
+        "a value like the old one stops the change"
+    )
     assert all(n.meta["val"] is v for n, v in kept.items())
     half = graph.graph.call_function(aten._to_copy.default, (relu,), {"dtype": torch.float16})
     relu.append(half)
