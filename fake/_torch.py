@@ -5,6 +5,8 @@ Nothing else in ``fake`` writes ``torch._x``: the next release of torch is this 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
@@ -56,13 +58,21 @@ from torch._subclasses.meta_utils import (
     is_sparse_compressed,
 )
 from torch._utils import render_call
-from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental import _config as fx_experimental_config
+from torch.fx.experimental.sym_node import SymNode, sizes_strides_methods
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 from torch.fx.operator_schemas import normalize_function
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp as TorchFakeTensorProp
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import arg_tree_leaves, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+from torch.utils._pytree import (
+    arg_tree_leaves,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    tree_unflatten,
+)
 
 __all__ = [
     "SUPPORTED_VERSIONS",
@@ -119,6 +129,7 @@ __all__ = [
     "render_call",
     "run_fallback_kernel",
     "should_allow_numbers_as_tensors",
+    "sizes_strides_methods",
     "skip_code",
     "torch_decomp_decompositions",
     "torch_fake",
@@ -166,6 +177,8 @@ _PROXY_KEY = torch._C._TorchDispatchModeKey.PROXY
 _get_dispatch_mode = torch._C._get_dispatch_mode
 _is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
 _PYTHON_DISPATCHER = torch._C.DispatchKey.PythonDispatcher
+_PRE_DISPATCH_STATE = torch._ops._mode_stack_state_for_pre_dispatch
+_PRE_DISPATCH_MODES = vars(_PRE_DISPATCH_STATE).get("_ModeStackStateForPreDispatch__infra_modes") or [None]
 _AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
 
 
@@ -237,6 +250,32 @@ def copy_node(node: SymNode) -> SymNode:
     copied = object.__new__(SymNode)
     copied.__dict__.update(node.__dict__)
     return copied
+
+
+def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
+    """What ``FunctionalTensor.__new__`` makes of a functional tensor with symbolic sizes outside inference mode."""
+    extra = FunctionalTensor._extra_dispatch_keys & dispatch_keys(elem)
+    made: Any = torch.Tensor._make_wrapper_subclass(
+        cls, elem.shape, elem.stride(), elem.storage_offset(), None, elem.dtype, elem.layout, elem.device,
+        False, elem.requires_grad, None, False, False, extra, elem.untyped_storage().nbytes(),
+    )  # fmt: skip
+    throw_on_data_ptr(made)
+    made.elem = elem
+    return made
+
+
+def symbolic_arithmetic_is_watched() -> bool:
+    """Whether ``make_fx`` records symbolic arithmetic, or the structured log does."""
+    return (
+        _get_dispatch_mode(_PROXY_KEY) is not None
+        or _PRE_DISPATCH_MODES[0] is not None
+        or torch._logging._internal.GET_DTRACE_STRUCTURED
+    )
+
+
+def backed_size_oblivious() -> bool:
+    """torch's setting that makes backed sizes answer like unbacked ones."""
+    return fx_experimental_config.backed_size_oblivious
 
 
 def has_symbols(tensor: torch.Tensor) -> bool:

@@ -17,6 +17,7 @@ import torch
 from . import _torch as _t
 from .cache.engine import Engine
 from .errors import AccelerateError, UnsupportedTorchVersionError
+from .symbols import node as symbols
 from .tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget
 
 __all__ = ["accelerate", "accelerated_cache_info", "engine"]
@@ -109,7 +110,7 @@ def _from_real_tensor(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
-    made = _TORCH_NEW(cls, *args, **kwargs)
+    made: Any = _TORCH_NEW(cls, *args, **kwargs)
     element = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
     if element is not None and _t.is_plain_meta(element):
         made._plain = element
@@ -134,6 +135,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         (tensor, "__deepcopy__", FakeTensor.__deepcopy__),
         (tensor, "data", property(DATA.__get__, _set_data)),
         (_t.TorchFakeTensorConverter, "from_real_tensor", _from_real_tensor),
+        *symbols.patches(),
     ]
 
 
@@ -150,7 +152,7 @@ def accelerated_cache_info() -> Any:
     return _SWITCH.engine.store.info()
 
 
-class accelerate(ContextDecorator):  # noqa: N801  (used like torch.no_grad)
+class accelerate(ContextDecorator):
     """Run torch's own tracing on this package's fake dispatch: same graphs, same guards, less time.
 
     As a context manager or decorator it may be nested; ``accelerate.enable()`` and ``accelerate.disable()`` switch it
@@ -195,5 +197,3 @@ class accelerate(ContextDecorator):  # noqa: N801  (used like torch.no_grad)
     def cache_clear() -> None:
         """Empty the cache behind acceleration."""
         _SWITCH.engine.clear()
-
-

@@ -119,10 +119,10 @@ def forget_written(mode: Any, call: Any) -> None:
     schema = _t.get_schema_info(call.func)
     if not schema.is_mutable():
         return
-    _, arguments = _t.normalize_function(
+    normalized: Any = _t.normalize_function(
         call.func, args=call.args, kwargs=call.kwargs, normalize_to_only_use_kwargs=True
     )
-    for name, value in arguments.items():
+    for name, value in normalized.kwargs.items():
         name = "self" if name == "input" and not schema.has_argument(name) else name
         if mode.is_our_fake(value) and schema.is_mutable(name) and value.constant is not None:
             mode.fake_tensor_converter.invalidate_constant_aliases(value.constant)

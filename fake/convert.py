@@ -67,7 +67,7 @@ class FakeTensorConverter(_t.TorchFakeTensorConverter):
         out = self.meta_converter(
             t,
             shape_env=shape_env,
-            callback=make,
+            callback=make,  # type: ignore[arg-type]
             source=source,
             symbolic_context=symbolic_context,
             trace=trace,
@@ -133,9 +133,7 @@ def _remember_item(t: torch.Tensor, out: Any, source: Any, symbolic_context: Any
         value = t.item()
     if math.isnan(value) or math.isinf(value):
         return
-    item_source = (
-        source.base if isinstance(source, _t.FloatTensorSource) else _t.CallMethodItemSource(source)
-    )
+    item_source = source.base if isinstance(source, _t.FloatTensorSource) else _t.CallMethodItemSource(source)
     symbol = shape_env.create_unspecified_symbol(
         value, source=item_source, dynamic_dim=_t.DimDynamic.DYNAMIC, symbolic_context=symbolic_context
     )
@@ -170,5 +168,3 @@ class FakeCopyMode(torch.overrides.TorchFunctionMode):
             return memo[id(tensor)]
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-
-

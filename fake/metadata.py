@@ -68,7 +68,9 @@ class MetadataTable:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: weakref.WeakValueDictionary[tuple[Any, ...], TensorMetadata] = weakref.WeakValueDictionary()
+        self._entries: weakref.WeakValueDictionary[tuple[Any, ...], TensorMetadata] = (
+            weakref.WeakValueDictionary()
+        )
 
     def intern(
         self,

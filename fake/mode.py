@@ -24,7 +24,14 @@ ENGINE = Engine(FakeTensor, dispatch_steps)
 """The dispatch cache of the process, shared by all modes (their settings are part of the keys)."""
 
 _CACHE_SETTINGS = frozenset(
-    ("allow_fallback_kernels", "allow_meta", "static_shapes", "allow_scalar_outputs", "shape_env", "_allow_unsafe_data_ptr_access")
+    (
+        "allow_fallback_kernels",
+        "allow_meta",
+        "static_shapes",
+        "allow_scalar_outputs",
+        "shape_env",
+        "_allow_unsafe_data_ptr_access",
+    )
 )
 _HANDLER_SETTINGS = frozenset(("cache_enabled", "cache_crosscheck_enabled"))
 
@@ -69,6 +76,7 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
     supports_higher_order_operators = True
     cache_custom_ops = False
     _cache_token: Any = None
+    _handlers: Any
 
     def __init__(
         self,
@@ -198,7 +206,7 @@ _device_of = operator.attrgetter(DEVICE_ATTRIBUTE)
 # Set after the class exists: torch wraps a method defined in the body to keep Dynamo out, which costs a microsecond
 # a call; marking the code object has the same effect.
 _t.skip_code(_torch_dispatch.__code__)
-FakeTensorMode.__torch_dispatch__ = _torch_dispatch  # type: ignore[method-assign]
+FakeTensorMode.__torch_dispatch__ = _torch_dispatch  # type: ignore[method-assign, assignment]
 
 
 class _Detour:
@@ -221,5 +229,3 @@ def _with_torchs_class(mode: FakeTensorMode, func: Any, types: Any, args: Any, k
 
 def _without_cache(mode: FakeTensorMode, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     return ENGINE.uncached(mode, func, types, args, kwargs)
-
-

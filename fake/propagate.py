@@ -69,14 +69,15 @@ class FakeTensorProp(_t.TorchFakeTensorProp):
         """Propagate from inputs that are fake already; returns what the graph would return."""
         if not self._may_use_tape(args):
             return super().propagate_dont_convert_inputs(*args)
+        graph: Any = self.module.graph
         tapes = self._mode.__dict__.get("_tapes")
         if tapes is None:
             tapes = self._mode.__dict__["_tapes"] = weakref.WeakKeyDictionary()
-        tape = tapes.get(self.module.graph)
+        tape = tapes.get(graph)
         if tape is None:
-            tape = tapes[self.module.graph] = _Tape()
+            tape = tapes[graph] = _Tape()
         try:
-            return tape.run(self.module.graph, self._mode, args)
+            return tape.run(graph, self._mode, args)
         except _NotOnTape:
             tape.unusable = True
             return super().propagate_dont_convert_inputs(*args)
@@ -89,12 +90,16 @@ class FakeTensorProp(_t.TorchFakeTensorProp):
             return False
         if not torch.is_grad_enabled():
             return not any(_is_special(a, mode) for a in args)
-        return not any(_is_special(a, mode) or (isinstance(a, torch.Tensor) and a.requires_grad) for a in args)
+        return not any(
+            _is_special(a, mode) or (isinstance(a, torch.Tensor) and a.requires_grad) for a in args
+        )
 
 
 def _is_special(value: object, mode: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return type(value) is not FakeTensor or value.fake_mode is not mode or value._has_symbolic_sizes_strides
+        return (
+            type(value) is not FakeTensor or value.fake_mode is not mode or value._has_symbolic_sizes_strides
+        )
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
@@ -189,14 +194,18 @@ class _Walk:
         """The old object, if the new one is the same to everything below: then nothing below has changed."""
         if before is not None and before.value is value:
             return value
-        if before is not None and node.op == "call_function" and self._interchangeable(node, before.value, value):
+        if (
+            before is not None
+            and node.op == "call_function"
+            and self._interchangeable(node, before.value, value)
+        ):
             return before.value
         self.stale.add(node)
         return value
 
     def _interchangeable(self, node: Node, old: Any, new: Any) -> bool:
         """Whether a recomputed value is a fresh tensor like the old one (a view must follow its new base)."""
-        if type(old) is not FakeTensor or type(new) is not FakeTensor:
+        if not isinstance(old, FakeTensor) or not isinstance(new, FakeTensor):
             return False
         try:
             same = (old._interned or metadata_of(old)) is (new._interned or metadata_of(new))
@@ -210,8 +219,8 @@ class _Walk:
 
     def _compute(self, node: Node) -> Any:
         target = node.target
-        args = torch.fx.node.map_arg(node.args, self.values.__getitem__)
-        kwargs = torch.fx.node.map_arg(node.kwargs, self.values.__getitem__)
+        args: Any = torch.fx.node.map_arg(node.args, self.values.__getitem__)
+        kwargs: Any = torch.fx.node.map_arg(node.kwargs, self.values.__getitem__)
         if target is operator.getitem:
             return args[0][args[1]]
         if not isinstance(target, _t.OpOverload) or target._schema.is_mutable:

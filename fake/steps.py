@@ -64,7 +64,9 @@ def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if mode.propagate_real_tensors:
         return adopt(_t.TorchFakeTensorMode._dispatch_impl(mode, func, types, args, kwargs))
     fakes = [t for t in flat if mode.is_our_fake(t)]
-    has_symbols = any(t._has_symbolic_sizes_strides for t in fakes) or any(isinstance(a, torch.SymInt) for a in flat)
+    has_symbols = any(t._has_symbolic_sizes_strides for t in fakes) or any(
+        isinstance(a, torch.SymInt) for a in flat
+    )
     call = Call(func, args, kwargs, flat, spec, fakes, has_symbols)
     for step in STEPS:
         result = step(mode, call)
@@ -126,7 +128,7 @@ def higher_order(mode: Any, call: Call) -> Any:
         with mode.making_torchs_tensors(call.fakes):
             return rule(mode, *call.args, **call.kwargs)
     if isinstance(func, _t.HigherOrderOperator):
-        raise UnsupportedOperatorException(func)
+        raise UnsupportedOperatorException(func)  # type: ignore[arg-type]
     return NEXT
 
 
@@ -224,7 +226,7 @@ def meta_kernel(mode: Any, call: Call) -> Any:
     )
 
 
-def _without_meta_kernel(mode: Any, call: Call, error: Exception | None) -> Any:
+def _without_meta_kernel(mode: Any, call: Call, error: RuntimeError | None) -> Any:
     """Operators that return nothing, or their ``out=``, need no kernel; others run for real, if that was asked for."""
     func = call.func
     if _t.library_utils.can_generate_trivial_fake_impl(func):
@@ -251,4 +253,3 @@ STEPS: tuple[Callable[[Any, Call], Any], ...] = (
     meta_kernel,
 )
 """In the order in which they are tried."""
-

@@ -18,7 +18,20 @@ from .metadata import TensorMetadata, intern
 if TYPE_CHECKING:
     from .mode import FakeTensorMode
 
-__all__ = ["DATA", "DEVICE_ATTRIBUTE", "HIDDEN_DEFAULTS", "FakeTensor", "SymbolicSizes", "Unkeyable", "adopt", "disown", "forget", "make_fake", "plain_of", "static_metadata_of"]
+__all__ = [
+    "DATA",
+    "DEVICE_ATTRIBUTE",
+    "HIDDEN_DEFAULTS",
+    "FakeTensor",
+    "SymbolicSizes",
+    "Unkeyable",
+    "adopt",
+    "disown",
+    "forget",
+    "make_fake",
+    "plain_of",
+    "static_metadata_of",
+]
 
 _MEMOS = tuple(
     f"_{name}_memo{suffix}"
@@ -83,7 +96,9 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
     (torch.Size([4, 2]), device(type='cuda', index=0))
     """
 
-    fake_mode: FakeTensorMode
+    fake_mode: FakeTensorMode  # type: ignore[assignment]
+    _interned: TensorMetadata | None
+    _plain: torch.Tensor | None
 
     @staticmethod
     def __new__(cls, *args: Any, **kwargs: Any) -> FakeTensor:
@@ -121,11 +136,11 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
             return args[0].device
         if _t.active_fake_mode() is not None:
             return NotImplemented  # the mode has declined: let the next subclass try
-        for arg in args:
-            if isinstance(arg, _t.TorchFakeTensor):
+        for arg in args:  # usually the first one is
+            if isinstance(arg, FakeTensor):
                 return arg.fake_mode.dispatch_outside(func, types, args, kwargs or {})
         for arg in _t.arg_tree_leaves(*args, **(kwargs or {})):
-            if isinstance(arg, _t.TorchFakeTensor):
+            if isinstance(arg, FakeTensor):
                 return arg.fake_mode.dispatch_outside(func, types, args, kwargs or {})
         return NotImplemented
 
@@ -164,7 +179,9 @@ def make_fake(
     Args:
         mark: makes access to the data pointer raise or warn, as the mode wants it.
     """
-    made = _t.make_subclass(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
+    made: Any = _t.make_subclass(
+        tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device
+    )
     mark(made)
     made.fake_mode = mode
     setattr(made, DEVICE_ATTRIBUTE, device)
@@ -174,7 +191,9 @@ def make_fake(
 
 
 # 2.11 keeps the device in ``fake_device``; later releases normalise it in a property over ``_fake_device``.
-DEVICE_ATTRIBUTE = "_fake_device" if isinstance(vars(_t.TorchFakeTensor).get("fake_device"), property) else "fake_device"
+DEVICE_ATTRIBUTE = (
+    "_fake_device" if isinstance(vars(_t.TorchFakeTensor).get("fake_device"), property) else "fake_device"
+)
 
 
 def adopt(value: Any, tensor_class: type = FakeTensor) -> Any:
@@ -189,10 +208,11 @@ def adopt(value: Any, tensor_class: type = FakeTensor) -> Any:
 
 def disown(value: Any) -> Any:
     """The reverse of :func:`adopt`."""
-    if type(value) is FakeTensor:
+    kind: Any = type(value)
+    if kind is FakeTensor:
         for name, default in HIDDEN_DEFAULTS.items():
             value.__dict__.setdefault(name, default)
-        value.__class__ = _t.TorchFakeTensor
+        object.__setattr__(value, "__class__", _t.TorchFakeTensor)
     elif isinstance(value, (list, tuple)):
         for item in value:
             disown(item)

@@ -21,7 +21,15 @@ from .key import compile_key, plain_key
 from .recipe import Mark, Recipe, build
 from .record import describe, verify
 from .store import Bypass, Store
-from .symbolic import Stale, SymbolicState, is_symbolic_key, metadata_of, state_of, symbols_of_key, symbols_of_recipe
+from .symbolic import (
+    Stale,
+    SymbolicState,
+    is_symbolic_key,
+    metadata_of,
+    state_of,
+    symbols_of_key,
+    symbols_of_recipe,
+)
 
 __all__ = ["Dispatch", "Engine", "Handler", "mark_of", "uncacheable_reason"]
 
@@ -159,7 +167,14 @@ class Engine:
         return handler
 
     def miss(
-        self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any, key: Any = None, reason: str | None = None
+        self,
+        mode: Any,
+        func: Any,
+        types: Any,
+        args: Any,
+        kwargs: Any,
+        key: Any = None,
+        reason: str | None = None,
     ) -> Any:
         """Dispatch for real; with a key, record the result.
 
@@ -217,7 +232,9 @@ class Engine:
     def _record(self, mode: Any, func: Any, args: Any, kwargs: Any, key: Any, outputs: Any) -> None:
         symbolic = mode.shape_env is not None and is_symbolic_key(key)
         if symbolic and _t.guards_are_suppressed():
-            self.store.count_bypass("suppressed guards")  # a later hit would owe the guards that were not recorded
+            self.store.count_bypass(
+                "suppressed guards"
+            )  # a later hit would owe the guards that were not recorded
             return
         try:
             recipe = describe(func, args, kwargs, outputs, self.tensor_class)
@@ -293,7 +310,9 @@ class Engine:
 def _compare_leaf(func: Any, path: int, served: Any, expected: Any) -> None:
     if not isinstance(served, torch.Tensor):
         if type(served) is not type(expected) or served != expected:
-            raise CacheCrossCheckError(func, f"output {path} is {served!r}, a fresh dispatch gives {expected!r}")
+            raise CacheCrossCheckError(
+                func, f"output {path} is {served!r}, a fresh dispatch gives {expected!r}"
+            )
         return
     try:
         _t.assert_metadata_eq(_t.assert_eq, expected, served)

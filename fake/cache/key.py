@@ -30,7 +30,13 @@ _LISTS = (list, tuple, torch.Size, immutable_list)
 
 # Operators that check the size of a storage, which a view's metadata does not know.
 _READS_STORAGE_SIZE = frozenset(
-    ("aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter", "aten::_reshape_alias", "prims::as_strided")
+    (
+        "aten::as_strided",
+        "aten::as_strided_copy",
+        "aten::as_strided_scatter",
+        "aten::_reshape_alias",
+        "prims::as_strided",
+    )
 )
 
 
@@ -101,7 +107,7 @@ def plain_key(
 
 
 def _append(parts: list[Any], value: Any, mode: Any, tensor_class: type) -> None:
-    kind = type(value)
+    kind: Any = type(value)
     if kind is tensor_class:
         if value.fake_mode is not mode:
             raise Unkeyable("not our fake")
@@ -167,9 +173,7 @@ def _reads_storage_size(func: Any) -> bool:
     return func._schema.name in _READS_STORAGE_SIZE
 
 
-_VALUE_KINDS = frozenset(
-    ("int", "bool", "str", "float", "Device", "Layout", "MemoryFormat", "ScalarType")
-)
+_VALUE_KINDS = frozenset(("int", "bool", "str", "float", "Device", "Layout", "MemoryFormat", "ScalarType"))
 _VALUES = _VALUE_KINDS | {f"Optional[{kind}]" for kind in _VALUE_KINDS}
 _SYMINTS = frozenset(("SymInt", "Optional[SymInt]"))
 _NUMBER_KINDS = frozenset(("number", "Optional[number]"))
@@ -210,13 +214,14 @@ def _argument_code(index: int, kind: str) -> tuple[list[str], list[str]] | None:
 
 
 def _tensor_list_key(tensor_class: type) -> Callable:
-    def tensors(values: Any, mode: Any) -> tuple[Any, ...]:
+    def tensors(values: list[Any], mode: Any) -> tuple[Any, ...]:
         parts: list[Any] = []
         for value in values:
             if value is None:
                 parts.append(None)
                 continue
-            if type(value) is not tensor_class or value.fake_mode is not mode:
+            kind: Any = type(value)
+            if kind is not tensor_class or value.fake_mode is not mode:
                 raise Unkeyable("not our fake")
             parts.append(value._interned or metadata_of(value))
             parts.append(value.requires_grad)
@@ -259,7 +264,11 @@ def compile_key(func: Any, tensor_class: type) -> tuple[str, dict[str, Any]]:
         body = ", ".join(items)
         lines.append(f" if not kwargs: key = ({body}, {state})")
         if simple_keywords:
-            types = "*[type(v) for v in kwargs.values()], " if any(kind in _NUMBER_KINDS for kind in keyword) else ""
+            types = (
+                "*[type(v) for v in kwargs.values()], "
+                if any(kind in _NUMBER_KINDS for kind in keyword)
+                else ""
+            )
             lines.append(f" else: key = ({body}, *kwargs, *kwargs.values(), {types}{state})")
         else:
             lines.append(" else: key = plain_key(func, mode, args, kwargs, F)")

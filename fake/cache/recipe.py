@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,20 @@ from .. import _torch as _t
 from ..metadata import TensorMetadata
 from ..tensor import DEVICE_ATTRIBUTE, make_fake, plain_of
 
-__all__ = ["BUILDERS", "Argument", "Constant", "Fresh", "Mark", "Path", "Rebuild", "Recipe", "Sequence", "View", "build", "follow"]
+__all__ = [
+    "BUILDERS",
+    "Argument",
+    "Constant",
+    "Fresh",
+    "Mark",
+    "Path",
+    "Rebuild",
+    "Recipe",
+    "Sequence",
+    "View",
+    "build",
+    "follow",
+]
 
 Path = tuple[Any, ...]
 """Where an argument is: ``(2,)`` is ``args[2]``, ``(2, 0)`` its first item, ``("out",)`` the keyword ``out``."""
@@ -88,31 +102,14 @@ def build(recipe: Recipe, tensor_class: type, mark: Mark) -> Rebuild:
 
 def _build_fresh(recipe: Fresh, tensor_class: type, mark: Mark) -> Rebuild:
     metadata = recipe.metadata
-    shape, stride, device, dtype = metadata.shape, metadata.stride, metadata.device, metadata.dtype
+    device = metadata.device
     interned = metadata.to_keep()
-    prototype = torch.empty_strided(shape, stride, dtype=dtype, device=_t.META_DEVICE)
-    copy = prototype.clone()
-    if copy.stride() == stride and copy.untyped_storage().nbytes() == recipe.nbytes:
-        make_element = prototype.clone  # the quickest way to a new meta tensor
-    elif prototype.untyped_storage().nbytes() == recipe.nbytes and metadata.offset == 0:
-        empty_strided = _t.variable_functions.empty_strided
-
-        def make_element() -> torch.Tensor:
-            return empty_strided(shape, stride, dtype=dtype, device=_t.META_DEVICE)
-
-    else:
-        length = recipe.nbytes // dtype.itemsize
-        offset = metadata.offset
-
-        def make_element() -> torch.Tensor:
-            whole = torch.empty((length,), dtype=dtype, device=_t.META_DEVICE)
-            return whole.as_strided(shape, stride, offset)
-
+    make_element = _element_maker(recipe)
     make = _t.make_subclass
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         element = make_element()
-        made = make(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
+        made: Any = make(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
         mark(made)
         made.fake_mode = mode
         made._fake_device = device
@@ -124,6 +121,24 @@ def _build_fresh(recipe: Fresh, tensor_class: type, mark: Mark) -> Rebuild:
         return make_fake(make_element(), device, mode, metadata.to_keep(), mark, tensor_class)
 
     return rebuild if DEVICE_ATTRIBUTE == "_fake_device" else rebuild_checked
+
+
+def _element_maker(recipe: Fresh) -> Callable[[], torch.Tensor]:
+    """The quickest way to a new meta tensor with the layout and the storage size of a recipe."""
+    metadata, nbytes = recipe.metadata, recipe.nbytes
+    shape, stride, dtype, offset = metadata.shape, metadata.stride, metadata.dtype, metadata.offset
+    prototype = torch.empty_strided(shape, stride, dtype=dtype, device=_t.META_DEVICE)
+    copy = prototype.clone()
+    if offset == 0 and copy.stride() == stride and copy.untyped_storage().nbytes() == nbytes:
+        return prototype.clone
+    if offset == 0 and prototype.untyped_storage().nbytes() == nbytes:
+        return partial(_t.variable_functions.empty_strided, shape, stride, dtype=dtype, device=_t.META_DEVICE)
+
+    def make_part() -> torch.Tensor:
+        whole = torch.empty((nbytes // dtype.itemsize,), dtype=dtype, device=_t.META_DEVICE)
+        return whole.as_strided(shape, stride, offset)
+
+    return make_part
 
 
 def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
@@ -145,8 +160,10 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         base = args[index]
-        element = (base._plain if base._plain is not None else plain_of(base)).as_strided(shape, stride, offset)
-        made = make(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
+        element = (base._plain if base._plain is not None else plain_of(base)).as_strided(
+            shape, stride, offset
+        )
+        made: Any = make(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
         mark(made)
         made.fake_mode = mode
         made._fake_device = device

@@ -125,7 +125,11 @@ def _compare(made: Any, output: Any) -> None:
         raise Unkeyable("flags of the output")
     if made._has_symbolic_sizes_strides:
         return
-    if (made.shape, made.stride(), made.storage_offset()) != (output.shape, output.stride(), output.storage_offset()):
+    if (made.shape, made.stride(), made.storage_offset()) != (
+        output.shape,
+        output.stride(),
+        output.storage_offset(),
+    ):
         raise Unkeyable("layout of the output")
     if made.untyped_storage().nbytes() != output.untyped_storage().nbytes():
         raise Unkeyable("storage size of the output")

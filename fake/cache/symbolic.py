@@ -32,7 +32,7 @@ __all__ = [
     "state_of",
     "symbols_of_key",
     "symbols_of_recipe",
-        "token",
+    "token",
 ]
 
 
@@ -60,7 +60,13 @@ class SizeToken:
 class SymbolicMetadata(TensorMetadata):
     """Metadata in which some sizes are tokens; ``fields`` hold tokens, ``symint_*`` the values for torch."""
 
-    __slots__ = ("shape_env", "symbols", "symint_offset", "symint_shape", "symint_stride", "version")
+    __slots__ = ("shape_env", "symbols", "symint_offset", "symint_shape", "symint_stride")
+
+    shape_env: Any
+    symbols: frozenset[Any]
+    symint_shape: tuple[Any, ...]
+    symint_stride: tuple[Any, ...]
+    symint_offset: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("symbolic metadata belongs to a live shape environment and cannot be pickled")
@@ -151,11 +157,19 @@ def _symbolic_metadata_of(tensor: Any) -> TensorMetadata:
     shape = tuple([token(size) for size in tensor.shape])
     stride = tuple([token(size) for size in tensor.stride()])
     offset = token(tensor.storage_offset())
-    return _intern(tensor.fake_mode.shape_env, shape, stride, tensor.dtype, tensor.fake_device, offset, flags_of(tensor))
+    return _intern(
+        tensor.fake_mode.shape_env, shape, stride, tensor.dtype, tensor.fake_device, offset, flags_of(tensor)
+    )
 
 
 def _intern(
-    shape_env: Any, shape: tuple, stride: tuple, dtype: torch.dtype, device: torch.device, offset: Any, flags: int
+    shape_env: Any,
+    shape: tuple,
+    stride: tuple,
+    dtype: torch.dtype,
+    device: torch.device,
+    offset: Any,
+    flags: int,
 ) -> SymbolicMetadata:
     if shape_env is None:
         raise Unkeyable("symbolic shape")
@@ -174,7 +188,6 @@ def _intern(
         made.symint_offset = _number(offset)
         made.symbols = frozenset().union(*[token.symbols for token in tokens])
         made.shape_env = shape_env
-        made.version = shape_env._replacements_version_counter
         found = table.setdefault(key, made)
     return found
 
@@ -193,11 +206,13 @@ def is_symbolic_key(key: Any) -> bool:
 
 
 def symbols_of_key(key: Any) -> set[Any]:
-    """All symbols that a key mentions."""
+    """All symbols that a key mentions, and those that have replaced them since."""
     found: set[Any] = set()
     for part in key:
         if isinstance(part, (SymbolicMetadata, SizeToken)):
             found |= part.symbols
+            for symbol in part.symbols & part.shape_env.replacements.keys():
+                found |= part.shape_env.replace(symbol).free_symbols
         elif type(part) is tuple:
             found |= symbols_of_key(part)
     return found
@@ -277,7 +292,9 @@ def _prototype(recipe: Fresh) -> torch.Tensor:
             if metadata.offset == 0 and token(made.untyped_storage().nbytes()) is recipe.nbytes:
                 return made
             # Sizes and strides give the same number in another form: (s0 - 1) * 4 + 4 for 4 * s0.
-            whole = torch.empty((_number(recipe.nbytes) // dtype.itemsize,), dtype=dtype, device=_t.META_DEVICE)
+            whole = torch.empty(
+                (_number(recipe.nbytes) // dtype.itemsize,), dtype=dtype, device=_t.META_DEVICE
+            )
             if token(whole.untyped_storage().nbytes()) is recipe.nbytes:
                 return whole.as_strided(shape, stride, metadata.symint_offset)
     except _t.GuardOnDataDependentSymNode as unknown:

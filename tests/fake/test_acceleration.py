@@ -39,13 +39,43 @@ def _reset():
     assert not fake.accelerate.is_enabled()
 
 
+def structure(graph):
+    """A graph without the names of its nodes (torch numbers them by symbolic arithmetic that may end up unused)."""
+    places = {node: number for number, node in enumerate(graph.graph.nodes)}
+
+    def place(argument):
+        return torch.fx.node.map_aggregate(
+            argument, lambda a: f"%{places[a]}" if isinstance(a, torch.fx.Node) else a
+        )
+
+    return [
+        (
+            n.op,
+            str(n.target) if n.op == "call_function" else "",
+            str(place(n.args)),
+            str(place(n.kwargs)),
+            value(n),
+        )
+        for n in graph.graph.nodes
+    ]
+
+
+def value(node):
+    return [
+        (tuple(map(str, v.shape)), tuple(map(str, v.stride())), v.dtype, v.device, str(v.storage_offset()))
+        if isinstance(v, torch.Tensor)
+        else str(v)
+        for v in torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    ]
+
+
 def capture(accelerated, dynamic, sizes):
     """Graphs, guards, outputs and gradients of a compiled model, and how often it was compiled."""
     torch._dynamo.reset()
     graphs, guards = [], []
 
     def compiler(graph, inputs):
-        graphs.append(graph.print_readable(print_output=False))
+        graphs.append(structure(graph))
         return graph
 
     backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)

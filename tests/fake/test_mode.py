@@ -50,7 +50,7 @@ def test_mixed_devices():
         assert (on_gpu + 1).device.type == "cuda"
         assert on_cpu.copy_(on_gpu).device.type == "cpu"
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="[dD]evice"):
+            with pytest.raises(RuntimeError, match=r"[dD]evice"):
                 on_gpu + on_cpu
         assert on_cpu.type_as(on_gpu).device.type == "cuda"
 
@@ -152,10 +152,16 @@ def test_data_dependent_operators():
 
 def test_no_data_pointer():
     with FakeTensorMode():
-        x = torch.ones(3)
-    with pytest.warns(UserWarning, match="data pointer"), pytest.raises(RuntimeError):
+        x = torch.ones(3) + 1
+    with pytest.warns(UserWarning, match="data pointer"):
         x.data_ptr()
-        raise RuntimeError("an access that only warns is the default of this torch")
+    with torch._functorch.config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+        mode = FakeTensorMode()
+    for _ in range(2):
+        with mode:
+            y = torch.ones(3) + 1
+        with pytest.raises(RuntimeError, match="data pointer"):
+            y.data_ptr()
 
 
 def test_unsupported_operator_names_it():
