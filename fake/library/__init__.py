@@ -14,6 +14,7 @@ from .custom_op import CustomOpDef, custom_op, destroy
 from .legacy import impl_abstract
 from .library import Library, define, fallthrough_kernel, impl, scoped_library
 from .opcheck import OpCheckError, generate_opcheck_tests, opcheck
+from .probe import FakeRule, probe
 from .profiles import (
     MissingOpProfile,
     OpProfile,
@@ -41,6 +42,7 @@ from .schema import infer_schema
 __all__ = [
     "CustomOpDef",
     "EffectType",
+    "FakeRule",
     "Library",
     "MissingOpProfile",
     "OpCheckError",
@@ -61,6 +63,7 @@ __all__ = [
     "is_opaque_type",
     "load_op_profiles",
     "opcheck",
+    "probe",
     "read_profiles_from_yaml",
     "register_autocast",
     "register_autograd",

@@ -32,16 +32,24 @@ def derive(op: str, names: list[str] | None, laboratory: Laboratory, container: 
     for observation in observations:
         rule.seen_kinds |= set(observation.facts.kinds())
         rule.seen_categories |= set(observation.facts.categories())
+        for category in observation.facts.categories():
+            rule.category_ranks.setdefault(category, {})
         rule.all_names += [n for n in observation.facts.values if n not in rule.all_names]
         for name, tensor in observation.facts.tensors:
             rule.seen_ranks.setdefault(name, set()).add(tensor.dim())
+            if not tensor.is_contiguous():
+                rule.seen_noncontiguous.add(name)
+            for category in observation.facts.categories():
+                highest = rule.category_ranks.setdefault(category, {})
+                highest[name] = max(highest.get(name, 0), tensor.dim())
     for observation in observations:
         rule.seen_kinds |= {(n, "absent") for n in rule.all_names if n not in observation.facts.values}
     shared = [(o, _shares(o)) for o in observations]
     fresh = [o for o, name in shared if not name]
-    if not fresh:
+    # Tensors without elements have no memory to share, so they prove nothing here.
+    if all(o.facts.has_empty() for o in fresh) and any(name for _, name in shared):
         rule.problems.append(
-            f"it returns or writes to the memory of {shared[0][1]}: only functional operators are probed"
+            f"it returns or writes to the memory of {next(n for _, n in shared if n)}: only functional operators are probed"
         )
         return rule
     _fit(
@@ -151,7 +159,35 @@ def _fit(
     with_shape: bool = False,
     few: bool = False,
 ) -> None:
-    """Solve for all calls at once; where that fails, for classes of them, coarsest first."""
+    """Solve for all calls at once; where that fails, for classes of them, coarsest first.
+
+    Kernels have exceptions for inputs without elements, so these do not count at first; where the rules found
+    without them are wrong for them, the rules do not cover them.
+    """
+    full = [(o, value) for o, value in seen if not o.facts.has_empty()] or list(seen)
+    empty = [(o, value) for o, value in seen if o.facts.has_empty()] if len(full) < len(seen) else []
+    _fit_classes(prop, full, candidates, agrees, solve, table, with_shape, few)
+    names = list(dict.fromkeys(n for o, _ in seen for n in o.facts.values))
+    for observation, value in empty:
+        found = prop.find(observation.facts)
+        environment = observation.facts.environment(names)
+        if with_shape:
+            environment["shape"] = value[0]
+        if found is not None and not agrees(evaluate(found[1][0], environment), value):
+            prop.refuses_empty = True
+            return
+
+
+def _fit_classes(
+    prop: Property,
+    seen: Seen,
+    candidates: Callable[[Vocabulary], Iterable[Any]],
+    agrees: Callable[[Any, Any], bool],
+    solve: Callable[[Sequence[Observation]], list[str]] | None,
+    table: bool,
+    with_shape: bool,
+    few: bool,
+) -> None:
     enough = 1 if few else _ENOUGH
 
     def attempt(group: Seen) -> list[str]:

@@ -127,7 +127,10 @@ def _map(arguments: Arguments, change: Callable[[torch.Tensor], torch.Tensor]) -
         if tensor.layout is not torch.strided:
             return tensor
         if id(tensor) not in done:
-            done[id(tensor)] = change(tensor)
+            try:
+                done[id(tensor)] = change(tensor)
+            except (RuntimeError, NotImplementedError):
+                done[id(tensor)] = tensor  # a dtype that can do little: leave it as it is
         return done[id(tensor)]
 
     args, kwargs = pytree.tree_map_only(torch.Tensor, once, arguments)
@@ -224,6 +227,7 @@ def _flags(sample: Arguments) -> Iterator[tuple[str, Arguments]]:
 
 
 def _layouts(sample: Arguments) -> Iterator[tuple[str, Arguments]]:
+    yield "layout: channels last", _map(sample, _channels_last)
     for kind in ("column-major", "with gaps"):
         yield f"layout: {kind}", _map(sample, lambda t, k=kind: restride(t, k))
         tensors = flat_tensors(sample)
@@ -232,6 +236,11 @@ def _layouts(sample: Arguments) -> Iterator[tuple[str, Arguments]]:
                 f"layout: {kind}",
                 _map(sample, lambda t, one=tensor, k=kind: restride(t, k) if t is one else t),
             )
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return tensor.to(memory_format=formats[tensor.dim()]) if tensor.dim() in formats else tensor
 
 
 def _dtypes(sample: Arguments) -> Iterator[tuple[str, Arguments]]:

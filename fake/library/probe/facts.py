@@ -124,6 +124,10 @@ class Facts:
         given = tuple((n, v) for n, v in self.values.items() if isinstance(v, torch.dtype))
         return (tuple((n, t.dtype) for n, t in self.tensors), given)
 
+    def has_empty(self) -> bool:
+        """Whether a tensor has no elements."""
+        return any(t.numel() == 0 for _, t in self.tensors)
+
     def contiguous(self) -> bool:
         """Whether every tensor is."""
         return all(t.is_contiguous() for _, t in self.tensors)

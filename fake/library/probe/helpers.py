@@ -9,6 +9,7 @@ __all__ = [
     "broadcast",
     "concatenated",
     "conv_size",
+    "conv_transpose_size",
     "elementwise_strides",
     "floating",
     "given_shape",
@@ -24,6 +25,7 @@ __all__ = [
     "replaced",
     "row_major",
     "stacked",
+    "suggested_strides",
     "to_complex",
     "transposed",
 ]
@@ -124,6 +126,11 @@ def conv_size(size, kernel, stride=1, padding=0, dilation=1, ceil_mode=False):
     return out - 1 if (out - 1) * stride >= size + padding else out
 
 
+def conv_transpose_size(size, kernel, stride=1, padding=0, extra=0, dilation=1):
+    """The size before a convolution that gave ``size``."""
+    return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + extra + 1
+
+
 def padded(shape, pad):
     """A shape with ``pad`` (last dimension first, before and after) added."""
     out = list(shape)
@@ -151,6 +158,26 @@ def elementwise_strides(shape, *tensors):
     if len(metas) == 1:
         out = torch.neg(out)
     return out.stride() if tuple(out.shape) == tuple(shape) else None
+
+
+def suggested_strides(shape, tensor):
+    """Channels-last strides where ``tensor`` has them (as ATen's suggest_memory_format decides), else contiguous."""
+    sizes, strides = tuple(tensor.shape), tensor.stride()
+    rank = len(sizes)
+    if rank not in (4, 5) or len(shape) != rank or strides[1] == 0 or 0 in sizes:
+        return row_major(shape)
+    order = [1, *range(rank - 1, 1, -1), 0]
+    least = 0
+    for place in order:
+        if strides[place] < least or (place == 0 and least == strides[1]):
+            return row_major(shape)
+        least = strides[place] * max(sizes[place], 1)
+    out = [0] * rank
+    step = 1
+    for place in order:
+        out[place] = step
+        step *= max(shape[place], 1)
+    return tuple(out)
 
 
 def ordered_strides(shape, tensor):

@@ -58,6 +58,7 @@ def stride_candidates(words: Vocabulary) -> Iterator[Any]:
         yield f"elementwise_strides(shape, {', '.join(tensors)})"
     for p in tensors[:2]:
         yield f"elementwise_strides(shape, {p})"
+        yield f"suggested_strides(shape, {p})"
         yield f"ordered_strides(shape, {p})"
         yield f"{p}.stride()"
     yield TIER

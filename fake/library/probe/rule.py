@@ -65,12 +65,14 @@ class Property:
         levels: the ways of sorting calls that have rules, coarsest first.
         rules: level and class → expressions.
         extra: a further part of the class key (the dtypes, or whether inputs are contiguous), or None.
+        refuses_empty: the rules do not hold for inputs without elements.
     """
 
     name: str
     levels: list[Level] = field(default_factory=list)
     rules: dict[tuple[Level, Any], list[str]] = field(default_factory=dict)
     extra: Callable[[Facts], Any] | None = None
+    refuses_empty: bool = False
 
     def add(self, level: Level, key: Any, expressions: list[str]) -> None:
         """Record what holds for a class."""
@@ -86,6 +88,8 @@ class Property:
 
     def find(self, facts: Facts) -> tuple[tuple[Level, Any], list[str]] | None:
         """The expressions for a call, at the coarsest level that has some."""
+        if self.refuses_empty and facts.has_empty():
+            return None
         for level in self.levels:
             key = level, self.key(facts, level)
             if key in self.rules:
@@ -103,7 +107,7 @@ def evaluate(expression: str, environment: Mapping[str, Any]) -> Any:
         code = _compiled[expression] = compile(expression, "<rule>", "eval")
     try:
         return eval(code, {"torch": torch, "math": math, **_HELPERS, **environment})
-    except (IndexError, ValueError, TypeError, AttributeError, ZeroDivisionError, RuntimeError, NameError):
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError, NameError):
         return None
 
 
@@ -133,7 +137,8 @@ class FakeRule:
     seen_categories: set[tuple[str, str]] = field(default_factory=set)
     all_names: list[str] = field(default_factory=list)
     seen_ranks: dict[str, set[int]] = field(default_factory=dict)
-    small_sizes: bool = True
+    seen_noncontiguous: set[str] = field(default_factory=set)
+    category_ranks: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     open_questions: list[str] = field(default_factory=list)
 
@@ -152,8 +157,17 @@ class FakeRule:
         for category in facts.categories():
             if category not in self.seen_categories:
                 raise UndecidedError(self.op, f"no sample has {category[0]}={category[1]}", _call_text(facts))
+            highest = self.category_ranks[category]
+            for name, tensor in facts.tensors:
+                if tensor.dim() > highest.get(name, 0):
+                    what = (
+                        f"no sample has {category[0]}={category[1]} and {tensor.dim()} dimensions in {name}"
+                    )
+                    raise UndecidedError(self.op, what, _call_text(facts))
         for name, tensor in facts.tensors:
             seen = self.seen_ranks.get(name, set())
+            if not tensor.is_contiguous() and name not in self.seen_noncontiguous:
+                raise UndecidedError(self.op, f"no sample has a non-contiguous {name}", _call_text(facts))
             if seen and tensor.dim() > max(seen) + 2:
                 raise UndecidedError(
                     self.op, f"no sample has {tensor.dim()} dimensions in {name}", _call_text(facts)

@@ -12,7 +12,7 @@ import multiprocessing
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,12 +54,19 @@ def _samples(info: Any, limit: int) -> list[tuple[tuple[Any, ...], dict[str, Any
     return found
 
 
-def functional_operators(limit: int = 40) -> Iterator[tuple[str, Any, list[Any]]]:
-    """``(name, operator, samples)`` of op_db's operators that return fresh strided tensors for each sample."""
+def functional_operators(
+    limit: int = 40, wanted: Callable[[int, str], bool] = lambda number, name: True
+) -> Iterator[tuple[str, Any, list[Any]]]:
+    """``(name, operator, samples)`` of op_db's operators that return fresh strided tensors for each sample.
+
+    ``wanted(position in op_db, name)`` chooses among them before samples are made.
+    """
     from torch.testing._internal.common_methods_invocations import op_db
 
-    for info in op_db:
+    for number, info in enumerate(op_db):
         name = info.name + (f".{info.variant_test_name}" if info.variant_test_name else "")
+        if not wanted(number, name):
+            continue
         try:
             samples = _samples(info, limit)
         except Exception as error:  # noqa: BLE001  a sample generator that needs what this machine lacks
@@ -192,9 +199,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     scores = []
     start = time.time()
-    for number, (name, op, samples) in enumerate(functional_operators(options.limit)):
-        if number % options.every != options.offset or (options.only and options.only not in name):
-            continue
+
+    def wanted(number: int, name: str) -> bool:
+        return number % options.every == options.offset and (not options.only or options.only in name)
+
+    for name, op, samples in functional_operators(options.limit, wanted):
         score = _in_a_child(name, op, samples, options.given)
         scores.append(score)
         if options.verbose and not score.found:

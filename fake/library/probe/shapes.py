@@ -205,6 +205,13 @@ def _windows(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
                 f"pair({step}, i, 1), pair({pad}, i, 0), pair({dilation}, i, 1)) for i in range(2 - {q}.dim(), 0))"
                 for step, pad, dilation in _choices(numbers, 3)
             )
+            for groups in (*words.ints, "1"):
+                yield from (
+                    f"{p}.shape[:1 - {q}.dim()] + ({q}.shape[1] * ({groups} or 1),) + tuple(conv_transpose_size("
+                    f"{p}.shape[i], {q}.shape[i], pair({step}, i, 1), pair({pad}, i, 0), pair({extra}, i, 0), "
+                    f"pair({dilation}, i, 1)) for i in range(2 - {q}.dim(), 0))"
+                    for step, pad, extra, dilation in _choices([n for n in numbers if n != groups], 4)
+                )
         flags = [*words.flags, "False"]
         for spatial in (1, 2, 3):
             for window in numbers:
