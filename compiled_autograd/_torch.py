@@ -15,6 +15,8 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
+    "DTYPE_CODES",
+    "STRIDED_CODE",
     "BackwardFunction",
     "Engine",
     "OptimizedModule",
@@ -64,6 +66,24 @@ push_saved_tensors_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 pop_saved_tensors_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 remove_hook = torch.utils.hooks.RemovableHandle.remove
+
+# C++ packs dtypes and layouts as the numbers of ``c10::ScalarType`` and ``c10::Layout``.
+DTYPE_CODES = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.complex32: 8,
+    torch.complex64: 9,
+    torch.complex128: 10,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+}
+STRIDED_CODE = 0
 
 # What torch's own compiler answers to; a method more or less, or other parameters, is another protocol.
 _KNOWN_METHODS: dict[str, tuple[tuple[str, ...], ...]] = {

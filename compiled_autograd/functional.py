@@ -31,6 +31,7 @@ __all__ = [
     "call_unpack_hook",
     "copy_slices_epilogue",
     "copy_slices_prologue",
+    "validate",
 ]
 
 Grad = torch.Tensor | None
@@ -342,6 +343,29 @@ def _owns_its_parts(grad: torch.Tensor) -> bool:
         part.is_contiguous() and part._use_count() <= _OWNED_BY_SPARSE_ONLY
         for part in (grad._indices(), grad._values())
     )
+
+
+def validate(grads: Sequence[Grad], metadata: Sequence[Any]) -> Sequence[Grad]:
+    """``validate_outputs`` of the engine: cast, move, reduce or reject gradients that do not fit their inputs.
+
+    ``metadata`` is as C++ packs it, per gradient: options (device third, layout fifth), sizes, whether the
+    input is a tensor subclass, and dtype. Gradients that fit, almost all, are seen to fit here.
+    """
+    for grad, expected in zip(grads, metadata, strict=True):
+        if grad is None or expected is None:
+            continue
+        options, sizes, is_subclass, dtype = expected
+        if (
+            is_subclass
+            or type(grad) is not torch.Tensor
+            or _torch.DTYPE_CODES.get(grad.dtype) != dtype
+            or grad.device != options[2]
+            or options[4] != _torch.STRIDED_CODE
+            or grad.layout is not torch.strided
+            or tuple(grad.shape) != tuple(sizes)
+        ):
+            return _torch.functional_operators.get("validate_outputs")(grads, metadata)
+    return grads
 
 
 def copy_slices_prologue(grads: Sequence[Grad], *geometry: Any) -> Sequence[Grad]:
