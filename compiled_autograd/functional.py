@@ -234,7 +234,7 @@ def _check_backward_results(ctx: Any, results: Any, is_tensor_input: Sequence[bo
                 "but the corresponding forward input was not a Variable"
             )
         if not isinstance(result, torch.Tensor):
-            raise TypeError(f"expected Variable or None (got {type(result).__name__})")
+            raise RuntimeError(f"expected Variable or None (got {type(result).__name__})")
     return results
 
 

@@ -646,7 +646,7 @@ def test_hooks_run_in_eagers_order():
         for number, leaf in enumerate(leaves):
             leaf.register_hook(note(f"leaf {number}"))
             leaf.register_post_accumulate_grad_hook(note(f"accumulated {number}"))
-        for name, tensor in dict(a=a, b=b, c=c, d=d, e=e).items():
+        for name, tensor in {"a": a, "b": b, "c": c, "d": d, "e": e}.items():
             tensor.register_hook(note(name))
             tensor.grad_fn.register_hook(note(f"post {name}"))
         e.backward()
@@ -664,7 +664,7 @@ def test_anomaly_mode_runs_in_eager():
                 y.backward()
         return x.grad
 
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="Anomaly Detection"):
         stats = check(anomaly, captures=0, fallbacks=1)
     assert stats.fallback_reasons == {"anomaly mode": 1}
 
