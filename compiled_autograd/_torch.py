@@ -40,7 +40,8 @@ __all__ = [
     "will_engine_execute_node",
 ]
 
-_hook = torch._C._dynamo.compiled_autograd
+_hook: Any = torch._C._dynamo.compiled_autograd
+_C: Any = torch._C
 set_autograd_compiler = _hook.set_autograd_compiler
 clear_cache = _hook.clear_cache
 set_verbose_logger = _hook.set_verbose_logger
@@ -48,19 +49,20 @@ call_cpp_tensor_pre_hooks = _hook.call_cpp_tensor_pre_hooks
 
 # C++ binds each functional operator once per process into whichever compiler is active:
 # keeping them in torch's own namespace lets both compilers be used in one process.
-functional_operators = torch_compiled_autograd.ops
+functional_operators: Any = torch_compiled_autograd.ops
 copy_slices_prologue = torch_compiled_autograd.copy_slices_prologue
 copy_slices_epilogue = torch_compiled_autograd.copy_slices_epilogue
 
 Engine = torch._C._ImperativeEngine
-BackwardFunction = torch.autograd.function.BackwardCFunction
+BackwardFunction: Any = torch.autograd.function.BackwardCFunction
+use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
 disable_modes = _disable_current_modes
 has_storage = torch._C._has_storage
 dispatch_mode_depth = torch._C._len_torch_dispatch_stack
 
 current_graph_task_id = torch._C._current_graph_task_id
 current_autograd_node = torch._C._current_autograd_node
-current_graph_task_execution_order = torch._C._current_graph_task_execution_order
+current_graph_task_execution_order = _C._current_graph_task_execution_order
 will_engine_execute_node = torch._C._will_engine_execute_node
 push_saved_tensors_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 pop_saved_tensors_hooks = torch._C._autograd._pop_saved_tensors_default_hooks

@@ -14,7 +14,7 @@ from torch import fx
 
 from compiled_autograd.steps import Kind
 
-__all__ = ["liftable_scalars", "lift_scalars", "skip_reason"]
+__all__ = ["lift_scalars", "liftable_scalars", "skip_reason"]
 
 
 def _elements(graph: fx.GraphModule) -> list[fx.Node]:
@@ -22,7 +22,9 @@ def _elements(graph: fx.GraphModule) -> list[fx.Node]:
     return [
         node
         for node in graph.graph.nodes
-        if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and node.args[0].name == "inputs"
+        if node.target is operator.getitem
+        and isinstance(node.args[0], fx.Node)
+        and node.args[0].name == "inputs"
     ]
 
 

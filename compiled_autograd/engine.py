@@ -109,7 +109,7 @@ class _Pass:
 
     # Running
 
-    def run(self) -> tuple[Any, ...]:
+    def run(self) -> Sequence[Any]:
         assert self.pending is not None
         graph, arguments = self.pending
         self.pending = None

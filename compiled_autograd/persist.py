@@ -50,7 +50,12 @@ def save_graph(graph: fx.GraphModule, path: str | pathlib.Path) -> None:
     """
     code = graph.code.strip()
     for name, target in sorted(_targets(graph).items()):
-        if name.startswith((_OPERATOR, _FUNCTIONAL)) or name.split("_")[0] in ("torch", "device", "inf", "nan"):
+        if name.startswith((_OPERATOR, _FUNCTIONAL)) or name.split("_")[0] in (
+            "torch",
+            "device",
+            "inf",
+            "nan",
+        ):
             continue
         if getattr(target, "__module__", None) != "_operator":
             raise GraphReloadError(str(path), f"{name} ({target!r}) cannot be named in a file")

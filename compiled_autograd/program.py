@@ -35,7 +35,9 @@ def build_program(module: fx.GraphModule, compiler: Compiler, dynamic: bool) -> 
         return whole if whole is not None else module.forward
     stretches = split_segments(module)
     forms: set[str] = set() if compiler.is_backend else {"static"}  # the whole graph was counted
-    segments = [None if part is None else _Segment(part, compiler, compile_part, forms) for part, _ in stretches]
+    segments = [
+        None if part is None else _Segment(part, compiler, compile_part, forms) for part, _ in stretches
+    ]
     return build_driver(module, stretches, segments).forward
 
 
@@ -49,6 +51,7 @@ class _Segment:
         part: FunctionalSegment,
         compiler: Compiler,
         compile_part: Callable[[fx.GraphModule], Callable[..., Any]],
+        forms: set[str],
     ) -> None:
         self.__name__ = part.module._get_name()
         self.part = part

@@ -90,3 +90,13 @@ def fresh(compiler: Any = keep, **options: Any) -> Iterator[None]:
     compiled_autograd.reset()
     with compiled_autograd.enable(compiler, **options):
         yield
+
+
+def mlp() -> torch.nn.Sequential:
+    """Two linear layers."""
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4), torch.nn.Tanh())
+
+
+def grads(model: torch.nn.Module) -> list:
+    """Copies of the gradients of a model."""
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]

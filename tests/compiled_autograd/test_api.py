@@ -96,7 +96,11 @@ def test_config_patch():
         pass
     with compiled_autograd.config.patch(fallback=False):
         x, out = loss()
-        with fresh(), torch.autograd.detect_anomaly(check_nan=False), pytest.raises(RefusedError, match="anomaly"):
+        with (
+            fresh(),
+            torch.autograd.detect_anomaly(check_nan=False),
+            pytest.raises(RefusedError, match="anomaly"),
+        ):
             out.backward()
     assert compiled_autograd.config.fallback
 
@@ -200,7 +204,11 @@ def test_reason_of_another_constant_and_another_dtype():
 
 
 def test_verbose_log(caplog):
-    with compiled_autograd.config.patch(verbose=True), caplog.at_level(logging.INFO, "compiled_autograd"), fresh():
+    with (
+        compiled_autograd.config.patch(verbose=True),
+        caplog.at_level(logging.INFO, "compiled_autograd"),
+        fresh(),
+    ):
         loss()[1].backward()
         loss()[1].backward()
         with torch.autograd.set_detect_anomaly(True, check_nan=False):

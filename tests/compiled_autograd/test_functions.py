@@ -173,7 +173,9 @@ def test_once_differentiable_says_so_on_the_second_pass():
 
     x = torch.randn(3, requires_grad=True)
     with fresh():
-        (grad,) = torch.autograd.grad(Once.apply(x).sum(), x, torch.ones((), requires_grad=True), create_graph=True)
+        (grad,) = torch.autograd.grad(
+            Once.apply(x).sum(), x, torch.ones((), requires_grad=True), create_graph=True
+        )
         with pytest.raises(RuntimeError, match="once_differentiable"):
             grad.sum().backward()
 
@@ -231,9 +233,9 @@ def test_wrong_results_are_eagers_errors(result, error):
     with fresh():
         found = message()
     # C++ marks errors of its functional nodes, and they know one number less
-    assert found.removeprefix("[Compiled Autograd Tracing:]").split(" at index")[0].split(" - ")[-1] in expected or (
-        "invalid gradient" in found and "invalid gradient" in expected
-    )
+    assert found.removeprefix("[Compiled Autograd Tracing:]").split(" at index")[0].split(" - ")[
+        -1
+    ] in expected or ("invalid gradient" in found and "invalid gradient" in expected)
 
 
 def test_a_stashed_context_is_as_in_eager():
