@@ -114,4 +114,5 @@ def program(seed):
 @pytest.mark.parametrize("compiler", [keep, flat])
 @pytest.mark.parametrize("seed", range(25))
 def test_random_graphs(seed, compiler):
-    check(program(seed), compiler)
+    # checkpoints that are differentiated twice run in eager
+    check(program(seed), compiler, fallbacks=None)
