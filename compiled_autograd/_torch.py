@@ -5,6 +5,7 @@ The protocol of the engine hook is not documented by torch: it is read from
 """
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -186,11 +187,11 @@ _set_materialize_grads = FunctionCtx.set_materialize_grads
 
 
 def _remember_materialize_grads(self: Any, value: bool) -> None:
+    """``ctx.set_materialize_grads``, remembering the flag."""
     setattr(self, _MATERIALIZE, value)
     _set_materialize_grads(self, value)
 
 
-_remember_materialize_grads.__doc__ = _set_materialize_grads.__doc__
 FunctionCtx.set_materialize_grads = _remember_materialize_grads  # type: ignore[method-assign]
 
 
@@ -231,3 +232,9 @@ def steal_list(module: torch.fx.GraphModule, name: str) -> None:
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Ask Dynamo to treat a dimension as symbolic where it can."""
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+def cudagraphs_enabled() -> bool:
+    """Whether Inductor is to replay what it compiles as CUDA graphs."""
+    inductor = sys.modules.get("torch._inductor.config")
+    return inductor is not None and bool(inductor.triton.cudagraphs)

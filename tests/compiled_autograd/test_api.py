@@ -366,3 +366,29 @@ def test_together_with_torchs_own_compiled_autograd():
             x, out = loss()
             out.backward()
         torch.testing.assert_close(x.grad, expected)
+
+
+def test_a_cpu_pass_says_why_it_is_no_cuda_graph(caplog):
+    settings = compiled_autograd.config.patch(verbose=True, cudagraphs=True)
+    with settings, caplog.at_level(logging.INFO, "compiled_autograd"), fresh():
+        loss()[1].backward()
+    assert "no CUDA graph: GraphRoot uses a CPU tensor" in caplog.text.replace("torch::autograd::", "")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_memory_peak_is_no_higher_than_eagers():
+    def peak(enabled):
+        x = torch.randn(1024, 1024, device="cuda", requires_grad=True)
+        y = x
+        for _ in range(16):
+            y = (y * y).sin()
+        out = y.sum()
+        del y
+        torch.cuda.reset_peak_memory_stats()
+        with fresh() if enabled else compiled_autograd.disable():
+            out.backward()
+        return torch.cuda.max_memory_allocated()
+
+    peak(True)
+    assert peak(True) <= peak(False) * 1.01
