@@ -15,6 +15,7 @@ from compiled_autograd.errors import (
     UnboundOperatorError,
 )
 from compiled_autograd.explain import Explanation, explain
+from compiled_autograd.persist import load_graph, save_graph
 from compiled_autograd.stats import CaptureRecord, FallbackRecord, Stats
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
     "disable",
     "enable",
     "explain",
+    "load_graph",
     "reset",
+    "save_graph",
     "stats",
 ]

@@ -5,6 +5,7 @@ The protocol of the engine hook is not documented by torch: it is read from
 """
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
+    "DTYPE_CODES",
+    "STRIDED_CODE",
     "BackwardFunction",
     "Engine",
     "OptimizedModule",
@@ -38,7 +41,8 @@ __all__ = [
     "will_engine_execute_node",
 ]
 
-_hook = torch._C._dynamo.compiled_autograd
+_hook: Any = torch._C._dynamo.compiled_autograd
+_C: Any = torch._C
 set_autograd_compiler = _hook.set_autograd_compiler
 clear_cache = _hook.clear_cache
 set_verbose_logger = _hook.set_verbose_logger
@@ -46,24 +50,43 @@ call_cpp_tensor_pre_hooks = _hook.call_cpp_tensor_pre_hooks
 
 # C++ binds each functional operator once per process into whichever compiler is active:
 # keeping them in torch's own namespace lets both compilers be used in one process.
-functional_operators = torch_compiled_autograd.ops
+functional_operators: Any = torch_compiled_autograd.ops
 copy_slices_prologue = torch_compiled_autograd.copy_slices_prologue
 copy_slices_epilogue = torch_compiled_autograd.copy_slices_epilogue
 
 Engine = torch._C._ImperativeEngine
-BackwardFunction = torch.autograd.function.BackwardCFunction
+BackwardFunction: Any = torch.autograd.function.BackwardCFunction
+use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
 disable_modes = _disable_current_modes
 has_storage = torch._C._has_storage
 dispatch_mode_depth = torch._C._len_torch_dispatch_stack
 
 current_graph_task_id = torch._C._current_graph_task_id
 current_autograd_node = torch._C._current_autograd_node
-current_graph_task_execution_order = torch._C._current_graph_task_execution_order
+current_graph_task_execution_order = _C._current_graph_task_execution_order
 will_engine_execute_node = torch._C._will_engine_execute_node
 push_saved_tensors_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 pop_saved_tensors_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 remove_hook = torch.utils.hooks.RemovableHandle.remove
+
+# C++ packs dtypes and layouts as the numbers of ``c10::ScalarType`` and ``c10::Layout``.
+DTYPE_CODES = {
+    torch.uint8: 0,
+    torch.int8: 1,
+    torch.int16: 2,
+    torch.int32: 3,
+    torch.int64: 4,
+    torch.float16: 5,
+    torch.float32: 6,
+    torch.float64: 7,
+    torch.complex32: 8,
+    torch.complex64: 9,
+    torch.complex128: 10,
+    torch.bool: 11,
+    torch.bfloat16: 15,
+}
+STRIDED_CODE = 0
 
 # What torch's own compiler answers to; a method more or less, or other parameters, is another protocol.
 _KNOWN_METHODS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -164,11 +187,11 @@ _set_materialize_grads = FunctionCtx.set_materialize_grads
 
 
 def _remember_materialize_grads(self: Any, value: bool) -> None:
+    """``ctx.set_materialize_grads``, remembering the flag."""
     setattr(self, _MATERIALIZE, value)
     _set_materialize_grads(self, value)
 
 
-_remember_materialize_grads.__doc__ = _set_materialize_grads.__doc__
 FunctionCtx.set_materialize_grads = _remember_materialize_grads  # type: ignore[method-assign]
 
 
@@ -209,3 +232,9 @@ def steal_list(module: torch.fx.GraphModule, name: str) -> None:
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Ask Dynamo to treat a dimension as symbolic where it can."""
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+def cudagraphs_enabled() -> bool:
+    """Whether Inductor is to replay what it compiles as CUDA graphs."""
+    inductor = sys.modules.get("torch._inductor.config")
+    return inductor is not None and bool(inductor.triton.cudagraphs)

@@ -31,6 +31,10 @@ class Config:
     """Hand ATen graphs of the stretches between Python calls to ``torch.compile`` objects and backends.
     Off: they run the captured graph as it is."""
 
+    cudagraphs: bool = False
+    """Move the 0-dim CPU tensors of scalar operands to the GPU, so that a compiled pass can be a CUDA graph.
+    Also done where Inductor's own CUDA graphs are switched on."""
+
     max_nested_captures: int = 8
     """How deep backward passes inside backward passes are captured; deeper ones run in eager."""
 

@@ -5,8 +5,10 @@ graph and its arguments back instead of running them, and they run after the eng
 passes may nest, errors and tracebacks are Python's own, and a refusal leaves nothing half done.
 """
 
+import contextlib
+import gc
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -84,8 +86,9 @@ class _Pass:
         return GraphCompiler(self.walk, self._finish)
 
     def _finish(self, capture: Capture) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        nodes = ordered_nodes(capture)
-        graph = CapturedGraph(capture, nodes, build_graph(capture, nodes))
+        with collection_paused():  # thousands of small objects that all stay
+            nodes = ordered_nodes(capture)
+            graph = CapturedGraph(capture, nodes, build_graph(capture, nodes))
         sessions.ledger.captured(graph.record)
         log_capture(graph.record)
         capture.walked = None  # C++ leaks what we return here, and the nodes hold hooks
@@ -106,7 +109,7 @@ class _Pass:
 
     # Running
 
-    def run(self) -> tuple[Any, ...]:
+    def run(self) -> Sequence[Any]:
         assert self.pending is not None
         graph, arguments = self.pending
         self.pending = None
@@ -131,6 +134,18 @@ class _Pass:
         if not self.allow_unreachable and any(output is None for output in outputs):
             raise RuntimeError(_UNUSED)
         return list(outputs) if graph.needs_engine else tuple(outputs)
+
+
+@contextlib.contextmanager
+def collection_paused() -> Iterator[None]:
+    """No garbage collection inside the block."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Collecting(threading.local):

@@ -31,6 +31,7 @@ __all__ = [
     "call_unpack_hook",
     "copy_slices_epilogue",
     "copy_slices_prologue",
+    "validate",
 ]
 
 Grad = torch.Tensor | None
@@ -81,7 +82,7 @@ def call_tensor_pre_hook(hook: Callable[..., Any], grad: Grad, *, node: int) -> 
     return result
 
 
-def call_cpp_pre_hook(hook_id: int, grad: Grad, *, node: int) -> Grad:
+def call_cpp_pre_hook(hook_id: int, grad: Any, *, node: int) -> Grad:
     """A tensor hook that C++ registered; the engine holds it under ``hook_id`` for the length of this call."""
     running.enter(node)
     return _torch.call_cpp_tensor_pre_hooks(hook_id, grad)
@@ -159,7 +160,7 @@ class _Context:
     def __hash__(self) -> int:
         return hash(self._real)
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:  # type: ignore[override]
         return type(self._real)
 
@@ -233,7 +234,7 @@ def _check_backward_results(ctx: Any, results: Any, is_tensor_input: Sequence[bo
                 "but the corresponding forward input was not a Variable"
             )
         if not isinstance(result, torch.Tensor):
-            raise TypeError(f"expected Variable or None (got {type(result).__name__})")
+            raise RuntimeError(f"expected Variable or None (got {type(result).__name__})")
     return results
 
 
@@ -246,7 +247,7 @@ def call_backward(
     per output of the forward.
     """
     running.enter(node)
-    view = ctx if running.keeps_graph() else _Context(ctx, saved)
+    view: Any = ctx if running.keeps_graph() else _Context(ctx, saved)
     del saved
     arguments = _materialize(ctx, grads)
     del grads
@@ -290,7 +291,7 @@ def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool, *,
     if (
         before is None
         and sys.getrefcount(grad) <= _OWNED_BY_CALLER_ONLY
-        and grad._use_count() <= 1
+        and _torch.use_count(grad) <= 1
         and type(grad) is torch.Tensor
         and not torch.is_grad_enabled()
         and variable.requires_grad
@@ -339,12 +340,35 @@ def _dense(tensor: torch.Tensor) -> list[int]:
 
 def _owns_its_parts(grad: torch.Tensor) -> bool:
     return all(
-        part.is_contiguous() and part._use_count() <= _OWNED_BY_SPARSE_ONLY
+        part.is_contiguous() and _torch.use_count(part) <= _OWNED_BY_SPARSE_ONLY
         for part in (grad._indices(), grad._values())
     )
 
 
-def copy_slices_prologue(grads: Sequence[Grad], *geometry: Any) -> Sequence[Grad]:
+def validate(grads: Sequence[Grad], metadata: Sequence[Any]) -> Sequence[Grad]:
+    """``validate_outputs`` of the engine: cast, move, reduce or reject gradients that do not fit their inputs.
+
+    ``metadata`` is as C++ packs it, per gradient: options (device third, layout fifth), sizes, whether the
+    input is a tensor subclass, and dtype. Gradients that fit, almost all, are seen to fit here.
+    """
+    for grad, expected in zip(grads, metadata, strict=True):
+        if grad is None or expected is None:
+            continue
+        options, sizes, is_subclass, dtype = expected
+        if (
+            is_subclass
+            or type(grad) is not torch.Tensor
+            or _torch.DTYPE_CODES.get(grad.dtype) != dtype
+            or grad.device != options[2]
+            or options[4] != _torch.STRIDED_CODE
+            or grad.layout is not torch.strided
+            or tuple(grad.shape) != tuple(sizes)
+        ):
+            return _torch.functional_operators.get("validate_outputs")(grads, metadata)
+    return grads
+
+
+def copy_slices_prologue(grads: Sequence[Any], *geometry: Any) -> Sequence[Grad]:
     """The first half of the node that an in-place operation on a view leaves in its base's history."""
     if grads[0] is None:
         return (None, None, None)
@@ -352,7 +376,7 @@ def copy_slices_prologue(grads: Sequence[Grad], *geometry: Any) -> Sequence[Grad
 
 
 def copy_slices_epilogue(
-    needs_input_grad: Sequence[bool], result: Grad, grads: Sequence[Grad], grad_slice: Grad
+    needs_input_grad: Sequence[bool], result: Any, grads: Sequence[Grad], grad_slice: Any
 ) -> Sequence[Grad]:
     """The second half: the view's gradient goes back into the base's."""
     if result is None:

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from compiled_autograd import functional
+from compiled_autograd import _torch, cudagraphs, functional
 from compiled_autograd.compilers import Compiler
+from compiled_autograd.config import config
 from compiled_autograd.hook import Capture
+from compiled_autograd.log import log_compile
 from compiled_autograd.program import build_program
 from compiled_autograd.reasons import Shape, miss_reason
 from compiled_autograd.session import sessions
@@ -50,8 +52,19 @@ class CapturedGraph:
         """
         if torch.is_grad_enabled():
             return self.module.forward(*arguments)
+        if config.cudagraphs or _torch.cudagraphs_enabled():
+            self._prepare_for_cuda_graphs(arguments[0])
         key = (compiler.key, dynamic)
         program = self._programs.get(key)
         if program is None:
             program = self._programs[key] = build_program(self.module, compiler, dynamic)
         return program(*arguments)
+
+    def _prepare_for_cuda_graphs(self, inputs: list[Any]) -> None:
+        scalars = cudagraphs.liftable_scalars(self.module, inputs)
+        if scalars:
+            device = next(t.device for t in inputs if isinstance(t, torch.Tensor) and t.device.type == "cuda")
+            cudagraphs.lift_scalars(inputs, scalars, device)
+        reason = cudagraphs.skip_reason(self.module, inputs)
+        if reason is not None:
+            log_compile(self.title, f"no CUDA graph: {reason}")

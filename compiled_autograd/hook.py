@@ -181,8 +181,7 @@ class GraphCompiler:
         if not outputs:
             return outputs
         arguments = (self._value(list(outputs)), *(self._value(argument) for argument in args))
-        operator = _torch.functional_operators.get("validate_outputs")
-        tokens = self._tuple_step(operator, arguments, len(outputs), Kind.PURE, "validate")
+        tokens = self._tuple_step(functional.validate, arguments, len(outputs), Kind.PURE, "validate")
         # a gradient that is missing for sure stays missing: C++ then leaves the edge alone
         return [None if output is None else token for output, token in zip(outputs, tokens, strict=True)]
 

@@ -165,9 +165,9 @@ def lower(
     graph.output(tuple(computed))
     graph.eliminate_dead_code()
     used = [index for index, node in enumerate(placeholders) if node is not None and node.users]
-    for node in placeholders:
-        if node is not None and not node.users:
-            graph.erase_node(node)
+    for placeholder in placeholders:
+        if placeholder is not None and not placeholder.users:
+            graph.erase_node(placeholder)
     problem = recorder.problem
     if problem is not None:
         graph = fx.Graph()

@@ -34,7 +34,10 @@ def build_program(module: fx.GraphModule, compiler: Compiler, dynamic: bool) -> 
     if compile_part is None:
         return whole if whole is not None else module.forward
     stretches = split_segments(module)
-    segments = [None if part is None else _Segment(part, compiler, compile_part) for part, _ in stretches]
+    forms: set[str] = set() if compiler.is_backend else {"static"}  # the whole graph was counted
+    segments = [
+        None if part is None else _Segment(part, compiler, compile_part, forms) for part, _ in stretches
+    ]
     return build_driver(module, stretches, segments).forward
 
 
@@ -48,6 +51,7 @@ class _Segment:
         part: FunctionalSegment,
         compiler: Compiler,
         compile_part: Callable[[fx.GraphModule], Callable[..., Any]],
+        forms: set[str],
     ) -> None:
         self.__name__ = part.module._get_name()
         self.part = part
@@ -56,6 +60,13 @@ class _Segment:
         self.statics: list[_Static] = []
         self.dynamic: _Dynamic | None = None
         self.gave_up: str | None = None
+        self._forms = forms
+
+    def count(self, form: str) -> None:
+        """The graph is compiled in this form; its segments are one compilation."""
+        if form not in self._forms:
+            self._forms.add(form)
+            sessions.ledger.count("compiles")
 
     def __call__(
         self, values: list[Any], rest: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]
@@ -127,7 +138,7 @@ class _Segment:
         finally:
             sessions.ledger.spend("compile", time.perf_counter() - started)
         self.dynamic = dynamic
-        sessions.ledger.count("compiles")
+        self.count("second")
         return results
 
 
@@ -176,11 +187,9 @@ class _Static:
             with torch.no_grad():
                 compiled = backend(flat, example)
             self.compiled = lambda args: compiled(*args)
-            sessions.ledger.count("compiles")
         else:
             self.compiled = segment.compile_part(_list_module(self.lowered.graph, segment.__name__))
-            if segment.statics:
-                sessions.ledger.count("compiles")
+        segment.count("second" if segment.statics else "static")
         log_compile(segment.part.title, "compiled for one pattern of sizes")
         if self.lowered.random:
             return

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from compiled_autograd.schedule import WalkedNode
+
 __all__ = ["EAGER", "BackwardPass", "Running", "running"]
 
 
@@ -19,8 +21,11 @@ class BackwardPass(Protocol):
     removed_hooks: list[tuple[Any, int, str]]
     saved_hooks_changes: list[Any]
 
+    def walk(self) -> list[WalkedNode]:
+        """The nodes of this pass, by the index that C++ gave them."""
+
     def nodes(self) -> list[Any]:
-        """The autograd nodes of this pass, by the index that C++ gave them."""
+        """The same, as the autograd nodes themselves."""
 
     def execution_order(self) -> list[int]:
         """Indices of the nodes in the order in which they run."""

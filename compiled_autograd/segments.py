@@ -8,7 +8,7 @@ replaced by one call.
 
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -98,12 +98,13 @@ def _segment(nodes: list[fx.Node], number: int) -> FunctionalSegment:
 
     def copy_of(node: fx.Node) -> fx.Node:
         if node not in copies:  # a size or a scalar
-            source, index = node.args
+            source: Any = node.args[0]
+            index = node.args[1]
             copies[node] = graph.create_node(
                 "call_function",
                 operator.getitem,
                 (numbers[source.name], index),
-                name=node.name,  # type: ignore[union-attr, index]
+                name=node.name,
             )
         return copies[node]
 
@@ -123,7 +124,7 @@ def _is_owned(node: fx.Node, inside: set[fx.Node]) -> bool:
 
 def _is_number(node: fx.Node) -> bool:
     """An element of ``sizes`` or ``scalars``."""
-    return _is_argument(node) and node.args[0].name in ("sizes", "scalars")  # type: ignore[union-attr]
+    return _is_argument(node) and node.args[0].name in ("sizes", "scalars")  # type: ignore[union-attr, operator]
 
 
 def _computes(nodes: list[fx.Node]) -> bool:
@@ -142,7 +143,7 @@ def split_segments(module: fx.GraphModule) -> list[tuple[FunctionalSegment | Non
 def build_driver(
     module: fx.GraphModule,
     stretches: Sequence[tuple[FunctionalSegment | None, list[fx.Node]]],
-    callables: Sequence[Callable[..., Any] | None],
+    callables: Sequence[Any],
 ) -> fx.GraphModule:
     """A graph with the same arguments and outputs as ``module``, which calls one callable per segment.
 

@@ -139,13 +139,15 @@ class SymbolicNode:
     def bool_(self) -> bool:
         return bool(self._concrete("the truth"))
 
-    def str(self) -> str:
+    def _describe(self) -> str:
         return f"symbolic {self.kind} {self.hint}"
 
-    __str__ = str
-    _graph_repr = str
+    __str__ = _describe
+    _graph_repr = _describe
 
     def __getattr__(self, name: str) -> Callable[..., "SymbolicNode"]:
+        if name == "str":  # C++ prints numbers by this name, which would hide the type in this class
+            return self._describe  # type: ignore[return-value]
         try:
             function, result_kind = _ARITHMETIC[name]
         except KeyError:

@@ -58,11 +58,12 @@ def check(
     *,
     dynamic: bool = True,
     captures: int | None = None,
-    fallbacks: int = 0,
+    fallbacks: int | None = 0,
 ) -> Stats:
     """Run ``function`` in eager and under capture from a fresh cache; everything it returns must be the same.
 
-    A generator's values are collected. At least one capture must be made, unless ``captures`` says how many.
+    A generator's values are collected. At least one capture must be made, unless ``captures`` says how many; ``fallbacks`` None
+    allows any number of them.
     """
     expected = _results(function)
     compiled_autograd.reset()
@@ -70,9 +71,9 @@ def check(
         actual = _results(function)
     stats = compiled_autograd.stats()
     assert_same(expected, actual)
-    assert stats.fallbacks == fallbacks, stats.fallback_reasons
+    assert fallbacks is None or stats.fallbacks == fallbacks, stats.fallback_reasons
     if captures is None:
-        assert stats.captures > 0
+        assert stats.captures > 0 or fallbacks is None
     else:
         assert stats.captures == captures
     return stats
@@ -90,3 +91,13 @@ def fresh(compiler: Any = keep, **options: Any) -> Iterator[None]:
     compiled_autograd.reset()
     with compiled_autograd.enable(compiler, **options):
         yield
+
+
+def mlp() -> torch.nn.Sequential:
+    """Two linear layers."""
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4), torch.nn.Tanh())
+
+
+def grads(model: torch.nn.Module) -> list:
+    """Copies of the gradients of a model."""
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
