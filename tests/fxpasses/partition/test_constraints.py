@@ -59,6 +59,21 @@ class NoisyGradient(torch.autograd.Function):
         return grad * ctx.saved_tensors[0].cos() * torch.rand_like(grad)
 
 
+class CountingGradient(torch.autograd.Function):
+    """Changes an input in its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, count: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.count = count
+        return x.sin() * count.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.count.add_(grad.sum())
+        return grad * ctx.saved_tensors[0].cos(), None
+
+
 @torch.compiler.nested_compile_region
 def region(x: Tensor, w: Tensor) -> Tensor:
     return torch.sin(torch.relu(x @ w) * x)
@@ -117,6 +132,10 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[Tensor]]]] = {
     "data-dependent shape": (data_dependent_shape, lambda: [leaf(4, 4)]),
     "number from a tensor": (number_from_tensor, lambda: [leaf(4), torch.tensor(3)]),
     "assertion": (asserted, lambda: [leaf(4)]),
+    "input changed in the backward pass": (
+        CountingGradient.apply,
+        lambda: [leaf(4), torch.ones(2, dtype=torch.float64)],
+    ),
     "random numbers in the backward pass": (NoisyGradient.apply, lambda: [leaf(4, 4)]),
 }
 
