@@ -1,7 +1,8 @@
 """Partitioning against torch's min-cut partitioner: bytes saved and seconds, on the same joint graphs.
 
 ``python -m benchmarks partition [--repeats N] [--layers N] [--budgets]``. Both partitioners run on fresh copies of
-each joint graph, taking turns in one process; seconds are medians. Bytes are those of the tensors between the two
+each joint graph, taking turns in one process; seconds are CPU seconds of that process (both run in one thread; the
+clock on the wall would measure what else the machine does), medians. Bytes are those of the tensors between the two
 graphs by torch's own measure, parameters and buffers left out.
 """
 
@@ -55,11 +56,11 @@ class JointGraphCapture:
         torch.compile(model, backend=backend, dynamic=dynamic, fullgraph=True)(*inputs)
 
     def run(self, partitioner: Partitioner, **options: Any) -> tuple[float, fx.GraphModule, fx.GraphModule]:
-        """Seconds for one partition of a fresh copy, and the two modules."""
+        """CPU seconds for one partition of a fresh copy, and the two modules."""
         joint = fx.GraphModule(self.joint, copy.deepcopy(self.joint.graph))
-        start = time.perf_counter()
+        start = time.process_time()
         forward, backward = partitioner(joint, (), **self.options, **options)
-        return time.perf_counter() - start, forward, backward
+        return time.process_time() - start, forward, backward
 
     def saved_bytes(self, forward: fx.GraphModule) -> int:
         """Bytes of the saved tensors that are not parameters or buffers."""

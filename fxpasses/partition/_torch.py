@@ -82,6 +82,7 @@ __all__ = [
     "has_recomputable_ops",
     "has_recomputable_rng_ops",
     "hint_of",
+    "input_behind_backward_output",
     "is_backward_seed",
     "is_forward_seed",
     "is_opaque",
@@ -90,6 +91,7 @@ __all__ = [
     "is_tangent",
     "is_with_effects",
     "make_graph_module",
+    "marked_memory_budget",
     "must_be_in_backward",
     "must_be_in_forward",
     "must_recompute",
@@ -212,8 +214,20 @@ def apply_user_rewrites(
 
 def region_memory_budget(node: fx.Node) -> float | None:
     """The budget that the user put on the region the node was traced in, if any."""
-    budget = _budget_annotation(node) if _budget_annotation is not None else None
-    legacy = node.meta.get("memory_budget")
-    if budget is None and isinstance(legacy, float):
-        return legacy
-    return budget
+    return _budget_annotation(node) if _budget_annotation is not None else None
+
+
+def marked_memory_budget(graph: fx.Graph) -> float | None:
+    """The budget of torch's older marker, which one node carries for the whole graph."""
+    budgets = (node.meta.get("memory_budget") for node in graph.nodes)
+    return next((budget for budget in budgets if isinstance(budget, float)), None)
+
+
+def input_behind_backward_output(node: fx.Node) -> Any:
+    """For a forward output that only the backward pass computes: the input that it is a new state of.
+
+    A forward graph returns an input that the backward pass overwrites as it is then. None if there is no such input.
+    """
+    if node.target is torch.ops.aten.copy_.default:
+        return node.args[0]
+    return _partitioners._is_copy_node_bw_only(node) or _partitioners._get_ho_op_original_input(node)

@@ -11,6 +11,7 @@ from typing import Any
 import torch.fx as fx
 
 from . import _torch
+from .errors import PartitionError
 from .numbering import number_values
 
 __all__ = ["JointGraph", "read_joint_graph"]
@@ -107,8 +108,10 @@ def read_joint_graph(
             elif live[i] or _torch.must_be_in_forward(node):
                 live[i] = in_forward[i] = 1
                 overwritten.update(_written_to(node, index))
-    for i in returned[:num_returned_forward]:
-        in_forward[i] = 1
+    for k, node in enumerate(outputs[:num_fwd_outputs]):
+        if isinstance(node, fx.Node):
+            outputs[k] = node = _computed_in_forward(node, index, in_backward)
+            in_forward[index[node]] = 1
     for i in returned:
         live[i] = 1
     for i in range(len(nodes) - 1, -1, -1):
@@ -145,6 +148,17 @@ def read_joint_graph(
         static,
         frozenset(i for i in overwritten - kept_for_backward if nodes[i].op == "placeholder"),
     )
+
+
+def _computed_in_forward(node: fx.Node, index: dict[fx.Node, int], in_backward: bytearray) -> fx.Node:
+    """What the forward pass returns for an output: an input where the output is that input's state after backward."""
+    while in_backward[index[node]] and node.op != "placeholder":
+        behind = _torch.input_behind_backward_output(node)
+        if not isinstance(behind, fx.Node):
+            reason = "the forward pass returns it, and it is computed from gradients"
+            raise PartitionError(node.name, reason, node.meta.get("stack_trace"))
+        node = behind
+    return node
 
 
 def _written_to(node: fx.Node, index: dict[fx.Node, int]) -> list[int]:

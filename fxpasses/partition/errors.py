@@ -4,11 +4,11 @@ __all__ = ["PartitionError", "PartitionOptionError"]
 
 
 class PartitionError(RuntimeError):
-    """A joint graph that cannot be split: some value can be neither saved nor recomputed.
+    """A joint graph that cannot be split, as a value that one of the passes needs can be had neither way.
 
     Attributes:
-        node: name of the node whose value the backward graph needs.
-        reason: why it cannot be had there.
+        node: name of the node.
+        reason: why its value can be neither saved nor computed where it is needed.
         source: the user's source line that made the node, if it is known.
     """
 
@@ -18,8 +18,8 @@ class PartitionError(RuntimeError):
         self.source = source
         where = f"\n  traced from: {source}" if source else ""
         super().__init__(
-            f"the backward graph needs {node!r}, but {reason}.{where}\n"
-            "  Take the operation out of the checkpointed region, or give it an output that can be saved."
+            f"cannot split the joint graph at {node!r}: {reason}.{where}\n"
+            "  Take the operation out of the checkpointed or compiled region, or give it an output that can be saved."
         )
 
 

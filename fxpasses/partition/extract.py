@@ -189,7 +189,7 @@ def _forward_graph(graph: JointGraph, saved: _Saved) -> fx.Graph:
     seeds = [i for i, node in enumerate(graph.nodes) if _torch.is_forward_seed(node)]
     for i in (*graph.primals, *seeds):
         writer.placeholder(i)
-    copies = {i: writer.renamed_copy(i) for i in saved.tensors if i in graph.mutated_inputs}
+    copies = {i: writer.renamed_copy(i) for i in handed_over if i in graph.mutated_inputs}
     for i, node in enumerate(graph.nodes):
         if needed[i] and node.op != "placeholder":
             writer.copy(i)

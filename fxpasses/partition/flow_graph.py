@@ -18,6 +18,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
+import torch.fx as fx
 
 from . import _torch
 from .classify import JointGraph
@@ -84,10 +85,11 @@ def save_weights(
     """What saving each node costs, and the weight of one byte in it.
 
     Bytes decide. Between equal bytes, values that are alive anyway (inputs, outputs of the forward pass) go before
-    others, others before views, and views before inputs that are overwritten (saving one takes a copy); the unit is large enough that these never add up to a byte.
+    others, others before views, and views before inputs that are overwritten (saving one takes a copy). The unit is
+    large enough that these differences never add up to a byte.
     """
     unit = 4 * len(graph.nodes) + 1
-    alive = {graph.index[n] for n in graph.forward_outputs if n in graph.index} | set(graph.primals)
+    alive = {graph.index[n] for n in graph.forward_outputs if isinstance(n, fx.Node)} | set(graph.primals)
     weights: list[int | None] = []
     overwritten_views: set[int] = set(graph.mutated_inputs)
     for i, node in enumerate(graph.nodes):
@@ -175,7 +177,7 @@ def _forced_sides(
 def _force_forward(side: bytearray, vertex: int, graph: JointGraph, terms: Sequence[Verdict]) -> None:
     if side[vertex] == BACKWARD:
         node = graph.nodes[vertex // 2]
-        reason = f"it cannot be recomputed ({terms[vertex // 2].reason}) and its value cannot be saved"
+        reason = f"the backward pass needs it, it cannot be recomputed ({terms[vertex // 2].reason}) or saved"
         raise PartitionError(node.name, reason, node.meta.get("stack_trace"))
     side[vertex] = FORWARD
 

@@ -136,6 +136,10 @@ def budget_in_force(joint: fx.GraphModule, graph: JointGraph, memory_budget: flo
                 f"a region around the whole forward pass, but these nodes are outside: {', '.join(outside[:8])}",
             )
         return budgets.pop()
+    marked = _torch.marked_memory_budget(joint.graph)
+    if marked is not None:
+        memory_budget = marked
+        check_budget("memory budget of a node", memory_budget)
     if memory_budget is None:
         memory_budget = _torch.functorch_config.activation_memory_budget
         check_budget("torch._functorch.config.activation_memory_budget", memory_budget)

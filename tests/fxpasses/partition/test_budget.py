@@ -12,7 +12,7 @@ import torch.fx as fx
 from torch import Tensor, nn
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from fxpasses.partition import META_KEY, PartitionOptionError, PartitionReport, partition
+from fxpasses.partition import META_KEY, PartitionError, PartitionOptionError, PartitionReport, partition
 from fxpasses.partition.cost import CostModel
 from tests.fxpasses.partition import models
 from tests.fxpasses.partition.functions import checkpointed, random_noise
@@ -157,6 +157,30 @@ def test_region_overrides_the_budget() -> None:
     compiled, splits = compile_split(function, memory_budget=1.0)
     compiled(torch.randn(3, 3, requires_grad=True)).backward()
     assert splits[0].report.memory_budget == 0.125
+
+
+def test_older_marker_on_one_node_sets_the_budget(split: Split) -> None:
+    joint = fx.GraphModule(split.joint, copy.deepcopy(split.joint.graph))
+    next(iter(joint.graph.nodes)).meta["memory_budget"] = 0.75
+    forward, _ = partition(joint, (), num_fwd_outputs=split.num_fwd_outputs)
+    assert forward.meta[META_KEY].memory_budget == 0.75
+
+
+def test_value_that_can_be_had_neither_way_is_named() -> None:
+    """A checkpointed region is recomputed, but what it draws from cannot be saved or drawn again."""
+    graph = fx.Graph()
+    x, grad = graph.placeholder("primals_1"), graph.placeholder("tangents_1")
+    x.meta["val"] = grad.meta["val"] = torch.empty(3, device="meta")
+    pair = graph.call_function(torch.ops.aten.native_dropout.default, (x, 0.5, True))
+    pair.meta["val"] = (x.meta["val"], x.meta["val"])
+    whole = graph.call_function(torch.ops.aten.stack.default, (pair,))
+    backward = graph.call_function(torch.ops.aten.mul.Tensor, (pair, grad))
+    for node in (whole, backward):
+        node.meta["val"] = x.meta["val"]
+    graph.output([whole, backward])
+    with pytest.raises(PartitionError, match="draws random numbers") as error:
+        partition(fx.GraphModule(torch.nn.Module(), graph), (), num_fwd_outputs=1)
+    assert error.value.node == pair.name
 
 
 def test_checkpointed_region_is_recomputed_whatever_the_budget() -> None:

@@ -1,5 +1,6 @@
 """What AOTAutograd's contract asks beyond plain operators: effects, collectives, subgraphs, subclasses, hooks."""
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 from torch._higher_order_ops.scan import scan
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
 
 from tests.fxpasses.partition.support import compile_split
 from tests.fxpasses.partition.test_numerics import run_twice
@@ -57,6 +59,21 @@ class NoisyGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad * ctx.saved_tensors[0].cos() * torch.rand_like(grad)
+
+
+class CountingGradient(torch.autograd.Function):
+    """Changes an input in its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, count: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.count = count
+        return x.sin() * count.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.count.add_(grad.sum())
+        return grad * ctx.saved_tensors[0].cos(), None
 
 
 @torch.compiler.nested_compile_region
@@ -117,6 +134,10 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], list[Tensor]]]] = {
     "data-dependent shape": (data_dependent_shape, lambda: [leaf(4, 4)]),
     "number from a tensor": (number_from_tensor, lambda: [leaf(4), torch.tensor(3)]),
     "assertion": (asserted, lambda: [leaf(4)]),
+    "input changed in the backward pass": (
+        CountingGradient.apply,
+        lambda: [leaf(4), torch.ones(2, dtype=torch.float64)],
+    ),
     "random numbers in the backward pass": (NoisyGradient.apply, lambda: [leaf(4, 4)]),
 }
 
@@ -258,3 +279,38 @@ def test_aliased_inputs_one_of_them_changed_in_place(budget: float) -> None:
     expected = outcome(function)
     compiled, _ = compile_split(function, memory_budget=budget)
     torch.testing.assert_close(outcome(compiled), expected)
+
+
+class CheckpointedBlocks(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(
+            torch.nn.Sequential(
+                torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(), torch.nn.Dropout(0.5)
+            )
+            for _ in range(2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x.sin()
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.0])
+def test_checkpointed_batch_norm_and_dropout(budget: float) -> None:
+    """Recomputed with the same random numbers and the old running mean; eager updates the mean twice, we do not."""
+    torch.manual_seed(0)
+    model = CheckpointedBlocks().double().train()
+    mirror = copy.deepcopy(model)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    compiled, splits = compile_split(mirror, memory_budget=budget)
+    outputs = []
+    for run in (model, compiled):
+        torch.manual_seed(1)
+        outputs.append(run(x))
+        outputs[-1].sum().backward()
+    torch.testing.assert_close(*outputs)
+    for ours, theirs in zip(mirror.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    assert any(value.reason == "in a checkpointed region" for value in splits[0].report.recomputed)
