@@ -46,7 +46,7 @@ def _channels_last(t: torch.Tensor) -> tuple[Strides, int] | None:
 
 
 def _given(t: torch.Tensor) -> tuple[Strides, int] | None:
-    return t.stride(), t.storage_offset()
+    return t.stride(), int(t.storage_offset())
 
 
 #: Layout by name; each gives the strides and the offset that a dense tensor is to have, or ``None`` to leave it.

@@ -6,6 +6,7 @@ yields ``(table, results)`` as it goes, so that what comes before an error still
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -103,7 +104,8 @@ def _operator_subjects(
     for place, sample in _pick(found, limit):
         call = (sample.input, sample.args, sample.kwargs)
         for layout in layouts:
-            if layout != "given" and not relayout(call, layout)[1]:
+            # A custom operator's fake kernel is its author's promise, and torch's tests promise row-major results.
+            if layout != "given" and (database == "custom" or not relayout(call, layout)[1]):
                 continue
             runs: list[tuple[Callable[[], Any], Callable[[Any], Iterator[Step]]]] = []
             if "forward" in tables or "backward" in tables:
@@ -182,7 +184,7 @@ def _out_runs(
         return run
 
     for kind in OUT_KINDS:
-        yield (lambda kind=kind: inputs(kind)), run_kind(kind)
+        yield functools.partial(inputs, kind), run_kind(kind)
 
 
 def _module_subjects(

@@ -13,6 +13,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     data_dependent,
     fft,
     histogram,
+    lazy_parameters,
     linalg,
     losses,
     normalization,
@@ -20,7 +21,9 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     pointwise_strides,
     pooling,
     ranges,
+    resize,
     rnn,
+    sparse,
     structured,
 )
 from fake.kernels.registry import Rule, find, rule, rule_when, rules
@@ -28,3 +31,4 @@ from fake.kernels.registry import Rule, find, rule, rule_when, rules
 __all__ = ["Rule", "find", "rule", "rule_when", "rules"]
 
 composites.install()
+lazy_parameters.install()

@@ -9,7 +9,7 @@ import functools
 from typing import Any
 
 import torch
-from torch._C import DispatchKey, _dispatch_dump
+from torch._C import DispatchKey, _dispatch_dump, _get_dispatch_mode, _TorchDispatchModeKey
 from torch._decomp import decomposition_table, meta_table
 from torch._ops import OpOverload
 from torch._prims_common import (
@@ -39,6 +39,7 @@ __all__ = [
     "FakeTensorMode",
     "OpOverload",
     "UnsupportedOperatorException",
+    "active_fake_mode",
     "common_device",
     "elementwise_dtypes",
     "guard_or_false",
@@ -111,6 +112,11 @@ def wrap(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any, result:
         return mode.fake_tensor_converter.from_meta_and_device(mode, leaf, device)
 
     return pytree.tree_map(one, result)
+
+
+def active_fake_mode() -> FakeTensorMode | None:
+    """The fake tensor mode that operators are dispatched to now, if there is one."""
+    return _get_dispatch_mode(_TorchDispatchModeKey.FAKE)
 
 
 def common_device(func: OpOverload, flat_args: list[Any]) -> torch.device:

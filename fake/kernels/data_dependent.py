@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import DynamicOutputShapeException, FakeTensorMode, OpOverload
+from fake.kernels._torch import DynamicOutputShapeException, FakeTensorMode, OpOverload, torchs_answer
 from fake.kernels.registry import rule
 
-__all__ = ["to_sparse"]
+__all__ = ["to_sparse", "unique_consecutive"]
 
 
 @rule(
@@ -29,3 +29,15 @@ def to_sparse(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
     if args[0].layout is torch.strided and not mode.allow_fallback_kernels:
         raise DynamicOutputShapeException(func)
     return NotImplemented
+
+
+@rule("aten::unique_consecutive")
+def unique_consecutive(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """torch's answer for a dimension counted from the front: counted from the back, torch makes up a shape."""
+    self, *rest = args
+    options = {**dict(zip(("return_inverse", "return_counts", "dim"), rest, strict=False)), **kwargs}
+    if options.get("dim") is not None and options["dim"] < 0:
+        options["dim"] += max(self.dim(), 1)
+    return torchs_answer(mode, func, (self,), options)

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from fake.kernels._torch import FakeTensorMode, OpOverload, suggest_memory_format, torchs_answer
-from fake.kernels.outputs import row_major
+from fake.kernels._torch import FakeTensorMode, OpOverload, torchs_answer
+from fake.kernels.outputs import in_format_of, row_major
 from fake.kernels.registry import rule
 
 __all__ = ["batch_norm", "batch_norm_backward", "layer_norm"]
-
-
-def _in_format_of(mode: FakeTensorMode, answer: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    with mode:
-        return torch.empty_like(answer, memory_format=suggest_memory_format(input))
 
 
 @rule(
@@ -29,7 +22,7 @@ def batch_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
     input = args[0]
     output, *statistics = torchs_answer(mode, func, args, kwargs)
     if input.device.type == "cpu":
-        output = _in_format_of(mode, output, input)
+        output = in_format_of(mode, output, input)
     return (output, *statistics)
 
 
@@ -41,7 +34,7 @@ def batch_norm_backward(
     input = args[1]
     grad_input, *gradients = torchs_answer(mode, func, args, kwargs)
     if grad_input is not None and input.device.type == "cpu":
-        grad_input = _in_format_of(mode, grad_input, input)
+        grad_input = in_format_of(mode, grad_input, input)
     return (grad_input, *gradients)
 
 

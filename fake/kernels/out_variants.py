@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, OpOverload, hides_structured_meta
-from fake.kernels.outputs import column_major_strides
-from fake.kernels.registry import rule, rule_when
+from fake.kernels._torch import FakeTensorMode, OpOverload, guard_or_false, hides_structured_meta
+from fake.kernels.outputs import all_dense, column_major_strides, is_symbolic
+from fake.kernels.registry import rule_when
+from fake.kernels.resize import restride
 
 __all__ = ["Resized", "functional_of", "out_names", "out_variant", "resize_out"]
 
@@ -64,8 +65,54 @@ _LISTED: dict[str, tuple[Resized, ...]] = {
     "aten::polar.out": (Resized.LIKE_RESULT,),
     "aten::rad2deg.out": (Resized.LIKE_RESULT,),
     "aten::sort.values": (Resized.LIKE_RESULT,) * 2,
+    "aten::view_copy.out": (Resized.ROW_MAJOR,),
     "aten::where.self_out": (Resized.LIKE_RESULT,),
 }
+
+
+#: These compute complex results into a complex temporary, resize ``out`` row-major, and copy the real parts.
+_COMPLEX_TO_REAL = frozenset({"aten::abs.out", "aten::angle.out"})
+
+#: Operators that refuse an ``out`` of another dtype, against the rule.
+_EXACT = frozenset(
+    {
+        "aten::_native_batch_norm_legit.no_stats_out",
+        "aten::_native_batch_norm_legit.out",
+        "aten::abs.out",
+        "aten::bitwise_not.out",
+        "aten::ceil.out",
+        "aten::conj_physical.out",
+        "aten::floor.out",
+        "aten::frac.out",
+        "aten::gelu.out",
+        "aten::hardshrink.out",
+        "aten::heaviside.out",
+        "aten::histogram.bin_ct_out",
+        "aten::histogram.bins_tensor_out",
+        "aten::isneginf.out",
+        "aten::isposinf.out",
+        "aten::native_batch_norm.out",
+        "aten::neg.out",
+        "aten::ormqr.out",
+        "aten::round.decimals_out",
+        "aten::round.out",
+        "aten::sgn.out",
+        "aten::sign.out",
+        "aten::signbit.out",
+        "aten::softplus.out",
+        "aten::softshrink.out",
+        "aten::sort.values",
+        "aten::trunc.out",
+        "aten::view_copy.out",
+        "aten::where.self_out",
+    }
+)
+
+#: Operators that cast, against the rule.
+_CASTS = frozenset({"aten::cat.out"})
+
+#: What a factory function takes and its out variant does not, because the given tensor decides it.
+_OF_FACTORIES = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
 @functools.cache
@@ -95,43 +142,89 @@ def functional_of(func: OpOverload) -> OpOverload | None:
     packet = func.overloadpacket
     for name in packet.overloads():
         candidate = getattr(packet, name)
-        arguments = [(a.name, str(a.type)) for a in candidate._schema.arguments]
+        arguments = [
+            (a.name, str(a.type)) for a in candidate._schema.arguments if a.name not in _OF_FACTORIES
+        ]
         if arguments == wanted and not out_names(candidate):
             return candidate
     return None
 
 
-def _is_structured_out(func: OpOverload) -> bool:
-    if func.namespace != "aten":
-        return False
-    functional = functional_of(func)
-    return functional is not None and hides_structured_meta(functional)
+def _is_out_variant(func: OpOverload) -> bool:
+    return func.namespace == "aten" and functional_of(func) is not None
 
 
-@rule(*_LISTED)
-@rule_when(_is_structured_out)
+@functools.cache
+def _ways(func: OpOverload, functional: OpOverload) -> tuple[Resized, ...] | None:
+    """What a resize makes of each ``out``, if torch's engine does not know."""
+    if hides_structured_meta(functional):
+        return (Resized.LIKE_RESULT,) * len(out_names(func))
+    return _LISTED.get(func.name())
+
+
+@rule_when(_is_out_variant)
 def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Compute the functional result's metadata, then bring the given tensors to its shape as eager does."""
+    """Compute the functional result's metadata, then bring the given tensors to its shape as eager does.
+
+    Where torch's engine is right about a kernel, it is wrong only with symbolic sizes, which it cannot resize.
+    """
     functional = functional_of(func)
     assert functional is not None
     names = out_names(func)
     outs = [kwargs[name] for name in names]
-    ways = _LISTED.get(func.name(), (Resized.LIKE_RESULT,) * len(outs))
+    ways = _ways(func, functional)
+    if func.name() in _COMPLEX_TO_REAL and args[0].is_complex():
+        ways = (Resized.ROW_MAJOR,)
+    if (ways is None and not is_symbolic(args, kwargs)) or not all_dense(args, kwargs):
+        return NotImplemented
+    ways = ways or (Resized.ROW_MAJOR,) * len(outs)
+    given = {k: v for k, v in kwargs.items() if k not in names}
+    if any(a.name == "dtype" for a in functional._schema.arguments if a.name in _OF_FACTORIES):
+        given = {"dtype": outs[0].dtype, "device": outs[0].device, **given}
     with mode:
-        result = functional(*args, **{k: v for k, v in kwargs.items() if k not in names})
+        result = functional(*args, **given)
         results = list(result) if isinstance(result, tuple | list) else [result]
         for name, out, wanted in zip(names, outs, results, strict=True):
-            _check(func, name, out, wanted)
+            _check(func, name, out, wanted, casts=_casts(func, functional))
         for out, wanted, way in zip(outs, results, ways, strict=True):
             if way is Resized.LAPACK and out.numel() == 0:
-                out.resize_(wanted.shape).as_strided_(wanted.shape, column_major_strides(wanted.shape))
+                restride(out, wanted.shape, column_major_strides(wanted.shape))
             elif way is not Resized.ROW_MAJOR_IF_ANY or wanted.numel() != 0:
-                resize_out(out, wanted.shape, wanted.stride() if way is Resized.LIKE_RESULT else None)
+                resize_out(out, wanted.shape, _like(wanted) if way is Resized.LIKE_RESULT else None)
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 
-def _check(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tensor) -> None:
+def _like(result: torch.Tensor) -> Any:
+    """The strides of a result, or of a copy: ``conj_physical`` of a real tensor is that tensor, dense or not."""
+    if guard_or_false(result.numel() == 0):
+        return result.stride()
+    return torch.empty_like(result).stride()
+
+
+@functools.cache
+def _casts(func: OpOverload, functional: OpOverload) -> bool:
+    """Whether eager casts results to ``out``'s dtype (if the cast loses nothing), rather than refuse another dtype.
+
+    Structured operators cast if they are elementwise, or if ``out`` decides the dtype in which they compute.
+    """
+    if func.name() in _EXACT:
+        return False
+    decides = any(a.name == "dtype" for a in functional._schema.arguments)
+    return (
+        func.name() in _CASTS
+        or decides
+        or torch.Tag.pointwise in functional.tags
+        or not hides_structured_meta(functional)
+    )
+
+
+def _check(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tensor, *, casts: bool) -> None:
     """Refuse an ``out`` that cannot hold the result."""
+    if not casts and out.dtype != wanted.dtype:
+        raise RuntimeError(
+            f"{func.name()}: expected argument {name!r} to have dtype {_said(wanted.dtype)}, but got "
+            f"{_said(out.dtype)} instead"
+        )
     if not torch.can_cast(wanted.dtype, out.dtype):
         raise RuntimeError(
             f"{func.name()}: result type {_said(wanted.dtype)} can't be cast to the desired output type "
@@ -162,6 +255,4 @@ def resize_out(out: torch.Tensor, shape: Any, strides: Any = None) -> None:
             "tensor t by resizing it, inplace, to zero elements with t.resize_(0).",
             stacklevel=2,
         )
-    out.resize_(shape)
-    if strides is not None and tuple(out.stride()) != tuple(strides):
-        out.as_strided_(shape, strides)
+    restride(out, shape, strides)

@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fake.kernels._torch import FakeTensorMode, guard_or_false, hint
+from fake.kernels._torch import FakeTensorMode, guard_or_false, hint, suggest_memory_format
 
 __all__ = [
+    "all_dense",
     "column_major_strides",
     "contiguous_strides",
     "fresh",
     "hinted",
+    "in_format_of",
     "is_symbolic",
     "permuted_strides",
     "row_major",
@@ -73,6 +75,15 @@ def fresh(
         return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device=device)
 
 
+def all_dense(args: Any, kwargs: Any) -> bool:
+    """Whether all tensors among the arguments are plain strided ones: not sparse, quantized, nested or oneDNN's."""
+    return all(
+        leaf.layout is torch.strided and not leaf.is_quantized and not leaf.is_nested
+        for leaf in pytree.tree_leaves((args, kwargs))
+        if isinstance(leaf, torch.Tensor)
+    )
+
+
 def is_symbolic(args: Any, kwargs: Any) -> bool:
     """Whether any number among the arguments, or any tensor's size, stride or offset, is symbolic."""
     for leaf in pytree.tree_leaves((args, kwargs)):
@@ -103,6 +114,12 @@ def with_layout(mode: FakeTensorMode, answer: Any, example: Any) -> Any:
     order = sorted(range(example.dim()), key=lambda d: (-strides[d], d))
     layout = permuted_strides(answer.shape, order)
     return fresh(mode, answer.shape, layout, dtype=answer.dtype, device=answer.device)
+
+
+def in_format_of(mode: FakeTensorMode, answer: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """``answer`` anew, channels-last if ``input`` is, else row-major."""
+    with mode:
+        return torch.empty_like(answer, memory_format=suggest_memory_format(input))
 
 
 def row_major(mode: FakeTensorMode, answer: Any) -> Any:

@@ -75,6 +75,7 @@ def ldexp(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs:
     "aten::normal.Tensor_Tensor",
     "aten::normal.Tensor_float",
     "aten::normal.float_Tensor",
+    "aten::glu_backward",
     "aten::log_sigmoid_forward",
     "aten::nll_loss2d_forward",
 )

@@ -1,20 +1,44 @@
-"""Pooling kernels that keep channels-last inputs channels-last."""
+"""Kernels over images that keep channels-last inputs channels-last: unpooling, padding, shuffling."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fake.kernels._torch import FakeTensorMode, OpOverload, suggest_memory_format, torchs_answer
+from fake.kernels._torch import FakeTensorMode, OpOverload, torchs_answer
+from fake.kernels.outputs import in_format_of
 from fake.kernels.registry import rule
 
-__all__ = ["max_unpool2d"]
+__all__ = ["keeps_format", "keeps_format_of_input"]
 
 
-@rule("aten::max_unpool2d")
-def max_unpool2d(
+@rule(
+    "aten::max_unpool2d",
+    "aten::reflection_pad2d",
+    "aten::reflection_pad3d",
+    "aten::replication_pad2d",
+    "aten::replication_pad3d",
+    "aten::channel_shuffle",
+    "aten::native_channel_shuffle",
+)
+def keeps_format(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """torch's checks and shape, in the input's memory format (``aten/src/ATen/native/MaxUnpooling.cpp``)."""
-    answer = torchs_answer(mode, func, args, kwargs)
-    with mode:
-        return answer.contiguous(memory_format=suggest_memory_format(args[0]))
+    """torch's checks and shape, in the first argument's memory format, as the CPU kernels allocate it."""
+    return _in_format_on_cpu(mode, torchs_answer(mode, func, args, kwargs), args[0])
+
+
+@rule(
+    "aten::reflection_pad2d_backward",
+    "aten::reflection_pad3d_backward",
+    "aten::replication_pad2d_backward",
+    "aten::replication_pad3d_backward",
+)
+def keeps_format_of_input(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A gradient, in the memory format of the input (the second argument)."""
+    return _in_format_on_cpu(mode, torchs_answer(mode, func, args, kwargs), args[1])
+
+
+def _in_format_on_cpu(mode: FakeTensorMode, answer: Any, input: Any) -> Any:
+    return in_format_of(mode, answer, input) if input.device.type == "cpu" else answer

@@ -24,7 +24,7 @@ from fake.kernels._torch import (
     torchs_answer,
     wrap,
 )
-from fake.kernels.outputs import hinted, is_symbolic, with_layout
+from fake.kernels.outputs import all_dense, hinted, is_symbolic, with_layout
 from fake.kernels.registry import rule_when
 
 __all__ = ["structured"]
@@ -40,6 +40,8 @@ def _is_functional_structured(func: OpOverload) -> bool:
 @rule_when(_is_functional_structured)
 def structured(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The structured operator's result with eager's strides."""
+    if not all_dense(args, kwargs):
+        return NotImplemented
     promotes = torch.Tag.pointwise in func.tags and _is_on_cpu(args)
     if not is_symbolic(args, kwargs):
         with in_kernel_invocation_manager(mode):

@@ -1,0 +1,102 @@
+"""Lazy modules (``nn.LazyConv2d``, ...) under a fake tensor mode.
+
+``UninitializedParameter`` makes a subclass object out of an empty tensor, in C++, which a fake tensor refuses: it has
+its Python object already. :func:`install` puts a constructor in front of torch's that gives the empty fake tensor
+another class instead, one that is both uninitialized and fake; ``materialize`` turns it back. With no fake mode
+active it is torch's own constructor. That is process-wide; this module owns it, and :func:`uninstall` takes it back.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from fake.kernels._torch import active_fake_mode
+
+__all__ = ["install", "uninstall"]
+
+_lock = threading.Lock()
+_torchs_new: dict[type, Any] = {}
+
+
+#: Classes by the identity of what they derive from: an engine's class may claim to equal torch's.
+_classes: dict[tuple[int, int], type] = {}
+
+
+def _uninitialized_class(base: type, fake_class: type) -> type:
+    """A class of fake tensors that behaves like ``base`` until it is materialized."""
+    key = (id(base), id(fake_class))
+    if key not in _classes:
+        _classes[key] = _make_class(base, fake_class)
+    return _classes[key]
+
+
+def _make_class(base: type, fake_class: type) -> type:
+    """Parameters and fake tensors may each have a metaclass of their own: the new class has both, and equals itself."""
+    metaclasses = (type(base), type(fake_class))
+    bases = tuple(m for m in metaclasses if not any(o is not m and issubclass(o, m) for o in metaclasses))
+    metaclass = type(
+        "UninitializedMeta", tuple(dict.fromkeys(bases)), {"__eq__": type.__eq__, "__hash__": type.__hash__}
+    )
+    return metaclass(
+        f"{base.__name__}Of{fake_class.__name__}",
+        (base, fake_class),
+        {
+            "cls_to_become": fake_class,
+            "__doc__": f"{base.__doc__}",
+            "__deepcopy__": _deepcopy,
+            "made_by": base,
+        },
+    )
+
+
+def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    if id(self) not in memo:
+        memo[id(self)] = self.made_by(self.requires_grad, self.data.device, self.data.dtype)
+    return memo[id(self)]
+
+
+def _new(
+    cls: type,
+    requires_grad: bool = False,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    data = torch.empty(0, device=device, dtype=dtype)
+    fake_class = type(data)
+    data.requires_grad_(requires_grad)
+    if issubclass(cls, torch.nn.Parameter):
+        data._is_param = True
+    data.__class__ = _uninitialized_class(cls, fake_class)
+    return data
+
+
+def _in_front_of(torchs: Any, requires_grad_by_default: bool) -> Any:
+    @functools.wraps(torchs)
+    def new(cls: type, requires_grad: bool = requires_grad_by_default, *args: Any, **kwargs: Any) -> Any:
+        make = torchs if active_fake_mode() is None else _new
+        return make(cls, requires_grad, *args, **kwargs)
+
+    return new
+
+
+def install() -> None:
+    """Let uninitialized parameters and buffers be made under a fake mode; does nothing if done already."""
+    with _lock:
+        if _torchs_new:
+            return
+        for cls, by_default in ((UninitializedParameter, True), (UninitializedBuffer, False)):
+            _torchs_new[cls] = cls.__new__
+            cls.__new__ = staticmethod(_in_front_of(cls.__new__, by_default))  # type: ignore[method-assign,assignment]
+
+
+def uninstall() -> None:
+    """Give torch's constructors back."""
+    with _lock:
+        for cls, new in _torchs_new.items():
+            cls.__new__ = staticmethod(new)  # type: ignore[method-assign]
+        _torchs_new.clear()

@@ -1,0 +1,80 @@
+"""Products with compressed sparse matrices, for which torch has no meta kernels.
+
+A fake sparse tensor does not know how many elements it stores; its shape, dtype and layout are what is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import FakeTensorMode, OpOverload
+from fake.kernels.outputs import all_dense, fresh
+from fake.kernels.registry import rule
+from fake.kernels.structured import structured
+
+__all__ = ["mm", "mm_reduce", "mm_reduce_backward", "sampled_addmm"]
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
+_KEEPS_PLACES = ("amax", "amin")
+
+
+@rule("aten::sparse_sampled_addmm")
+def sampled_addmm(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A product of dense matrices at the places that ``self`` has: a sparse tensor of its structure."""
+    self, mat1, mat2 = args
+    torch._check(
+        mat1.shape[-1] == mat2.shape[-2],
+        lambda: f"{func.name()}: mat1 and mat2 shapes cannot be multiplied ({mat1.shape} and {mat2.shape})",
+    )
+    torch._check(
+        (mat1.shape[-2], mat2.shape[-1]) == tuple(self.shape[-2:]),
+        lambda: (
+            f"{func.name()}: self.shape {self.shape} is not the shape of the product of {mat1.shape}, {mat2.shape}"
+        ),
+    )
+    with mode:
+        return self.clone()
+
+
+@rule("aten::mm")
+def mm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A product of a compressed sparse matrix and a dense one is dense, row-major; of dense ones as ever."""
+    if all_dense(args, kwargs):
+        return structured(mode, func, args, kwargs)
+    if sorted(str(m.layout) for m in args) not in [sorted((str(c), "torch.strided")) for c in _COMPRESSED]:
+        return NotImplemented
+    self, mat2 = args
+    torch._check(
+        self.shape[1] == mat2.shape[0],
+        lambda: f"{func.name()}: mat1 and mat2 shapes cannot be multiplied ({self.shape} and {mat2.shape})",
+    )
+    return fresh(mode, (self.shape[0], mat2.shape[1]), None, dtype=self.dtype, device=self.device)
+
+
+@rule("aten::_sparse_mm_reduce_impl")
+def mm_reduce(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``(product, places)``; the places of extremes are kept only for a backward pass."""
+    self, other, reduce = args
+    shape = (self.shape[0], other.shape[1])
+    keeps = reduce in _KEEPS_PLACES and (self.requires_grad or other.requires_grad)
+    return (
+        fresh(mode, shape, None, dtype=other.dtype, device=other.device),
+        fresh(mode, shape if keeps else (0,), None, dtype=torch.int64, device=other.device),
+    )
+
+
+@rule("aten::_sparse_mm_reduce_impl_backward")
+def mm_reduce_backward(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Gradients with the structure of ``self`` and the shape of the dense factor, where they are wanted."""
+    self, _, weight, _, _, output_mask = args
+    with mode:
+        grad_self = self.clone() if output_mask[0] else None
+    if not output_mask[1]:
+        return grad_self, None
+    return grad_self, fresh(mode, weight.shape, None, dtype=weight.dtype, device=weight.device)

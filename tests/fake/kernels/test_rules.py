@@ -1,0 +1,283 @@
+"""Each rule gives eager's answer, and is needed: without it torch's engine gives another one, or none."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.nn.parameter import is_lazy
+
+import fake.kernels
+from fake.conformance import Verdict, make_mode, observe
+from fake.conformance.compare import Outcome, compare, of_error
+from fake.conformance.engines import active, to_fake
+from fake.kernels import composites, lazy_parameters
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Case:
+    """``call(*inputs())`` in eager and in the mode; ``rules`` are the operators whose rules it needs."""
+
+    name: str
+    rules: tuple[str, ...]
+    call: Callable[..., Any]
+    inputs: Callable[[], tuple[Any, ...]] = field(default=tuple)
+    symbolic: bool = False
+
+    def outcome(self) -> Outcome:
+        given = self.inputs()
+        expected = observe((self.call(*given), given), [t for t in given if isinstance(t, torch.Tensor)])
+        mode = make_mode("rules", symbolic=self.symbolic)
+        given = to_fake(mode, self.inputs())
+        try:
+            with active(mode):
+                result = self.call(*given)
+        except Exception as error:  # noqa: BLE001 - any failure is an outcome
+            return of_error(error)
+        return compare(expected, observe((result, given), [t for t in given if isinstance(t, torch.Tensor)]))
+
+
+def columns(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A column-major tensor."""
+    return torch.ones(*reversed(shape), dtype=dtype).permute(*reversed(range(len(shape)))).detach()
+
+
+def expanded(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A tensor of one element, all strides 0."""
+    return torch.ones((), dtype=dtype).expand(shape).detach()
+
+
+def odd(*shape: int) -> torch.Tensor:
+    """A tensor with gaps between its elements."""
+    return torch.zeros(*shape, 2)[..., 0].detach()
+
+
+def _out(call: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    """``call`` with the last arguments as ``out=``, or under ``names``."""
+
+    def with_out(*given: Any) -> Any:
+        if not names:
+            return call(*given[:-1], out=given[-1])
+        count = len(names)
+        return call(*given[:-count], **dict(zip(names, given[-count:], strict=True)))
+
+    return with_out
+
+
+def _lstm_gradients(x: torch.Tensor, *weights: torch.Tensor) -> Any:
+    h = x.new_zeros(1, x.shape[1], 3)
+    output, hidden, cell, workspace = aten.mkldnn_rnn_layer(
+        x, *weights, h, h, False, [], 2, 3, 1, True, False, False, True
+    )
+    return aten.mkldnn_rnn_layer_backward(
+        x, *weights, h, h, output, hidden, cell, output, hidden, cell,
+        False, 2, 3, 1, True, True, False, [], False, workspace,
+    )  # fmt: skip
+
+
+def _layer_norm_backward(grad: torch.Tensor, x: torch.Tensor) -> Any:
+    _, mean, rstd = aten.native_layer_norm(x, [3], None, None, 1e-5)
+    return aten.native_layer_norm_backward(grad, x, [3], mean, rstd, None, None, [True, False, False])
+
+
+def _batch_norm_backward(x: torch.Tensor, w: torch.Tensor) -> Any:
+    _, mean, rstd = aten.native_batch_norm(x, w, w, None, None, True, 0.1, 1e-5)
+    return aten.native_batch_norm_backward(x, x, w, None, None, mean, rstd, True, 1e-5, [True, True, True])
+
+
+def _sparse_mm_reduce_backward(matrix: torch.Tensor, other: torch.Tensor) -> Any:
+    product, places = aten._sparse_mm_reduce_impl(matrix, other, "sum")
+    return aten._sparse_mm_reduce_impl_backward(matrix, product, other, "sum", places, [True, True])
+
+
+CASES = [
+    Case("fft c2c", ("aten::_fft_c2c",), lambda x: torch.fft.ifft(x, dim=0), lambda: (expanded(5, 6, 7, dtype=torch.complex64),)),
+    Case("fft r2c", ("aten::_fft_r2c",), torch.fft.rfft, lambda: (expanded(5, 6, 7), None, 0)),
+    Case("fft c2r", ("aten::_fft_c2r",), torch.fft.irfft, lambda: (expanded(5, 6, 7, dtype=torch.complex64), None, 0)),
+    Case("structured", ("aten::copysign.Tensor",), torch.copysign, lambda: (columns(10, 1, 5), columns(10, 5))),
+    Case("structured, symbolic", ("aten::copysign.Tensor",), torch.copysign, lambda: (columns(10, 1, 5), columns(10, 5)), symbolic=True),
+    Case("out like the result", ("aten::sort.values",), _out(torch.sort), lambda: (torch.ones(4), (odd(4), torch.zeros(4, 2, dtype=torch.long)[:, 0]))),
+    Case("out of a structured operator", ("aten::linalg_qr.out",), _out(torch.linalg.qr), lambda: (torch.ones(3, 3), (torch.empty(0), torch.empty(0)))),
+    Case("out row-major", ("aten::histogram.bin_ct_out",), _out(torch.histogram), lambda: (torch.ones(4), 3, (torch.empty(0), torch.empty(7)))),
+    Case("out for LAPACK, empty", ("aten::ormqr.out",), _out(torch.ormqr), lambda: (torch.ones(3, 3), torch.ones(3), torch.ones(3, 3), torch.empty(0))),
+    Case("out untouched", ("aten::native_batch_norm.out",), _out(aten.native_batch_norm.out, "out", "save_mean", "save_invstd"), lambda: (columns(5, 5, 5), None, None, torch.ones(5), torch.ones(5), False, 0.1, 1e-5, torch.empty(0), torch.empty(0, 2), torch.empty(0, 2))),
+    Case("out, symbolic", ("aten::bucketize.Tensor_out",), _out(torch.bucketize), lambda: (torch.ones(()), torch.ones(6), torch.zeros(4, 2, dtype=torch.long)), symbolic=True),
+    Case("arange out", ("aten::arange.start_out",), _out(torch.arange), lambda: (0, 0, 1, torch.empty(0, 2))),
+    Case("linspace out", ("aten::linspace.out",), _out(torch.linspace), lambda: (0, 1, 0, torch.empty(0, 2))),
+    Case("mse loss backward", ("aten::mse_loss_backward",), aten.mse_loss_backward, lambda: (columns(3, 4), columns(3, 4), columns(3, 4), 0)),
+    Case("multi margin loss backward", ("aten::multi_margin_loss_backward",), aten.multi_margin_loss_backward, lambda: (torch.ones(()), columns(3, 4), torch.zeros(3, dtype=torch.long), 1, 1.0)),
+    Case("multilabel margin loss", ("aten::multilabel_margin_loss_forward",), aten.multilabel_margin_loss_forward, lambda: (torch.ones(4), torch.zeros(4, dtype=torch.long), 0)),
+    Case("histogram", ("aten::histogram.bin_ct",), torch.histogram, lambda: (torch.ones(4), 3)),
+    Case("histogram with edges", ("aten::histogram.bins_tensor",), torch.histogram, lambda: (torch.ones(4), torch.arange(5.0))),
+    Case("histogramdd edges", ("aten::_histogramdd_bin_edges",), aten._histogramdd_bin_edges, lambda: (torch.rand(4, 2), [3, 5])),
+    Case("histogramdd counts", ("aten::_histogramdd_from_bin_cts",), aten._histogramdd_from_bin_cts, lambda: (torch.rand(4, 2), [3, 5])),
+    Case("histogramdd tensors", ("aten::_histogramdd_from_bin_tensors",), lambda x, a, b: aten._histogramdd_from_bin_tensors(x, [a, b]), lambda: (torch.rand(4, 2), torch.arange(4.0), torch.arange(6.0))),
+    Case("geqrf", ("aten::geqrf",), torch.geqrf, lambda: (torch.ones(2, 3, 4),)),
+    Case("addbmm_", ("aten::addbmm_",), torch.Tensor.addbmm_, lambda: (torch.ones(1), torch.ones(2, 3, 4), torch.ones(2, 4, 5))),
+    Case("max_unpool2d", ("aten::max_unpool2d",), aten.max_unpool2d, lambda: (torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.zeros(2, 3, 4, 4, dtype=torch.long), [8, 8])),
+    Case("pointwise", ("aten::logical_and",), torch.logical_and, lambda: (columns(10, 1, 5), columns(10, 5))),
+    Case("dropout backward", ("aten::native_dropout_backward",), aten.native_dropout_backward, lambda: (columns(3, 4), columns(3, 4, dtype=torch.bool), 2.0)),
+    Case("ldexp", ("aten::ldexp.Tensor",), torch.ldexp, lambda: (columns(10, 1, 5), columns(10, 5))),
+    Case("log_sigmoid", ("aten::log_sigmoid_forward",), aten.log_sigmoid_forward, lambda: (columns(3, 4),)),
+    Case("normal", ("aten::normal.Tensor_Tensor",), torch.normal, lambda: (columns(3, 4), columns(3, 4))),
+    Case("batch norm", ("aten::native_batch_norm",), aten.native_batch_norm, lambda: (columns(3, 4, 5), None, None, None, None, True, 0.1, 1e-5)),
+    Case("batch norm backward", ("aten::native_batch_norm_backward",), _batch_norm_backward, lambda: (columns(3, 4, 5), torch.ones(4))),
+    Case("layer norm backward", ("aten::native_layer_norm_backward",), _layer_norm_backward, lambda: (columns(2, 3), columns(2, 3))),
+    Case("LSTM backward", ("aten::mkldnn_rnn_layer_backward",), _lstm_gradients, lambda: (torch.ones(2, 1, 2), torch.ones(12, 2), torch.ones(12, 3), torch.ones(12), torch.ones(12))),
+    Case("replication_pad3d", ("aten::replication_pad3d",), aten.replication_pad3d, lambda: (torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), [1, 1, 1, 1, 1, 1])),
+    Case("reflection_pad2d backward", ("aten::reflection_pad2d_backward",), aten.reflection_pad2d_backward, lambda: (torch.ones(2, 3, 6, 7), torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), [1, 1, 1, 1])),
+    Case("sparse times dense", ("aten::mm",), torch.mm, lambda: (torch.eye(3).to_sparse_csr(), torch.ones(3, 4))),
+    Case("sampled addmm", ("aten::sparse_sampled_addmm",), torch.sparse.sampled_addmm, lambda: (torch.eye(3).to_sparse_csr(), torch.ones(3, 4), torch.ones(4, 3))),
+    Case("sparse mm reduce", ("aten::_sparse_mm_reduce_impl",), aten._sparse_mm_reduce_impl, lambda: (torch.eye(3).to_sparse_csr(), torch.ones(3, 4), "amax")),
+    Case("sparse mm reduce backward", ("aten::_sparse_mm_reduce_impl_backward",), _sparse_mm_reduce_backward, lambda: (torch.eye(3).to_sparse_csr(), torch.ones(3, 4))),
+    Case("resize_, symbolic", ("aten::resize_",), lambda x: x.resize_(7, 4), lambda: (torch.ones(3, 5),), symbolic=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_rule_gives_eagers_answer_and_nothing_else_does(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = case.outcome()
+    assert outcome.verdict is Verdict.OK, outcome.detail
+
+    find = fake.kernels.find
+    monkeypatch.setattr(fake.kernels, "find", lambda func: None if func.name() in case.rules else find(func))
+    assert case.outcome().verdict is not Verdict.OK
+
+
+def test_operands_of_another_dtype_are_dense_before_strides_are_chosen() -> None:
+    """The expanded operand, converted to float64, is row-major and comes first."""
+    wide, narrow = columns(5, 6, dtype=torch.float64), columns(5, 6)
+    expected = [(expanded(5, 6) - other).stride() for other in (wide, narrow)]
+    assert expected == [(6, 1), (1, 5)]
+    mode = make_mode("rules")
+    given, wide, narrow = (mode.from_tensor(t) for t in (expanded(5, 6), wide, narrow))
+    with mode:
+        assert [(given - other).stride() for other in (wide, narrow)] == expected
+
+
+def test_every_rule_has_a_case() -> None:
+    """By function: a rule for several operators is one rule."""
+    tested = {fake.kernels.find(_overload(name)) for case in CASES for name in case.rules}
+    untested = {rule.__name__ for rule in fake.kernels.rules().values() if rule not in tested}
+    assert untested == {"to_sparse", "unique_consecutive"}  # see below
+
+
+def _overload(name: str) -> torch._ops.OpOverload:
+    packet, _, overload = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(aten, packet), overload or "default")
+
+
+def test_a_dense_tensor_does_not_become_sparse_by_guessing() -> None:
+    mode = make_mode("rules")
+    with mode, pytest.raises(DynamicOutputShapeException):
+        torch.ones(3, 4).to_sparse()
+
+
+def test_unique_consecutive_counts_dimensions_from_the_back_too() -> None:
+    mode = make_mode("rules", symbolic=True)
+    x = mode.from_tensor(torch.ones(5, 6))
+    with mode:
+        front, back = torch.unique_consecutive(x, dim=1), torch.unique_consecutive(x, dim=-1)
+        assert back.dim() == front.dim() == 2
+        assert back.shape[0] is not None
+        assert str(back.shape[0]) == str(x.shape[0])
+
+
+def test_tensor_split_by_unknown_indices_is_data_dependent() -> None:
+    mode = make_mode("rules")
+    x = mode.from_tensor(torch.ones(6))
+    with mode:
+        with pytest.raises(DataDependentOutputException):
+            torch.tensor_split(x, mode.from_tensor(torch.tensor([2, 4])))
+        assert [t.shape for t in torch.tensor_split(x, torch.tensor(3))] == [torch.Size([2])] * 3
+
+
+def test_tensor_split_of_real_tensors_is_untouched() -> None:
+    x = torch.arange(6.0, requires_grad=True)
+    parts = torch.tensor_split(x, torch.tensor([2, 4]))
+    assert [part.tolist() for part in parts] == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
+    assert parts[0]._base is x
+
+
+def test_uninstalled_composites_are_gone_and_come_back() -> None:
+    mode = make_mode("rules")
+    composites.uninstall()
+    try:
+        with mode, pytest.raises(RuntimeError, match="data is not allocated"):
+            torch.tensor_split(mode.from_tensor(torch.ones(6)), mode.from_tensor(torch.tensor([2, 4])))
+    finally:
+        composites.install()
+    with mode, pytest.raises(DataDependentOutputException):
+        torch.tensor_split(mode.from_tensor(torch.ones(6)), mode.from_tensor(torch.tensor([2, 4])))
+
+
+def test_lazy_modules_are_built_copied_and_run() -> None:
+    mode = make_mode("rules")
+    with mode:
+        for layer in (torch.nn.LazyLinear(5), torch.nn.LazyConv2d(5, 1), torch.nn.LazyBatchNorm2d()):
+            batch_norm = isinstance(layer, torch.nn.LazyBatchNorm2d)  # torch cannot copy its fake buffers
+            copied = layer if batch_norm else copy.deepcopy(layer)
+            assert is_lazy(copied.weight)
+            result = copied(torch.ones(2, 3, 4, 4))
+            result.sum().backward()
+            assert isinstance(copied.weight, torch.nn.Parameter)
+            assert copied.weight.fake_mode is mode
+            assert copied.weight.grad.shape == copied.weight.shape
+            assert is_lazy(layer.weight) != batch_norm
+
+
+def test_lazy_modules_outside_a_mode_are_torchs() -> None:
+    layer = torch.nn.LazyLinear(5)
+    assert type(layer.weight) is torch.nn.UninitializedParameter
+    assert layer(torch.ones(2, 3)).shape == (2, 5)
+    lazy_parameters.uninstall()
+    try:
+        with make_mode("rules"), pytest.raises(RuntimeError, match="already associated"):
+            torch.nn.LazyLinear(5)
+    finally:
+        lazy_parameters.install()
+
+
+def test_an_out_of_the_wrong_dtype_or_device_is_refused_before_it_changes() -> None:
+    mode = make_mode("rules")
+    with mode:
+        x, out = torch.ones(3), torch.zeros(5, dtype=torch.long)
+        with pytest.raises(RuntimeError, match="can't be cast"):
+            torch.sin(x, out=out)
+        assert out.shape == (5,)
+        with pytest.raises(RuntimeError, match="device"):
+            torch.sort(
+                x, out=(torch.empty(3, device="meta"), torch.empty(3, dtype=torch.long, device="meta"))
+            )
+
+
+@pytest.mark.parametrize(
+    ("call", "accepted"),
+    [
+        (lambda x, out: torch.sin(x, out=out), True),
+        (lambda x, out: torch.cat([x, x[:0]], out=out), True),
+        (lambda x, out: torch.bmm(x[None], x[None], out=out[None]), False),
+        (lambda x, out: torch.floor(x, out=out), False),
+        (lambda x, out: torch.amin(x, 0, out=out[0]), False),
+    ],
+)
+def test_an_out_of_a_wider_dtype_is_accepted_where_eager_casts(
+    call: Callable[..., Any], accepted: bool
+) -> None:
+    def attempt() -> bool:
+        try:
+            call(torch.ones(3, 3), torch.zeros(3, 3, dtype=torch.float64))
+        except RuntimeError:
+            return False
+        return True
+
+    assert attempt() == accepted
+    with make_mode("rules"):
+        assert attempt() == accepted
