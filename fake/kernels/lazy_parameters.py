@@ -50,6 +50,8 @@ def _make_class(base: type, fake_class: type) -> type:
             "__doc__": f"{base.__doc__}",
             "__deepcopy__": _deepcopy,
             "made_by": base,
+            # torch's refuses to be read, but the engine reads it, when the parameter is cast or materialized.
+            "shape": torch.Tensor.shape,
         },
     )
 

@@ -17,6 +17,7 @@ __all__ = [
     "fresh",
     "hinted",
     "in_format_of",
+    "is_row_major",
     "is_symbolic",
     "permuted_strides",
     "row_major",
@@ -82,6 +83,18 @@ def all_dense(args: Any, kwargs: Any) -> bool:
         for leaf in pytree.tree_leaves((args, kwargs))
         if isinstance(leaf, torch.Tensor)
     )
+
+
+def is_row_major(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous at the hints; records no guard. ``False`` if a size has no hint."""
+    expected = 1
+    for size, step in zip(
+        map(hint, reversed(tensor.shape)), map(hint, reversed(tensor.stride())), strict=True
+    ):
+        if size is None or step is None or (size != 1 and step != expected):
+            return False
+        expected *= max(size, 1)
+    return True
 
 
 def is_symbolic(args: Any, kwargs: Any) -> bool:

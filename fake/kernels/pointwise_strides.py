@@ -21,7 +21,7 @@ from fake.kernels._torch import (
 from fake.kernels.outputs import hinted, row_major, with_layout
 from fake.kernels.registry import rule
 
-__all__ = ["iterator_strides", "ldexp", "pointwise", "row_major_result"]
+__all__ = ["iterator_strides", "ldexp", "like_gradient", "pointwise", "row_major_result"]
 
 aten = torch.ops.aten
 
@@ -84,3 +84,13 @@ def row_major_result(
 ) -> Any:
     """torch's shapes and dtypes, row-major: kernels that allocate without looking at their inputs' strides."""
     return row_major(mode, torchs_answer(mode, func, args, kwargs))
+
+
+@rule("aten::log_sigmoid_backward")
+def like_gradient(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A kernel that computes into ``empty_like(grad_output)``, whatever its other operands' strides."""
+    answer = torchs_answer(mode, func, args, kwargs)
+    with mode:
+        return torch.empty_like(args[0]) if args[0].shape == answer.shape else answer

@@ -24,7 +24,7 @@ from fake.kernels._torch import (
     torchs_answer,
     wrap,
 )
-from fake.kernels.outputs import all_dense, hinted, is_symbolic, with_layout
+from fake.kernels.outputs import all_dense, hinted, is_row_major, is_symbolic, with_layout
 from fake.kernels.registry import rule_when
 
 __all__ = ["structured"]
@@ -49,6 +49,8 @@ def structured(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
         return wrap(mode, func, args, kwargs, result)
     answer = torchs_answer(mode, func, args, kwargs)
     leaves, spec = pytree.tree_flatten((args, kwargs))
+    if all(is_row_major(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)):
+        return answer  # torch's own functions are right about these, and this is by far the most common case
     examples = [hinted(leaf) for leaf in leaves]
     if any(example is None and leaf is not None for example, leaf in zip(examples, leaves, strict=True)):
         return answer

@@ -135,6 +135,7 @@ CASES = [
     Case("sampled addmm", ("aten::sparse_sampled_addmm",), torch.sparse.sampled_addmm, lambda: (torch.eye(3).to_sparse_csr(), torch.ones(3, 4), torch.ones(4, 3))),
     Case("sparse mm reduce", ("aten::_sparse_mm_reduce_impl",), aten._sparse_mm_reduce_impl, lambda: (torch.eye(3).to_sparse_csr(), torch.ones(3, 4), "amax")),
     Case("sparse mm reduce backward", ("aten::_sparse_mm_reduce_impl_backward",), _sparse_mm_reduce_backward, lambda: (torch.eye(3).to_sparse_csr(), torch.ones(3, 4))),
+    Case("log_sigmoid backward", ("aten::log_sigmoid_backward",), aten.log_sigmoid_backward, lambda: (expanded(2, 3, 4), columns(2, 3, 4), torch.ones(2, 3, 4))),
     Case("resize_, symbolic", ("aten::resize_",), lambda x: x.resize_(7, 4), lambda: (torch.ones(3, 5),), symbolic=True),
 ]  # fmt: skip
 
