@@ -15,7 +15,6 @@ from torch._C import _VariableFunctions as variable_functions
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.source import (
     CallMethodItemSource,
-    EphemeralSource,
     FloatTensorSource,
     RandomValueSource,
 )
@@ -24,7 +23,6 @@ from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._library import fake_impl as library_fake_impl
 from torch._library import simple_registry
 from torch._library import utils as library_utils
-from torch._library.fake_profile import MissingOpProfile
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses import fake_impls
 from torch._subclasses import fake_tensor as torch_fake
@@ -37,7 +35,6 @@ from torch._subclasses.fake_tensor import (
     UnsupportedMutationAliasingException,
     UnsupportedOperatorException,
     extract_tensor_metadata,
-    get_plain_tensors,
     get_schema_info,
     in_kernel_invocation_manager,
     is_fake,
@@ -55,7 +52,6 @@ from torch._subclasses.meta_utils import (
     assert_eq,
     assert_metadata_eq,
     is_sparse_any,
-    is_sparse_compressed,
 )
 from torch._utils import render_call
 from torch.fx.experimental import _config as fx_experimental_config
@@ -69,7 +65,6 @@ from torch.utils._pytree import (
     arg_tree_leaves,
     tree_flatten,
     tree_leaves,
-    tree_map,
     tree_map_only,
     tree_unflatten,
 )
@@ -81,13 +76,11 @@ __all__ = [
     "DimDynamic",
     "DispatchCacheInfo",
     "DynamicOutputShapeException",
-    "EphemeralSource",
     "FloatTensorSource",
     "FunctionalTensor",
     "GuardOnDataDependentSymNode",
     "HigherOrderOperator",
     "MetadataMismatchError",
-    "MissingOpProfile",
     "OpOverload",
     "RandomValueSource",
     "ShapeEnv",
@@ -110,12 +103,10 @@ __all__ = [
     "extract_tensor_metadata",
     "fake_impls",
     "functorch_config",
-    "get_plain_tensors",
     "get_schema_info",
     "in_kernel_invocation_manager",
     "is_fake",
     "is_sparse_any",
-    "is_sparse_compressed",
     "is_supported_version",
     "library_fake_impl",
     "library_utils",
@@ -132,10 +123,8 @@ __all__ = [
     "sizes_strides_methods",
     "skip_code",
     "torch_decomp_decompositions",
-    "torch_fake",
     "tree_flatten",
     "tree_leaves",
-    "tree_map",
     "tree_map_only",
     "tree_unflatten",
     "unset_fake_temporarily",
@@ -155,9 +144,7 @@ dispatch_keys = torch._C._dispatch_keys
 disable_torch_dispatch = torch._C._DisableTorchDispatch
 DISPATCH_META_HANDLERS = torch_fake._DISPATCH_META_HANDLERS
 DISPATCH_HANDLE_DIRECTLY = torch_fake._DISPATCH_HANDLE_DIRECTLY
-CacheKeyState = getattr(torch_fake, "_CacheKeyState", None)
 check_for_subclass = torch_fake._check_for_subclass
-check_for_subclass_arg = torch_fake._check_for_subclass_arg
 fake_tensor_tls = torch_fake.fake_tensor_tls
 is_plain_tensor = torch_fake._is_plain_tensor
 meta_in_tls = torch._C._meta_in_tls_dispatch_include
@@ -191,11 +178,6 @@ def is_supported_version() -> bool:
 def active_fake_mode() -> object | None:
     """The fake-tensor mode on the dispatch stack, torch's or ours."""
     return _get_dispatch_mode(_FAKE_KEY)
-
-
-def is_proxy_tracing() -> bool:
-    """Whether ``make_fx`` records the operators of this thread."""
-    return torch.fx.experimental.proxy_tensor.get_proxy_mode() is not None
 
 
 def is_python_dispatcher_enabled() -> bool:
@@ -238,11 +220,6 @@ def fake_kernel_identity(func: OpOverload) -> object:
 def custom_ops_profiles() -> object | None:
     """The operator profiles that draft export collected, if it is running."""
     return getattr(dynamo_config, "_custom_ops_profile", None)
-
-
-def is_data_dependent_set(func: OpOverload) -> bool:
-    """Whether an operator's answer may depend on values (tags of torch)."""
-    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
 def copy_node(node: SymNode) -> SymNode:

@@ -243,13 +243,13 @@ def build_symbolic(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
 def _fresh_or_stale(owner: Any) -> Callable[[], None]:
     """A check that costs an integer comparison as long as nothing was replaced."""
     shape_env, symbols = owner.shape_env, owner.symbols
-    seen = shape_env._replacements_version_counter
+    seen = len(shape_env.replacements)
     if not symbols.isdisjoint(shape_env.replacements):
         raise Unkeyable("replaced symbol")
 
     def check() -> None:
         nonlocal seen
-        now = shape_env._replacements_version_counter
+        now = len(shape_env.replacements)
         if now != seen:
             if not symbols.isdisjoint(shape_env.replacements):
                 raise Stale

@@ -142,7 +142,7 @@ def _maybe_as_int(original: Callable) -> Callable:
         if shape_env is None:
             return original(self)
         own = self.__dict__
-        version = shape_env._replacements_version_counter
+        version = len(shape_env.replacements)
         if own.get("_as_int_version") != version:
             own["_as_int"] = original(self)
             own["_as_int_version"] = version
@@ -160,21 +160,16 @@ def _expr(original: property) -> property:
         shape_env = self.shape_env
         if shape_env is None:
             return read(self)
-        version = shape_env._replacements_version_counter
+        version = len(shape_env.replacements)  # a symbol that is replaced stays replaced
         if version == 0:
             return self._expr
-        if self._expr_ver == version and self._expr_cache is not None:
-            return self._expr_cache
         own = self.__dict__
-        current, symbols = own.get("_current") or (
-            self._expr,
-            getattr(self._expr, "free_symbols", frozenset()),
-        )
-        if not symbols.isdisjoint(shape_env.replacements):
+        if own.get("_current_version") == version:
+            return own["_current"]
+        current = own.get("_current", self._expr)
+        if not getattr(current, "free_symbols", frozenset()).isdisjoint(shape_env.replacements):
             current = shape_env.replace(current)
-            symbols = current.free_symbols
-        own["_current"] = (current, symbols)
-        self._expr_ver, self._expr_cache = version, current
+        own["_current"], own["_current_version"] = current, version
         return current
 
     return property(expr)
