@@ -230,9 +230,7 @@ def serialization_codes() -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any
 
 
 # --- opaque arguments ------------------------------------------------------------------------------
-register_opaque_type: Callable[..., Any] = getattr(
-    torch_library, "register_opaque_type", getattr(_opaque_object, "register_opaque_type", None)
-)
+register_opaque_type: Callable[..., Any] = _opaque_object.register_opaque_type
 is_opaque_type: Callable[[Any], bool] = getattr(_opaque_object, "is_opaque_type", lambda _: False)
 
 __all__ = [

@@ -43,6 +43,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
     differentiable: bool
     layout: ArgumentLayout | None
     fast_call: FastCall
+    _kernels: dict[str | None, Callable[..., Any]]
 
     @classmethod
     def _create(
@@ -57,11 +58,11 @@ class CustomOpDef(_torch.TorchCustomOpDef):
     ) -> CustomOpDef:
         # One class an operator: Python looks `__call__` up on the class, and a generated one with the operator's own
         # parameters costs half of one that takes *args and **kwargs.
-        own = type(cls)(f"CustomOpDef_{name.replace('.', '_')}", (cls,), {"__module__": cls.__module__})
+        own: Any = type(f"CustomOpDef_{name.replace('.', '_')}", (cls,), {"__module__": cls.__module__})
         op = own.__new__(own)
         op.differentiable = differentiable
         op.layout = layout
-        op._kernels: dict[str | None, Callable[..., Any]] = {}  # type: ignore[misc]
+        op._kernels = {}
         op.__init__(namespace, name, schema, fn, tags)  # type: ignore[misc]
         op._prepare(fn)
         if layout is None and op.fast_call.function is not None:
