@@ -94,6 +94,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
             ):
                 self._python_defaults[argument.name] = argument.default_value
         self.fast_call = FastCall(self)
+        _torch.set_source_of_fake(self._qualname, fn)
 
     # --- what it is --------------------------------------------------------------------------------
     @property
@@ -181,6 +182,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         """
         kernel = self._adapt(fn, "fake kernel")
         super().register_fake(checked_fake_kernel(self.qualname, self.schema, kernel))
+        _torch.set_source_of_fake(self.qualname, fn)
         return fn
 
     def register_autograd(

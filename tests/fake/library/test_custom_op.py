@@ -444,3 +444,31 @@ def test_is_a_torch_custom_op():
     with FakeTensorMode():
         assert op(torch.ones(3)).shape == (7,)
     assert torch.library.opcheck(numpy_sin(), (torch.randn(3),))["test_schema"] == "SUCCESS"
+
+
+def test_source_of_the_fake_kernel():
+    op = numpy_sin()
+    registered = torch._library.simple_registry.singleton.find(op.qualname).fake_impl.kernel
+    assert "support.py" in registered.source
+    op.register_fake(lambda x: torch.empty_like(x))
+    assert registered.source.split(":")[0] == __file__
+
+
+class Handle(torch._library.opaque_object.OpaqueBase):
+    """A value that the dispatcher passes through without looking at it."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+def test_opaque_arguments():
+    library.register_opaque_type(Handle, typ="reference")
+    assert library.is_opaque_type(Handle)
+
+    def kernel(x, handle):
+        return x * handle.value
+
+    kernel.__annotations__ = {"x": Tensor, "handle": Handle, "return": Tensor}
+    op = custom_op(fresh_name(), kernel, mutates_args=())
+    op.register_fake(lambda x, handle: torch.empty_like(x))
+    assert op(torch.ones(2), Handle(3.0)).tolist() == [3.0, 3.0]
