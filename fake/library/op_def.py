@@ -93,6 +93,10 @@ class CustomOpDef(_torch.TorchCustomOpDef):
                 and isinstance(argument.default_value, (float, bool, str, type(None)))
             ):
                 self._python_defaults[argument.name] = argument.default_value
+        if not self.differentiable:
+            with _torch.quiet_overrides():
+                kernel = non_differentiable_kernel(self._opoverload)
+                self._lib.impl(self._name, kernel, "Autograd", with_keyset=True, allow_override=True)
         self.fast_call = FastCall(self)
         _torch.set_source_of_fake(self._qualname, fn)
 
@@ -301,14 +305,6 @@ class CustomOpDef(_torch.TorchCustomOpDef):
             return setup_context(ctx=ctx, inputs=inputs, output=output, **more)
 
         return restored
-
-    def _register_autograd_dispatcher_impl(self) -> None:
-        if self.differentiable:
-            super()._register_autograd_dispatcher_impl()
-        else:
-            self._lib.impl(
-                self._name, non_differentiable_kernel(self._opoverload), "Autograd", with_keyset=True
-            )
 
 
 def _by_name(qualname: str) -> CustomOpDef:
