@@ -10,8 +10,9 @@ import torch
 
 from . import _torch
 from .autograd import non_differentiable_kernel
+from .call_arguments import argument_type
 from .errors import OpDestroyedError, RegistrationError
-from .fast_call import FastCall, argument_type
+from .fast_call import FastCall
 from .layout import ArgumentLayout
 from .registry import registry
 from .returns import checked_fake_kernel, checked_kernel
