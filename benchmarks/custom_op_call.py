@@ -52,7 +52,9 @@ def main(argv: list[str]) -> int:
     """Run the benchmark; returns 1 if a target is missed and ``--check`` was given."""
     parser = argparse.ArgumentParser(prog="custom_op_call", description=__doc__)
     parser.add_argument("--rounds", type=int, default=60, help="rounds per case (default 60)")
-    parser.add_argument("--calls", type=int, default=1000, help="calls per round and contender (default 1000)")
+    parser.add_argument(
+        "--calls", type=int, default=1000, help="calls per round and contender (default 1000)"
+    )
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)

@@ -19,6 +19,7 @@ from torch._C._dynamo import eval_frame as _eval_frame
 from torch._library import fake_impl as _fake_impl
 from torch._library import opaque_object as _opaque_object
 from torch._library import utils as _utils
+from torch._library.autograd import supports_tensorlist
 from torch._library.custom_ops import OPDEF_TO_LIB, OPDEFS
 from torch._library.custom_ops import CustomOpDef as TorchCustomOpDef
 from torch._library.custom_ops import _maybe_get_opdef as maybe_get_opdef
@@ -131,6 +132,14 @@ def source_of_fake(qualname: str) -> str | None:
     return None if kernel is None else kernel.source
 
 
+def set_source_of_fake(qualname: str, function: Callable[..., Any]) -> None:
+    """Record where ``function`` is written as the place of the operator's fake kernel, for error messages."""
+    kernel = simple_registry.find(qualname).fake_impl.kernel
+    code = getattr(function, "__code__", None)
+    if kernel is not None and code is not None:
+        kernel.source = f"{code.co_filename}:{code.co_firstlineno}"
+
+
 def fake_kernel_context() -> Any:
     """The context of the fake kernel that runs now, or None outside of one."""
     return _fake_impl.global_ctx_getter()
@@ -159,6 +168,13 @@ def _optests() -> Any:
     from torch.testing._internal.optests import generate_tests
 
     return generate_tests
+
+
+def optests() -> Any:
+    """The module with torch's checks as functions of their own."""
+    from torch.testing._internal import optests
+
+    return optests
 
 
 def torch_schema_check(op: OpOverload, args: Any, kwargs: Any) -> None:
@@ -230,9 +246,7 @@ def serialization_codes() -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any
 
 
 # --- opaque arguments ------------------------------------------------------------------------------
-register_opaque_type: Callable[..., Any] = getattr(
-    torch_library, "register_opaque_type", getattr(_opaque_object, "register_opaque_type", None)
-)
+register_opaque_type: Callable[..., Any] = _opaque_object.register_opaque_type
 is_opaque_type: Callable[[Any], bool] = getattr(_opaque_object, "is_opaque_type", lambda _: False)
 
 __all__ = [
@@ -288,6 +302,7 @@ __all__ = [
     "lookup_op",
     "maybe_get_opdef",
     "op_overload_name",
+    "optests",
     "parse_dispatch_key",
     "parse_namespace",
     "parse_schema",
@@ -302,8 +317,10 @@ __all__ = [
     "scoped_library",
     "serialization_codes",
     "set_report_error_callback",
+    "set_source_of_fake",
     "simple_registry",
     "source_of_fake",
+    "supports_tensorlist",
     "take_library",
     "torch_aot_check",
     "torch_autograd_registration_check",

@@ -9,7 +9,10 @@ import torch
 
 from . import _torch
 
-__all__ = ["make_function", "non_differentiable_kernel"]
+__all__ = ["make_function", "non_differentiable_kernel", "supports_tensorlist"]
+
+#: Class decorator: an ``autograd.Function`` that takes and returns lists of tensors. torch's own.
+supports_tensorlist = _torch.supports_tensorlist
 
 
 def make_function(

@@ -25,6 +25,17 @@ import torch
 
 from . import _torch
 from .autograd import make_function
+from .call_arguments import (
+    INT_MAX,
+    INT_MIN,
+    LISTS,
+    MISSING,
+    PLAIN,
+    SCALAR_TESTS,
+    any_requires_grad,
+    call_dispatcher,
+    plain_list,
+)
 from .errors import OutputAliasError
 from .returns import check_result
 from .schema import mutated_arguments
@@ -32,108 +43,7 @@ from .schema import mutated_arguments
 if TYPE_CHECKING:
     from .op_def import CustomOpDef
 
-__all__ = ["MISSING", "FastCall", "argument_type", "call_dispatcher"]
-
-
-class _Missing:
-    """Marks an argument that the caller did not pass."""
-
-    def __repr__(self) -> str:
-        return "<missing>"
-
-
-MISSING = _Missing()
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-_INT_MIN, _INT_MAX = -(2**63), 2**63
-
-
-def call_dispatcher(
-    op: CustomOpDef,
-    values: tuple[Any, ...],
-    keywords: dict[str, Any],
-    extra: tuple[Any, ...],
-    unknown: dict[str, Any],
-) -> Any:
-    """Call the dispatcher's operator with exactly what the caller passed.
-
-    ``values`` and ``keywords`` belong to the schema's positional and keyword-only arguments; an argument that is
-    `MISSING` or the default itself was left out.
-    """
-    defaults = op._python_defaults
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    skipped = False
-    for name, value in zip(op._positional_names, values, strict=True):
-        if value is MISSING or (not extra and name in defaults and value is defaults[name]):
-            skipped = True
-        elif skipped:
-            kwargs[name] = value
-        else:
-            args.append(value)
-    for name, value in keywords.items():
-        if value is not MISSING and not (name in defaults and value is defaults[name]):
-            kwargs[name] = value
-    return op._opoverload(*args, *extra, **kwargs, **unknown)
-
-
-# --- argument checks: source text that leaves the fast path with `return SLOW` -----------------------
-def _plain_list(values: Any, key: int) -> list[torch.Tensor] | None:
-    """A copy of a list of plain tensors with that dispatch keyset, or None."""
-    if type(values) is not list and type(values) is not tuple:
-        return None
-    for value in values:
-        if type(value) not in _PLAIN or _torch.dispatch_keys(value).raw_repr() != key:
-            return None
-    return list(values)
-
-
-def _int_list(values: Any) -> list[int] | None:
-    if type(values) is not list and type(values) is not tuple:
-        return None
-    for value in values:
-        if type(value) is not int or not _INT_MIN <= value < _INT_MAX:
-            return None
-    return list(values)
-
-
-def _typed_list(kind: type) -> Callable[[Any], list[Any] | None]:
-    def convert(values: Any) -> list[Any] | None:
-        if type(values) is not list and type(values) is not tuple:
-            return None
-        for value in values:
-            if type(value) is not kind:
-                return None
-        return list(values)
-
-    return convert
-
-
-_SCALAR_TESTS = {
-    "int": "type({0}) is int and _INT_MIN <= {0} < _INT_MAX",
-    "float": "type({0}) is float",
-    "bool": "type({0}) is bool",
-    "str": "type({0}) is str",
-    "number": "type({0}) is float or type({0}) is bool or (type({0}) is int and _INT_MIN <= {0} < _INT_MAX)",
-    "Device": "type({0}) is _device",
-}
-_LISTS = {
-    "List[int]": ("_int_list", _int_list),
-    "List[float]": ("_float_list", _typed_list(float)),
-    "List[bool]": ("_bool_list", _typed_list(bool)),
-    "List[str]": ("_str_list", _typed_list(str)),
-}
-
-
-def argument_type(argument: Any) -> tuple[str, bool]:
-    """The type of a schema argument, and whether it is optional.
-
-    ``type`` calls every enumeration an int; ``real_type`` knows dtypes (and SymInt, which takes the same values).
-    """
-    kind = str(argument.type)
-    if kind.removeprefix("Optional[").startswith("int"):
-        kind = str(argument.real_type).replace("SymInt", "int")
-    optional = kind.startswith("Optional[")
-    return (kind[len("Optional[") : -1] if optional else kind), optional
+__all__ = ["FastCall"]
 
 
 class _Source:
@@ -192,7 +102,7 @@ class FastCall:
         if any(keyword.iskeyword(n) or n.startswith("_") for n in names):
             return False
         kinds = [self._op._argument_types[a.name] for a in schema.arguments]
-        known = {"Tensor", "List[Tensor]", "ScalarType", *_SCALAR_TESTS, *_LISTS}
+        known = {"Tensor", "List[Tensor]", "ScalarType", *SCALAR_TESTS, *LISTS}
         required_tensor = any(kind == "Tensor" and not optional for kind, optional in kinds)
         return required_tensor and all(kind in known for kind, _ in kinds)
 
@@ -245,8 +155,8 @@ class FastCall:
             **source.namespace,
             "_INCLUDE": 0,
             "_EXCLUDE": 0,
-            "_INT_MAX": _INT_MAX,
-            "_INT_MIN": _INT_MIN,
+            "_INT_MAX": INT_MAX,
+            "_INT_MIN": INT_MIN,
             "_Parameter": torch.nn.Parameter,
             "_Tensor": torch.Tensor,
             "_alias": _torch.any_output_is_alias,
@@ -265,15 +175,15 @@ class FastCall:
             "_include": _torch.local_include_set,
             "_kernels": self._kernels,
             "_learn": _learn,
-            "_plain_list": _plain_list,
+            "_plain_list": plain_list,
             "_profiling": _torch.profiler_enabled,
             "_registrations": _torch.python_registrations,
             "_registered": -1,
             "_slow": call_dispatcher,
             "_wrong_output": self._wrong_output,
             "_alias_error": self._alias_error,
-            "_require_grad": _any_requires_grad,
-            **dict(_LISTS.values()),
+            "_require_grad": any_requires_grad,
+            **dict(LISTS.values()),
         }
         filename = f"<fake.library call of {op.qualname}>"
         exec(compile(self.source, filename, "exec"), self._namespace)
@@ -292,15 +202,15 @@ class FastCall:
             source.lines.append(f"        _{name} = _plain_list({name}, _key)")
             source.lines.append(f"        if _{name} is None: return {source.slow}")
             source.lines.append(f"    else: _{name} = None")
-        elif kind in _LISTS:
+        elif kind in LISTS:
             source.lines.append(f"    if {'True' if not optional else f'{name} is not None'}:")
-            source.lines.append(f"        _{name} = {_LISTS[kind][0]}({name})")
+            source.lines.append(f"        _{name} = {LISTS[kind][0]}({name})")
             source.lines.append(f"        if _{name} is None: return {source.slow}")
             source.lines.append(f"    else: _{name} = None")
         elif kind == "ScalarType":
             source.test(f"{guard}type({name}) is _dtype")
         else:
-            source.test(guard + _SCALAR_TESTS[kind].format(name))
+            source.test(guard + SCALAR_TESTS[kind].format(name))
 
     def _emit_run(self, source: _Source, positional: list[Any], keyword_only: list[Any]) -> None:
         op = self._op
@@ -309,7 +219,7 @@ class FastCall:
 
         def passed(argument: Any) -> str:
             kind = types[argument.name][0]
-            return f"_{argument.name}" if kind in _LISTS or kind == "List[Tensor]" else argument.name
+            return f"_{argument.name}" if kind in LISTS or kind == "List[Tensor]" else argument.name
 
         tensors = [a.name for a in schema.arguments if types[a.name] == ("Tensor", False)]
         maybe = [a.name for a in schema.arguments if types[a.name] == ("Tensor", True)]
@@ -377,7 +287,7 @@ class FastCall:
 
     def learn(self, tensor: Any) -> None:
         """Called on a miss: admit the dispatch keys of ``tensor`` if they are an ordinary tensor's."""
-        if type(tensor) not in _PLAIN or tensor.device.type == "meta" or self._op.has_disabled_kernels:
+        if type(tensor) not in PLAIN or tensor.device.type == "meta" or self._op.has_disabled_kernels:
             return
         kernel = self._op.kernel_for(tensor.device.type)
         if kernel is None or _torch.torch_function_mode_enabled():
@@ -420,10 +330,6 @@ class FastCall:
         if _torch.any_output_is_alias(args, {}, outputs):
             self._alias_error()
         return result
-
-
-def _any_requires_grad(tensors: list[torch.Tensor] | None) -> bool:
-    return tensors is not None and any(t.requires_grad for t in tensors)
 
 
 def _learn(op: CustomOpDef, tensor: Any) -> None:

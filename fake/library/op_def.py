@@ -10,8 +10,9 @@ import torch
 
 from . import _torch
 from .autograd import non_differentiable_kernel
+from .call_arguments import argument_type
 from .errors import OpDestroyedError, RegistrationError
-from .fast_call import FastCall, argument_type
+from .fast_call import FastCall
 from .layout import ArgumentLayout
 from .registry import registry
 from .returns import checked_fake_kernel, checked_kernel
@@ -43,6 +44,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
     differentiable: bool
     layout: ArgumentLayout | None
     fast_call: FastCall
+    _kernels: dict[str | None, Callable[..., Any]]
 
     @classmethod
     def _create(
@@ -57,11 +59,11 @@ class CustomOpDef(_torch.TorchCustomOpDef):
     ) -> CustomOpDef:
         # One class an operator: Python looks `__call__` up on the class, and a generated one with the operator's own
         # parameters costs half of one that takes *args and **kwargs.
-        own = type(cls)(f"CustomOpDef_{name.replace('.', '_')}", (cls,), {"__module__": cls.__module__})
+        own: Any = type(f"CustomOpDef_{name.replace('.', '_')}", (cls,), {"__module__": cls.__module__})
         op = own.__new__(own)
         op.differentiable = differentiable
         op.layout = layout
-        op._kernels: dict[str | None, Callable[..., Any]] = {}  # type: ignore[misc]
+        op._kernels = {}
         op.__init__(namespace, name, schema, fn, tags)  # type: ignore[misc]
         op._prepare(fn)
         if layout is None and op.fast_call.function is not None:
@@ -92,7 +94,12 @@ class CustomOpDef(_torch.TorchCustomOpDef):
                 and isinstance(argument.default_value, (float, bool, str, type(None)))
             ):
                 self._python_defaults[argument.name] = argument.default_value
+        if not self.differentiable:
+            with _torch.quiet_overrides():
+                kernel = non_differentiable_kernel(self._opoverload)
+                self._lib.impl(self._name, kernel, "Autograd", with_keyset=True, allow_override=True)
         self.fast_call = FastCall(self)
+        _torch.set_source_of_fake(self._qualname, fn)
 
     # --- what it is --------------------------------------------------------------------------------
     @property
@@ -180,6 +187,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         """
         kernel = self._adapt(fn, "fake kernel")
         super().register_fake(checked_fake_kernel(self.qualname, self.schema, kernel))
+        _torch.set_source_of_fake(self.qualname, fn)
         return fn
 
     def register_autograd(
@@ -298,14 +306,6 @@ class CustomOpDef(_torch.TorchCustomOpDef):
             return setup_context(ctx=ctx, inputs=inputs, output=output, **more)
 
         return restored
-
-    def _register_autograd_dispatcher_impl(self) -> None:
-        if self.differentiable:
-            super()._register_autograd_dispatcher_impl()
-        else:
-            self._lib.impl(
-                self._name, non_differentiable_kernel(self._opoverload), "Autograd", with_keyset=True
-            )
 
 
 def _by_name(qualname: str) -> CustomOpDef:

@@ -10,6 +10,7 @@ from .generate import OpCheckMode, dont_generate_opcheck_tests, generate_opcheck
 from .repro import generate_repro
 from .result import CheckFailure, Evidence, Passed, Verdict
 from .runner import ALL_TEST_UTILS, DEFAULT_TEST_UTILS, opcheck
+from .standalone import aot_autograd_check, assert_raises_regex, autograd_registration_check, fake_check
 
 __all__ = [
     "ALL_TEST_UTILS",
@@ -21,7 +22,11 @@ __all__ = [
     "OpCheckMode",
     "Passed",
     "Verdict",
+    "aot_autograd_check",
+    "assert_raises_regex",
+    "autograd_registration_check",
     "dont_generate_opcheck_tests",
+    "fake_check",
     "generate_opcheck_tests",
     "generate_repro",
     "is_inside_opcheck_mode",

@@ -78,7 +78,7 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         if tensor.numel():
             # Elements that share memory get the same value, in whatever order they are written.
-            index = torch.arange(length, device=tensor.device).as_strided(
+            index = torch.arange(int(length), device=tensor.device).as_strided(
                 tensor.shape, tensor.stride(), tensor.storage_offset()
             )
             buffer[index.reshape(-1)] = tensor.detach().resolve_conj().resolve_neg().reshape(-1)

@@ -67,7 +67,7 @@ class CheckFailure(OpCheckError):
 class Passed(str):
     """Stands for a check that passed; equal to ``"SUCCESS"``."""
 
-    __slots__ = ("note",)
+    note: str
 
     def __new__(cls, note: str = "") -> Passed:
         self = super().__new__(cls, "SUCCESS")

@@ -141,7 +141,7 @@ def padded(shape, pad):
 
 def row_major(shape):
     """The strides of a contiguous tensor."""
-    strides = []
+    strides: list[int] = []
     step = 1
     for size in reversed(shape):
         strides.insert(0, step)

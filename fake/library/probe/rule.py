@@ -15,6 +15,7 @@ from ..errors import ProbeError
 from ..register import get_ctx, register_fake
 from . import helpers
 from .facts import Facts, bind, facts_of
+from .source import write
 
 __all__ = ["FakeRule", "Property", "UndecidedError"]
 
@@ -247,8 +248,6 @@ class FakeRule:
     @property
     def source(self) -> str:
         """The source of an ordinary fake kernel."""
-        from .source import write
-
         return write(self)
 
     def __str__(self) -> str:

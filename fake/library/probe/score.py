@@ -61,6 +61,7 @@ def functional_operators(
 
     ``wanted(position in op_db, name)`` chooses among them before samples are made.
     """
+    # Takes seconds and needs torch's test dependencies, which users of `probe` need not have.
     from torch.testing._internal.common_methods_invocations import op_db
 
     for number, info in enumerate(op_db):

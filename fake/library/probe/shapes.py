@@ -7,7 +7,7 @@ observed shape for every observation.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,12 +29,12 @@ class Vocabulary:
         everywhere = len(observations)
         self.names = list(values)
 
-        def named(test: object, *, always: bool = False) -> list[str]:
+        def named(test: Callable[[Any], bool], *, always: bool = False) -> list[str]:
             return [
                 n
                 for n, v in values.items()
                 if any(test(x) for x in v) and (not always or len(v) == everywhere)
-            ]  # type: ignore[operator]
+            ]
 
         self.tensors = [
             n for n, v in values.items() if len(v) == everywhere and all(isinstance(x, TensorFact) for x in v)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fake import library
 from fake.library import custom_op, opcheck
 from fake.library.arguments import make_codec
 from fake.library.errors import SchemaError, UnsupportedAnnotationError
@@ -244,3 +245,23 @@ def test_flat_operator_is_reachable():
     op = make(Mode)
     assert torch.equal(overload_of(op.qualname)(torch.ones(1), "ADD"), torch.ones(1))
     assert make_codec("y", set) is None
+
+
+class Handle(torch._library.opaque_object.OpaqueBase):
+    """A value that the dispatcher passes through without looking at it."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+def test_opaque_arguments():
+    library.register_opaque_type(Handle, typ="reference")
+    assert library.is_opaque_type(Handle)
+
+    def kernel(x, handle):
+        return x * handle.value
+
+    kernel.__annotations__ = {"x": Tensor, "handle": Handle, "return": Tensor}
+    op = custom_op(fresh_name(), kernel, mutates_args=())
+    op.register_fake(lambda x, handle: torch.empty_like(x))
+    assert op(torch.ones(2), Handle(3.0)).tolist() == [3.0, 3.0]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import gc
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -14,9 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fake import library
-from fake.library import CustomOpDef, EffectType, custom_op, get_ctx, registry
-from fake.library.errors import MissingContextError, OpDestroyedError, OpReplacedWarning, RegistrationError
+from fake.library import EffectType, custom_op, get_ctx
+from fake.library.errors import MissingContextError, RegistrationError
 from tests.fake.library.support import NAMESPACE, fresh_name, numpy_sin, overload_of
 
 
@@ -318,7 +313,7 @@ def test_autocast():
     with torch.autocast("cpu"):
         assert op(torch.ones(2), 1.0).dtype == torch.bfloat16
     assert op(torch.ones(2), 1.0).dtype == torch.float32
-    with pytest.raises(RuntimeError, match="device type"):
+    with pytest.raises((RuntimeError, ValueError), match="device type"):
         op.register_autocast("nothing", torch.float16)
     with pytest.raises(ValueError, match="str"):
         op.register_autocast(3, torch.float16)
@@ -384,63 +379,9 @@ def test_inplace_and_out_tags():
     torch.testing.assert_close(out, expected)
 
 
-# --- lifetime --------------------------------------------------------------------------------------
-def test_replacement_warns():
-    name = fresh_name()
-    first = custom_op(name, lambda x: x.sin(), mutates_args=(), schema="(Tensor x) -> Tensor")
-    x = torch.randn(3)
-    first(x)
-    with pytest.warns(OpReplacedWarning, match="registered again") as caught:
-        second = custom_op(name, lambda x: x.cos(), mutates_args=(), schema="(Tensor x) -> Tensor")
-    assert caught[0].filename == __file__
-    assert torch.equal(second(x), x.cos())
-    assert torch.equal(overload_of(name)(x), x.cos())
-    with pytest.raises(OpDestroyedError, match="registered again"):
-        first(x)
-
-
-def test_failed_replacement_leaves_the_old_operator():
-    name = fresh_name()
-    first = custom_op(name, lambda x: x.sin(), mutates_args=(), schema="(Tensor x) -> Tensor")
-    with pytest.raises(ValueError, match="annotation"):
-        custom_op(name, lambda x: x.cos(), mutates_args=())
-    assert torch.equal(first(torch.ones(1)), torch.ones(1).sin())
-
-
-def test_operator_outlives_its_python_object():
-    def define():
-        op = numpy_sin()
-        return op.qualname
-
-    name = define()
-    gc.collect()
-    x = torch.randn(3, requires_grad=True)
-    overload_of(name)(x).sum().backward()
-    torch.testing.assert_close(x.grad, x.detach().cos())
-
-
-def test_destroy():
+def test_source_of_the_fake_kernel():
     op = numpy_sin()
-    assert op.qualname in registry.names()
-    assert library.destroy(op)
-    assert not library.destroy(op)
-    with pytest.raises(OpDestroyedError):
-        op(torch.ones(1))
-    assert not hasattr(getattr(torch.ops, NAMESPACE), op.qualname.split("::")[1])
-
-
-def test_copy_and_pickle():
-    op = numpy_sin()
-    assert copy.deepcopy({"op": op})["op"] is op
-    assert copy.copy(op) is op
-    assert pickle.loads(pickle.dumps(op)) is op
-
-
-def test_is_a_torch_custom_op():
-    op = numpy_sin()
-    assert isinstance(op, CustomOpDef)
-    assert isinstance(op, torch._library.custom_ops.CustomOpDef)
-    torch.library.register_fake(op.qualname, lambda x: x.new_empty(7))
-    with FakeTensorMode():
-        assert op(torch.ones(3)).shape == (7,)
-    assert torch.library.opcheck(numpy_sin(), (torch.randn(3),))["test_schema"] == "SUCCESS"
+    registered = torch._library.simple_registry.singleton.find(op.qualname).fake_impl.kernel
+    assert "support.py" in registered.source
+    op.register_fake(lambda x: torch.empty_like(x))
+    assert registered.source.split(":")[0] == __file__

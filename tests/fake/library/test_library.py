@@ -214,7 +214,6 @@ def test_fake_kernel_next_to_composites(lib):
     for key, refused in (
         ("CompositeImplicitAutograd", True),
         ("CompositeExplicitAutograd", False),
-        ("Meta", False),
     ):
         name = fresh_name()
         define(name, "(Tensor x) -> Tensor", lib=lib)

@@ -1,0 +1,132 @@
+"""The arguments of a fast call: which need no conversion by the dispatcher, and how to hand the rest over to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import _torch
+
+if TYPE_CHECKING:
+    from .op_def import CustomOpDef
+
+__all__ = [
+    "INT_MAX",
+    "INT_MIN",
+    "LISTS",
+    "MISSING",
+    "PLAIN",
+    "SCALAR_TESTS",
+    "any_requires_grad",
+    "argument_type",
+    "call_dispatcher",
+    "plain_list",
+]
+
+
+class _Missing:
+    """Marks an argument that the caller did not pass."""
+
+    def __repr__(self) -> str:
+        return "<missing>"
+
+
+MISSING = _Missing()
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+INT_MIN, INT_MAX = -(2**63), 2**63
+
+
+def call_dispatcher(
+    op: CustomOpDef,
+    values: tuple[Any, ...],
+    keywords: dict[str, Any],
+    extra: tuple[Any, ...],
+    unknown: dict[str, Any],
+) -> Any:
+    """Call the dispatcher's operator with exactly what the caller passed.
+
+    ``values`` and ``keywords`` belong to the schema's positional and keyword-only arguments; an argument that is
+    `MISSING` or the default itself was left out.
+    """
+    defaults = op._python_defaults
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    skipped = False
+    for name, value in zip(op._positional_names, values, strict=True):
+        if value is MISSING or (not extra and name in defaults and value is defaults[name]):
+            skipped = True
+        elif skipped:
+            kwargs[name] = value
+        else:
+            args.append(value)
+    for name, value in keywords.items():
+        if value is not MISSING and not (name in defaults and value is defaults[name]):
+            kwargs[name] = value
+    return op._opoverload(*args, *extra, **kwargs, **unknown)
+
+
+# --- argument checks: source text that leaves the fast path with `return SLOW` -----------------------
+def plain_list(values: Any, key: int) -> list[torch.Tensor] | None:
+    """A copy of a list of plain tensors with that dispatch keyset, or None."""
+    if type(values) is not list and type(values) is not tuple:
+        return None
+    for value in values:
+        if type(value) not in PLAIN or _torch.dispatch_keys(value).raw_repr() != key:
+            return None
+    return list(values)
+
+
+def _int_list(values: Any) -> list[int] | None:
+    if type(values) is not list and type(values) is not tuple:
+        return None
+    for value in values:
+        if type(value) is not int or not INT_MIN <= value < INT_MAX:
+            return None
+    return list(values)
+
+
+def _typed_list(kind: type) -> Callable[[Any], list[Any] | None]:
+    def convert(values: Any) -> list[Any] | None:
+        if type(values) is not list and type(values) is not tuple:
+            return None
+        for value in values:
+            if type(value) is not kind:
+                return None
+        return list(values)
+
+    return convert
+
+
+SCALAR_TESTS = {
+    "int": "type({0}) is int and _INT_MIN <= {0} < _INT_MAX",
+    "float": "type({0}) is float",
+    "bool": "type({0}) is bool",
+    "str": "type({0}) is str",
+    "number": "type({0}) is float or type({0}) is bool or (type({0}) is int and _INT_MIN <= {0} < _INT_MAX)",
+    "Device": "type({0}) is _device",
+}
+LISTS = {
+    "List[int]": ("_int_list", _int_list),
+    "List[float]": ("_float_list", _typed_list(float)),
+    "List[bool]": ("_bool_list", _typed_list(bool)),
+    "List[str]": ("_str_list", _typed_list(str)),
+}
+
+
+def argument_type(argument: Any) -> tuple[str, bool]:
+    """The type of a schema argument, and whether it is optional.
+
+    ``type`` calls every enumeration an int; ``real_type`` knows dtypes (and SymInt, which takes the same values).
+    """
+    kind = str(argument.type)
+    if kind.removeprefix("Optional[").startswith("int"):
+        kind = str(argument.real_type).replace("SymInt", "int")
+    optional = kind.startswith("Optional[")
+    return (kind[len("Optional[") : -1] if optional else kind), optional
+
+
+def any_requires_grad(tensors: list[torch.Tensor] | None) -> bool:
+    """Whether a tensor of a list (or None) requires a gradient."""
+    return tensors is not None and any(t.requires_grad for t in tensors)
