@@ -238,3 +238,13 @@ def cudagraphs_enabled() -> bool:
     """Whether Inductor is to replay what it compiles as CUDA graphs."""
     inductor = sys.modules.get("torch._inductor.config")
     return inductor is not None and bool(inductor.triton.cudagraphs)
+
+
+_TRACING_MODES = tuple(getattr(_C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
+
+
+def is_tracing() -> bool:
+    """Whether a compiler traces on this thread: its backward passes are none of the user's."""
+    return bool(dispatch_mode_depth()) and any(
+        _C._get_dispatch_mode(key) is not None for key in _TRACING_MODES
+    )
