@@ -16,6 +16,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
+    "ACCUMULATE_GRAD_RETURNS",
     "DTYPE_CODES",
     "STRIDED_CODE",
     "BackwardFunction",
@@ -129,6 +130,12 @@ _KNOWN_METHODS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "end_capture": (("self", "outputs"),),
 }
+
+# Since 2.13 C++ passes the leaf's gradient to ``accumulate_grad``, and wants the new one back.
+ACCUMULATE_GRAD_RETURNS = (
+    "variable_grad"
+    in inspect.signature(torch_compiled_autograd.AutogradCompilerInstance.accumulate_grad).parameters
+)
 
 
 def hook_problem(compiler_class: Any = torch_compiled_autograd.AutogradCompilerInstance) -> str | None:

@@ -192,11 +192,11 @@ class GraphCompiler:
         first.parts.append(second)
         return self._token(first)
 
-    def accumulate_grad(self, variable: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def accumulate_grad(self, variable: torch.Tensor, *rest: Any) -> torch.Tensor | None:
         grad, has_post_hooks = rest[-2:]
         args = (self._value(variable), self._value(grad), bool(has_post_hooks))
         step = self._step(functional.accumulate_grad, args, Kind.ACCUMULATE, "accumulate_grad", True)
-        return self._token(Value(step))
+        return self._token(Value(step)) if _torch.ACCUMULATE_GRAD_RETURNS else None
 
     def unpack_hook(self, hook_id: int, data_id: int) -> torch.Tensor:
         if torch.is_grad_enabled():
