@@ -16,6 +16,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
+    "ACCUMULATE_GRAD_RETURNS",
     "DTYPE_CODES",
     "STRIDED_CODE",
     "BackwardFunction",
@@ -130,6 +131,12 @@ _KNOWN_METHODS: dict[str, tuple[tuple[str, ...], ...]] = {
     "end_capture": (("self", "outputs"),),
 }
 
+# Since 2.13 C++ passes the leaf's gradient to ``accumulate_grad``, and wants the new one back.
+ACCUMULATE_GRAD_RETURNS = (
+    "variable_grad"
+    in inspect.signature(torch_compiled_autograd.AutogradCompilerInstance.accumulate_grad).parameters
+)
+
 
 def hook_problem(compiler_class: Any = torch_compiled_autograd.AutogradCompilerInstance) -> str | None:
     """Why the engine hook of this torch is not the one we know; None where it is."""
@@ -238,3 +245,13 @@ def cudagraphs_enabled() -> bool:
     """Whether Inductor is to replay what it compiles as CUDA graphs."""
     inductor = sys.modules.get("torch._inductor.config")
     return inductor is not None and bool(inductor.triton.cudagraphs)
+
+
+_TRACING_MODES = tuple(getattr(_C._TorchDispatchModeKey, name) for name in ("FAKE", "PROXY", "FUNCTIONAL"))
+
+
+def is_tracing() -> bool:
+    """Whether a compiler traces on this thread: its backward passes are none of the user's."""
+    return bool(dispatch_mode_depth()) and any(
+        _C._get_dispatch_mode(key) is not None for key in _TRACING_MODES
+    )

@@ -1,9 +1,9 @@
 """From the steps of a capture to a readable FX graph, in the order in which eager runs the nodes.
 
 The graph takes five arguments, as the engine gives them: ``inputs`` (saved tensors, parameters and incoming
-gradients; the list is emptied at the start so that each tensor is freed after its last use), ``sizes``,
-``scalars``, ``hooks`` (hook functions and contexts of custom Functions) and ``packed`` (what saved-tensor
-hooks made of saved tensors). It returns one gradient per requested input.
+gradients), ``sizes``, ``scalars``, ``hooks`` (hook functions and contexts of custom Functions) and ``packed``
+(what saved-tensor hooks made of saved tensors). ``inputs``, ``hooks`` and ``packed`` are lists that it empties
+at its start, so that each element is freed after its last use. It returns one gradient per requested input.
 """
 
 import operator
@@ -19,9 +19,11 @@ from compiled_autograd.hook import Capture
 from compiled_autograd.schedule import eager_order
 from compiled_autograd.steps import CapturedNode, InputValue, Step, SumValue, Value, leaves
 
-__all__ = ["PLACEHOLDERS", "build_graph", "node_label", "ordered_nodes"]
+__all__ = ["FREED", "PLACEHOLDERS", "build_graph", "node_label", "ordered_nodes"]
 
 PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed")
+FREED = ("inputs", "hooks", "packed")
+"""Arguments that the graph empties at its start, so that their elements are freed after their last use."""
 
 
 def node_label(name: str) -> str:
@@ -101,7 +103,9 @@ class _Emitter:
                 dtype, device, requires_grad = self.capture.input_metadata[value.index]
                 element.meta.update(dtype=dtype, device=device, requires_grad=requires_grad)
             self.input_elements[value] = element
-        self.graph.create_node("call_method", "clear", (self.sources["inputs"],), name="free_inputs")
+        for source in FREED:
+            if source == "inputs" or any(value.source == source for value in wanted):
+                self.graph.create_node("call_method", "clear", (self.sources[source],), name=f"free_{source}")
 
     def argument(self, argument: Any) -> Any:
         if isinstance(argument, Value):

@@ -74,9 +74,6 @@ class _Pass:
             self._walked = schedule.walk(self.tensors, self.inputs, self.accumulate_grad)
         return self._walked
 
-    def nodes(self) -> list[Any]:
-        return [walked.node for walked in self.walk()]
-
     def execution_order(self) -> list[int]:
         return schedule.eager_order(self.walk())
 
@@ -159,7 +156,7 @@ def _hand_over(
     graph: CapturedGraph, inputs: list[Any], sizes: Any, scalars: Any, hooks: Any, packed: Any
 ) -> Sequence[Any]:
     """The runtime wrapper that C++ calls with a graph and its arguments, found or recorded."""
-    arguments = (inputs, sizes, scalars, hooks, packed)
+    arguments = (inputs, sizes, scalars, list(hooks), list(packed))
     current = _collecting.current
     if current is None:  # torch's own compiled autograd found our graph in the shared cache
         return graph(*arguments)
@@ -177,7 +174,7 @@ class CapturingEngine(_torch.Engine):
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         session = sessions.current()
-        if session is None:
+        if session is None or _torch.is_tracing():
             return super().run_backward(*args, **kwargs)
         backward_pass = _Pass(session, *args, **kwargs)
         reason = reason_before()

@@ -55,6 +55,8 @@ def refusal_reason(error: BaseException) -> str | None:
     if not isinstance(error, (NotImplementedError, RuntimeError)):
         return None
     message = str(error).split("\nException raised from", 1)[0]
+    if "INTERNAL ASSERT FAILED" in message and "within another compiled autograd call" not in message:
+        return None  # a walk that broke off in the middle may have left nodes changed: nothing to retry
     for pattern, reason in _REFUSALS:
         found = re.search(pattern, message)
         if found:

@@ -37,6 +37,10 @@ class Capture:
         self.started = time.perf_counter()
 
 
+def _forgotten(*_: Any) -> Any:
+    raise AssertionError("a capture is over, and its compiler is asked for more")
+
+
 class _SwallowOps(_torch.TorchDispatchMode):
     """C++ fills in missing gradients of Python Functions with zeros while it captures: compute nothing."""
 
@@ -192,11 +196,11 @@ class GraphCompiler:
         first.parts.append(second)
         return self._token(first)
 
-    def accumulate_grad(self, variable: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def accumulate_grad(self, variable: torch.Tensor, *rest: Any) -> torch.Tensor | None:
         grad, has_post_hooks = rest[-2:]
         args = (self._value(variable), self._value(grad), bool(has_post_hooks))
         step = self._step(functional.accumulate_grad, args, Kind.ACCUMULATE, "accumulate_grad", True)
-        return self._token(Value(step))
+        return self._token(Value(step)) if _torch.ACCUMULATE_GRAD_RETURNS else None
 
     def unpack_hook(self, hook_id: int, data_id: int) -> torch.Tensor:
         if torch.is_grad_enabled():
@@ -293,9 +297,12 @@ class GraphCompiler:
         self.capture.outputs = [self._value(output) for output in outputs]
         self._tokens.clear()
         self._values.clear()
-        if self.capture.refusal is not None:
-            raise RefusedError(self.capture.refusal)
-        return self._finish(self.capture)
+        capture, finish = self.capture, self._finish
+        # C++ of some versions never lets go of this object: it must not hold the pass
+        self.capture, self._walk, self._finish = Capture(), _forgotten, _forgotten
+        if capture.refusal is not None:
+            raise RefusedError(capture.refusal)
+        return finish(capture)
 
     def _pop_mode(self) -> None:
         if self._mode is not None:

@@ -29,7 +29,7 @@ def current_graph_task_id() -> int:
 def current_autograd_node() -> Any:
     """The autograd node that runs; None outside."""
     current = running.captured()
-    return _torch.current_autograd_node() if current is None else current.nodes()[current.node]
+    return _torch.current_autograd_node() if current is None else current.walk()[current.node].node
 
 
 def current_graph_task_execution_order() -> list[Any]:
@@ -42,8 +42,8 @@ def current_graph_task_execution_order() -> list[Any]:
             "get_current_graph_task_execution_order expects the current backward to be executed with "
             "multithreading disabled, e.g. by running:\n\nwith torch.autograd.set_multithreading_enabled(False):\n    ..."
         )
-    nodes = current.nodes()
-    order = [nodes[index] for index in current.execution_order()]
+    nodes = current.walk()
+    order = [nodes[index].node for index in current.execution_order()]
     return [node for node in order if node is not None]
 
 

@@ -24,9 +24,6 @@ class BackwardPass(Protocol):
     def walk(self) -> list[WalkedNode]:
         """The nodes of this pass, by the index that C++ gave them."""
 
-    def nodes(self) -> list[Any]:
-        """The same, as the autograd nodes themselves."""
-
     def execution_order(self) -> list[int]:
         """Indices of the nodes in the order in which they run."""
 

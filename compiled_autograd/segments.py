@@ -166,7 +166,9 @@ def build_driver(
     for node in arguments:
         if node not in picked and node.users:
             env[node] = graph.node_copy(node, env.__getitem__)
-    graph.create_node("call_method", "clear", (inputs,), name="free_inputs")
+    for node in module.graph.nodes:
+        if node.op == "call_method":  # the clearing of lists
+            graph.node_copy(node, env.__getitem__)
     for number, (segment, others) in enumerate(stretches):
         if segment is not None:
             rest = tuple(env[node] for node in segment.inputs if node not in owned[number])
