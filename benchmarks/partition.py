@@ -22,9 +22,9 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 
-from fxpasses.partition import META_KEY, partition
-from fxpasses.partition.cost import CostModel
-from tests.fxpasses.partition.models import GPT, ConvNet, EncoderDecoder
+from fxpasses.partitioner import META_KEY, partition
+from fxpasses.partitioner.cost import CostModel
+from tests.fxpasses.partitioner.models import GPT, ConvNet, EncoderDecoder
 
 Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 

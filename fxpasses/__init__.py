@@ -19,7 +19,7 @@ from fxpasses.errors import (
 )
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.options import Options
-from fxpasses.partition import partition
+from fxpasses.partitioner import partition
 from fxpasses.provenance import Provenance
 from fxpasses.report import annotated_code
 from fxpasses.rewriting import insert_call

@@ -17,7 +17,7 @@ from fxpasses.contract import Pass
 from fxpasses.errors import CaptureError, StageError
 from fxpasses.inductor import EagerCompiler
 from fxpasses.options import Options
-from fxpasses.partition import META_KEY, PartitionReport
+from fxpasses.partitioner import META_KEY, PartitionReport
 from fxpasses.pipeline import Observer, Pipeline
 from fxpasses.provenance import Provenance, provenance
 from fxpasses.rewriting import copy_graph, value_of

@@ -16,7 +16,7 @@ from torch import fx
 from fxpasses import _torch
 from fxpasses.contract import Pass
 from fxpasses.options import Options
-from fxpasses.partition import partition
+from fxpasses.partitioner import partition
 
 __all__ = ["EagerCompiler", "InductorCompiler", "Partitioner"]
 

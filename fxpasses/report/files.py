@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import fx
 
-from fxpasses.partition import META_KEY
+from fxpasses.partitioner import META_KEY
 from fxpasses.pipeline import Observer
 from fxpasses.provenance import provenance
 from fxpasses.rewriting import value_of

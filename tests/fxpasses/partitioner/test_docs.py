@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fxpasses.partition import inductor
+from fxpasses.partitioner import inductor
 
 PAGE = Path(__file__).parents[3] / "docs" / "partition.md"
 

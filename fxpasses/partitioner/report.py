@@ -40,7 +40,7 @@ class SavedValue:
 
 @dataclasses.dataclass(frozen=True)
 class RecomputedValue:
-    """An operation that runs in both passes; `flops` by the estimate of `fxpasses.partition.cost`."""
+    """An operation that runs in both passes; `flops` by the estimate of `fxpasses.partitioner.cost`."""
 
     name: str
     flops: int
@@ -50,7 +50,7 @@ class RecomputedValue:
 
 @dataclasses.dataclass(frozen=True)
 class PartitionReport:
-    """The decision of one call of `fxpasses.partition.partition`.
+    """The decision of one call of `fxpasses.partitioner.partition`.
 
     Attributes:
         memory_budget: the budget that was in force, between 0 and 1.

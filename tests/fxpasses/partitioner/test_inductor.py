@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 
-from fxpasses.partition import META_KEY, MinCutPartitioner, PartitionOptionError
+from fxpasses.partitioner import META_KEY, MinCutPartitioner, PartitionOptionError
 
 
 class Net(nn.Module):

@@ -10,7 +10,7 @@ import torch.fx as fx
 from functorch.compile import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
 
-from fxpasses.partition import META_KEY, PartitionReport, partition
+from fxpasses.partitioner import META_KEY, PartitionReport, partition
 
 
 @dataclasses.dataclass

@@ -16,8 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from tests.fxpasses.partition.support import compile_split
-from tests.fxpasses.partition.test_numerics import run_twice
+from tests.fxpasses.partitioner.support import compile_split
+from tests.fxpasses.partitioner.test_numerics import run_twice
 
 noted: list[float] = []
 

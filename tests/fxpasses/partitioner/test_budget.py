@@ -12,11 +12,11 @@ import torch.fx as fx
 from torch import Tensor, nn
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from fxpasses.partition import META_KEY, PartitionError, PartitionOptionError, PartitionReport, partition
-from fxpasses.partition.cost import CostModel
-from tests.fxpasses.partition import models
-from tests.fxpasses.partition.functions import checkpointed, random_noise
-from tests.fxpasses.partition.support import Split, compile_split
+from fxpasses.partitioner import META_KEY, PartitionError, PartitionOptionError, PartitionReport, partition
+from fxpasses.partitioner.cost import CostModel
+from tests.fxpasses.partitioner import models
+from tests.fxpasses.partitioner.functions import checkpointed, random_noise
+from tests.fxpasses.partitioner.support import Split, compile_split
 
 BUDGETS = [k / 10 for k in range(11)]
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxpasses.partition.budget import chain_of_cuts
-from fxpasses.partition.cut import cut_component, cuts_by_price
-from fxpasses.partition.flow_graph import BACKWARD, SINK, SOURCE, UNDECIDED, Component, Network, Place
+from fxpasses.partitioner.budget import chain_of_cuts
+from fxpasses.partitioner.cut import cut_component, cuts_by_price
+from fxpasses.partitioner.flow_graph import BACKWARD, SINK, SOURCE, UNDECIDED, Component, Network, Place
 
 SIZE = 5
 
@@ -127,7 +127,7 @@ def weight_of(places: list[Place], backward: set[int]) -> int:
 def test_repeated_components_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(
-        "fxpasses.partition.budget.cuts_by_price", lambda c: calls.append(c) or cuts_by_price(c)
+        "fxpasses.partitioner.budget.cuts_by_price", lambda c: calls.append(c) or cuts_by_price(c)
     )
     component = Component(1, ((0, SINK, 5),), ((0, 3),))
     places = [Place(component, ((k, 0),)) for k in range(4)]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tests.fxpasses.partition import models
-from tests.fxpasses.partition.functions import FUNCTIONS
-from tests.fxpasses.partition.support import compile_split
+from tests.fxpasses.partitioner import models
+from tests.fxpasses.partitioner.functions import FUNCTIONS
+from tests.fxpasses.partitioner.support import compile_split
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "gpt": lambda: (models.GPT(), (torch.randint(0, 256, (2, 16)),)),

@@ -1,0 +1,27 @@
+"""The examples in docstrings run."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+import compiled_autograd
+import fake
+import fxpasses
+
+
+def modules():
+    for package in (fake, compiled_autograd, fxpasses):
+        yield package.__name__
+        for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if not found.name.endswith("__main__"):
+                yield found.name
+
+
+@pytest.mark.parametrize("name", modules())
+def test_examples_in_docstrings(name):
+    torch._dynamo.reset()
+    module = importlib.import_module(name)
+    assert doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).failed == 0
