@@ -20,7 +20,7 @@ def modules():
                 yield found.name
 
 
-@pytest.mark.parametrize("name", modules())
+@pytest.mark.parametrize("name", list(modules()))
 def test_examples_in_docstrings(name):
     torch._dynamo.reset()
     module = importlib.import_module(name)
