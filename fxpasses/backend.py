@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from fxpasses import _torch
 from fxpasses.inductor import EagerCompiler, InductorCompiler
 from fxpasses.options import Options
 from fxpasses.pipeline import Compiler, Observer, Pipeline
@@ -46,3 +47,7 @@ def fxpasses(
     observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
     log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
     return Pipeline(parsed, compiler, observers).compile(gm, example_inputs)
+
+
+# What torch._dynamo.reset() calls on a backend: recorded CUDA graphs hold memory that compiled code no longer needs.
+fxpasses.reset = _torch.reset_cudagraph_trees  # type: ignore[attr-defined]
