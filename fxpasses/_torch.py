@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
@@ -34,6 +35,8 @@ from torch._inductor.compile_fx import (
     compile_fx_forward,
     compile_fx_inner,
     create_compiler_config_extra,
+    fw_compiler_freezing,
+    get_cpp_wrapper_config,
     get_num_model_outputs,
     run_pre_grad_passes,
     select_decomp_table,
@@ -57,12 +60,14 @@ __all__ = [
     "aot_autograd",
     "aot_extra_arguments",
     "compile_context",
+    "compile_frozen",
     "compile_fx_backward",
     "compile_fx_forward",
     "compile_fx_inner",
     "detect_fake_mode",
     "disable_current_modes",
     "dynamo_counters",
+    "freezes_parameters",
     "get_num_model_outputs",
     "has_effects",
     "inductor_config",
@@ -77,6 +82,7 @@ __all__ = [
     "select_decomp_table",
     "serializable",
     "size_hint",
+    "wrapper_arguments",
 ]
 
 _AOT_PARAMETERS = inspect.signature(aot_module_simplified).parameters
@@ -102,15 +108,52 @@ def compile_context(example_inputs: Sequence[Any]) -> Iterator[None]:
     fake_mode = detect_fake_mode(example_inputs) or FakeTensorMode(allow_non_fake_inputs=True)
     context = TracingContext.try_get() or TracingContext(fake_mode)
     settings: dict[str, Any] = {"unlift_effect_tokens": True}
+    wrappers = contextlib.ExitStack()
+    if wrapper_arguments():
+        wrappers.enter_context(inductor_config.patch(get_cpp_wrapper_config()))
+        wrappers.enter_context(V.set_real_inputs(example_inputs))
     if hasattr(inductor_config, "selective_decompose"):
         settings["selective_decompose"] = inductor_config.selective_decompose
     with (
+        wrappers,
         enable_python_dispatcher(),
         V.set_fake_mode(fake_mode),
         tracing(context),
         functorch_config.patch(settings),
     ):
         yield
+
+
+def wrapper_arguments() -> dict[str, Any]:
+    """What Inductor's inner compiler has to be told when its settings ask for another wrapper than Python."""
+    asked = {name: bool(getattr(inductor_config, name, False)) for name in ("cpp_wrapper", "fx_wrapper")}
+    return asked if any(asked.values()) else {}
+
+
+def freezes_parameters() -> bool:
+    """Whether Inductor's settings ask to make parameters constants of an inference graph."""
+    return bool(inductor_config.freezing) and not torch.is_grad_enabled()
+
+
+def compile_frozen(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    dynamo_graph: fx.GraphModule,
+    num_example_inputs: int,
+    inner_compile: Callable[..., Any],
+    extra: Any,
+) -> Callable[..., Any]:
+    """Compile an inference graph with its parameters as constants (``torch._inductor.config.freezing``)."""
+    return fw_compiler_freezing(
+        gm,
+        inputs,  # type: ignore[arg-type]
+        dynamo_graph,
+        num_example_inputs,
+        inner_compile,
+        extra.cudagraphs,
+        extra.graph_id,
+        extra.forward_device,
+    )
 
 
 def new_compiler_extra(gm: fx.GraphModule) -> Any:

@@ -52,10 +52,12 @@ class InductorCompiler:
         self._example_inputs = example_inputs
         self._inputs = len(example_inputs)
         self._outputs = _torch.get_num_model_outputs(gm)
+        self._dynamo_graph = gm
         with self._patched():
             self._extra = _torch.new_compiler_extra(gm)
+            inner_compile = functools.partial(_torch.compile_fx_inner, **_torch.wrapper_arguments())
         # Backward graphs are often compiled later, when nothing is patched any more.
-        self._inner_compile = _torch.inductor_config.patch(self.patches)(_torch.compile_fx_inner)
+        self._inner_compile = _torch.inductor_config.patch(self.patches)(inner_compile)
 
     def _patched(self) -> Any:
         return _torch.inductor_config.patch(self.patches)
@@ -77,6 +79,10 @@ class InductorCompiler:
 
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
         with self._patched():
+            if inference and _torch.freezes_parameters():
+                return _torch.compile_frozen(
+                    gm, inputs, self._dynamo_graph, self._inputs, self._inner_compile, self._extra
+                )
             return _torch.compile_fx_forward(
                 gm,
                 inputs,

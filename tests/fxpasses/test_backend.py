@@ -187,3 +187,20 @@ def test_reduce_overhead_reaches_inductor(monkeypatch):
     x = torch.ones(2, 3, requires_grad=True)
     torch.compile(nn.Linear(3, 3), backend="fxpasses", mode="reduce-overhead")(x).sum().backward()
     assert asked == [True, True]
+
+
+@pytest.mark.parametrize("setting", [{"freezing": True}, {"cpp_wrapper": True}], ids=lambda s: next(iter(s)))
+def test_settings_that_inductor_reads_before_its_inner_compiler(setting):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    compiled = torch.compile(model, backend="fxpasses", options={"inductor": setting})
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+    assert fxpasses.stats().inference == 1
+
+
+def test_settings_of_the_process_reach_inductor_too():
+    model = nn.Linear(3, 3).eval()
+    with torch.no_grad(), torch._inductor.config.patch(freezing=True):
+        x = torch.randn(2, 3)
+        torch.testing.assert_close(torch.compile(model, backend="fxpasses")(x), model(x))
