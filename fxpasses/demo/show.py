@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -20,6 +22,8 @@ def run_demo(settings: DemoSettings, console: Console | None = None) -> int:
         f"Training a {settings.layers}-layer GPT on the standard library's source for {settings.steps} steps: "
         "in eager (float64 and float32), with fxpasses and with Inductor."
     )
+    # Compilations are timed with torch's caches off, which torch remarks on.
+    warnings.filterwarnings("ignore", message=".*force_disable_caches")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     runs: list[Run] = []
     with Progress(*columns, console=console) as progress:
