@@ -204,11 +204,12 @@ class Engine:
                     return outputs
         watched = _tensors_of(args, kwargs) if _is_mutable(func) else ()
         before = [(tensor, self._peek(tensor)) for tensor in watched if type(tensor) is self.tensor_class]
+        generation = REPLACEMENTS.generation
         try:
             outputs = self.dispatch(mode, func, types, args, kwargs)
         finally:
             changed = self._metadata_changed(before)
-        if key is not None and outputs is not NotImplemented:
+        if key is not None and outputs is not NotImplemented and generation == REPLACEMENTS.generation:
             if changed:
                 self._remember_bypass(mode, func, key, "metadata of an argument changes")
             else:
