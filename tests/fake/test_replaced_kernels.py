@@ -59,7 +59,9 @@ def test_a_meta_kernel_is_used_and_withdrawn():
         for _ in range(2):
             assert aten.special_hermite_polynomial_h(x, x).shape == (3, 3)
         with _scoped_library("aten", "IMPL") as library:
-            library.impl("special_hermite_polynomial_h", lambda a, b: a.new_empty(5), "Meta", allow_override=True)
+            library.impl(
+                "special_hermite_polynomial_h", lambda a, b: a.new_empty(5), "Meta", allow_override=True
+            )
             for _ in range(2):
                 assert aten.special_hermite_polynomial_h(x, x).shape == (5,)
         assert aten.special_hermite_polynomial_h(x, x).shape == (3, 3)
