@@ -39,6 +39,7 @@ class Replacements:
         self._lock = threading.RLock()
         self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
         self._names: weakref.WeakKeyDictionary[torch.library.Library, set[str]] = weakref.WeakKeyDictionary()
+        self._collected: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._saved: tuple[Any, Any] | None = None
 
     def watch_for(self, cache: Cache) -> None:
@@ -105,22 +106,27 @@ class Replacements:
         with self._lock:
             if library not in self._names:
                 self._names[library] = set()
-                weakref.finalize(library, self._changed, library.ns).atexit = False
+                self._collected[library] = weakref.finalize(library, self._changed, library.ns)
+                self._collected[library].atexit = False
             # The dispatcher's name of a default overload has no suffix.
             self._names[library].add(f"{library.ns}::{name.removesuffix('.default')}")
-            self._changed(library.ns)
+        self._changed(library.ns)
 
     def _withdrawn(self, library: Any) -> None:
         with self._lock:
-            if self._names.pop(library, None):
-                self._changed(library.ns)
+            names = self._names.pop(library, None)
+            if names:
+                self._collected.pop(library).detach()
+        if names:
+            self._changed(library.ns)
 
     def _changed(self, namespace: str) -> None:
         with self._lock:
             self.generation += 1
-            if namespace in _BUILTIN:
-                for cache in list(self._caches):
-                    cache.invalidate()
+            caches = list(self._caches) if namespace in _BUILTIN else []
+        # Without the lock: garbage collection may get here in a thread that holds the lock of a cache.
+        for cache in caches:
+            cache.invalidate()
 
 
 REPLACEMENTS = Replacements()
