@@ -98,10 +98,12 @@ __all__ = [
     "arg_tree_leaves",
     "assert_eq",
     "assert_metadata_eq",
+    "builtin_fake_kernels_exist",
     "decomposition_table",
     "dynamo_config",
     "extract_tensor_metadata",
     "fake_impls",
+    "fallback_is_possible",
     "functorch_config",
     "get_schema_info",
     "in_kernel_invocation_manager",
@@ -217,6 +219,11 @@ def fake_kernel_identity(func: OpOverload) -> object:
     return getattr(kernel, "func", kernel)
 
 
+def fallback_is_possible(func: OpOverload) -> bool:
+    """Whether a mode that allows it may run the operator's real kernel on zeros: only operators that torch tests."""
+    return func.namespace in TorchFakeTensorMode._can_run_unsafe_fallback_allowed_namespaces
+
+
 def custom_ops_profiles() -> object | None:
     """The operator profiles that draft export collected, if it is running."""
     return getattr(dynamo_config, "_custom_ops_profile", None)
@@ -263,6 +270,17 @@ def has_symbols(tensor: torch.Tensor) -> bool:
 def has_kernel(func: OpOverload, key: torch._C.DispatchKey) -> bool:
     """Whether an operator has a kernel of its own for a dispatch key."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+def has_kernel_named(name: str, key: str) -> bool:
+    """The same for names: an operator's, such as ``"aten::sin"``, and a key's, such as ``"Meta"``."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+
+
+def builtin_fake_kernels_exist() -> bool:
+    """Whether ``register_fake`` was called for an operator of torch's own."""
+    entries = list(simple_registry.singleton._data.items())
+    return any(name.startswith("aten::") and entry.fake_impl.kernel is not None for name, entry in entries)
 
 
 def dispatch_modes_active() -> bool:

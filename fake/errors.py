@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ._torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -17,6 +19,7 @@ __all__ = [
     "CacheCrossCheckError",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
+    "FallbackNotAllowedError",
     "MetadataMismatchError",
     "MixedFakeModesError",
     "NonFakeInputError",
@@ -25,6 +28,21 @@ __all__ = [
     "UnsupportedOperatorException",
     "UnsupportedTorchVersionError",
 ]
+
+
+class FallbackNotAllowedError(UnsupportedOperatorException):
+    """Only its real kernel, run on zeros, could answer for an operator, and the mode does not allow that.
+
+    Attributes:
+        func: the operator.
+    """
+
+    def __init__(self, func: Any) -> None:
+        super().__init__(func)
+        self.args = (
+            f"{func} has no meta kernel, fake kernel or decomposition for these arguments. Register one with "
+            "torch.library.register_fake, or let its real kernel run on zeros: FakeTensorMode(allow_fallback_kernels=True).",
+        )
 
 
 class NonFakeInputError(AssertionError):

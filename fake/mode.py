@@ -53,7 +53,8 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
     dispatch, cache and converter are this package's.
 
     Args:
-        allow_fallback_kernels: run an operator that has no meta kernel for real, on zeros. Off unless asked for.
+        allow_fallback_kernels: run an operator that has no meta kernel for real, on zeros. Off unless asked for
+            (torch's own mode does it by default); without, such an operator raises ``FallbackNotAllowedError``.
         allow_non_fake_inputs: convert real tensors that operators meet, instead of refusing them.
         shape_env: where symbolic sizes live; None for plain integers.
         static_shapes: make ``from_tensor`` ignore ``shape_env``; by default if there is none.
@@ -81,7 +82,7 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
     def __init__(
         self,
         *,
-        allow_fallback_kernels: bool = True,
+        allow_fallback_kernels: bool = False,
         allow_non_fake_inputs: bool = False,
         shape_env: Any = None,
         static_shapes: bool | None = None,

@@ -10,6 +10,7 @@ from typing import Any
 
 from . import acceleration, mode
 from .cache.disk import DiskCache
+from .cache.replacements import REPLACEMENTS
 
 __all__ = ["disable_disk_cache", "enable_disk_cache", "save_disk_cache"]
 
@@ -45,7 +46,7 @@ class _Persistence:
 
     def save(self) -> Path | None:
         with self.lock:
-            if self.disk is None:
+            if self.disk is None or REPLACEMENTS.any_builtin:
                 return None
             entries: dict[tuple[str, str], dict[Any, Any]] = {}
             for name, engine in self.engines().items():
@@ -61,7 +62,8 @@ def enable_disk_cache(directory: str | os.PathLike[str]) -> None:
     """Serve dispatch results from a directory, and add this process's new ones to it at exit.
 
     Entries hold for the same build of torch and the same sources of this package; others are left alone. Several
-    processes may use one directory at once. The environment variable ``FAKE_DISPATCH_CACHE`` does the same at import.
+    processes may use one directory at once. While a kernel of torch's own operators is replaced through
+    ``torch.library``, the disk is neither read nor written. The environment variable ``FAKE_DISPATCH_CACHE`` does the same at import.
 
     Raises:
         OSError: the directory cannot be made.

@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from . import _torch as _t
 from .cache.key import thread_state
+from .cache.replacements import REPLACEMENTS
 from .cache.symbolic import metadata_of
 from .mode import ENGINE, FakeTensorMode
 from .tensor import FakeTensor, Unkeyable
@@ -116,7 +117,7 @@ class _Tape:
         """Bring all values up to date; returns the value of the output node."""
         if self.unusable:
             raise _NotOnTape
-        state = thread_state(mode)
+        state = (REPLACEMENTS.generation, *thread_state(mode))
         if state == self.state and self._is_current(graph, inputs):
             return self.records[-1].value
         known = {record.node: record for record in self.records} if state == self.state else {}

@@ -16,8 +16,14 @@ import torch
 
 from . import _torch as _t
 from . import kernels
+from .cache.replacements import REPLACEMENTS
 from .constants import fold, forget_written, lift
-from .errors import MixedFakeModesError, NonFakeInputError, UnsupportedOperatorException
+from .errors import (
+    FallbackNotAllowedError,
+    MixedFakeModesError,
+    NonFakeInputError,
+    UnsupportedOperatorException,
+)
 from .tensor import adopt
 
 __all__ = ["STEPS", "Call", "dispatch"]
@@ -139,9 +145,11 @@ def forget_written_constants(mode: Any, call: Call) -> Any:
 
 
 def own_kernel(mode: Any, call: Call) -> Any:
-    """Rules of ``fake.kernels``: operators whose answer elsewhere differs from eager."""
+    """Rules of ``fake.kernels``: operators whose answer elsewhere differs from eager. A user's kernel goes first."""
     rule = kernels.find(call.func)
-    if rule is None or any(t.layout is not torch.strided for t in call.fakes):
+    if rule is None or REPLACEMENTS.includes(call.func):
+        return NEXT
+    if any(t.layout is not torch.strided for t in call.fakes) and not kernels.takes_sparse(call.func):
         return NEXT
     result = rule(mode, call.func, call.args, call.kwargs)
     return NEXT if result is NotImplemented else result
@@ -149,7 +157,7 @@ def own_kernel(mode: Any, call: Call) -> Any:
 
 def symbolic_fast_rule(mode: Any, call: Call) -> Any:
     """Pointwise operators on symbolic sizes: torch's rule that guards less than a decomposition."""
-    if not call.has_symbols:
+    if not call.has_symbols or REPLACEMENTS.includes(call.func):
         return NEXT
     rule = _t.fake_impls.get_fast_op_impls().get(call.func)
     return NEXT if rule is None else rule(mode, *call.args, **call.kwargs)
@@ -163,9 +171,13 @@ def decomposition(mode: Any, call: Call) -> Any:
     if call.has_symbols and func in getattr(mode, "_unbacked_special_fake_handling_ops", ()):
         return NEXT
     table = _t.decomposition_table()
-    if func in table and (
-        call.has_symbols
-        or (_t.torch_decomp_decompositions(func) and not any(_t.is_sparse_any(t) for t in call.fakes))
+    if (
+        func in table
+        and not REPLACEMENTS.includes(func)
+        and (
+            call.has_symbols
+            or (_t.torch_decomp_decompositions(func) and not any(_t.is_sparse_any(t) for t in call.fakes))
+        )
     ):
         with mode:
             return table[func](*call.args, **call.kwargs)
@@ -231,6 +243,8 @@ def _without_meta_kernel(mode: Any, call: Call, error: RuntimeError | None) -> A
     func = call.func
     if _t.library_utils.can_generate_trivial_fake_impl(func):
         return _t.library_utils.generate_trivial_fake_impl(func, *call.args, **call.kwargs)
+    if not mode.allow_fallback_kernels and not call.has_symbols and _t.fallback_is_possible(func):
+        raise FallbackNotAllowedError(func)
     if call.has_symbols or not mode.can_run_unsafe_fallback(func):
         raise UnsupportedOperatorException(func)
     error = error or UnsupportedOperatorException(func)
@@ -243,12 +257,12 @@ STEPS: tuple[Callable[[Any, Call], Any], ...] = (
     fold_constants,
     higher_order,
     forget_written_constants,
+    operator_profile,
+    registered_fake_kernel,
     own_kernel,
     symbolic_fast_rule,
     decomposition,
     prim_kernel,
-    operator_profile,
-    registered_fake_kernel,
     special_rule,
     meta_kernel,
 )

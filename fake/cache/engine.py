@@ -20,6 +20,7 @@ from .disk import DiskCache
 from .key import compile_key, plain_key
 from .recipe import Mark, Recipe, build
 from .record import describe, verify
+from .replacements import REPLACEMENTS
 from .store import Bypass, Store
 from .symbolic import (
     Stale,
@@ -93,6 +94,7 @@ class Engine:
         self._disk: DiskCache | None = None
         self._disk_name = ""
         self._symbolic_states: weakref.WeakSet[SymbolicState] = weakref.WeakSet()
+        REPLACEMENTS.watch_for(self)
 
     def handler(self, func: Any) -> Handler:
         """The handler of an operator, generated at its first use."""
@@ -137,7 +139,7 @@ class Engine:
             self._fill_from_disk(func)
 
     def _fill_from_disk(self, func: Any) -> None:
-        if self._disk is None or not _t.library_utils.is_builtin(func):
+        if self._disk is None or REPLACEMENTS.any_builtin or not _t.library_utils.is_builtin(func):
             return
         table = self.store.table(func)
         for key, recipe in self._disk.entries(self._disk_name, func.name()):
@@ -202,11 +204,12 @@ class Engine:
                     return outputs
         watched = _tensors_of(args, kwargs) if _is_mutable(func) else ()
         before = [(tensor, self._peek(tensor)) for tensor in watched if type(tensor) is self.tensor_class]
+        generation = REPLACEMENTS.generation
         try:
             outputs = self.dispatch(mode, func, types, args, kwargs)
         finally:
             changed = self._metadata_changed(before)
-        if key is not None and outputs is not NotImplemented:
+        if key is not None and outputs is not NotImplemented and generation == REPLACEMENTS.generation:
             if changed:
                 self._remember_bypass(mode, func, key, "metadata of an argument changes")
             else:
@@ -277,6 +280,12 @@ class Engine:
     def clear(self) -> None:
         """Drop all entries, also those on shape environments, and reset the counters."""
         self.store.clear()
+        for state in list(self._symbolic_states):
+            state.clear()
+
+    def invalidate(self) -> None:
+        """Drop all entries, because a kernel of torch was replaced; the counters go on."""
+        self.store.drop_entries()
         for state in list(self._symbolic_states):
             state.clear()
 

@@ -47,13 +47,18 @@ class Store:
     def clear(self) -> None:
         """Drop all entries and reset the counters. Tables stay the same objects: handlers hold them."""
         with self.lock:
+            self.drop_entries()
+            self.misses = 0
+            self.bypasses: Counter[str] = Counter()
+            self._hits_before_clear = self._hits_ever()
+
+    def drop_entries(self) -> None:
+        """Drop all entries; the counters go on."""
+        with self.lock:
             for table in self.tables.values():
                 table.clear()
             self.described.clear()
             self.size = 0
-            self.misses = 0
-            self.bypasses: Counter[str] = Counter()
-            self._hits_before_clear = self._hits_ever()
 
     def table(self, func: Any) -> dict[Any, Any]:
         """The table of an operator; the same object for as long as the store lives."""

@@ -26,9 +26,9 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     sparse,
     structured,
 )
-from fake.kernels.registry import Rule, find, rule, rule_when, rules
+from fake.kernels.registry import Rule, find, rule, rule_when, rules, takes_sparse
 
-__all__ = ["Rule", "find", "rule", "rule_when", "rules"]
+__all__ = ["Rule", "find", "rule", "rule_when", "rules", "takes_sparse"]
 
 composites.install()
 lazy_parameters.install()

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from fake.kernels._torch import FakeTensorMode, OpOverload
 
-__all__ = ["Rule", "find", "rule", "rule_when", "rules"]
+__all__ = ["Rule", "find", "rule", "rule_when", "rules", "takes_sparse"]
 
 
 class Rule(Protocol):
@@ -33,15 +33,18 @@ class _Registry:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_name: dict[str, Rule] = {}
+        self._for_sparse: set[str] = set()
         self._families: list[tuple[Callable[[OpOverload], bool], Rule]] = []
         self._found: dict[OpOverload, Rule | None] = {}
 
-    def add_names(self, names: tuple[str, ...], rule: Rule) -> None:
+    def add_names(self, names: tuple[str, ...], rule: Rule, sparse: bool = False) -> None:
         with self._lock:
             for name in names:
                 if name in self._by_name:
                     raise ValueError(f"{name} has two rules: {self._by_name[name].__name__}, {rule.__name__}")
                 self._by_name[name] = rule
+                if sparse:
+                    self._for_sparse.add(name)
             self._found.clear()
 
     def add_family(self, predicate: Callable[[OpOverload], bool], rule: Rule) -> None:
@@ -61,6 +64,9 @@ class _Registry:
             self._found[func] = found
         return found
 
+    def takes_sparse(self, func: OpOverload) -> bool:
+        return func.name() in self._for_sparse
+
     def named(self) -> dict[str, Rule]:
         with self._lock:
             return dict(self._by_name)
@@ -69,17 +75,18 @@ class _Registry:
 _registry = _Registry()
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str, sparse: bool = False) -> Callable[[Rule], Rule]:
     """Register a rule for operators by their full names, such as ``"aten::cat"`` or ``"aten::sort.stable"``.
 
-    Names, not overload objects: a name that this torch does not have is simply never asked for.
+    Names, not overload objects: a name that this torch does not have is simply never asked for. ``sparse`` says that
+    the rule knows tensors of other layouts than strided ones; the others are not asked about them.
 
     Raises:
         ValueError: an operator already has a rule.
     """
 
     def register(function: Rule) -> Rule:
-        _registry.add_names(names, function)
+        _registry.add_names(names, function, sparse)
         return function
 
     return register
@@ -108,6 +115,16 @@ def find(func: OpOverload) -> Rule | None:
     True
     """
     return _registry.find(func)
+
+
+def takes_sparse(func: OpOverload) -> bool:
+    """Whether the rule of an operator answers for sparse arguments, too.
+
+    >>> import torch, fake.kernels
+    >>> fake.kernels.takes_sparse(torch.ops.aten.mm.default), fake.kernels.takes_sparse(torch.ops.aten.sort.default)
+    (True, False)
+    """
+    return _registry.takes_sparse(func)
 
 
 def rules() -> dict[str, Rule]:

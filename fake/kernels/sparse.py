@@ -20,7 +20,7 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
 _KEEPS_PLACES = ("amax", "amin")
 
 
-@rule("aten::sparse_sampled_addmm")
+@rule("aten::sparse_sampled_addmm", sparse=True)
 def sampled_addmm(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -40,7 +40,7 @@ def sampled_addmm(
         return self.clone()
 
 
-@rule("aten::mm")
+@rule("aten::mm", sparse=True)
 def mm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A product of a compressed sparse matrix and a dense one is dense, row-major; of dense ones as ever."""
     if all_dense(args, kwargs):
@@ -55,7 +55,7 @@ def mm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: di
     return fresh(mode, (self.shape[0], mat2.shape[1]), None, dtype=self.dtype, device=self.device)
 
 
-@rule("aten::_sparse_mm_reduce_impl")
+@rule("aten::_sparse_mm_reduce_impl", sparse=True)
 def mm_reduce(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``(product, places)``; the places of extremes are kept only for a backward pass."""
     self, other, reduce = args
@@ -67,7 +67,7 @@ def mm_reduce(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
     )
 
 
-@rule("aten::_sparse_mm_reduce_impl_backward")
+@rule("aten::_sparse_mm_reduce_impl_backward", sparse=True)
 def mm_reduce_backward(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:

@@ -219,7 +219,7 @@ def test_settings_of_the_mode():
     tokens = set()
     for settings in (
         {},
-        {"allow_fallback_kernels": False},
+        {"allow_fallback_kernels": True},
         {"shape_env": ShapeEnv()},
         {"shape_env": ShapeEnv(duck_shape=False)},
         {"shape_env": ShapeEnv(), "static_shapes": True},

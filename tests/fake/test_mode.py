@@ -172,6 +172,45 @@ def test_unsupported_operator_names_it():
                 torch.ops.fake_mode_test.nothing(torch.ones(2))
 
 
+def _without_meta_kernel(x):
+    return torch.fake_quantize_per_tensor_affine(x, 0.1, 0, 0, 255)
+
+
+def test_real_kernels_do_not_run_unless_asked_for():
+    assert not FakeTensorMode().allow_fallback_kernels
+    with FakeTensorMode() as mode:
+        x = torch.ones(3)
+        for _ in range(2):
+            with pytest.raises(fake.FallbackNotAllowedError) as refused:
+                _without_meta_kernel(x)
+    assert isinstance(refused.value, fake.UnsupportedOperatorException)
+    assert refused.value.func is aten.fake_quantize_per_tensor_affine_cachemask.default
+    for part in ("aten.fake_quantize_per_tensor_affine_cachemask", "allow_fallback_kernels=True"):
+        assert part in str(refused.value)
+    with FakeTensorMode(allow_fallback_kernels=True):
+        assert _without_meta_kernel(torch.ones(3)).shape == (3,)
+    mode.allow_fallback_kernels = True
+    with mode:
+        assert _without_meta_kernel(x).shape == (3,)
+
+
+def test_accelerated_modes_keep_torchs_setting():
+    with fake.accelerate(), torch._subclasses.FakeTensorMode() as mode:
+        assert mode.allow_fallback_kernels
+        assert _without_meta_kernel(torch.ones(3)).shape == (3,)
+
+
+def test_products_with_sparse_matrices_need_no_real_kernel():
+    mode = FakeTensorMode()
+    matrix = mode.from_tensor(torch.eye(3).to_sparse_csr())
+    with mode:
+        other = torch.ones(3, 4)
+        assert torch.sparse.mm(matrix, other, "amax").shape == (3, 4)
+        sampled = torch.sparse.sampled_addmm(matrix, other, other.t())
+    assert sampled.layout is torch.sparse_csr
+    assert sampled.shape == (3, 3)
+
+
 def test_tensor_subclasses_have_their_turn():
     with FakeTensorMode():
         x = TwoTensor(torch.ones(2, 3), torch.ones(2, 3))
@@ -274,7 +313,9 @@ def test_jagged_and_sparse():
     converted = mode.from_tensor(nested)
     with mode:
         assert (converted * 2).shape[0] == 2
-    with FakeTensorMode() as plain:
+    with FakeTensorMode(), pytest.raises(fake.DynamicOutputShapeException):
+        torch.eye(3).to_sparse()
+    with FakeTensorMode(allow_fallback_kernels=True) as plain:
         sparse = plain.from_tensor(torch.eye(3).to_sparse())
         for _ in range(2):
             assert (sparse * 2).layout is torch.sparse_coo

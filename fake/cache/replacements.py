@@ -1,0 +1,135 @@
+"""Kernels that this process replaces through ``torch.library``, and the caches that must forget what they knew.
+
+``register_fake`` on an ATen operator, or ``Library.impl`` of its ``Meta`` kernel, changes the operator's answer, and
+the answers of all operators that decompose into it. Keys could not say that without a price on every hit; so a
+registration empties the caches instead. It is noticed by wrapping ``torch.library.Library.impl`` and ``_destroy``.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Any, Protocol
+
+import torch
+
+from .. import _torch as _t
+
+__all__ = ["REPLACEMENTS", "Cache", "Replacements"]
+
+_BUILTIN = frozenset(("aten", "prim", "prims"))
+
+
+class Cache(Protocol):
+    """What forgets its answers when a kernel is replaced."""
+
+    def invalidate(self) -> None: ...
+
+
+class Replacements:
+    """The one owner of the wrapped methods of ``torch.library.Library``, and of what they noticed.
+
+    Attributes:
+        generation: grows with every kernel that is registered or withdrawn, of any operator.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._from_the_start = False
+        self._lock = threading.RLock()
+        self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._names: weakref.WeakKeyDictionary[torch.library.Library, set[str]] = weakref.WeakKeyDictionary()
+        self._collected: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._saved: tuple[Any, Any] | None = None
+
+    def watch_for(self, cache: Cache) -> None:
+        """Call ``cache.invalidate()`` whenever a kernel of a builtin operator is replaced (holds no reference)."""
+        with self._lock:
+            self._caches.add(cache)
+
+    @property
+    def any_builtin(self) -> bool:
+        """Whether a kernel of one of torch's own operators is replaced now."""
+        with self._lock:
+            return self._from_the_start or any(library.ns in _BUILTIN for library in self._names)
+
+    def includes(self, func: Any) -> bool:
+        """Whether an operator answers with a kernel that was registered over torch's."""
+        if _t.registered_fake_kernel(func) is not None:
+            return True
+        with self._lock:
+            return any(func.name() in names for names in self._names.values())
+
+    def install(self) -> None:
+        """Start to notice; does nothing if that is so already."""
+        with self._lock:
+            if self._saved is not None:
+                return
+            self._from_the_start = _t.builtin_fake_kernels_exist()
+            library: Any = torch.library.Library
+            impl, destroy = self._saved = library.impl, library._destroy
+
+            def watched_impl(
+                library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any
+            ) -> None:
+                key = dispatch_key or library.dispatch_key or "CompositeImplicitAutograd"
+                name = op_name._name if isinstance(op_name, _t.OpOverload) else op_name
+                replaces = isinstance(name, str) and self._decides_answers(library.ns, name, key)
+                impl(library, op_name, fn, dispatch_key, **options)
+                if replaces:
+                    self._added(library, name.split("::")[-1])
+
+            def watched_destroy(library: Any) -> None:
+                destroy(library)
+                self._withdrawn(library)
+
+            library.impl, library._destroy = watched_impl, watched_destroy
+
+    def uninstall(self) -> None:
+        """Put torch's methods back."""
+        with self._lock:
+            if self._saved is not None:
+                library: Any = torch.library.Library
+                library.impl, library._destroy = self._saved
+                self._saved = None
+
+    @staticmethod
+    def _decides_answers(namespace: str, name: str, key: str) -> bool:
+        """Whether a kernel changes what fake tensors say. torch defines prims lazily: a first kernel changes nothing."""
+        if key != "Meta" and not key.startswith("Composite"):
+            return False
+        if namespace not in ("prim", "prims"):
+            return True
+        return _t.has_kernel_named(f"{namespace}::{name.split('::')[-1]}", key)
+
+    def _added(self, library: Any, name: str) -> None:
+        with self._lock:
+            if library not in self._names:
+                self._names[library] = set()
+                self._collected[library] = weakref.finalize(library, self._changed, library.ns)
+                self._collected[library].atexit = False
+            # The dispatcher's name of a default overload has no suffix.
+            self._names[library].add(f"{library.ns}::{name.removesuffix('.default')}")
+        self._changed(library.ns)
+
+    def _withdrawn(self, library: Any) -> None:
+        with self._lock:
+            names = self._names.pop(library, None)
+            if names:
+                self._collected.pop(library).detach()
+        if names:
+            self._changed(library.ns)
+
+    def _changed(self, namespace: str) -> None:
+        with self._lock:
+            self.generation += 1
+            caches = list(self._caches) if namespace in _BUILTIN else []
+        # Without the lock: garbage collection may get here in a thread that holds the lock of a cache.
+        for cache in caches:
+            cache.invalidate()
+
+
+REPLACEMENTS = Replacements()
+"""Process-wide, as ``torch.library`` is; on from the import of ``fake`` on."""
+
+REPLACEMENTS.install()
