@@ -2,7 +2,8 @@
 
 ``torch.compile`` makes torch's ``FakeTensorMode`` and ``FakeTensor``, in many places. While acceleration is on, their
 dispatch goes through handlers and recipes of this package; a miss runs torch's own dispatch, so that graphs and guards
-are the same as without. Nothing is patched while it is off.
+are the same as without. No function of torch is patched while it is off; what stays are class-level values of attributes
+that torch sets on each of its fake tensors, because tensors made meanwhile outlive it.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class _Switch:
             if self.depth == 0:
                 if not _t.is_supported_version():
                     raise UnsupportedTorchVersionError(torch.__version__, _t.SUPPORTED_VERSIONS)
+                for name, value in HIDDEN_DEFAULTS.items():
+                    # A recipe leaves these out, and its tensors are read after acceleration is off: a backward pass
+                    # that is compiled later, guards, Inductor.
+                    if name not in vars(_t.TorchFakeTensor):
+                        setattr(_t.TorchFakeTensor, name, value)
                 for owner, name, value in _patches():
                     self.saved.append((owner, name, vars(owner).get(name, _MISSING), value))
                     setattr(owner, name, value)
@@ -125,9 +131,7 @@ def _set_data(self: Any, value: torch.Tensor) -> None:
 def _patches() -> list[tuple[Any, str, Any]]:
     """Every attribute of torch that acceleration replaces (owner, name, value)."""
     mode, tensor = _t.TorchFakeTensorMode, _t.TorchFakeTensor
-    defaults = [(tensor, name, value) for name, value in HIDDEN_DEFAULTS.items()]
     return [
-        *defaults,
         (mode, "_cache_token", None),
         (mode, "dispatch", _mode_dispatch),
         (mode, "__torch_dispatch__", _mode_dispatch),

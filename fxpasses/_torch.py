@@ -76,7 +76,6 @@ __all__ = [
     "is_control_flow",
     "make_boxed_func",
     "new_compiler_extra",
-    "pre_grad_passes",
     "reset_code",
     "reset_cudagraph_trees",
     "select_decomp_table",
@@ -163,15 +162,13 @@ def new_compiler_extra(gm: fx.GraphModule) -> Any:
 
 
 def aot_extra_arguments(extra: Any) -> dict[str, Any]:
-    """Arguments of ``aot_module_simplified`` that have other names in other versions of torch."""
+    """Arguments of ``aot_module_simplified`` that have other names in other versions of torch.
+
+    Where AOTAutograd does not take Inductor's passes on the Dynamo graph (before 2.13), they do not run.
+    """
     if "compiler_config_extra" in _AOT_PARAMETERS:
         return {"compiler_config_extra": extra, "pre_grad_passes": run_pre_grad_passes}
     return {"cudagraphs": extra.cudagraphs, "boxed_forward_device_index": extra.forward_device}
-
-
-def pre_grad_passes(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> fx.GraphModule:
-    """Inductor's passes on the Dynamo graph, in versions in which AOTAutograd does not call them itself."""
-    return gm if "pre_grad_passes" in _AOT_PARAMETERS else run_pre_grad_passes(gm, example_inputs)
 
 
 def serializable(compiler: Callable[..., Any]) -> Any:

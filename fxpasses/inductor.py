@@ -20,6 +20,8 @@ from fxpasses.partitioner import partition
 
 __all__ = ["EagerCompiler", "InductorCompiler", "Partitioner"]
 
+aten = torch.ops.aten
+
 
 @dataclass(frozen=True)
 class Partitioner(_torch.CustomPartitionerFn):
@@ -48,16 +50,22 @@ class InductorCompiler:
         partitioner = Partitioner(options.memory_budget, cache_identity(options))
         self.patches = {**options.inductor_patches(), "custom_partitioner_fn": partitioner}
         if partitioner.digest is None:
-            self.patches["force_disable_caches"] = True
+            self.patches |= {"fx_graph_cache": False, "fx_graph_remote_cache": False}
         self._example_inputs = example_inputs
         self._inputs = len(example_inputs)
         self._outputs = _torch.get_num_model_outputs(gm)
         self._dynamo_graph = gm
         with self._patched():
             self._extra = _torch.new_compiler_extra(gm)
-            inner_compile = functools.partial(_torch.compile_fx_inner, **_torch.wrapper_arguments())
-        # Backward graphs are often compiled later, when nothing is patched any more.
-        self._inner_compile = _torch.inductor_config.patch(self.patches)(inner_compile)
+            self._wrapper = _torch.wrapper_arguments()
+
+    def _inner_compile(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
+        """Inductor's inner compiler under our settings: backward graphs are compiled when nothing is patched any more."""
+        patches = dict(self.patches)
+        if scatters_into_new_memory(gm):
+            patches.setdefault("reorder_for_peak_memory", False)
+        with _torch.inductor_config.patch(patches):
+            return _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
 
     def _patched(self) -> Any:
         return _torch.inductor_config.patch(self.patches)
@@ -128,6 +136,31 @@ class EagerCompiler:
 
     def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return _torch.make_boxed_func(gm.forward)
+
+
+_SCATTERS = {
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
+    aten._unsafe_masked_index_put_accumulate.default,
+    aten.index_add.default,
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.scatter_add.default,
+    aten.scatter_reduce.two,
+}
+
+
+def scatters_into_new_memory(gm: fx.GraphModule) -> bool:
+    """Whether a value that the graph has just made, such as zeros, is scattered into.
+
+    Inductor (seen in torch 2.13) writes into such memory in place. When it then fuses what fills the memory with what
+    reads the result and orders the kernels for peak memory, the reader can run before the scatter: gradients
+    through ``interpolate`` and a convolution came out wrong. Without that ordering they are right.
+    """
+    return any(
+        node.target in _SCATTERS and isinstance(node.args[0], fx.Node) and node.args[0].op == "call_function"
+        for node in gm.graph.nodes
+    )
 
 
 def cache_identity(options: Options) -> str | None:

@@ -1,6 +1,8 @@
 """accelerate(): torch.compile gives the same graphs and guards on our cache, and torch is as before afterwards."""
 
 import contextlib
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -133,6 +135,8 @@ def test_other_subjects_of_compile():
 
 def test_off_without_a_trace():
     owners = (FakeTensor, FakeTensorMode, FakeTensorConverter)
+    with fake.accelerate():
+        pass  # leaves class-level values of the attributes of tensors, see the next test
     before = [dict(vars(owner)) for owner in owners]
     with fake.accelerate():
         assert fake.accelerate.is_enabled()
@@ -146,6 +150,29 @@ def test_off_without_a_trace():
     assert [dict(vars(owner)) for owner in owners] == before
     with pytest.raises(fake.AccelerateError, match="already off"):
         fake.accelerate.disable()
+
+
+TENSORS_OUTLIVE = """
+import torch, fake
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+with fake.accelerate(), FakeTensorMode() as mode:
+    x = torch.ones(3)
+    made = [x + 1 for _ in range(3)]
+plain = FakeTensorMode().from_tensor(torch.ones(3))
+for tensor in made:
+    missing = [name for name in vars(plain) if not hasattr(tensor, name)]
+    assert not missing, missing
+with mode:
+    assert (made[-1] * 2).shape == (3,)
+assert FakeTensorMode.dispatch.__module__ == "torch._subclasses.fake_tensor"
+"""
+
+
+def test_tensors_made_meanwhile_outlive_it():
+    # In a process of its own: here, an earlier test may have left the class-level values.
+    done = subprocess.run([sys.executable, "-c", TENSORS_OUTLIVE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_off_after_an_error_inside():

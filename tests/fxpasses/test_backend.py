@@ -132,6 +132,25 @@ def test_a_pass_that_closes_over_a_variable_has_no_identity():
     assert cache_identity(Options.parse({"passes": [plain]})) is not None
 
 
+def test_a_pass_without_identity_is_compiled_without_caches():
+    seen = []
+
+    @fxpasses.graph_pass
+    def closes(gm):
+        seen.append(len(gm.graph.nodes))
+        return False
+
+    model = nn.Linear(3, 3)
+    x = torch.ones(2, 3)
+    for expected in (1, 2):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            compiled = torch.compile(model, backend="fxpasses", options={"passes": [closes]})
+            torch.testing.assert_close(compiled(x), model(x))
+        assert len(seen) == expected
+    assert fxpasses.stats().cache_hits == 0
+
+
 CACHED = """
 import sys, torch, fxpasses
 torch.manual_seed(0)

@@ -181,7 +181,9 @@ def test_global_state(lib):
     opcheck(op, (x,), {}, test_utils="test_aot_dispatch_dynamic", atol=3, rtol=0.01)
 
 
-def test_results_without_exception(lib):
+def test_results_without_exception(lib, monkeypatch):
+    # torch makes aliasing outputs an error of AOTAutograd where the environment says CI, a warning elsewhere.
+    monkeypatch.setattr(torch._functorch.config, "error_on_custom_op_aliasing", False)
     lib.define("alias(Tensor x) -> Tensor")
     lib.impl("alias", lambda x: x[:], "CompositeExplicitAutograd")
     op = overload_of(f"{NAMESPACE}::alias")
