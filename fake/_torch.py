@@ -11,6 +11,9 @@ import torch
 import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch.nested._internal.nested_tensor as nested_tensor_module
+from torch import _from_functional_tensor as from_functional_tensor
+from torch._C import DisableTorchFunctionSubclass, DispatchKey, TensorBase
+from torch._C import _TorchDispatchModeKey as TorchDispatchModeKey
 from torch._C import _VariableFunctions as variable_functions
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.source import (
@@ -74,7 +77,9 @@ __all__ = [
     "CallMethodItemSource",
     "DataDependentOutputException",
     "DimDynamic",
+    "DisableTorchFunctionSubclass",
     "DispatchCacheInfo",
+    "DispatchKey",
     "DynamicOutputShapeException",
     "FloatTensorSource",
     "FunctionalTensor",
@@ -85,7 +90,9 @@ __all__ = [
     "RandomValueSource",
     "ShapeEnv",
     "SymNode",
+    "TensorBase",
     "TorchDispatchMode",
+    "TorchDispatchModeKey",
     "TorchFakeTensor",
     "TorchFakeTensorConverter",
     "TorchFakeTensorMode",
@@ -104,6 +111,7 @@ __all__ = [
     "extract_tensor_metadata",
     "fake_impls",
     "fallback_is_possible",
+    "from_functional_tensor",
     "functorch_config",
     "get_schema_info",
     "in_kernel_invocation_manager",

@@ -114,7 +114,7 @@ def _context_of_trace(t: torch.Tensor, source: Any, symbolic_context: Any) -> tu
 def _copy_grad_dtype(t: torch.Tensor, out: Any) -> None:
     if not hasattr(torch.Tensor, "grad_dtype"):
         return
-    inner = torch._from_functional_tensor(t.elem) if isinstance(t, _t.FunctionalTensor) else t
+    inner = _t.from_functional_tensor(t.elem) if isinstance(t, _t.FunctionalTensor) else t
     if inner.requires_grad and inner.is_leaf and inner.grad_dtype != inner.dtype and out.is_leaf:
         out.grad_dtype = inner.grad_dtype
 
@@ -159,12 +159,12 @@ class FakeCopyMode(torch.overrides.TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch._C.TensorBase.clone:  # how a Parameter copies itself
+        if func is _t.TensorBase.clone:  # how a Parameter copies itself
             return func(self.fake_mode.from_tensor(args[0], static_shapes=True), **kwargs)
         if func is torch.Tensor.__deepcopy__:
             tensor, memo = args
             if id(tensor) not in memo:
                 memo[id(tensor)] = self.fake_mode.from_tensor(tensor, static_shapes=True)
             return memo[id(tensor)]
-        with torch._C.DisableTorchFunctionSubclass():
+        with _t.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)

@@ -90,7 +90,7 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
         cache_custom_ops: bool = False,
     ) -> None:
         _t.TorchDispatchMode.__init__(self)
-        self._mode_key = torch._C._TorchDispatchModeKey.FAKE
+        self._mode_key = _t.TorchDispatchModeKey.FAKE
         self._thread = threading.local()
         self.allow_fallback_kernels = allow_fallback_kernels
         self.allow_non_fake_inputs = allow_non_fake_inputs

@@ -25,7 +25,7 @@ from .tensor import FakeTensor, Unkeyable
 
 __all__ = ["FakeTensorProp"]
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_COMPOSITE = _t.DispatchKey.CompositeImplicitAutograd
 
 
 class _NotOnTape(Exception):

@@ -162,7 +162,7 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
 for _name, _value in HIDDEN_DEFAULTS.items():
     setattr(FakeTensor, _name, _value)
 
-DATA = torch._C.TensorBase.__dict__["data"]
+DATA = _t.TensorBase.__dict__["data"]
 _DEVICE = torch.ops.prim.device.default
 
 
