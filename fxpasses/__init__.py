@@ -16,6 +16,7 @@ from fxpasses.errors import (
     PartitionError,
     PassError,
     StageError,
+    ValueMismatchError,
 )
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.options import Options
@@ -41,6 +42,7 @@ __all__ = [
     "SavedValue",
     "StageError",
     "Stats",
+    "ValueMismatchError",
     "annotated_code",
     "capture",
     "graph_pass",

@@ -48,6 +48,7 @@ from torch._inductor.output_code import OutputCode
 from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 __all__ = [
@@ -76,11 +77,14 @@ __all__ = [
     "is_control_flow",
     "make_boxed_func",
     "new_compiler_extra",
+    "propagate_fakes",
     "reset_code",
     "reset_cudagraph_trees",
     "select_decomp_table",
     "serializable",
+    "shape_env_of",
     "size_hint",
+    "symbol_hints",
     "wrapper_arguments",
 ]
 
@@ -181,3 +185,47 @@ def size_hint(size: Any) -> int:
     if isinstance(size, int):
         return size
     return int(size.node.hint) if size.node.has_hint() else 0
+
+
+def shape_env_of(values: Sequence[Any]) -> Any:
+    """The shape environment of the first symbolic size among ``values`` and their sizes, or ``None``."""
+    for value in values:
+        for size in (value, *value.shape) if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(size, torch.SymInt):
+                return size.node.shape_env
+    return None
+
+
+def symbol_hints(shape_env: Any) -> dict[Any, Any]:
+    """The value that each symbol had when it was traced, as expressions."""
+    return dict(shape_env.backed_var_to_val)
+
+
+def propagate_fakes(gm: fx.GraphModule, inputs: Sequence[Any], dynamic: bool) -> None:
+    """Compute the fake value (``meta["val"]``) of every node from real inputs.
+
+    Args:
+        gm: the graph.
+        inputs: its inputs.
+        dynamic: whether each size is a symbol, equal sizes being one symbol; otherwise sizes are numbers.
+    """
+    env = ShapeEnv() if dynamic else None
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+
+    def faked(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if not dynamic:
+                return mode.from_tensor(value, static_shapes=True)
+            context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * value.dim())
+            return mode.from_tensor(value, symbolic_context=context)
+        if dynamic and type(value) is int and value > 1:
+            return faked(torch.empty(value)).shape[0]  # the symbol of that size
+        return value
+
+    class Propagate(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            n.meta["val"] = super().run_node(n)
+            return n.meta["val"]
+
+    with torch.no_grad(), mode:
+        Propagate(gm).run(*[faked(value) for value in inputs], enable_io_processing=False)

@@ -15,6 +15,7 @@ __all__ = [
     "PartitionError",
     "PassError",
     "StageError",
+    "ValueMismatchError",
 ]
 
 
@@ -126,6 +127,44 @@ class PassError(StageError):
 
     stage = "pass"
     advice = "Leave the pass out with options={'passes': [...]} to see whether the rest works."
+
+
+class ValueMismatchError(PassError):
+    """A pass changed what the graph computes (``options={"check": "values"}``).
+
+    Attributes:
+        mismatches: which results differ, and how: :class:`fxpasses.checking.values.Mismatch`.
+        sites: the match sites at which the pass is wrong; empty for a pass that claims none.
+        repro: a file that shows the fault on a small graph, or "".
+        repro_calls: the number of operator calls in that graph.
+    """
+
+    stage = "check"
+
+    def __init__(
+        self,
+        reason: str,
+        location: Location | None = None,
+        *,
+        pass_name: str = "",
+        graph: str = "",
+        mismatches: Iterable[object] = (),
+        sites: Iterable[object] = (),
+        place: str = "",
+        repro: str = "",
+        repro_calls: int = 0,
+        no_repro: str = "",
+    ) -> None:
+        self.mismatches, self.sites = tuple(mismatches), tuple(sites)
+        self.repro, self.repro_calls = repro, repro_calls
+        shown = (
+            f"python {repro} shows it on a graph of {repro_calls} call{'s' * (repro_calls != 1)}."
+            if repro
+            else ""
+        )
+        unshown = f"There is no repro file: {no_repro}." if no_repro else ""
+        self.advice = " ".join(filter(None, [place and f"Wrong at {place}.", shown or unshown]))
+        super().__init__(reason, location, pass_name=pass_name, graph=graph)
 
 
 class PartitionError(StageError):

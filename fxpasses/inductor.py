@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from fxpasses import _torch
+from fxpasses.aliasing import is_random
 from fxpasses.contract import Pass
 from fxpasses.options import Options
 from fxpasses.partitioner import partition
@@ -85,6 +86,10 @@ class InductorCompiler:
         with self._patched():
             return _torch.inductor_partition_fn(joint, joint_inputs, **aot)
 
+    def partition_keeps_random_draws(self, joint: fx.GraphModule) -> bool:
+        """Inductor's passes on the joint graph put its own generator in the place of torch's."""
+        return not any(is_random(node) for node in joint.graph.nodes)
+
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
         with self._patched():
             if inference and _torch.freezes_parameters():
@@ -131,6 +136,9 @@ class EagerCompiler:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         return partition(joint, joint_inputs, memory_budget=self._memory_budget, **aot)
 
+    def partition_keeps_random_draws(self, joint: fx.GraphModule) -> bool:
+        return True
+
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
         return _torch.make_boxed_func(gm.forward)
 
@@ -164,7 +172,9 @@ def scatters_into_new_memory(gm: fx.GraphModule) -> bool:
 
 
 def cache_identity(options: Options) -> str | None:
-    """Hash of all that is ours in a compilation; ``None`` when a pass's source cannot be known."""
+    """Hash of all that is ours in a compilation; ``None`` when graphs are not to be cached."""
+    if options.check == "values":
+        return None  # what comes from a cache never ran through a pass that could be checked
     identities = [(item.name, item.identity()) for item in options.passes]
     if any(identity is None for _, identity in identities):
         return None
