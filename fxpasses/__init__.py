@@ -7,8 +7,11 @@
 """
 
 from fxpasses.capture import Captured, SavedValue, capture
+from fxpasses.checking.bisect import bisect_script
+from fxpasses.checking.model import check
 from fxpasses.contract import Pass, graph_pass
 from fxpasses.errors import (
+    BisectError,
     CaptureError,
     FxPassesError,
     HandoverError,
@@ -27,6 +30,7 @@ from fxpasses.rewriting import insert_call
 from fxpasses.stats import Stats, reset_stats, stats
 
 __all__ = [
+    "BisectError",
     "CaptureError",
     "Captured",
     "FxPassesError",
@@ -44,7 +48,9 @@ __all__ = [
     "Stats",
     "ValueMismatchError",
     "annotated_code",
+    "bisect_script",
     "capture",
+    "check",
     "graph_pass",
     "insert_call",
     "partition",

@@ -10,6 +10,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
@@ -26,6 +27,7 @@ from torch._functorch.aot_autograd import (
     aot_module_simplified,
     make_boxed_func,
 )
+from torch._functorch.partitioners import default_partition
 from torch._guards import CompileContext, TracingContext, tracing
 from torch._higher_order_ops.effects import has_effects
 from torch._inductor import config as inductor_config
@@ -42,6 +44,7 @@ from torch._inductor.compile_fx import (
     select_decomp_table,
 )
 from torch._inductor.compile_fx import partition_fn as inductor_partition_fn
+from torch._inductor.compiler_bisector import CompilerBisector
 from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.output_code import OutputCode
@@ -49,6 +52,7 @@ from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 __all__ = [
@@ -58,6 +62,7 @@ __all__ = [
     "DynamoError",
     "FakeTensor",
     "OpOverload",
+    "TorchDispatchMode",
     "aot_autograd",
     "aot_extra_arguments",
     "compile_context",
@@ -65,9 +70,11 @@ __all__ = [
     "compile_fx_backward",
     "compile_fx_forward",
     "compile_fx_inner",
+    "default_partition",
     "detect_fake_mode",
     "disable_current_modes",
     "dynamo_counters",
+    "filter_lowerings",
     "freezes_parameters",
     "get_num_model_outputs",
     "has_effects",
@@ -229,3 +236,20 @@ def propagate_fakes(gm: fx.GraphModule, inputs: Sequence[Any], dynamic: bool) ->
 
     with torch.no_grad(), mode:
         Propagate(gm).run(*[faked(value) for value in inputs], enable_io_processing=False)
+
+
+@contextlib.contextmanager
+def filter_lowerings(allowed: Callable[[str], bool]) -> Iterator[None]:
+    """Let Inductor call the operators of nodes that are not ``allowed`` as they are, instead of lowering them.
+
+    Args:
+        allowed: is asked once for each call of the graph, in order, with the call as text.
+    """
+
+    def disabled(backend: str, subsystem: str, debug_info: Callable[[], str] | None = None) -> bool:
+        if (backend, subsystem) != ("inductor", "lowerings"):
+            return False
+        return not allowed(debug_info() if debug_info is not None else "")
+
+    with mock.patch.object(CompilerBisector, "disable_subsystem", disabled):
+        yield

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 __all__ = [
+    "BisectError",
     "CaptureError",
     "FxPassesError",
     "HandoverError",
@@ -40,6 +41,10 @@ class OptionsError(FxPassesError, ValueError):
         super().__init__(
             problem or f"option {option!r}: expected {expected}, got {given!r} ({type(given).__name__})"
         )
+
+
+class BisectError(FxPassesError):
+    """A script cannot be searched: it does not exist, or fails before anything is compiled."""
 
 
 def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:

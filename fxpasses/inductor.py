@@ -15,11 +15,12 @@ from torch import fx
 
 from fxpasses import _torch
 from fxpasses.aliasing import is_random
+from fxpasses.checking.limits import limited_lowerings
 from fxpasses.contract import Pass
 from fxpasses.options import Options
 from fxpasses.partitioner import partition
 
-__all__ = ["EagerCompiler", "InductorCompiler", "Partitioner"]
+__all__ = ["EagerCompiler", "InductorCompiler", "Partitioner", "UnpartitionedCompiler"]
 
 aten = torch.ops.aten
 
@@ -65,7 +66,7 @@ class InductorCompiler:
         patches = dict(self.patches)
         if scatters_into_new_memory(gm):
             patches.setdefault("reorder_for_peak_memory", False)
-        with _torch.inductor_config.patch(patches):
+        with _torch.inductor_config.patch(patches), limited_lowerings():
             return _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
 
     def _patched(self) -> Any:
@@ -144,6 +145,15 @@ class EagerCompiler:
 
     def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return _torch.make_boxed_func(gm.forward)
+
+
+class UnpartitionedCompiler(EagerCompiler):
+    """Runs the graphs as AOTAutograd captured them, cut by torch's default partition: every stage but ours."""
+
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        return _torch.default_partition(joint, joint_inputs, **aot)
 
 
 _SCATTERS = {

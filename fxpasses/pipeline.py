@@ -77,10 +77,18 @@ class Observer:
 class Pipeline:
     """The stages for one Dynamo graph, with the same error handling around each."""
 
-    def __init__(self, options: Options, compiler: Compiler, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self,
+        options: Options,
+        compiler: Compiler,
+        observers: Sequence[Observer] = (),
+        values: ValueCheck | None = None,
+    ) -> None:
         self.options = options
         self.compiler = compiler
-        self._values = ValueCheck(options.repro_directory()) if options.check == "values" else None
+        if values is None and options.check == "values":
+            values = ValueCheck(options.repro_directory())
+        self._values = values
         self.manager = PassManager(options.passes, [self._values] if self._values else [])
         self.observers = observers
         self._was_called = False

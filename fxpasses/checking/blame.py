@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor, fx
 
-from fxpasses.checking.interpret import ExactRun, RoundedRun, Run
 from fxpasses.checking.inputs import cloned
+from fxpasses.checking.interpret import ExactRun, RoundedRun, Run
 from fxpasses.checking.tolerance import deviation
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
 from fxpasses.contract import GraphKind, Pass

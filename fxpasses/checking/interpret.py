@@ -18,10 +18,10 @@ from torch import Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
 from torch.utils._pytree import tree_map
 
-from fxpasses._torch import OpOverload, disable_current_modes
-from fxpasses.aliasing import is_mutating, is_random
+from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
+from fxpasses.aliasing import is_random
 
-__all__ = ["ExactRun", "Poison", "RoundedRun", "Run", "allocates", "seeded", "spacing"]
+__all__ = ["ExactRun", "Poison", "RoundedMode", "RoundedRun", "Run", "allocates", "seeded", "spacing"]
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -159,34 +159,48 @@ class RoundedRun(Run):
         self._generator = torch.Generator().manual_seed(seed)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        node = self.current
-        assert node is not None
-        if not _rounds(node):
-            return super().call_function(target, args, kwargs)
-        wide = _try_wide(target, args, kwargs)
-        result = super().call_function(target, args, kwargs)
-        if isinstance(result, Tensor):
-            return self._moved(result, wide)
-        if isinstance(result, (tuple, list)):
-            wides = wide if isinstance(wide, (tuple, list)) else [None] * len(result)
-            return type(result)(self._moved(a, b) for a, b in zip(result, wides, strict=True))
-        return result
+        return _rounded_call(target, args, kwargs, self._generator)
 
-    def _moved(self, result: Any, exact: Any) -> Any:
-        if not isinstance(result, Tensor) or not result.is_floating_point() or not result.numel():
+
+class RoundedMode(TorchDispatchMode):
+    """The same for a program that is not a graph: inside, every operator's result is moved by its rounding error."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _rounded_call(func, args, kwargs or {}, self._generator)
+
+
+def _rounded_call(target: Any, args: Any, kwargs: Any, generator: torch.Generator) -> Any:
+    if not _rounds(target):
+        return target(*args, **kwargs)
+    wide = _try_wide(target, args, kwargs)
+    result = target(*args, **kwargs)
+    if isinstance(result, Tensor):
+        return _moved(result, wide, generator)
+    if isinstance(result, (tuple, list)):
+        wides = wide if isinstance(wide, (tuple, list)) else [None] * len(result)
+        return type(result)(_moved(a, b, generator) for a, b in zip(result, wides, strict=True))
+    return result
+
+
+def _moved(result: Any, exact: Any, generator: torch.Generator) -> Any:
+    if not isinstance(result, Tensor) or not result.is_floating_point() or not result.numel():
+        return result
+    got = result.double()
+    if isinstance(exact, Tensor) and exact.shape == got.shape:
+        error = (got - exact).abs().nan_to_num(0, 0, 0)
+        if not error.any():
             return result
-        got = result.double()
-        if isinstance(exact, Tensor) and exact.shape == got.shape:
-            error = (got - exact).abs().nan_to_num(0, 0, 0)
-            if not error.any():
-                return result
-        else:
-            error = torch.zeros_like(got)
-        amount = torch.rand(got.shape, generator=self._generator, dtype=torch.float64).to(got.device)
-        moved = got + (2 * amount - 1) * (error + spacing(got, result.dtype) / 2)
-        # Zero is exact nearly always: a mask, a clamp, a product with zero.
-        moved = torch.where((got == 0) | ~got.isfinite(), got, moved)
-        return torch.empty_like(result).copy_(moved)
+    else:
+        error = torch.zeros_like(got)
+    amount = torch.rand(got.shape, generator=generator, dtype=torch.float64).to(got.device)
+    moved = got + (2 * amount - 1) * (error + spacing(got, result.dtype) / 2)
+    # Zero is exact nearly always: a mask, a clamp, a product with zero.
+    moved = torch.where((got == 0) | ~got.isfinite(), got, moved)
+    return torch.empty_like(result).copy_(moved)
 
 
 def spacing(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -201,12 +215,11 @@ def spacing(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.ldexp(torch.full_like(magnitude, info.eps / 2), exponent)
 
 
-def _rounds(node: fx.Node) -> bool:
-    """Whether the node makes new values by arithmetic."""
-    target = node.target
-    if not isinstance(target, OpOverload) or is_random(node) or is_mutating(node):
+def _rounds(target: Any) -> bool:
+    """Whether the operator makes new values by arithmetic."""
+    if not isinstance(target, OpOverload) or target._schema.is_mutable or target in _UNINITIALISED:
         return False
-    if target in _UNINITIALISED:
+    if torch.Tag.nondeterministic_seeded in target.tags:
         return False
     return not any(r.alias_info is not None for r in target._schema.returns)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,16 +43,17 @@ class Case:
 Fails = Callable[[Case], bool]
 
 
-def reduce_nodes(case: Case, after: fx.GraphModule | None, fails: Fails) -> Case:
+def reduce_nodes(case: Case, after: fx.GraphModule | None, suspects: Collection[str], fails: Fails) -> Case:
     """The smallest part of the graph that still fails.
 
     A part is a set of calls. Values from outside of it become inputs, with the value that they had in a run of the
-    whole graph; values that are used outside of it become outputs. First the surroundings of what the pass changed
-    are tried, one step wider at a time; then single calls are left out.
+    whole graph; values that are used outside of it become outputs. First the surroundings of the suspects are tried,
+    one step wider at a time, then those of all that the pass changed; then single calls are left out.
 
     Args:
         case: what fails.
         after: the graph after the pass, which tells where to start; ``None`` when the pass raises.
+        suspects: names of nodes that are to blame.
         fails: whether a part still fails.
     """
     values = _recorded(case.gm, case.inputs)
@@ -67,24 +68,30 @@ def reduce_nodes(case: Case, after: fx.GraphModule | None, fails: Fails) -> Case
         return smaller is not None and fails(smaller)
 
     start = calls
-    if after is not None:
-        near = _near(case.gm, after)
-        for _ in range(6):
-            ordered = [n for n in calls if n in near]
-            if 0 < len(ordered) < len(calls) and still(ordered):
-                start = ordered
-                break
-            near |= {m for n in near for m in (*n.all_input_nodes, *n.users)}
+    for near in _surroundings(case.gm, after, suspects):
+        ordered = [n for n in calls if n in near]
+        if 0 < len(ordered) < len(calls) and still(ordered):
+            start = ordered
+            break
     if start is calls and not still(calls):
         return case  # it fails only with the graph's own inputs and outputs
     return part(minimise(start, still)) or case
 
 
-def _near(before: fx.GraphModule, after: fx.GraphModule) -> set[fx.Node]:
-    """The nodes of the graph before that changed, or that something new uses."""
-    old, new = changed_nodes(before, after)
-    names = old | {v.name for n in after.graph.nodes if n.name in new for v in n.all_input_nodes}
-    return {n for n in before.graph.nodes if n.name in names and n.op != "output"}
+def _surroundings(
+    gm: fx.GraphModule, after: fx.GraphModule | None, suspects: Collection[str]
+) -> Iterator[set[fx.Node]]:
+    """Wider and wider sets of nodes around the suspects, then around all that changed."""
+    names = set(suspects)
+    changed: set[str] = set()
+    if after is not None:
+        old, new = changed_nodes(gm, after)
+        changed = old | {v.name for n in after.graph.nodes if n.name in new for v in n.all_input_nodes}
+    for start in (names, changed):
+        near = {n for n in gm.graph.nodes if n.name in start and n.op == "call_function"}
+        for _ in range(5):
+            yield near
+            near = near | {m for n in near for m in (*n.all_input_nodes, *n.users) if m.op == "call_function"}
 
 
 def _recorded(gm: fx.GraphModule, inputs: list[Any]) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def replay(
     case = with_metadata(
         Case(fx.symbolic_trace(graph), list(inputs), traced and list(traced)), dynamic, backward
     )
-    found, after = mismatches_of(item, case, bitwise)
+    found, _ = mismatches_of(item, case, bitwise)
     if not found:
         print(f"pass {item.name!r} is right on these inputs")
         return 0
@@ -126,6 +126,7 @@ def make_repro(
     after: fx.GraphModule,
     inputs: Sequence[Any],
     traced: Sequence[Any] | None,
+    suspects: Collection[str],
     fault: str,
     bitwise: bool,
     directory: Path,
@@ -160,7 +161,7 @@ def make_repro(
             break
     else:
         return None, 0, "the fault does not show on the graph alone, without the metadata of its compilation"
-    case = reduce_nodes(whole, after, fails)
+    case = reduce_nodes(whole, after, suspects, fails)
     if not setting.dynamic:
         case = smaller_sizes(case, lambda c: c if rebuilt(c) else None, fails)
     plain = [_random(value) for value in case.inputs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
-from fxpasses.checking.interpret import ExactRun, Poison, RoundedRun, Run, allocates
+from fxpasses.checking.interpret import ExactRun, Poison, RoundedRun, Run, allocates, spacing
 from fxpasses.checking.tolerance import Deviation, deviation, same_bits
 
-__all__ = ["Mismatch", "Outcome", "Reference", "compare", "value_names"]
+__all__ = ["Mismatch", "Outcome", "Reference", "compare", "largest_error", "value_names"]
 
 _SAMPLES, _MORE_SAMPLES = 4, 24
 _SEED = 20
@@ -155,6 +156,25 @@ def describe_input(node: fx.Node) -> str:
     """The input's name, with that of the parameter that it is where AOTAutograd knows it."""
     target = getattr(node.meta.get("desc"), "target", None)
     return f"{node.name} ({target})" if isinstance(target, str) else node.name
+
+
+def largest_error(exact: Tensor, value: Tensor) -> tuple[float, float]:
+    """The largest distance from the exact values, and in units in the last place of ``value``'s type.
+
+    For the latter, elements count that are at least a thousandth of the largest one: what is nearly zero by
+    cancellation is off by any number of its own units. Both are 0 for whole numbers.
+    """
+    if not value.numel() or not value.is_floating_point():
+        return 0.0, 0.0
+    center, got = exact.double(), value.double()
+    known = center.isfinite()
+    if not known.any():
+        return 0.0, 0.0
+    distance = (got - center)[known].abs().nan_to_num(math.inf)
+    magnitude = center[known].abs()
+    units = distance / spacing(center[known], value.dtype)
+    matter = magnitude >= magnitude.max() / 1000
+    return distance.max().item(), units[matter].max().item()
 
 
 def _run(gm: fx.GraphModule, inputs: Sequence[Any], poison: Poison = "nan") -> Outcome:

@@ -27,6 +27,7 @@ from fxpasses.checking.inputs import (
     resized,
     tangents,
 )
+from fxpasses.checking.limits import progress
 from fxpasses.checking.pair import joined
 from fxpasses.checking.repro import make_repro
 from fxpasses.checking.values import Mismatch, Reference, compare, is_tangent, value_names
@@ -190,6 +191,7 @@ class ValueCheck(Check):
                 rewrite.after,
                 inputs,
                 traced,
+                {location.node, *(site.location.node for site in sites)},
                 found[0].fault,
                 rewrite.bitwise,
                 self._directory,
@@ -197,6 +199,7 @@ class ValueCheck(Check):
             )
         except OSError as error:
             file, calls, why = None, 0, f"the file cannot be written: {error}"
+        progress.note("repro", str(file) if file else "")
         return ValueMismatchError(
             how,
             location,
