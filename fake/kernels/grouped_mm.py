@@ -26,7 +26,9 @@ def grouped_mm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
     bound: dict[str, Any] = dict(
         zip(("self", "mat2", "offs", "bias", "out_dtype"), args, strict=False), **kwargs
     )
-    left, right, offsets = bound["self"], bound["mat2"], bound.get("offs")
+    left: Any = bound["self"]
+    right: Any = bound["mat2"]
+    offsets: Any = bound.get("offs")
     for name, matrix in (("mat_a", left), ("mat_b", right)):
         torch._check(
             matrix.dtype in _DTYPES,
