@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from fxpasses import _torch
+from fxpasses.backward_capture import captures_backward
 from fxpasses.checking.limits import Limits, in_force
 from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
 from fxpasses.manager import PassManager
@@ -47,7 +48,15 @@ def fxpasses(
         parsed = limited(parsed, limits)
         if limits.stage == "eager":
             return gm.forward
-    return _pipeline(parsed, gm, example_inputs, limits).compile(gm, example_inputs)
+    compiled = _pipeline(parsed, gm, example_inputs, limits).compile(gm, example_inputs)
+    if parsed.compiled_autograd:
+        settings = {**(options or {}), "compiled_autograd": False}
+
+        def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            return fxpasses(gm, example_inputs, mode=mode, options=settings)
+
+        return captures_backward(compiled, backward, example_inputs)
+    return compiled
 
 
 def _pipeline(
