@@ -223,7 +223,7 @@ def propagate_fakes(gm: fx.GraphModule, inputs: Sequence[Any], dynamic: bool) ->
         if isinstance(value, torch.Tensor):
             if not dynamic:
                 return mode.from_tensor(value, static_shapes=True)
-            context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * value.dim())
+            context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * value.dim())
             return mode.from_tensor(value, symbolic_context=context)
         if dynamic and type(value) is int and value > 1:
             return faked(torch.empty(value)).shape[0]  # the symbol of that size

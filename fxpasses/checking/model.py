@@ -17,6 +17,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fxpasses import _torch
 from fxpasses.checking.blame import first_difference
 from fxpasses.checking.interpret import RoundedMode
 from fxpasses.checking.tolerance import deviation

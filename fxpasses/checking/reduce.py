@@ -190,7 +190,7 @@ def _narrowed(value: Tensor, size: int, small: int) -> Tensor:
     for dim, length in enumerate(value.shape):
         if length == size:
             value = value.narrow(dim, 0, small)
-    order = sorted(range(value.dim()), key=lambda d: -value.stride(d))
+    order = sorted(range(value.dim()), key=lambda d: -int(value.stride()[d]))
     inverse = sorted(range(value.dim()), key=order.__getitem__)
     return (
         value.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)

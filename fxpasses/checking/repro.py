@@ -59,7 +59,9 @@ def replay(
     1
     """
     case = with_metadata(
-        Case(fx.symbolic_trace(graph), list(inputs), traced and list(traced)), dynamic, backward
+        Case(fx.symbolic_trace(graph), list(inputs), None if traced is None else list(traced)),
+        dynamic,
+        backward,
     )
     found, _ = mismatches_of(item, case, bitwise)
     if not found:
