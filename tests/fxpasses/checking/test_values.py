@@ -52,7 +52,7 @@ def random_twice(x):
 def forty_sites(x):
     total = x
     for k in range(40):
-        total = total + (-(-(x + k))).sin()
+        total = total + (x + k).neg().neg().sin()
     return total
 
 
@@ -142,7 +142,7 @@ def test_without_sites_the_place_is_named(tmp_path):
     error = found("one_place", tmp_path)
     assert not error.sites
     assert error.location.node == "sin_17"  # the first node that is still there and has another value
-    assert "of 80 that changed" in str(error)
+    assert "that changed" in str(error)
 
 
 @pytest.mark.parametrize("name", ["gradient", "size", "bfloat16", "one_site"])
