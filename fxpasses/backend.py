@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import fx
@@ -82,6 +83,7 @@ def limited(options: Options, limits: Limits) -> Options:
         passes=passes,
         compiler=options.compiler if limits.stage == "inductor" else "eager",
         check="values" if limits.check else options.check,
+        report=str(Path(limits.record).parent) if limits.check and limits.record else options.report,
         on_failure="raise",
     )
 

@@ -231,13 +231,13 @@ def reorders_a_product(gm: fx.GraphModule) -> bool:
         inner, other = node.args
         if getattr(inner, "target", None) is aten.mul.Tensor and isinstance(other, fx.Node):
             a, b = inner.args
-            if isinstance(a, fx.Node) and isinstance(b, fx.Node):
+            if all(isinstance(v, fx.Node) and isinstance(v.meta["val"], torch.Tensor) for v in (a, b)):
                 with gm.graph.inserting_before(node):
                     product = fxpasses.insert_call(gm.graph, aten.mul.Tensor, (b, other), like=node)
                 in_place_of(node, aten.mul.Tensor, (a, product))
                 changed = True
     for node in calls(gm, aten.div.Tensor):
-        if isinstance(node.args[1], fx.Node):
+        if isinstance(node.args[1], fx.Node) and isinstance(node.args[1].meta["val"], torch.Tensor):
             with gm.graph.inserting_before(node):
                 inverse = fxpasses.insert_call(gm.graph, aten.reciprocal.default, (node.args[1],), like=node)
             in_place_of(node, aten.mul.Tensor, (node.args[0], inverse))
