@@ -2,34 +2,43 @@
 
 * ``torch.compile(model, backend="fxpasses", options={...})``: the backend (see :class:`Options`)
 * :func:`capture`: the forward and backward graphs of a function or module
-* :class:`PassManager`, :class:`Pass`, :func:`graph_pass`: rewriting them
+* :class:`PassManager`, :class:`Pass`, :class:`Contract`, :func:`graph_pass`: rewriting them
+* :func:`pattern_pass`, :func:`replace_pattern`: rewriting them by pattern
 * :func:`stats`: what the backend did
 """
 
 from fxpasses.capture import Captured, SavedValue, capture
-from fxpasses.contract import Pass, graph_pass
+from fxpasses.contract import Contract, Pass, graph_pass
 from fxpasses.errors import (
     CaptureError,
+    ContractError,
     FxPassesError,
     HandoverError,
     OptionsError,
     PartitionError,
     PassError,
+    PatternError,
     StageError,
 )
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.options import Options
 from fxpasses.partitioner import partition
+from fxpasses.patterns import Match, NoMatchWarning, PatternPass, pattern_pass, replace_pattern
 from fxpasses.provenance import Provenance
 from fxpasses.report import annotated_code
 from fxpasses.rewriting import insert_call
+from fxpasses.sites import claim
 from fxpasses.stats import Stats, reset_stats, stats
 
 __all__ = [
     "CaptureError",
     "Captured",
+    "Contract",
+    "ContractError",
     "FxPassesError",
     "HandoverError",
+    "Match",
+    "NoMatchWarning",
     "Options",
     "OptionsError",
     "PartitionError",
@@ -37,15 +46,20 @@ __all__ = [
     "PassError",
     "PassManager",
     "PassRun",
+    "PatternError",
+    "PatternPass",
     "Provenance",
     "SavedValue",
     "StageError",
     "Stats",
     "annotated_code",
     "capture",
+    "claim",
     "graph_pass",
     "insert_call",
     "partition",
+    "pattern_pass",
+    "replace_pattern",
     "reset_stats",
     "stats",
 ]

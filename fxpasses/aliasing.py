@@ -52,6 +52,10 @@ class AliasInfo:
         """The nodes in whose memory ``node``'s value may lie: itself when it is fresh."""
         return self._roots[node]
 
+    def written_by(self, node: fx.Node) -> frozenset[fx.Node]:
+        """The roots of the memory that ``node`` writes to."""
+        return frozenset().union(*(self._roots[value] for value in _written(node)))
+
     def _roots_of(self, node: fx.Node) -> frozenset[fx.Node]:
         if node.op in ("placeholder", "get_attr"):
             return frozenset([node])

@@ -8,12 +8,14 @@ from difflib import get_close_matches
 
 __all__ = [
     "CaptureError",
+    "ContractError",
     "FxPassesError",
     "HandoverError",
     "Location",
     "OptionsError",
     "PartitionError",
     "PassError",
+    "PatternError",
     "StageError",
 ]
 
@@ -39,6 +41,30 @@ class OptionsError(FxPassesError, ValueError):
         super().__init__(
             problem or f"option {option!r}: expected {expected}, got {given!r} ({type(given).__name__})"
         )
+
+
+class ContractError(FxPassesError, ValueError):
+    """A contract is not valid, or passes cannot be put into one pipeline.
+
+    Attributes:
+        passes: the names of the passes that are concerned: two for a conflict or a duplicate, all in order for a cycle.
+    """
+
+    def __init__(self, problem: str, passes: Iterable[str] = ()) -> None:
+        self.passes = tuple(passes)
+        super().__init__(problem)
+
+
+class PatternError(FxPassesError, ValueError):
+    """The functions of a pattern cannot be traced, or do not fit each other.
+
+    Attributes:
+        function: the name of the function that is at fault.
+    """
+
+    def __init__(self, function: str, problem: str) -> None:
+        self.function = function
+        super().__init__(f"{function}: {problem}")
 
 
 def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:

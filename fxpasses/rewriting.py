@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 
 from fxpasses._torch import FakeTensor, detect_fake_mode
 
-__all__ = ["copy_graph", "fake_mode_of", "insert_call", "replace", "same_metadata", "value_of"]
+__all__ = ["copy_graph", "fake_mode_of", "insert_call", "replace", "same_metadata", "same_size", "value_of"]
 
 _PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "fxpasses", "recompute", "ac_graph_id", "partitioner_tag", "custom", "autograd_backward")  # fmt: skip
 
@@ -75,11 +75,11 @@ def same_metadata(a: Any, b: Any) -> bool:
     if a.layout is not torch.strided:
         return False
     pairs = [*zip(a.shape, b.shape, strict=True), *zip(a.stride(), b.stride(), strict=True)]
-    return all(_equal(x, y) for x, y in pairs)
+    return all(same_size(x, y) for x, y in pairs)
 
 
-def _equal(x: Any, y: Any) -> bool:
+def same_size(x: Any, y: Any) -> bool:
+    """Whether two sizes are equal, known without a guard: symbolic ones if they are the same expression."""
     if isinstance(x, int) and isinstance(y, int):
         return x == y
-    # Two symbolic sizes are the same only if they are the same expression: a guard must not be added here.
     return getattr(getattr(x, "node", None), "expr", x) == getattr(getattr(y, "node", None), "expr", y)
