@@ -19,7 +19,9 @@ from fxpasses.errors import (
     PassError,
     PatternError,
     StageError,
+    StructureError,
 )
+from fxpasses.groups import Fixpoint, FixpointWarning, fixpoint
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.options import Options
 from fxpasses.partitioner import partition
@@ -35,6 +37,8 @@ __all__ = [
     "Captured",
     "Contract",
     "ContractError",
+    "Fixpoint",
+    "FixpointWarning",
     "FxPassesError",
     "HandoverError",
     "Match",
@@ -52,9 +56,11 @@ __all__ = [
     "SavedValue",
     "StageError",
     "Stats",
+    "StructureError",
     "annotated_code",
     "capture",
     "claim",
+    "fixpoint",
     "graph_pass",
     "insert_call",
     "partition",

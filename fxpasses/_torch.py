@@ -49,6 +49,7 @@ from torch._inductor.virtualized import V
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "detect_fake_mode",
     "disable_current_modes",
     "dynamo_counters",
+    "enable_python_dispatcher",
     "freezes_parameters",
     "get_num_model_outputs",
     "has_effects",
@@ -83,6 +85,7 @@ __all__ = [
     "select_decomp_table",
     "serializable",
     "size_hint",
+    "statically_known_true",
     "trace_calls",
     "wrapper_arguments",
 ]

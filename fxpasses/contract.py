@@ -22,8 +22,9 @@ from torch import fx
 
 from fxpasses.errors import ContractError
 from fxpasses.identity import Identity, identify
+from fxpasses.sites import MatchSite
 
-__all__ = ["Contract", "FunctionPass", "GraphKind", "Metadata", "Numerics", "Pass", "graph_pass"]
+__all__ = ["Check", "Contract", "FunctionPass", "GraphKind", "Metadata", "Numerics", "Pass", "graph_pass"]
 
 GraphKind = Literal["joint", "forward", "backward", "inference"]
 """``joint``: forward and backward before the partition. ``forward`` and ``backward``: after it.
@@ -197,3 +198,19 @@ def graph_pass(
     if function is None:
         return lambda f: FunctionPass(function=f, name=name or f.__name__, contract=contract)
     return FunctionPass(function=function, name=name or function.__name__, contract=contract)
+
+
+class Check:
+    """Looks at a graph before and after each pass, and raises when the pass was wrong. Base class of checks."""
+
+    def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> Any:
+        """Called before the pass runs; what it returns is handed to :meth:`after`. Copy the graph to keep it."""
+
+    def after(
+        self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Any, sites: tuple[MatchSite, ...]
+    ) -> None:
+        """Called when the pass has changed the graph, which is well formed.
+
+        Raises:
+            PassError: the pass is wrong.
+        """

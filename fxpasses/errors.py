@@ -17,6 +17,7 @@ __all__ = [
     "PassError",
     "PatternError",
     "StageError",
+    "StructureError",
 ]
 
 
@@ -152,6 +153,30 @@ class PassError(StageError):
 
     stage = "pass"
     advice = "Leave the pass out with options={'passes': [...]} to see whether the rest works."
+
+
+class StructureError(PassError):
+    """A pass left a graph that is not about the same memory, effects, outputs or metadata as before.
+
+    Attributes:
+        problem: lint, metadata, outputs, aliasing, order, mutation or stale alias.
+        site: the index of the match site that is to blame, or ``None``.
+    """
+
+    advice = "Correct the pass, or its contract; options={'passes': [...]} leaves it out."
+
+    def __init__(
+        self,
+        reason: str,
+        location: Location | None = None,
+        *,
+        pass_name: str = "",
+        graph: str = "",
+        problem: str = "",
+        site: int | None = None,
+    ) -> None:
+        self.problem, self.site = problem, site
+        super().__init__(reason, location, pass_name=pass_name, graph=graph)
 
 
 class PartitionError(StageError):
