@@ -53,31 +53,32 @@ class AliasInfo:
     """
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._roots: dict[fx.Node, frozenset[fx.Node]] = {}
+        self._roots: dict[fx.Node, frozenset[fx.Node] | None] = {}
+        """``None`` for a fresh value: most values are."""
         self.mutated: set[fx.Node] = set()
         self.output: set[fx.Node] = set()
         for node in graph.nodes:
             if node.op == "output":
                 for value in node.all_input_nodes:
-                    self.output |= self._roots[value]
+                    self.output |= self.roots(value)
                 continue
             self._roots[node] = self._roots_of(node)
             for value in _written(node):
-                self.mutated |= self._roots[value]
+                self.mutated |= self.roots(value)
 
     def roots(self, node: fx.Node) -> frozenset[fx.Node]:
         """The nodes in whose memory ``node``'s value may lie: itself when it is fresh."""
-        return self._roots[node]
+        return self._roots[node] or frozenset([node])
 
     def written_by(self, node: fx.Node) -> frozenset[fx.Node]:
         """The roots of the memory that ``node`` writes to."""
-        return frozenset().union(*(self._roots[value] for value in _written(node)))
+        return frozenset().union(*(self.roots(value) for value in _written(node)))
 
-    def _roots_of(self, node: fx.Node) -> frozenset[fx.Node]:
+    def _roots_of(self, node: fx.Node) -> frozenset[fx.Node] | None:
         aliased = _aliased_arguments(node)
-        if not aliased:
-            return frozenset([node])
-        return frozenset().union(*(self._roots[value] for value in aliased))
+        if len(aliased) == 1:
+            return self.roots(aliased[0])
+        return frozenset().union(*(self.roots(value) for value in aliased)) if aliased else None
 
 
 class _Aliasing:

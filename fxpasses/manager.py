@@ -220,7 +220,7 @@ class _Graph:
             if (old := before.by_node.get(entry.node)) is not None and old.value is not entry.value
         }
         try:
-            return refresh(self.gm, changed)
+            return refresh(self.gm, changed, before)
         except Exception as error:
             raise PassError(
                 f"the graph cannot be run any more: {type(error).__name__}: {error}",

@@ -16,7 +16,8 @@ from torch import fx
 
 from fxpasses._torch import FakeTensor, OpOverload, statically_known_true
 from fxpasses.aliasing import is_alias
-from fxpasses.rewriting import compute_value, fake_mode_of, same_size, value_of
+from fxpasses.rewriting import compute_value, fake_mode_of, same_metadata, same_size, value_of
+from fxpasses.runs import Snapshot, same_argument
 
 __all__ = ["Difference", "metadata_difference", "refresh"]
 
@@ -38,8 +39,12 @@ class Difference:
     problem: str
 
 
-def refresh(gm: fx.GraphModule, changed: Collection[fx.Node]) -> list[Difference]:
+def refresh(
+    gm: fx.GraphModule, changed: Collection[fx.Node], before: Snapshot | None = None
+) -> list[Difference]:
     """Compute the fake values of ``changed`` nodes, and of those below them where something became different.
+
+    A node that takes another argument of the same metadata than in ``before`` is not computed again, unless it is a view.
 
     Returns what was recorded otherwise, in the order of the graph. Nodes whose inputs have no values, calls of anything but
     operators, and operators whose result depends on data are left as they are. A graph without fake values is left alone.
@@ -54,6 +59,8 @@ def refresh(gm: fx.GraphModule, changed: Collection[fx.Node]) -> list[Difference
             continue
         if node.op == "get_attr" and "val" not in node.meta:
             _set_attribute_value(gm, node, mode)
+        elif before is not None and _takes_the_like(node, before):
+            continue
         elif node.op == "call_function" and _is_computable(node):
             recorded = value_of(node)
             computed = compute_value(node, mode)
@@ -120,6 +127,20 @@ def _equal_sizes(a: Any, b: Any) -> bool:
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
+def _takes_the_like(node: fx.Node, before: Snapshot) -> bool:
+    """Whether the call is the same as before but for arguments of the same metadata, so that its result has the same."""
+    old = before.by_node.get(node)
+    if old is None or old.target != node.target or old.value is not value_of(node) or is_alias(node):
+        return False
+
+    def alike(a: Any, b: Any) -> bool:
+        if isinstance(a, fx.Node) and isinstance(b, fx.Node) and a is not b:
+            return same_metadata(before.by_node[a].value, value_of(b))
+        return same_argument(a, b, alike)
+
+    return value_of(node) is not None and alike(old.args, node.args) and alike(old.kwargs, node.kwargs)
 
 
 def _is_computable(node: fx.Node) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from fxpasses.contract import GraphKind
 from fxpasses.rewriting import same_size
 from fxpasses.sites import MatchSite
 
-__all__ = ["Entry", "PassRun", "Snapshot"]
+__all__ = ["Entry", "PassRun", "Snapshot", "same_argument"]
 
 
 class Entry(NamedTuple):
@@ -197,25 +197,22 @@ class PassRun:
 def _same_call(a: Entry, b: Entry) -> bool:
     if a.target is not b.target and a.target != b.target:
         return False
-    return (a.args is b.args or _same(a.args, b.args)) and (a.kwargs is b.kwargs or _same(a.kwargs, b.kwargs))
+    return same_argument(a.args, b.args) and same_argument(a.kwargs, b.kwargs)
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Whether two arguments are the same, without a guard on symbolic sizes."""
+def same_argument(a: Any, b: Any, same: Callable[[Any, Any], bool] | None = None) -> bool:
+    """Whether two arguments are the same, without a guard on symbolic sizes; ``same`` decides for what they consist of."""
+    same = same or same_argument
     if a is b:
         return True
     if isinstance(a, fx.Node) or isinstance(b, fx.Node):
         return False
     if isinstance(a, (list, tuple)):
-        return (
-            isinstance(b, (list, tuple))
-            and len(a) == len(b)
-            and all(_same(x, y) for x, y in zip(a, b, strict=True))
-        )
+        return isinstance(b, (list, tuple)) and len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, slice):
-        return isinstance(b, slice) and _same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
+        return isinstance(b, slice) and same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
     if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt):
         return same_size(a, b)
     return type(a) is type(b) and bool(a == b)

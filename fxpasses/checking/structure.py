@@ -47,7 +47,10 @@ class Facts:
     def __init__(self, graph: fx.Graph, snapshot: Snapshot | None = None) -> None:
         self.snapshot = Snapshot(graph) if snapshot is None else snapshot
         calls = [entry.node for entry in self.snapshot.entries if entry.node.op == "call_function"]
-        self.effects = [node for node in calls if has_effect(node)]
+        with_effect = {
+            node.target: has_effect(node) for node in {node.target: node for node in calls}.values()
+        }
+        self.effects = [node for node in calls if with_effect[node.target]]
         self.draws = [node for node in calls if is_random(node)]
         self.writes = [node for node in calls if is_mutating(node)]
         self._aliases = AliasInfo(graph)
@@ -95,7 +98,7 @@ class StructureCheck(Check):
         self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Facts, sites: tuple[MatchSite, ...]
     ) -> None:
         changed = [entry.node for entry in remembered.snapshot.changed(Snapshot(gm.graph))]
-        check_structure(item, gm, kind, remembered, refresh(gm, changed), sites)
+        check_structure(item, gm, kind, remembered, refresh(gm, changed, remembered.snapshot), sites)
 
 
 def check_structure(
