@@ -22,11 +22,13 @@ from fxpasses.errors import (
     StructureError,
 )
 from fxpasses.groups import Fixpoint, FixpointWarning, fixpoint
+from fxpasses.history import Compilation, Miss, compilations, explain_miss, reset_compilations
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.options import Options
 from fxpasses.partitioner import partition
 from fxpasses.patterns import Match, NoMatchWarning, PatternPass, pattern_pass, replace_pattern
 from fxpasses.provenance import Provenance
+from fxpasses.registry import available_passes, use_passes
 from fxpasses.report import annotated_code
 from fxpasses.rewriting import insert_call
 from fxpasses.sites import claim
@@ -35,6 +37,7 @@ from fxpasses.stats import Stats, reset_stats, stats
 __all__ = [
     "CaptureError",
     "Captured",
+    "Compilation",
     "Contract",
     "ContractError",
     "Fixpoint",
@@ -42,6 +45,7 @@ __all__ = [
     "FxPassesError",
     "HandoverError",
     "Match",
+    "Miss",
     "NoMatchWarning",
     "Options",
     "OptionsError",
@@ -58,14 +62,19 @@ __all__ = [
     "Stats",
     "StructureError",
     "annotated_code",
+    "available_passes",
     "capture",
     "claim",
+    "compilations",
+    "explain_miss",
     "fixpoint",
     "graph_pass",
     "insert_call",
     "partition",
     "pattern_pass",
     "replace_pattern",
+    "reset_compilations",
     "reset_stats",
     "stats",
+    "use_passes",
 ]

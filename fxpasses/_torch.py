@@ -72,6 +72,7 @@ __all__ = [
     "dynamo_counters",
     "enable_python_dispatcher",
     "freezes_parameters",
+    "functorch_config",
     "get_num_model_outputs",
     "has_effects",
     "inductor_config",

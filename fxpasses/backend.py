@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from torch import fx
 
 from fxpasses import _torch
 from fxpasses.backward_capture import captures_backward
+from fxpasses.history import recent, record
 from fxpasses.inductor import EagerCompiler, InductorCompiler
 from fxpasses.options import Options
 from fxpasses.pipeline import Compiler, Observer, Pipeline
@@ -47,7 +49,10 @@ def fxpasses(
         compiler = EagerCompiler(parsed, decompose=True)
     observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
     log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
-    compiled = Pipeline(parsed, compiler, observers).compile(gm, example_inputs)
+    made = record(gm, example_inputs, parsed)
+    pipeline = Pipeline(parsed, compiler, observers)
+    compiled = pipeline.compile(gm, example_inputs)
+    recent.add(dataclasses.replace(made, from_cache=pipeline.from_cache))
     if parsed.compiled_autograd:
         settings = {**(options or {}), "compiled_autograd": False}
 
