@@ -18,12 +18,12 @@ def check_names(passes: Sequence[Pass]) -> None:
     Raises:
         ContractError: naming both owners.
     """
-    owners: dict[str, str] = {}
+    owners: dict[str, object] = {}
     for item in passes:
-        owner = _owner(item)
-        if (other := owners.setdefault(item.name, owner)) != owner:
+        owner = _definition(item)
+        if (other := owners.setdefault(item.name, owner)) is not owner:
             raise ContractError(
-                f"two passes are called {item.name!r}: {other} and {owner}; rename one of them "
+                f"two passes are called {item.name!r}: {_place(other)} and {_place(owner)}; rename one of them "
                 f"(a name of the form 'library::pass' is unlikely to be taken)",
                 (item.name, item.name),
             )
@@ -172,9 +172,14 @@ def _holding_after(ordered: Sequence[Pass], holds: Sequence[str]) -> set[str]:
     return found
 
 
-def _owner(item: Pass) -> str:
-    function = getattr(item, "function", None) or getattr(item, "pattern", None)
-    owner = function if function is not None else type(item)
+def _definition(item: Pass) -> object:
+    """The function or class that makes a pass what it is."""
+    return getattr(item, "function", None) or getattr(item, "pattern", None) or type(item)
+
+
+def _place(owner: object) -> str:
+    """Module, name and line of a definition."""
     code = getattr(owner, "__code__", None)
     line = f":{code.co_firstlineno}" if code is not None else ""
-    return f"{owner.__module__}.{getattr(owner, '__qualname__', owner)}{line}"
+    module, name = getattr(owner, "__module__", ""), getattr(owner, "__qualname__", repr(owner))
+    return f"{module}.{name}{line}"

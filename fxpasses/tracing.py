@@ -37,19 +37,23 @@ class TracedFunction:
         traced = {name: value for name, value in values.items() if not _is_plain_number(value)}
         constants = {name: value for name, value in values.items() if name not in traced}
 
+        # Two parameters may stand for one value, which is one input then: a tracer knows a tensor by its identity.
+        inputs = list({id(value): value for value in traced.values()}.values())
+        index = {id(value): position for position, value in enumerate(inputs)}
+
         def call(*arguments: Any) -> tuple[Any, ...]:
-            given = {**dict(zip(traced, arguments, strict=True)), **constants}
+            given = {name: arguments[index[id(value)]] for name, value in traced.items()} | constants
             result = function(*(given[name] for name in values))
             return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
         try:
-            module = trace_calls(call, list(traced.values()), select_decomp_table() if decompose else {})
+            module = trace_calls(call, inputs, select_decomp_table() if decompose else {})
         except Exception as error:
             raise PatternError(self.name, f"cannot be traced: {type(error).__name__}: {error}") from error
         self.graph = module.graph
         self.graph.eliminate_dead_code()
         placeholders = self.graph.find_nodes(op="placeholder")
-        self.parameters = dict(zip(traced, placeholders, strict=True))
+        self.parameters = {name: placeholders[index[id(value)]] for name, value in traced.items()}
         self.numbers: Numbers = {}
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
             for name, value in constants.items():
