@@ -113,6 +113,16 @@ def test_what_invalidates_comes_after_those_who_require():
     assert order(passes[1], passes[0], passes[2]) == ["spoils", "early", "late"]
 
 
+def test_a_pass_that_requires_two_things_of_one_provider():
+    passes = [
+        nothing("spoils", invalidates="a"),
+        nothing("early", provides=["a", "b"]),
+        nothing("spoils_too", invalidates="b"),
+        nothing("late", requires=["a", "b"]),
+    ]
+    assert order(*passes) == ["spoils", "early", "late", "spoils_too"]
+
+
 def test_what_has_to_spoil_in_between_is_an_error():
     with pytest.raises(ContractError, match="'spoils' invalidates 'fact'") as caught:
         PassManager(
