@@ -73,14 +73,11 @@ def identify(item: Any) -> Identity:
     """The identity of a pass (or of any function, class or object).
 
     >>> from fxpasses.passes import DeadCodeElimination
-    >>> for label in identify(DeadCodeElimination()).factors: print(label)
-    code fxpasses.aliasing.is_mutating
-    code fxpasses.aliasing.is_random
+    >>> for label in identify(DeadCodeElimination()).factors:
+    ...     if "dead_code" in label: print(label)
     code fxpasses.passes.dead_code.DeadCodeElimination
     code fxpasses.passes.dead_code.DeadCodeElimination.apply
     code fxpasses.passes.dead_code._may_be_erased
-    version fxpasses
-    version torch
     """
     walk = _Walk(_homes(item))
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
