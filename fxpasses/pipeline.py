@@ -162,6 +162,7 @@ class Pipeline:
         start = time.perf_counter()
         runs = self.manager.run(gm, kind)
         counters.add_seconds("passes", time.perf_counter() - start)
+        counters.add_seconds("checks", sum(run.check_seconds for run in runs))
         for run in runs:
             if run.changed:
                 counters.add_pass_change(run.name)
