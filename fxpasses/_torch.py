@@ -49,9 +49,15 @@ from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.output_code import OutputCode
 from torch._inductor.virtualized import V
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    statically_known_true,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
@@ -62,6 +68,7 @@ __all__ = [
     "DynamoError",
     "FakeTensor",
     "OpOverload",
+    "OpOverloadPacket",
     "TorchDispatchMode",
     "aot_autograd",
     "aot_extra_arguments",
@@ -74,8 +81,10 @@ __all__ = [
     "detect_fake_mode",
     "disable_current_modes",
     "dynamo_counters",
+    "enable_python_dispatcher",
     "filter_lowerings",
     "freezes_parameters",
+    "functorch_config",
     "get_num_model_outputs",
     "has_effects",
     "inductor_config",
@@ -84,6 +93,7 @@ __all__ = [
     "is_control_flow",
     "make_boxed_func",
     "new_compiler_extra",
+    "outside_tracing",
     "propagate_fakes",
     "reset_code",
     "reset_cudagraph_trees",
@@ -91,7 +101,9 @@ __all__ = [
     "serializable",
     "shape_env_of",
     "size_hint",
+    "statically_known_true",
     "symbol_hints",
+    "trace_calls",
     "wrapper_arguments",
 ]
 
@@ -252,4 +264,21 @@ def filter_lowerings(allowed: Callable[[str], bool]) -> Iterator[None]:
         return not allowed(debug_info() if debug_info is not None else "")
 
     with mock.patch.object(CompilerBisector, "disable_subsystem", disabled):
+        yield
+
+
+def trace_calls(
+    function: Callable[..., Any], inputs: Sequence[Any], decompositions: dict[Any, Any]
+) -> fx.GraphModule:
+    """The operators that ``function`` calls on fake inputs, whatever modes, gradients or autocasting surround the call."""
+    with disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), tracing(None):
+        mode = detect_fake_mode(inputs)
+        with mode if mode is not None else contextlib.nullcontext():
+            return make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*inputs)
+
+
+@contextlib.contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Surroundings in which tensors are real, and a new fake mode may be made, in the middle of a compilation."""
+    with disable_current_modes(), tracing(None):
         yield

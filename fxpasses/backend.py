@@ -13,6 +13,8 @@ from torch import fx
 from fxpasses import _torch
 from fxpasses.backward_capture import captures_backward
 from fxpasses.checking.limits import Limits, in_force
+from fxpasses.contract import GRAPH_KINDS
+from fxpasses.history import recent, record
 from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
 from fxpasses.manager import PassManager
 from fxpasses.options import Options
@@ -49,7 +51,10 @@ def fxpasses(
         parsed = limited(parsed, limits)
         if limits.stage == "eager":
             return gm.forward
-    compiled = _pipeline(parsed, gm, example_inputs, limits).compile(gm, example_inputs)
+    made = record(gm, example_inputs, parsed)
+    pipeline = _pipeline(parsed, gm, example_inputs, limits)
+    compiled = pipeline.compile(gm, example_inputs)
+    recent.add(dataclasses.replace(made, from_cache=pipeline.from_cache))
     if parsed.compiled_autograd:
         settings = {**(options or {}), "compiled_autograd": False}
 
@@ -77,7 +82,10 @@ def _pipeline(
 
 def limited(options: Options, limits: Limits) -> Options:
     """The options of a compilation that ends where ``limits`` say."""
-    passes = limits.allowed_passes(PassManager(options.passes).passes)
+    manager = PassManager(options.passes)
+    passes = limits.allowed_passes(
+        list(dict.fromkeys(p for kind in GRAPH_KINDS for p in manager.order(kind)))
+    )
     return dataclasses.replace(
         options,
         passes=passes,

@@ -25,7 +25,14 @@ from torch import fx
 import fake
 from fxpasses import _torch
 from fxpasses.checking.watch import ValueCheck
-from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError, ValueMismatchError
+from fxpasses.errors import (
+    CaptureError,
+    HandoverError,
+    PartitionError,
+    PassError,
+    StageError,
+    ValueMismatchError,
+)
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.options import Options
 from fxpasses.provenance import annotate, failing_node
@@ -89,9 +96,15 @@ class Pipeline:
         if values is None and options.check == "values":
             values = ValueCheck(options.repro_directory())
         self._values = values
-        self.manager = PassManager(options.passes, [self._values] if self._values else [])
+        checks = [self._values] if self._values else []
+        self.manager = PassManager(options.passes, checks, structure=options.check != "off")
         self.observers = observers
         self._was_called = False
+
+    @property
+    def from_cache(self) -> bool:
+        """Whether the last graph came whole from AOTAutograd's cache: no stage has run."""
+        return not self._was_called
 
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a Dynamo graph into a callable with its calling convention.
@@ -125,7 +138,7 @@ class Pipeline:
             failure.__cause__ = error
             return self._eager_instead(failure, gm.forward)
         self._count_graph()
-        if not self._was_called:
+        if self.from_cache:
             counters.count("cache_hits")
         counters.add_seconds("total", time.perf_counter() - start)
         return self._eager_if_wrong(compiled, gm.forward)
@@ -201,8 +214,14 @@ class Pipeline:
 
     def _run_passes(self, gm: fx.GraphModule, kind: Any) -> None:
         start = time.perf_counter()
-        runs = self.manager.run(gm, kind)
+        try:
+            runs = self.manager.run(gm, kind)
+        except PassError as error:
+            if self._values is not None:
+                self._values.explain(error)
+            raise
         counters.add_seconds("passes", time.perf_counter() - start)
+        counters.add_seconds("checks", sum(run.check_seconds for run in runs))
         for run in runs:
             if run.changed:
                 counters.add_pass_change(run.name)

@@ -37,7 +37,8 @@ class Stats:
         backward: backward graphs compiled.
         inference: graphs without gradients compiled.
         fallbacks: what runs in eager instead, and why.
-        seconds: time spent in each stage, in seconds; ``total`` includes AOTAutograd's tracing.
+        seconds: time spent in each stage, in seconds; ``total`` includes AOTAutograd's tracing, ``passes`` the
+            ``checks`` after each of them.
         pass_changes: for each pass, how many graphs it changed.
     """
 
