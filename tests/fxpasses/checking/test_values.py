@@ -157,3 +157,64 @@ def test_the_repro_shows_the_fault_in_a_new_process(name, tmp_path):
     done = subprocess.run([sys.executable, error.repro], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert f"pass {error.pass_name!r} is wrong" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["gradient", "backward_graph", "aliasing"])
+def test_eager_takes_over_on_request(name, tmp_path):
+    item, function, inputs, _ = PLANTS[name]
+    given = inputs()
+    wanted = function(*given)
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    if wanted[0].requires_grad:
+        wanted[0].sum().backward()
+    gradient, given[0].grad = given[0].grad, None
+    options = {"passes": [item], "check": "values", "report": str(tmp_path), "on_failure": "eager"}
+    outputs = step(function, given, options)
+    assert all(torch.equal(a, b) for a, b in zip(outputs, wanted, strict=True))
+    assert gradient is None or torch.allclose(gradient, given[0].grad)
+    (fallback,) = fxpasses.stats().fallbacks
+    assert fallback.stage in ("check", "pass")
+
+
+def test_a_pass_that_raises_gets_a_repro_file_too(tmp_path):
+    options = {"passes": [plants.raises_at_cos], "check": "values", "report": str(tmp_path)}
+    with pytest.raises(Exception, match="no cosine") as caught:
+        step(through_tanh, [leaf(5, 3)], options)
+    error = getattr(caught.value, "inner_exception", caught.value)
+    assert error.repro_calls == 1
+    done = subprocess.run([sys.executable, error.repro], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "no cosine" in done.stdout
+
+
+def test_a_pass_made_in_a_function_is_written_out(tmp_path):
+    options = {"passes": [plants.a_local_pass(3.0)], "check": "values", "report": str(tmp_path)}
+    with pytest.raises(ValueMismatchError) as caught:
+        step(through_tanh, [leaf(5, 3)], options)
+    text = Path(caught.value.repro).read_text()
+    assert "factor = 3.0" in text
+    assert "def scale(gm" in text
+    done = subprocess.run([sys.executable, caught.value.repro], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+
+
+def test_data_is_saved_where_random_data_does_not_show_the_fault(tmp_path):
+    options = {"passes": [plants.wrong_beyond_a_thousand], "check": "values", "report": str(tmp_path)}
+    x = torch.tensor([1.0, 2000.0, 3.0], requires_grad=True)
+    with pytest.raises(ValueMismatchError) as caught:
+        step(through_tanh, [x], options)
+    assert Path(caught.value.repro).with_name("inputs.pt").is_file()
+    done = subprocess.run([sys.executable, caught.value.repro], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+
+
+def test_what_a_contract_promises_is_what_is_checked(tmp_path):
+    def through(item):
+        step(through_tanh, [leaf(5, 3)], {"passes": [item], "check": "values", "report": str(tmp_path)})
+
+    through(plants.rounds_otherwise("tolerance"))
+    through(plants.changes_numbers("none"))
+    with pytest.raises(ValueMismatchError):
+        through(plants.rounds_otherwise("bitwise"))
+    with pytest.raises(ValueMismatchError):
+        through(plants.changes_numbers("tolerance"))
