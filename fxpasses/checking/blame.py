@@ -10,14 +10,14 @@ from torch import Tensor, fx
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import ExactRun, RoundedRun, Run
 from fxpasses.checking.tolerance import deviation
-from fxpasses.checking.values import Mismatch, Reference, compare, value_names
+from fxpasses.checking.values import Mismatch, Reference, changed_nodes, compare, value_names
 from fxpasses.contract import GraphKind, Pass
 from fxpasses.errors import Location
 from fxpasses.provenance import locate
 from fxpasses.rewriting import copy_graph
 from fxpasses.sites import MatchSite, collect_sites
 
-__all__ = ["apply_pass", "changed_nodes", "first_difference", "guilty_sites", "minimise", "rewritten_places"]
+__all__ = ["apply_pass", "first_difference", "guilty_sites", "minimise", "rewritten_places"]
 
 T = TypeVar("T")
 _SEED = 20
@@ -87,19 +87,6 @@ def guilty_sites(
 
     guilty = set(minimise([site.index for site in sites if site.applied], fails))
     return tuple(site for site in sites if site.index in guilty)
-
-
-def changed_nodes(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[str], set[str]]:
-    """Names of the nodes of each graph that the other has not, or has with another target or other arguments."""
-
-    def described(gm: fx.GraphModule) -> dict[str, str]:
-        return {n.name: f"{n.op} {n.target} {n.args} {n.kwargs}" for n in gm.graph.nodes}
-
-    old, new = described(before), described(after)
-    return (
-        {name for name, text in old.items() if new.get(name) != text},
-        {name for name, text in new.items() if old.get(name) != text},
-    )
 
 
 def rewritten_places(before: fx.GraphModule, after: fx.GraphModule) -> list[set[str]]:

@@ -21,7 +21,20 @@ from torch.utils._pytree import tree_map
 from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
 from fxpasses.aliasing import is_random
 
-__all__ = ["ExactRun", "Poison", "RoundedMode", "RoundedRun", "Run", "allocates", "seeded", "spacing"]
+__all__ = [
+    "ExactRun",
+    "Poison",
+    "RoundedMode",
+    "RoundedRun",
+    "Run",
+    "allocates",
+    "call_wide",
+    "narrowed",
+    "rounded_call",
+    "seeded",
+    "spacing",
+    "widened",
+]
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -119,22 +132,22 @@ class ExactRun(Run):
         """The widened inputs, in which the graph's writes to its inputs are seen."""
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
-        self.inputs.append(tree_map(_widened, super().placeholder(target, args, kwargs)))
+        self.inputs.append(tree_map(widened, super().placeholder(target, args, kwargs)))
         return self.inputs[-1]
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return tree_map(_widened, super().get_attr(target, args, kwargs))
+        return tree_map(widened, super().get_attr(target, args, kwargs))
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op != "call_function":
             return super().run_node(n)
         self.current = n
         if is_random(n):
-            narrow = map_arg((n.args, n.kwargs), lambda a: _like(self.env[a], a.meta.get("val")))
-            result = tree_map(_widened, n.target(*narrow[0], **narrow[1]))  # type: ignore[operator]
+            narrow = map_arg((n.args, n.kwargs), lambda a: narrowed(self.env[a], a.meta.get("val")))
+            result = tree_map(widened, n.target(*narrow[0], **narrow[1]))  # type: ignore[operator]
         else:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            result = _call_wide(n.target, args, kwargs)
+            result = call_wide(n.target, args, kwargs)
         if n.target in _UNINITIALISED:
             _fill(result, self._poison)
         if self._keep:
@@ -159,7 +172,7 @@ class RoundedRun(Run):
         self._generator = torch.Generator().manual_seed(seed)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return _rounded_call(target, args, kwargs, self._generator)
+        return rounded_call(target, args, kwargs, self._generator)
 
 
 class RoundedMode(TorchDispatchMode):
@@ -170,10 +183,11 @@ class RoundedMode(TorchDispatchMode):
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _rounded_call(func, args, kwargs or {}, self._generator)
+        return rounded_call(func, args, kwargs or {}, self._generator)
 
 
-def _rounded_call(target: Any, args: Any, kwargs: Any, generator: torch.Generator) -> Any:
+def rounded_call(target: Any, args: Any, kwargs: Any, generator: torch.Generator) -> Any:
+    """Call an operator, and move its results by random amounts of the size of its rounding error."""
     if not _rounds(target):
         return target(*args, **kwargs)
     wide = _try_wide(target, args, kwargs)
@@ -224,9 +238,9 @@ def _rounds(target: Any) -> bool:
     return not any(r.alias_info is not None for r in target._schema.returns)
 
 
-def _call_wide(target: Any, args: Any, kwargs: Any) -> Any:
+def call_wide(target: Any, args: Any, kwargs: Any) -> Any:
     """Call with floating tensors, and floating types among the arguments, as float64."""
-    args, kwargs = map_aggregate((args, kwargs), _widened)
+    args, kwargs = map_aggregate((args, kwargs), widened)
     if isinstance(target, OpOverload) and target is not aten.view.dtype:
         args, kwargs = map_aggregate(
             (args, kwargs), lambda a: _WIDE.get(a, a) if type(a) is torch.dtype else a
@@ -240,18 +254,20 @@ def _call_wide(target: Any, args: Any, kwargs: Any) -> Any:
 
 def _try_wide(target: Any, args: Any, kwargs: Any) -> Any:
     try:
-        return _call_wide(target, args, kwargs)
+        return call_wide(target, args, kwargs)
     except (RuntimeError, TypeError, NotImplementedError):
         return None  # no float64 kernel: its rounding is taken to be that of its type
 
 
-def _widened(value: Any) -> Any:
+def widened(value: Any) -> Any:
+    """A floating tensor in float64; anything else as it is."""
     if isinstance(value, Tensor) and value.dtype in _WIDE:
         return value.to(_WIDE[value.dtype])
     return value
 
 
-def _like(value: Any, example: Any) -> Any:
+def narrowed(value: Any, example: Any) -> Any:
+    """A tensor in the type of another one; anything else as it is."""
     if isinstance(value, Tensor) and isinstance(example, Tensor):
         return value.to(example.dtype)
     return value

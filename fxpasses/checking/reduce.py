@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.blame import changed_nodes, minimise
+from fxpasses.checking.blame import minimise
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run
+from fxpasses.checking.values import changed_nodes
 from fxpasses.rewriting import value_of
 
 __all__ = ["Case", "cut", "reduce_nodes", "smaller_sizes"]

@@ -66,6 +66,7 @@ def deviation(
     candidate: Tensor,
     bitwise: bool = False,
     limit: float = WORSE,
+    dtype: torch.dtype | None = None,
 ) -> Deviation | None:
     """How ``candidate`` differs from the reference, or ``None`` when it does not, but for rounding.
 
@@ -76,6 +77,7 @@ def deviation(
         candidate: what to judge; of the same shape and dtype.
         bitwise: whether every bit has to be equal.
         limit: see :data:`WORSE`.
+        dtype: the type whose units count, when it is not that of ``native``.
     """
     if not native.numel() or same_bits(native, candidate):
         return None
@@ -91,7 +93,7 @@ def deviation(
     broken = (got.isnan() != usual.isnan()) | (got.isinf() & usual.isfinite())
     broken &= ~undefined & ~(usual.isinf() | center.isinf())
     counts = usual.isfinite() & center.isfinite() & got.isfinite() & ~undefined
-    unit = spacing(center.nan_to_num(), native.dtype)
+    unit = spacing(center.nan_to_num(), dtype or native.dtype)
     distances = [(s.double() - center)[counts] for s in (native, *samples)]
     # A correctly rounded result is off by 1/sqrt(12) of a unit, root mean square.
     variance = (

@@ -11,11 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
+from fxpasses.checking.focus import Rewritten, focused_deviations, has_few_digits
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import ExactRun, Poison, RoundedRun, Run, allocates, spacing
 from fxpasses.checking.tolerance import Deviation, deviation, same_bits
 
-__all__ = ["Mismatch", "Outcome", "Reference", "compare", "largest_error", "value_names"]
+__all__ = ["Mismatch", "Outcome", "Reference", "changed_nodes", "compare", "largest_error", "value_names"]
 
 _SAMPLES, _MORE_SAMPLES = 4, 24
 _SEED = 20
@@ -129,7 +130,20 @@ def compare(
             found += _numbers(reference, got, names, bitwise)
         if found:
             return found
-    return []
+    return [] if bitwise else _looked_at_closely(reference, candidate, got, names)
+
+
+def changed_nodes(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[str], set[str]]:
+    """Names of the nodes of each graph that the other has not, or has with another target or other arguments."""
+
+    def described(gm: fx.GraphModule) -> dict[str, str]:
+        return {n.name: f"{n.op} {n.target} {n.args} {n.kwargs}" for n in gm.graph.nodes}
+
+    old, new = described(before), described(after)
+    return (
+        {name for name, text in old.items() if new.get(name) != text},
+        {name for name, text in new.items() if old.get(name) != text},
+    )
 
 
 def value_names(gm: fx.GraphModule, kind: str) -> list[str]:
@@ -240,6 +254,23 @@ def _numbers(reference: Reference, got: Outcome, names: Sequence[str], bitwise: 
         if how is not None:
             found.append(Mismatch("value", names[position], position, str(how), how))
     return found
+
+
+def _looked_at_closely(
+    reference: Reference, candidate: fx.GraphModule, got: Outcome, names: Sequence[str]
+) -> list[Mismatch]:
+    """What the ordinary comparison does not see in few digits: see :mod:`fxpasses.checking.focus`."""
+    pairs = zip(reference.native.values, got.values, strict=True)
+    if all(not isinstance(a, Tensor) or same_bits(a, b) for a, b in pairs) or not has_few_digits(
+        reference.gm
+    ):
+        return []
+    old, new = changed_nodes(reference.gm, candidate)
+    rewritten = Rewritten(frozenset(old), frozenset(new))
+    outputs = reference.native.values[: len(reference.native.values) - len(reference.inputs)]
+    found = focused_deviations(reference.gm, candidate, rewritten, reference.inputs, outputs)
+    note = "with float64 behind the rewritten calls"
+    return [Mismatch("value", names[at], at, f"{how}, {note}", how) for at, how in found.items()]
 
 
 def _shared(values: Sequence[Any], outputs: int) -> frozenset[tuple[int, int]]:

@@ -309,3 +309,12 @@ def changes_numbers(numerics: str) -> FunctionPass:
         return bool(found)
 
     return fxpasses.graph_pass(apply, name="changes_numbers", numerics=numerics)
+
+
+@fxpasses.graph_pass(graphs=["joint", "inference"])
+def scales_the_first_product(gm: fx.GraphModule) -> bool:
+    """Two percent too much in a single place."""
+    for node in [n for n in gm.graph.nodes if n.target in (aten.mm.default, aten.addmm.default)][:1]:
+        put_after(node, aten.mul.Tensor, (node, 1.02))
+        return True
+    return False

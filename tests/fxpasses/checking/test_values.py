@@ -12,6 +12,7 @@ import torch
 import fxpasses
 from fxpasses import PassError, StructureError, ValueMismatchError
 from tests.fxpasses.checking import plants
+from tests.models.zoo import ZOO
 
 
 @pytest.fixture(autouse=True)
@@ -218,3 +219,14 @@ def test_what_a_contract_promises_is_what_is_checked(tmp_path):
         through(plants.rounds_otherwise("bitwise"))
     with pytest.raises(ValueMismatchError):
         through(plants.changes_numbers("tolerance"))
+
+
+def test_two_percent_are_found_deep_inside_a_model_in_bfloat16(tmp_path):
+    entry = ZOO["gpt"]
+    options = {"compiler": "eager", "passes": [plants.scales_the_first_product], "check": "values"}
+    compiled = torch.compile(
+        entry.build().bfloat16(), backend="fxpasses", options={**options, "report": str(tmp_path)}
+    )
+    with pytest.raises(ValueMismatchError) as caught:
+        compiled(*entry.inputs(2))
+    assert caught.value.repro_calls <= 3
