@@ -46,8 +46,10 @@ from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.output_code import OutputCode
 from torch._inductor.virtualized import V
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "DynamoError",
     "FakeTensor",
     "OpOverload",
+    "OpOverloadPacket",
     "aot_autograd",
     "aot_extra_arguments",
     "compile_context",
@@ -67,7 +70,9 @@ __all__ = [
     "detect_fake_mode",
     "disable_current_modes",
     "dynamo_counters",
+    "enable_python_dispatcher",
     "freezes_parameters",
+    "functorch_config",
     "get_num_model_outputs",
     "has_effects",
     "inductor_config",
@@ -81,6 +86,8 @@ __all__ = [
     "select_decomp_table",
     "serializable",
     "size_hint",
+    "statically_known_true",
+    "trace_calls",
     "wrapper_arguments",
 ]
 
@@ -181,3 +188,13 @@ def size_hint(size: Any) -> int:
     if isinstance(size, int):
         return size
     return int(size.node.hint) if size.node.has_hint() else 0
+
+
+def trace_calls(
+    function: Callable[..., Any], inputs: Sequence[Any], decompositions: dict[Any, Any]
+) -> fx.GraphModule:
+    """The operators that ``function`` calls on fake inputs, whatever modes, gradients or autocasting surround the call."""
+    with disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), tracing(None):
+        mode = detect_fake_mode(inputs)
+        with mode if mode is not None else contextlib.nullcontext():
+            return make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from torch import fx
 
 from fxpasses import _torch
+from fxpasses.backward_capture import captures_backward
+from fxpasses.history import recent, record
 from fxpasses.inductor import EagerCompiler, InductorCompiler
 from fxpasses.options import Options
 from fxpasses.pipeline import Compiler, Observer, Pipeline
@@ -46,7 +49,18 @@ def fxpasses(
         compiler = EagerCompiler(parsed, decompose=True)
     observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
     log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
-    return Pipeline(parsed, compiler, observers).compile(gm, example_inputs)
+    made = record(gm, example_inputs, parsed)
+    pipeline = Pipeline(parsed, compiler, observers)
+    compiled = pipeline.compile(gm, example_inputs)
+    recent.add(dataclasses.replace(made, from_cache=pipeline.from_cache))
+    if parsed.compiled_autograd:
+        settings = {**(options or {}), "compiled_autograd": False}
+
+        def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            return fxpasses(gm, example_inputs, mode=mode, options=settings)
+
+        return captures_backward(compiled, backward, example_inputs)
+    return compiled
 
 
 # What torch._dynamo.reset() calls on a backend: recorded CUDA graphs hold memory that compiled code no longer needs.

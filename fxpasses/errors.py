@@ -8,13 +8,16 @@ from difflib import get_close_matches
 
 __all__ = [
     "CaptureError",
+    "ContractError",
     "FxPassesError",
     "HandoverError",
     "Location",
     "OptionsError",
     "PartitionError",
     "PassError",
+    "PatternError",
     "StageError",
+    "StructureError",
 ]
 
 
@@ -39,6 +42,30 @@ class OptionsError(FxPassesError, ValueError):
         super().__init__(
             problem or f"option {option!r}: expected {expected}, got {given!r} ({type(given).__name__})"
         )
+
+
+class ContractError(FxPassesError, ValueError):
+    """A contract is not valid, or passes cannot be put into one pipeline.
+
+    Attributes:
+        passes: the names of the passes that are concerned: two for a conflict or a duplicate, all in order for a cycle.
+    """
+
+    def __init__(self, problem: str, passes: Iterable[str] = ()) -> None:
+        self.passes = tuple(passes)
+        super().__init__(problem)
+
+
+class PatternError(FxPassesError, ValueError):
+    """The functions of a pattern cannot be traced, or do not fit each other.
+
+    Attributes:
+        function: the name of the function that is at fault.
+    """
+
+    def __init__(self, function: str, problem: str) -> None:
+        self.function = function
+        super().__init__(f"{function}: {problem}")
 
 
 def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
@@ -126,6 +153,30 @@ class PassError(StageError):
 
     stage = "pass"
     advice = "Leave the pass out with options={'passes': [...]} to see whether the rest works."
+
+
+class StructureError(PassError):
+    """A pass left a graph that is not about the same memory, effects, outputs or metadata as before.
+
+    Attributes:
+        problem: lint, metadata, outputs, aliasing, order, mutation or stale alias.
+        site: the index of the match site that is to blame, or ``None``.
+    """
+
+    advice = "Correct the pass, or its contract; options={'passes': [...]} leaves it out."
+
+    def __init__(
+        self,
+        reason: str,
+        location: Location | None = None,
+        *,
+        pass_name: str = "",
+        graph: str = "",
+        problem: str = "",
+        site: int | None = None,
+    ) -> None:
+        self.problem, self.site = problem, site
+        super().__init__(reason, location, pass_name=pass_name, graph=graph)
 
 
 class PartitionError(StageError):

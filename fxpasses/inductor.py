@@ -18,7 +18,7 @@ from fxpasses.contract import Pass
 from fxpasses.options import Options
 from fxpasses.partitioner import partition
 
-__all__ = ["EagerCompiler", "InductorCompiler", "Partitioner"]
+__all__ = ["EagerCompiler", "InductorCompiler", "Partitioner", "cache_identity", "own_source"]
 
 aten = torch.ops.aten
 
@@ -169,11 +169,11 @@ def cache_identity(options: Options) -> str | None:
     if any(identity is None for _, identity in identities):
         return None
     text = repr((identities, options.memory_budget, sorted(options.inductor_patches().items(), key=str)))
-    return hashlib.sha256((_own_source() + text).encode()).hexdigest()
+    return hashlib.sha256((own_source() + text).encode()).hexdigest()
 
 
 @functools.cache
-def _own_source() -> str:
+def own_source() -> str:
     """Hash of this package's source: a new version of us never loads what an old one compiled."""
     digest = hashlib.sha256(torch.__version__.encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):

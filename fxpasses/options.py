@@ -11,7 +11,9 @@ from typing import Any, Literal, get_args
 from fxpasses._torch import inductor_config, inductor_mode_options
 from fxpasses.contract import Pass
 from fxpasses.errors import OptionsError, unknown_name
-from fxpasses.passes import DEFAULT_PASSES, default_passes, library
+from fxpasses.passes import DEFAULT_PASSES, default_passes
+from fxpasses.registry import active_passes, available_passes
+from fxpasses.specification import parse_pass
 
 __all__ = ["Options"]
 
@@ -26,8 +28,10 @@ class Options:
     Each field is a key of the ``options`` dictionary. :meth:`parse` checks names, types and values.
 
     Attributes:
-        passes: the passes to run, in order: :class:`~fxpasses.Pass` objects or names of the library's
-            passes; the word ``"default"`` stands for the default pipeline. ``[]`` runs none.
+        passes: the passes to run: :class:`~fxpasses.Pass` objects, or names of available passes with their options
+            (``"constants{max_bytes=1024}"``); the word ``"default"`` stands for the default pipeline. ``[]``
+            runs none. Those of surrounding :func:`fxpasses.use_passes` blocks are added. They run in this order
+            where their contracts allow it.
         memory_budget: between 0.0 and 1.0. How much of what an unconstrained minimum cut would save for
             the backward pass may be saved. Less memory costs more recomputation. ``None`` takes torch's own
             setting (``torch._functorch.config.activation_memory_budget``, 1.0 unless changed).
@@ -42,6 +46,9 @@ class Options:
         report: a directory for the captured graphs as readable files, or ``None``.
         accelerate: whether AOTAutograd's tracing runs on ``fake``'s dispatch cache: the same graphs and
             guards in less time. Without effect on a version of torch that ``fake`` does not know.
+        compiled_autograd: whether the backward passes that go through what is compiled here are captured as
+            one graph each, hooks and gradient accumulation included, and compiled with the same options (see
+            :mod:`compiled_autograd`); those that cannot be captured run as they would without.
 
     >>> Options.parse({"memory_budget": 0.5}).memory_budget
     0.5
@@ -55,6 +62,7 @@ class Options:
     on_failure: OnFailure = "raise"
     report: str | None = None
     accelerate: bool = True
+    compiled_autograd: bool = False
 
     @classmethod
     def names(cls) -> list[str]:
@@ -83,7 +91,9 @@ class Options:
         if mode is not None:
             given.setdefault("mode", mode)
         checked = {name: _CHECKS[name](name, value) for name, value in given.items()}
-        return cls(**checked)
+        parsed = cls(**checked)
+        added = tuple(item for item in active_passes() if item not in parsed.passes)
+        return dataclasses.replace(parsed, passes=(*parsed.passes, *added)) if added else parsed
 
     def inductor_patches(self) -> dict[str, Any]:
         """The settings of ``torch._inductor.config`` that these options stand for."""
@@ -109,11 +119,8 @@ def _check_passes(name: str, value: Any) -> tuple[Pass, ...]:
             chosen.append(item)
         elif item == DEFAULT_PASSES:
             chosen.extend(default_passes())
-        elif isinstance(item, str) and item in library():
-            chosen.append(library()[item]())
         elif isinstance(item, str):
-            valid = [*library(), DEFAULT_PASSES]
-            raise OptionsError(name, value, valid=valid, problem=unknown_name("pass", item, valid))
+            chosen.append(parse_pass(item, available_passes()))
         elif isinstance(item, type) and issubclass(item, Pass):
             raise OptionsError(
                 name, value, f"an instance: write {item.__name__}() instead of {item.__name__}"
@@ -198,4 +205,5 @@ _CHECKS = {
     "on_failure": _check_choice(get_args(OnFailure)),
     "report": _check_directory,
     "accelerate": _check_flag,
+    "compiled_autograd": _check_flag,
 }

@@ -80,6 +80,11 @@ class Pipeline:
         self.observers = observers
         self._was_called = False
 
+    @property
+    def from_cache(self) -> bool:
+        """Whether the last graph came whole from AOTAutograd's cache: no stage has run."""
+        return not self._was_called
+
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a Dynamo graph into a callable with its calling convention.
 
@@ -112,7 +117,7 @@ class Pipeline:
             failure.__cause__ = error
             return self._eager_instead(failure, gm.forward)
         self._count_graph()
-        if not self._was_called:
+        if self.from_cache:
             counters.count("cache_hits")
         counters.add_seconds("total", time.perf_counter() - start)
         return compiled
