@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from typing import Any, TypeGuard
 
 import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from fxpasses._torch import FakeTensor, OpOverload, disable_current_modes, has_effects
-from fxpasses.aliasing import is_mutating, is_random
-from fxpasses.rewriting import fake_mode_of, insert_call, same_metadata, value_of
+from fxpasses._torch import FakeTensor, OpOverload, disable_current_modes
+from fxpasses.aliasing import has_effect, is_mutating, is_random
+from fxpasses.metadata import refresh
+from fxpasses.rewriting import insert_call, replace, same_metadata, value_of
 
 __all__ = [
     "RESHAPES",
@@ -27,6 +28,7 @@ __all__ = [
     "is_call",
     "is_pure",
     "is_zeros",
+    "replace_results",
     "restride",
     "returned_values",
     "shape_of",
@@ -117,7 +119,7 @@ def is_pure(node: fx.Node) -> bool:
         return False
     if not isinstance(node.target, OpOverload):
         return getattr(node.target, "__module__", None) in ("_operator", "builtins", "math", "torch.sym")
-    return not (is_mutating(node) or is_random(node) or has_effects(node.target) or node.is_impure())
+    return not (is_mutating(node) or is_random(node) or has_effect(node) or node.is_impure())
 
 
 def bring_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> bool:
@@ -163,27 +165,17 @@ def returned_values(graph: fx.Graph) -> list[Any]:
     return [value_of(n) if isinstance(n, fx.Node) else n for n in output.args[0]]
 
 
-def update_values(graph: fx.Graph, changed: Iterable[fx.Node], returned: list[Any]) -> None:
+def update_values(gm: fx.GraphModule, changed: Iterable[fx.Node], returned: list[Any]) -> None:
     """Compute the fake values of all that depends on ``changed`` again, where strides have become others.
 
     What the graph returns keeps the strides that it had (``returned``): it is viewed, or copied, where needed.
     """
-    dirty = set(changed)
-    if not dirty:
-        return
-    mode = fake_mode_of(graph)
-    for node in graph.nodes:
-        if node.op == "call_function" and dirty.intersection(node.all_input_nodes):
-            old = value_of(node)
-            args, kwargs = map_arg((node.args, node.kwargs), value_of)
-            with torch.no_grad(), mode, mode.shape_env.suppress_guards() if mode.shape_env else nullcontext():
-                node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
-            if not same_metadata(old, value_of(node)):
-                dirty.add(node)
-    (output,) = graph.find_nodes(op="output")
+    nodes = set(changed)
+    refresh(gm, {user for node in nodes for user in node.users if user.op != "output"})
+    (output,) = gm.graph.find_nodes(op="output")
     results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     for position, (node, wanted) in enumerate(zip(results, returned, strict=True)):
-        if node in dirty and not same_metadata(value_of(node), wanted):
+        if isinstance(wanted, torch.Tensor) and not same_metadata(value_of(node), wanted):
             results[position] = restride(node, wanted, calls_before(output, like=node))
     output.args = (type(output.args[0])(results),)  # type: ignore[arg-type,operator]
 
@@ -196,6 +188,18 @@ def restride(node: fx.Node, wanted: torch.Tensor, call: Callable[..., fx.Node]) 
         return call(aten.as_strided.default, node, size, stride)
     empty = call(aten.empty_strided.default, size, stride, dtype=wanted.dtype, device=wanted.device)
     return call(aten.copy.default, empty, node)
+
+
+def replace_results(old: fx.Node, new: fx.Node) -> dict[int, fx.Node]:
+    """Let those who take apart the results of ``old`` take apart those of ``new``; the new nodes by position."""
+    found: dict[int, fx.Node] = {}
+    for item in list(old.users):
+        position = item.args[1]
+        assert isinstance(position, int)
+        found[position] = calls_before(item)(operator.getitem, new, position)
+        replace(item, found[position])
+    old.graph.erase_node(old)
+    return found
 
 
 def erase_unused(node: fx.Node) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from fxpasses.aliasing import AliasInfo
-from fxpasses.contract import GraphKind, Pass
+from fxpasses.contract import Contract, Pass
 from fxpasses.passes._matching import (
     calls_before,
     erase_unused,
@@ -53,7 +53,7 @@ class EarlySelection(Pass):
     """
 
     name: ClassVar[str] = "early_selection"
-    graphs: ClassVar[frozenset[GraphKind]] = frozenset({"joint", "inference"})
+    contract: ClassVar[Contract] = Contract(("joint", "inference"), numerics="tolerance")
 
     def apply(self, gm: fx.GraphModule) -> bool:
         aliases = AliasInfo(gm.graph)
@@ -71,7 +71,7 @@ class EarlySelection(Pass):
             used_up, node = node, node.prev
             if moved:
                 erase_unused(used_up)
-        update_values(gm.graph, other_strides, returned)
+        update_values(gm, other_strides, returned)
         return moved > 0
 
 

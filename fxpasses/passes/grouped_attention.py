@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from fxpasses.contract import GraphKind, Pass
-from fxpasses.passes._matching import RESHAPES, calls_before, find_calls, is_call, shape_of
+from fxpasses.contract import Contract, Pass
+from fxpasses.passes._matching import RESHAPES, calls_before, find_calls, is_call, replace_results, shape_of
 from fxpasses.rewriting import replace, same_metadata, value_of
 from fxpasses.sites import claim
 
@@ -50,7 +50,7 @@ class GroupedAttention(Pass):
     """
 
     name: ClassVar[str] = "grouped_attention"
-    graphs: ClassVar[frozenset[GraphKind]] = frozenset({"joint", "inference"})
+    contract: ClassVar[Contract] = Contract(("joint", "inference"), numerics="tolerance")
 
     def apply(self, gm: fx.GraphModule) -> bool:
         changed = False
@@ -65,7 +65,7 @@ class GroupedAttention(Pass):
             if not all(_sums_groups(backward) for backward in backwards) or not claim(node):
                 continue
             new = calls_before(node, like=node)(_FORWARD, query, *sources, *node.args[3:], **node.kwargs)
-            replace(node, new)
+            replace_results(node, new)
             for backward in backwards:
                 _replace_backward(backward, sources)  # type: ignore[arg-type]
             changed = True
@@ -122,19 +122,14 @@ def _group_sum(view: fx.Node) -> fx.Node | None:
 def _replace_backward(backward: fx.Node, sources: list[fx.Node]) -> None:
     gradient, query = backward.args[:2]
     new = calls_before(backward)(_BACKWARD, gradient, query, *sources, *backward.args[4:], **backward.kwargs)
-    totals = [_group_sum(user) for item in _key_gradients(backward) for user in item.users]
-    replace(backward, new)
-    for position, item in enumerate(value_of(new)):
-        for user in [u for u in new.users if u.args[1] == position]:
-            user.meta["val"] = item
-    for total in totals:
-        assert total is not None
-        view = total.args[0]
-        call = calls_before(total)
-        whole = view.args[0]  # type: ignore[union-attr]
-        if len(total.args) > 2 and total.args[2]:
-            whole = call(aten.unsqueeze.default, whole, 2)
-        if not same_metadata(value_of(whole), value_of(total)):
-            whole = call(aten.clone.default, whole, memory_format=torch.contiguous_format)
-        replace(total, whole)
-        total.graph.erase_node(view)  # type: ignore[arg-type]
+    for position, item in replace_results(backward, new).items():
+        for view in list(item.users) if position else []:
+            total = _group_sum(view)
+            assert total is not None
+            call = calls_before(total)
+            keepdim = len(total.args) > 2 and total.args[2]
+            whole = call(aten.unsqueeze.default, item, 2) if keepdim else item
+            if not same_metadata(value_of(whole), value_of(total)):
+                whole = call(aten.clone.default, whole, memory_format=torch.contiguous_format)
+            replace(total, whole)
+            view.graph.erase_node(view)

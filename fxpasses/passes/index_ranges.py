@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from fxpasses.aliasing import AliasInfo
-from fxpasses.contract import GraphKind, Pass
+from fxpasses.contract import Contract, Pass
 from fxpasses.passes._matching import (
     calls_before,
     constant_range,
@@ -50,7 +50,7 @@ class IndexRanges(Pass):
     """
 
     name: ClassVar[str] = "index_ranges"
-    graphs: ClassVar[frozenset[GraphKind]] = frozenset({"joint", "inference"})
+    contract: ClassVar[Contract] = Contract(("joint", "inference"), numerics="bitwise")
 
     def apply(self, gm: fx.GraphModule) -> bool:
         aliases = AliasInfo(gm.graph)

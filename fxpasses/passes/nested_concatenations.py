@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from fxpasses.aliasing import AliasInfo
-from fxpasses.contract import GraphKind, Pass
+from fxpasses.contract import Contract, Pass
 from fxpasses.passes._matching import calls_before, find_calls, is_call, shape_of, slice_bounds
 from fxpasses.rewriting import replace, same_metadata, value_of
 from fxpasses.sites import claim
@@ -42,7 +42,7 @@ class NestedConcatenations(Pass):
     """
 
     name: ClassVar[str] = "nested_concatenations"
-    graphs: ClassVar[frozenset[GraphKind]] = frozenset({"joint", "inference"})
+    contract: ClassVar[Contract] = Contract(("joint", "inference"), numerics="bitwise")
 
     def apply(self, gm: fx.GraphModule) -> bool:
         aliases = AliasInfo(gm.graph)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from fxpasses.contract import GraphKind, Pass
+from fxpasses.contract import Contract, Pass
 from fxpasses.passes._matching import (
     RESHAPES,
     calls_before,
@@ -57,7 +57,7 @@ class OneHotProducts(Pass):
     """
 
     name: ClassVar[str] = "one_hot_products"
-    graphs: ClassVar[frozenset[GraphKind]] = frozenset({"joint", "inference"})
+    contract: ClassVar[Contract] = Contract(("joint", "inference"), numerics="tolerance")
 
     def apply(self, gm: fx.GraphModule) -> bool:
         changed = False

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from fxpasses.contract import GraphKind, Pass
-from fxpasses.passes._matching import calls_before, find_calls, is_call, shape_of
+from fxpasses.contract import Contract, Pass
+from fxpasses.passes._matching import calls_before, find_calls, is_call, replace_results, shape_of
 from fxpasses.rewriting import replace, same_metadata, value_of
 from fxpasses.sites import claim
 
@@ -51,7 +51,7 @@ class PaddedConvolutions(Pass):
     """
 
     name: ClassVar[str] = "padded_convolutions"
-    graphs: ClassVar[frozenset[GraphKind]] = frozenset({"joint", "inference"})
+    contract: ClassVar[Contract] = Contract(("joint", "inference"), numerics="tolerance")
 
     def apply(self, gm: fx.GraphModule) -> bool:
         changed = False
@@ -128,15 +128,12 @@ def _with_padding(user: fx.Node, pad: fx.Node, added: list[int]) -> list[object]
 
 
 def _move_into(user: fx.Node, pad: fx.Node, added: list[int]) -> None:
-    call = calls_before(user, like=user)
-    new = call(user.target, *_with_padding(user, pad, added))
-    crops = _input_gradients(user) if user.target is aten.convolution_backward.default else []
-    replace(user, new)
-    for crop in crops:
-        item = crop.args[0]
-        assert isinstance(item, fx.Node)
-        item.meta["val"] = _first(value_of(new))
-        replacement = item
-        if not same_metadata(value_of(item), value_of(crop)):
-            replacement = calls_before(crop)(aten.clone.default, item, memory_format=torch.contiguous_format)
-        replace(crop, replacement)
+    new = calls_before(user, like=user)(user.target, *_with_padding(user, pad, added))
+    if user.target is aten.convolution.default:
+        replace(user, new)
+        return
+    gradient = replace_results(user, new).get(0)
+    for crop in list(gradient.users) if gradient is not None else []:
+        same = same_metadata(value_of(gradient), value_of(crop))  # type: ignore[arg-type]
+        copy = {"memory_format": torch.contiguous_format}
+        replace(crop, gradient if same else calls_before(crop)(aten.clone.default, gradient, **copy))  # type: ignore[arg-type]

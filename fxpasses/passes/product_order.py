@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from fxpasses.contract import GraphKind, Pass
+from fxpasses.contract import Contract, Pass
 from fxpasses.passes._matching import calls_before, find_calls, is_call, shape_of
 from fxpasses.rewriting import replace, value_of
 from fxpasses.sites import claim
@@ -48,7 +48,7 @@ class ProductOrder(Pass):
     """
 
     name: ClassVar[str] = "product_order"
-    graphs: ClassVar[frozenset[GraphKind]] = frozenset({"joint", "inference"})
+    contract: ClassVar[Contract] = Contract(("joint", "inference"), numerics="tolerance")
     gain: float = 1.25
 
     def apply(self, gm: fx.GraphModule) -> bool:
