@@ -8,8 +8,11 @@
 """
 
 from fxpasses.capture import Captured, SavedValue, capture
+from fxpasses.checking.bisect import bisect_script
+from fxpasses.checking.model import check
 from fxpasses.contract import Contract, Pass, graph_pass
 from fxpasses.errors import (
+    BisectError,
     CaptureError,
     ContractError,
     FxPassesError,
@@ -20,6 +23,7 @@ from fxpasses.errors import (
     PatternError,
     StageError,
     StructureError,
+    ValueMismatchError,
 )
 from fxpasses.groups import Fixpoint, FixpointWarning, fixpoint
 from fxpasses.history import Compilation, Miss, compilations, explain_miss, reset_compilations
@@ -35,6 +39,7 @@ from fxpasses.sites import claim
 from fxpasses.stats import Stats, reset_stats, stats
 
 __all__ = [
+    "BisectError",
     "CaptureError",
     "Captured",
     "Compilation",
@@ -61,9 +66,12 @@ __all__ = [
     "StageError",
     "Stats",
     "StructureError",
+    "ValueMismatchError",
     "annotated_code",
     "available_passes",
+    "bisect_script",
     "capture",
+    "check",
     "claim",
     "compilations",
     "explain_miss",
