@@ -21,6 +21,7 @@ from fxpasses.manager import PassManager, PassRun
 from fxpasses.options import Options
 from fxpasses.partitioner import partition
 from fxpasses.provenance import Provenance
+from fxpasses.regional import CostModel, RegionReport, regions
 from fxpasses.report import annotated_code
 from fxpasses.rewriting import insert_call
 from fxpasses.stats import Stats, reset_stats, stats
@@ -28,6 +29,7 @@ from fxpasses.stats import Stats, reset_stats, stats
 __all__ = [
     "CaptureError",
     "Captured",
+    "CostModel",
     "FxPassesError",
     "HandoverError",
     "Options",
@@ -38,6 +40,7 @@ __all__ = [
     "PassManager",
     "PassRun",
     "Provenance",
+    "RegionReport",
     "SavedValue",
     "StageError",
     "Stats",
@@ -46,6 +49,7 @@ __all__ = [
     "graph_pass",
     "insert_call",
     "partition",
+    "regions",
     "reset_stats",
     "stats",
 ]

@@ -12,6 +12,7 @@ from fxpasses import _torch
 from fxpasses.inductor import EagerCompiler, InductorCompiler
 from fxpasses.options import Options
 from fxpasses.pipeline import Compiler, Observer, Pipeline
+from fxpasses.regional import with_regions
 from fxpasses.report import GraphFiles
 
 __all__ = ["fxpasses"]
@@ -39,12 +40,13 @@ def fxpasses(
         StageError: when a stage fails; names stage, pass, node and source line.
     """
     parsed = Options.parse(options, mode)
+    observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
+    gm = with_regions(gm, parsed, observers)
     compiler: Compiler
     if parsed.compiler == "inductor":
         compiler = InductorCompiler(parsed, gm, example_inputs)
     else:
         compiler = EagerCompiler(parsed, decompose=True)
-    observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
     log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
     return Pipeline(parsed, compiler, observers).compile(gm, example_inputs)
 

@@ -42,6 +42,9 @@ class Options:
         report: a directory for the captured graphs as readable files, or ``None``.
         accelerate: whether AOTAutograd's tracing runs on ``fake``'s dispatch cache: the same graphs and
             guards in less time. Without effect on a version of torch that ``fake`` does not know.
+        regions: which repeated layers are compiled once and called wherever they occur: ``"auto"`` those that save
+            more than they cost, ``"always"`` every repeat, a list of patterns the modules whose paths match one
+            (``["blocks.*"]``), ``"off"`` none. See :func:`fxpasses.regions`.
 
     >>> Options.parse({"memory_budget": 0.5}).memory_budget
     0.5
@@ -55,6 +58,7 @@ class Options:
     on_failure: OnFailure = "raise"
     report: str | None = None
     accelerate: bool = True
+    regions: Literal["auto", "off", "always"] | tuple[str, ...] = "off"
 
     @classmethod
     def names(cls) -> list[str]:
@@ -183,6 +187,14 @@ def _check_flag(name: str, value: Any) -> bool:
     return value
 
 
+def _check_regions(name: str, value: Any) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        return _check_choice(("auto", "off", "always"))(name, value)
+    if not isinstance(value, Sequence) or not value or not all(isinstance(v, str) for v in value):
+        raise OptionsError(name, value, "'auto', 'off', 'always', or a list of module path patterns")
+    return tuple(value)
+
+
 def _check_directory(name: str, value: Any) -> str | None:
     if value is None or isinstance(value, (str, os.PathLike)):
         return None if value is None else os.fspath(value)
@@ -198,4 +210,5 @@ _CHECKS = {
     "on_failure": _check_choice(get_args(OnFailure)),
     "report": _check_directory,
     "accelerate": _check_flag,
+    "regions": _check_regions,
 }

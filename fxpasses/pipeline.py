@@ -69,12 +69,28 @@ class Observer:
     def graph(self, kind: str, gm: fx.GraphModule) -> None:
         """A joint, forward, backward or inference graph after its passes."""
 
+    def regions(self, report: object) -> None:
+        """The repeats that were found in the Dynamo graph, and what becomes of them."""
+
+    def of_region(self) -> Observer:
+        """What observes the compilation of one region of this graph."""
+        return Observer()
+
 
 class Pipeline:
     """The stages for one Dynamo graph, with the same error handling around each."""
 
-    def __init__(self, options: Options, compiler: Compiler, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self,
+        options: Options,
+        compiler: Compiler,
+        observers: Sequence[Observer] = (),
+        *,
+        counts: bool = True,
+    ) -> None:
+        """``counts`` is false for a piece of a graph that is counted already."""
         self.options = options
+        self._counts = counts
         self.compiler = compiler
         self.manager = PassManager(options.passes)
         self.observers = observers
@@ -112,9 +128,10 @@ class Pipeline:
             failure.__cause__ = error
             return self._eager_instead(failure, gm.forward)
         self._count_graph()
-        if not self._was_called:
-            counters.count("cache_hits")
-        counters.add_seconds("total", time.perf_counter() - start)
+        if self._counts:
+            if not self._was_called:
+                counters.count("cache_hits")
+            counters.add_seconds("total", time.perf_counter() - start)
         return compiled
 
     def _partition(
@@ -198,6 +215,8 @@ class Pipeline:
         return eager
 
     def _count_graph(self) -> None:
+        if not self._counts:
+            return
         counters.count("graphs")
         compile_id = _torch.CompileContext.current_compile_id()
         if compile_id is not None and compile_id.frame_compile_id:
