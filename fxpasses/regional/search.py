@@ -30,7 +30,7 @@ SHORTEST = 3
 _BOUNDARIES = 4
 """How many places for the boundary are tried for repeats that follow each other directly."""
 
-_CROSSING_SECONDS = 0.02
+_CROSSING_SECONDS = 0.001
 """What one more value across a boundary counts when candidates are compared."""
 _MOST_LEFT = 30
 """How many repeats that are left in the graph are reported; the search ends when there are more."""
@@ -163,11 +163,11 @@ class _Searcher:
         return found
 
     def _is_periodic(self, start: int, length: int) -> bool:
-        """Whether the stretch is a shorter one at least twice over (and part of a third): that one is a candidate too."""
+        """Whether the stretch is a shorter one one and a half times over or more: that one is a candidate too."""
         window = self.facts.tokens[start : start + length]
         return any(
             window[period:] == window[:-period]
-            for period in range(SHORTEST, length // 2 + 1)
+            for period in range(SHORTEST, 2 * length // 3 + 1)
             if window[period] == window[0]
         )
 

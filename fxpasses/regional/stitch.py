@@ -186,7 +186,7 @@ def _replace(
     """Put a call of the region in the place of one window; ``replaced`` says what became of the nodes of others."""
     graph, facts = gm.graph, found.facts
     calls = facts.calls[window.start : window.stop]
-    tensors = [replaced.get(node, node) for node in outside_of(facts, window)]
+    tensors = [_now(node, replaced) for node in outside_of(facts, window)]
     like = calls[0]
     values: dict[fx.Node, fx.Node] = {}
 
@@ -214,3 +214,10 @@ def _replace(
     replaced.update(values)
     for node in reversed(calls):
         graph.erase_node(node)
+
+
+def _now(node: fx.Node, replaced: dict[fx.Node, fx.Node]) -> fx.Node:
+    """What has become of a node, which may have been replaced by one that was replaced later."""
+    while node in replaced:
+        node = replaced[node]
+    return node
