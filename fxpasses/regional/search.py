@@ -175,9 +175,11 @@ class _Searcher:
         """Most saved first, before verification; of equals the one with least across its boundary."""
         length, starts = candidate
         first, copies = starts[0], len(starts)
-        saved = self.cost.saved(
-            self.weights[first + length] - self.weights[first], copies, self.facts.dynamic
-        )
+        weight = self.weights[first + length] - self.weights[first]
+        if self.choice == "auto":
+            saved = self.cost.saved(weight, copies, self.facts.dynamic)
+        else:
+            saved = self.cost.seconds_per_node * weight * (copies - 1)
         crossing = self.crossing[first] + self.crossing[first + length]
         return -saved + _CROSSING_SECONDS * crossing * copies, crossing
 
