@@ -49,7 +49,9 @@ def measure(settings: argparse.Namespace) -> dict[str, float]:
     """Seconds of the first training step and of later ones, and peak memory, in this process."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    torch.compile(lambda x: x.sin().sum(), dynamic=settings.dynamic)(torch.ones(3, requires_grad=True)).backward()
+    torch.compile(lambda x: x.sin().sum(), dynamic=settings.dynamic)(
+        torch.ones(3, requires_grad=True)
+    ).backward()
     torch._dynamo.reset()
     model = GPT(settings.layers, settings.width, settings.heads, settings.tokens, 512)
     tokens, targets = torch.randint(512, (2, settings.batch, settings.tokens))
@@ -118,7 +120,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--steps", type=int, default=5, help="later steps, of which the median is shown")
     parser.add_argument("--repeats", type=int, default=1, help="processes for each measurement")
-    parser.add_argument("--warm", action="store_true", help="a second process with the caches of the first instead")
+    parser.add_argument(
+        "--warm", action="store_true", help="a second process with the caches of the first instead"
+    )
     parser.add_argument("--search", type=int, default=0, help="only search a graph of that many calls")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -130,7 +134,17 @@ def main(argv: list[str]) -> int:
         calls, seconds = search_seconds(arguments.search)
         console.print(f"{calls} calls searched in {seconds:.3f} s")
         return 0
-    table = Table("shapes", "layers", "what", "first step (s)", "ratio", "later step (ms)", "ratio", "peak (MB)", "ratio")
+    table = Table(
+        "shapes",
+        "layers",
+        "what",
+        "first step (s)",
+        "ratio",
+        "later step (ms)",
+        "ratio",
+        "peak (MB)",
+        "ratio",
+    )
     for shapes in arguments.shapes:
         for layers in arguments.layers:
             reference: dict[str, float] = {}
@@ -143,7 +157,10 @@ def main(argv: list[str]) -> int:
                     reference = reference or result
                     cells = [f"{shapes}", f"{layers}", label]
                     for name, unit in (("first", 1.0), ("later", 1e3), ("peak", 1e-6)):
-                        cells += [f"{result[name] * unit:.2f}", f"{result[name] / (reference[name] or 1.0):.2f}"]
+                        cells += [
+                            f"{result[name] * unit:.2f}",
+                            f"{result[name] / (reference[name] or 1.0):.2f}",
+                        ]
                     table.add_row(*cells)
     console.print(table)
     return 0

@@ -45,6 +45,9 @@ class Options:
         regions: which repeated layers are compiled once and called wherever they occur: ``"auto"`` those that save
             more than they cost, ``"always"`` every repeat, a list of patterns the modules whose paths match one
             (``["blocks.*"]``), ``"off"`` none. See :func:`fxpasses.regions`.
+        compiled_autograd: whether the backward passes that go through what is compiled here are captured as
+            one graph each, hooks and gradient accumulation included, and compiled with the same options (see
+            :mod:`compiled_autograd`); those that cannot be captured run as they would without.
 
     >>> Options.parse({"memory_budget": 0.5}).memory_budget
     0.5
@@ -59,6 +62,7 @@ class Options:
     report: str | None = None
     accelerate: bool = True
     regions: Literal["auto", "off", "always"] | tuple[str, ...] = "off"
+    compiled_autograd: bool = False
 
     @classmethod
     def names(cls) -> list[str]:
@@ -211,4 +215,5 @@ _CHECKS = {
     "report": _check_directory,
     "accelerate": _check_flag,
     "regions": _check_regions,
+    "compiled_autograd": _check_flag,
 }

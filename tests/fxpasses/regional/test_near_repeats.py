@@ -9,7 +9,12 @@ from torch.nn import functional as F
 
 from tests.fxpasses.regional.support import Block, Stack, check, copies, reasons, taken
 
-X = torch.randn(4, 8)
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def same_weights_each_time():
+    torch.manual_seed(0)
 
 
 def blocks(count: int = 5, **settings) -> list[Block]:
