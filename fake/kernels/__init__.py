@@ -25,6 +25,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     rnn,
     sparse,
     structured,
+    views,
 )
 from fake.kernels.registry import Rule, find, rule, rule_when, rules, takes_sparse
 

@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     RuntimeAssert,
     StatelessSymbolicContext,
+    canonicalize_bool_expr,
     free_unbacked_symbols,
     guard_or_false,
     guard_or_true,
@@ -66,6 +67,8 @@ __all__ = [
     "TorchShapeEnv",
     "TracingContext",
     "ValueRanges",
+    "assume_divisible",
+    "canonicalize_bool_expr",
     "concrete_bounds",
     "current_node_stack",
     "dynamo_builder",
@@ -99,6 +102,13 @@ def concrete_bounds(shape_env: TorchShapeEnv, symbol: sympy.Symbol) -> tuple[int
         int(lower) if lower.is_Integer else None,
         int(upper) if upper.is_Integer else None,
     )
+
+
+def assume_divisible(shape_env: TorchShapeEnv, symbol: sympy.Symbol, divisor: int) -> None:
+    """Tell an environment what follows from its guards already, but not to its own reasoning."""
+    remainder = Mod(symbol, divisor)
+    shape_env._add_divisible(remainder)
+    shape_env.axioms.update(dict(shape_env.get_implications(sympy.Eq(remainder, 0))))
 
 
 def hints_of(shape_env: TorchShapeEnv) -> dict[sympy.Symbol, Any]:

@@ -32,6 +32,7 @@ __all__ = [
     "declare_on",
     "mark_dynamic",
     "parse_dims",
+    "refuse",
     "symbolic_context",
 ]
 
@@ -111,6 +112,7 @@ class Contract:
     Attributes:
         by_input: what was declared for inputs by their names in the user's terms, before they were seen.
         declared: the dimensions under contract that have become symbols.
+        examples: for each name, the ``Dim``, the first dimension that has it, and that one's example size.
     """
 
     def __init__(self, by_input: Mapping[str, Dims] | None = None) -> None:
@@ -118,6 +120,7 @@ class Contract:
             name: dict(parse_dims(dims, name)) for name, dims in (by_input or {}).items()
         }
         self.declared: list[Declared] = []
+        self.examples: dict[str, tuple[Dim, str, int]] = {}
 
     def add(self, name: str, dims: Dims) -> None:
         """Promise something of an input.
@@ -204,43 +207,62 @@ def force_dynamic(context: Any, dims: Dims) -> None:
             context.dynamic_sizes[place] = kind
 
 
+def refuse(contract: Contract, source: Any, example: Any, dims: Dims) -> None:
+    """Complain of an example input that does not keep to what was declared, before anything is made of it.
+
+    Raises:
+        ContractInputError: a size is not allowed, or differs from another one of the same ``Dim``.
+        ContractError: another ``Dim`` has the same name.
+    """
+    name = text_of_source(source)
+    _refuse_wrong_sizes(example, dims, name)
+    for place, dim in dims.items():
+        if not isinstance(dim, Dim):
+            continue
+        text, size = f"{name}.size({place})", example[place]
+        known, other, other_size = contract.examples.get(dim.name, (dim, text, size))
+        if known != dim:
+            raise ContractError(f"Dim({dim.name!r})", text, f"was declared as {known} for {other}")
+        if other_size != size:
+            raise ContractInputError(dim, text, size, other, other_size)
+
+
 def declare(shape_env: Any, contract: Contract, source: Any, example: Any, sizes: Any, dims: Dims) -> None:
     """Make the promises of ``dims`` facts of an environment.
 
     Args:
         example: the sizes of the example input.
         sizes: what has become of them; a number where 0 or 1 got its own graph.
-
-    Raises:
-        ContractInputError: the example breaks its own contract, or two dimensions of one name differ.
     """
     name = text_of_source(source)
-    _refuse_wrong_sizes(example, dims, name)
     for place, dim in dims.items():
-        if not isinstance(dim, Dim) or not _t.is_symbolic(sizes[place]):
+        if not isinstance(dim, Dim):
             continue
-        text, symbol = f"{name}.size({place})", sizes[place].node.expr
-        if not isinstance(symbol, sympy.Symbol):
-            continue
-        same = next((d for d in contract.declared if d.dim.name == dim.name), None)
-        if same is not None and same.dim != dim:
-            raise ContractError(f"Dim({dim.name!r})", text, f"was declared as {same.dim} for {same.text}")
-        if same is not None and int(_t.hints_of(shape_env)[same.symbol]) != example[place]:
-            raise ContractInputError(
-                dim, text, example[place], same.text, int(_t.hints_of(shape_env)[same.symbol])
-            )
-        lower = max(dim.min, 2 if shape_env.specialize_zero_one else 0)
-        upper = _t.int_oo if dim.max is None else dim.max
-        shape_env.constrain_symbol_range(symbol, compiler_min=lower, compiler_max=upper)
-        promise = sympy.Le(lower, symbol, evaluate=False)
-        if dim.max is not None:
-            promise = sympy.And(promise, sympy.Le(symbol, upper, evaluate=False), evaluate=False)
-        record(shape_env, reason_now(promise, "declared"))
-        if dim.multiple_of > 1:
-            shape_env.evaluate_expr(sympy.Eq(_t.Mod(symbol, dim.multiple_of), 0))
-        if same is not None and same.symbol != symbol:
-            shape_env.evaluate_expr(sympy.Eq(symbol, same.symbol))
-        contract.declared.append(Declared(dim, text, symbol))
+        text = f"{name}.size({place})"
+        contract.examples.setdefault(dim.name, (dim, text, example[place]))
+        symbol = sizes[place].node.expr if _t.is_symbolic(sizes[place]) else None
+        if isinstance(symbol, sympy.Symbol):
+            _promise(shape_env, contract, Declared(dim, text, symbol))
+
+
+def _promise(shape_env: Any, contract: Contract, declared: Declared) -> None:
+    dim, symbol = declared.dim, declared.symbol
+    step = dim.multiple_of
+    lower = -(-max(dim.min, 2 if shape_env.specialize_zero_one else 0) // step) * step
+    upper = _t.int_oo if dim.max is None else dim.max // step * step
+    shape_env.constrain_symbol_range(symbol, compiler_min=lower, compiler_max=upper)
+    promise = sympy.Le(lower, symbol, evaluate=False)
+    if dim.max is not None:
+        promise = sympy.And(promise, sympy.Le(symbol, upper, evaluate=False), evaluate=False)
+    record(shape_env, reason_now(promise, "declared"))
+    if step > 1:
+        shape_env.evaluate_expr(sympy.Eq(_t.Mod(symbol, step), 0))
+        for divisor in sympy.divisors(step)[1:-1]:
+            _t.assume_divisible(shape_env, symbol, divisor)
+    same = next((d for d in contract.declared if d.dim.name == dim.name), None)
+    if same is not None and same.symbol != symbol:
+        shape_env.evaluate_expr(sympy.Eq(symbol, same.symbol))
+    contract.declared.append(declared)
 
 
 def declare_on(shape_env: Any, source: Any, dims: Dims) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "combine",
     "factors_of",
     "normalize",
+    "without_common_factor",
 ]
 
 ONE = sympy.S.One
@@ -183,9 +184,11 @@ class Linearizer:
         self.definitions[term] = []
         match term:
             case _t.FloorDiv():
-                self._define_division(term, *term.args, None)
+                base, divisor = term.args
+                self._define_division(term, base, divisor, None)
             case _t.Mod() | _t.PythonMod():
-                self._define_division(_t.FloorDiv(*term.args), *term.args, term)
+                base, divisor = term.args
+                self._define_division(_t.FloorDiv(base, divisor), base, divisor, term)
             case _t.Max() | _t.Min():
                 self._define_extreme(term)
 
@@ -239,6 +242,14 @@ def _reduced_remainder(remainder: Any, positive: Callable[[sympy.Basic], bool]) 
     """``Mod(a*k, b*k)`` is ``k * Mod(a, b)``."""
     factor, (base, divisor) = _without_common_factor(map(sympy.expand, remainder.args), positive)
     return remainder if factor == 1 else factor * remainder.func(base, divisor)
+
+
+def without_common_factor(
+    base: sympy.Basic, divisor: sympy.Basic, positive: Callable[[sympy.Basic], bool]
+) -> tuple[sympy.Basic, sympy.Basic]:
+    """Two sums of products without the positive symbols and the numbers that divide both."""
+    _, (left, right) = _without_common_factor([sympy.expand(base), sympy.expand(divisor)], positive)
+    return left, right
 
 
 def _without_common_factor(

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import ShapeEnvError
 from . import _torch as _t
-from .contract import Contract, Dims, check, declare, force_dynamic, mark_of, parse_dims
+from .contract import Contract, Dims, check, declare, force_dynamic, mark_of, parse_dims, refuse
 from .explain import Explanation, explain
 from .guards import CompiledGuards, Guards, guards_of, minimal_guards
 from .reasons import reason_now, record
@@ -120,6 +120,7 @@ class ShapeEnv(_t.TorchShapeEnv):
         **options: Any,
     ) -> Any:
         dims = parse_dims(self.contract.of(source), source.name, len(ex_size))
+        refuse(self.contract, source, ex_size, dims)
         context = options.get("symbolic_context")
         if dims and context is not None:
             force_dynamic(context, dims)

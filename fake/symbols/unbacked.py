@@ -88,21 +88,15 @@ class RuntimeAssertion:
 
 def runtime_assertions(shape_env: Any) -> list[RuntimeAssertion]:
     """The runtime assertions of an environment that its ranges do not prove, in the order in which they arose."""
-    reasons = {reason.condition: reason for reason in reasons_of(shape_env)}
-    found = []
-    for asserted in (ra for ras in shape_env.deferred_runtime_asserts.values() for ra in ras):
-        reason = reasons.get(asserted.expr)
-        if reason is None:  # torch keeps a canonical form of what was asked
-            equal = (
-                r
-                for c, r in reasons.items()
-                if r.kind == "assertion" and c.free_symbols == asserted.expr.free_symbols
-            )
-            reason = next(
-                (r for r in equal if sympy.Equivalent(r.condition, asserted.expr) == sympy.true), None
-            )
-        found.append(RuntimeAssertion(asserted.expr, asserted.msg, reason))
-    return found
+    # torch keeps a canonical form of what was asked.
+    reasons = {
+        _t.canonicalize_bool_expr(r.condition): r for r in reasons_of(shape_env) if r.kind == "assertion"
+    }
+    return [
+        RuntimeAssertion(asserted.expr, asserted.msg, reasons.get(asserted.expr))
+        for group in shape_env.deferred_runtime_asserts.values()
+        for asserted in group
+    ]
 
 
 def insert_runtime_assertions(
