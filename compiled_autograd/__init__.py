@@ -16,6 +16,7 @@ from compiled_autograd.errors import (
 )
 from compiled_autograd.explain import Explanation, explain
 from compiled_autograd.persist import load_graph, save_graph
+from compiled_autograd.standing import capture_through
 from compiled_autograd.stats import CaptureRecord, FallbackRecord, Stats
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "RefusedError",
     "Stats",
     "UnboundOperatorError",
+    "capture_through",
     "config",
     "disable",
     "enable",

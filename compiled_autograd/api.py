@@ -21,6 +21,7 @@ def _install() -> Callable[[], None]:
     unwatch = _torch.watch(
         current_graph_task_id=queries.current_graph_task_id,
         current_autograd_node=queries.current_autograd_node,
+        keeps_graph=queries.keeps_graph,
         execution_order=queries.current_graph_task_execution_order,
         will_execute=queries.will_execute,
         push_saved_hooks=saved_hooks.push,
