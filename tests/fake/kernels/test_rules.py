@@ -167,7 +167,8 @@ def test_every_rule_has_a_case() -> None:
     """By function: a rule for several operators is one rule."""
     tested = {fake.kernels.find(_overload(name)) for case in CASES for name in case.rules}
     untested = {rule.__name__ for rule in fake.kernels.rules().values() if rule not in tested}
-    assert untested == {"to_sparse", "unique_consecutive"}  # see below
+    # "view" gives torch's answer with fewer guards: tests/fake/symbols/test_exactness.py. The others: see below.
+    assert untested == {"to_sparse", "unique_consecutive", "view"}
 
 
 def _overload(name: str) -> torch._ops.OpOverload:
