@@ -19,6 +19,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     losses,
     normalization,
     out_variants,
+    padding,
     pointwise_strides,
     pooling,
     ranges,
