@@ -5,6 +5,7 @@ Nothing else in ``fake`` writes ``torch._x``: the next release of torch is this 
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -238,9 +239,9 @@ def custom_ops_profiles() -> object | None:
 
 
 def copy_node(node: SymNode) -> SymNode:
-    """A new node with the same expression, hint and environment."""
-    copied = object.__new__(SymNode)
-    copied.__dict__.update(node.__dict__)
+    """A new node that shares all attributes with ``node``: what is learned about one holds for the other."""
+    copied = object.__new__(node.__class__)
+    copied.__dict__ = node.__dict__
     return copied
 
 
@@ -256,13 +257,24 @@ def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
     return made
 
 
+_logging_state = torch._logging._internal
+
+
 def symbolic_arithmetic_is_watched() -> bool:
     """Whether ``make_fx`` records symbolic arithmetic, or the structured log does."""
     return (
         _get_dispatch_mode(_PROXY_KEY) is not None
         or _PRE_DISPATCH_MODES[0] is not None
-        or torch._logging._internal.GET_DTRACE_STRUCTURED
+        or _logging_state.GET_DTRACE_STRUCTURED
     )
+
+
+# What tells that a symbol may have been replaced. Until 2.11 there was one counter for all that is known.
+replacements_version = operator.attrgetter(
+    "_replacements_version_counter"
+    if "_replacements_version_counter" in ShapeEnv._init.__code__.co_names
+    else "_version_counter"
+)
 
 
 def backed_size_oblivious() -> bool:

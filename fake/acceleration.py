@@ -50,6 +50,7 @@ class _Switch:
                 for owner, name, value in _patches():
                     self.saved.append((owner, name, vars(owner).get(name, _MISSING), value))
                     setattr(owner, name, value)
+                symbols.OPERATORS.acquire()
             self.depth += 1
 
     def off(self) -> None:
@@ -58,6 +59,7 @@ class _Switch:
                 raise AccelerateError("acceleration is already off")
             if self.depth == 1:
                 self._restore()
+                symbols.OPERATORS.release()
             self.depth -= 1
 
     def _restore(self) -> None:

@@ -16,6 +16,8 @@ from .cache.engine import Engine
 from .cache.key import plain_key
 from .convert import FakeTensorConverter
 from .steps import dispatch as dispatch_steps
+from .symbols.node import adopt as adopt_symbol
+from .symbols.node import lean_state
 from .tensor import DEVICE_ATTRIBUTE, FakeTensor, adopt, disown
 
 __all__ = ["ENGINE", "FakeTensorMode", "cache_clear", "cache_info"]
@@ -116,6 +118,8 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
         self.__dict__[name] = value
         if name in _CACHE_SETTINGS:
             self.__dict__["_cache_token"] = None
+            if name == "shape_env" and value is not None:
+                lean_state(value).adopts = True
         elif name in _HANDLER_SETTINGS:
             self._choose_handlers()
 
@@ -147,6 +151,14 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
         except AttributeError:
             self._thread.entered = []
             return self._thread.entered
+
+    def from_tensor(self, tensor: torch.Tensor, **options: Any) -> Any:  # type: ignore[override]
+        """A fake tensor like a real one; options as torch's. Its symbolic sizes are lean (``fake.symbols.node``)."""
+        made = super().from_tensor(tensor, **options)
+        if type(made) is FakeTensor and _t.has_symbols(made):
+            for number in (*made.shape, *made.stride(), made.storage_offset()):
+                adopt_symbol(number)
+        return made
 
     def dispatch(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Run an operator through the cache."""

@@ -17,6 +17,7 @@ import torch
 
 from .. import _torch as _t
 from ..metadata import TensorMetadata
+from ..symbols.node import LeanNode, adopt, lean_state
 from ..tensor import SymbolicSizes, Unkeyable, flags_of, make_fake, plain_of, static_metadata_of
 from .recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
 
@@ -122,8 +123,11 @@ def token(value: Any) -> Any:
     if type(value) is int:
         return value
     node = value.node
-    if type(node) is not _t.SymNode:
-        raise Unkeyable("symbolic shape")
+    if type(node) is not LeanNode:
+        if type(node) is not _t.SymNode:
+            raise Unkeyable("symbolic shape")
+        if node.shape_env is not None and lean_state(node.shape_env).adopts:
+            adopt(value)
     expr = node.expr
     cached = node.__dict__.get("_fake_token")
     if cached is not None and cached.expr is expr:
