@@ -106,9 +106,22 @@ def _keep(result: Any, asked: Any, state: LeanState) -> Any:
 
 
 def _binary(name: str, original: Callable) -> Callable:
-    watched = _t.symbolic_arithmetic_is_watched
+    watched, new = _t.symbolic_arithmetic_is_watched, object.__new__
 
     def lean(self: Any, other: Any) -> Any:
+        try:
+            result = self.shape_env._fake_lean.results[name, self._canonical, other._canonical]
+        except (AttributeError, KeyError):
+            return compute(self, other)
+        if watched():
+            return original(self, other)
+        if result.constant is not None:
+            return result
+        made = new(result.__class__)
+        made.__dict__ = result.__dict__
+        return made
+
+    def compute(self: Any, other: Any) -> Any:
         shape_env = self.shape_env
         if (
             shape_env is None
@@ -118,12 +131,10 @@ def _binary(name: str, original: Callable) -> Callable:
         ):
             return original(self, other)
         state = lean_state(shape_env)
-        left = getattr(self, "_canonical", None) or _canonical_of(self, state)
-        right = getattr(other, "_canonical", None) or _canonical_of(other, state)
-        key = (name, left, right)
-        result = state.results.get(key)
+        left, right = _canonical_of(self, state), _canonical_of(other, state)
+        result = state.results.get((name, left, right))
         if result is None:
-            result = state.results[key] = _keep(original(left, right), self, state)
+            result = state.results[name, left, right] = _keep(original(left, right), self, state)
             if right.constant.__class__ is int:  # the operators of SymInt look for the number itself
                 state.results[name, left, right.constant] = result
             if left.constant.__class__ is int:
@@ -199,15 +210,16 @@ def _maybe_as_int(original: Callable) -> Callable:
     version_of = _t.replacements_version
 
     def maybe_as_int(self: Any) -> int | None:
-        shape_env = self.shape_env
-        if shape_env is None or shape_env.frozen:
+        own, shape_env = self.__dict__, self.shape_env
+        if shape_env is None:
             return original(self)
-        own = self.__dict__
         version = version_of(shape_env)
-        if own.get("_as_int_version") != version:
-            own["_as_int"] = original(self)
-            own["_as_int_version"] = version
-        return own["_as_int"]
+        if own.get("_as_int_version") == version:
+            return own["_as_int"]
+        answer = original(self)
+        if not shape_env.frozen:  # what a frozen environment knows may be withdrawn without a new version
+            own["_as_int"], own["_as_int_version"] = answer, version
+        return answer
 
     return maybe_as_int
 
@@ -220,7 +232,7 @@ def _expr(original: property) -> property:
     def expr(self: Any) -> Any:
         """The expression with replacements: looked at again only if one of its own symbols was replaced."""
         shape_env = self.shape_env
-        if shape_env is None or shape_env.frozen:
+        if shape_env is None:
             return read(self)
         version = version_of(shape_env)
         if version == 0:
@@ -228,6 +240,8 @@ def _expr(original: property) -> property:
         own = self.__dict__
         if own.get("_current_version") == version:
             return own["_current"]
+        if shape_env.frozen:
+            return read(self)
         current = own.get("_current", self._expr)
         if not getattr(current, "free_symbols", frozenset()).isdisjoint(shape_env.replacements):
             current = shape_env.replace(current)
@@ -256,14 +270,19 @@ def _tell(node: Any, kind: str, answer: Any) -> None:
         log.remembered(kind, node.expr, answer)
 
 
+def _memory(node: Any) -> dict[str, Any]:
+    """Where answers about an expression are kept: all copies of a canonical node share it."""
+    return (getattr(node, "_canonical", None) or node).__dict__
+
+
 def _remembered(name: str, slot: str, kind: str, original: Callable) -> Callable:
     def lean(self: Any, file: str, line: int) -> Any:
-        canonical = getattr(self, "_canonical", None) or self
-        answer = canonical.__dict__.get(slot)
+        memory = _memory(self)
+        answer = memory.get(slot)
         if answer is None:
             answer = original(self, file, line)
             if _may_remember(self) and (slot != "_expected" or answer):
-                canonical.__dict__[slot] = answer
+                memory[slot] = answer
         else:
             _tell(self, kind, answer)
         return answer
@@ -276,7 +295,7 @@ def _evaluate_node(original: Callable) -> Callable:
     def evaluate(self: Any, size_oblivious: bool = False) -> Any:
         if size_oblivious:
             return original(self, size_oblivious)
-        memory = (getattr(self, "_canonical", None) or self).__dict__
+        memory = _memory(self)
         answer = memory.get("_evaluated")
         if answer is None:
             answer = original(self, size_oblivious)
@@ -295,7 +314,7 @@ def _evaluate(original: Callable) -> Callable:
     ) -> Any:
         if size_oblivious:
             return original(self, sym_node, size_oblivious, fallback_value)
-        memory = (getattr(sym_node, "_canonical", None) or sym_node).__dict__
+        memory = _memory(sym_node)
         answer = memory.get("_evaluated")
         if answer is None:
             answer = original(self, sym_node, size_oblivious, fallback_value)
