@@ -59,7 +59,7 @@ from torch._subclasses.meta_utils import (
 )
 from torch._utils import render_call
 from torch.fx.experimental import _config as fx_experimental_config
-from torch.fx.experimental.sym_node import SymNode, sizes_strides_methods
+from torch.fx.experimental.sym_node import SymNode, magic_methods, sizes_strides_methods
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
 from torch.fx.operator_schemas import normalize_function
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp as TorchFakeTensorProp
@@ -72,6 +72,8 @@ from torch.utils._pytree import (
     tree_map_only,
     tree_unflatten,
 )
+from torch.utils._sympy import functions as sympy_functions
+from torch.utils._sympy.numbers import int_oo
 
 __all__ = [
     "SUPPORTED_VERSIONS",
@@ -116,11 +118,13 @@ __all__ = [
     "functorch_config",
     "get_schema_info",
     "in_kernel_invocation_manager",
+    "int_oo",
     "is_fake",
     "is_sparse_any",
     "is_supported_version",
     "library_fake_impl",
     "library_utils",
+    "magic_methods",
     "maybe_get_fake_mode",
     "meta_table",
     "nested_tensor_module",
@@ -133,6 +137,7 @@ __all__ = [
     "should_allow_numbers_as_tensors",
     "sizes_strides_methods",
     "skip_code",
+    "sympy_functions",
     "torch_decomp_decompositions",
     "tree_flatten",
     "tree_leaves",
@@ -319,3 +324,16 @@ def is_plain_meta(tensor: torch.Tensor) -> bool:
         return False
     keys = dispatch_keys(tensor)
     return keys.has(META_KEY) and not keys.has(PYTHON_KEY)
+
+
+shape_env_changes = tuple(
+    name
+    for name in (
+        "_constrain_is_bounded", "_constrain_range", "_constrain_range_for_size", "_constrain_unify",
+        "_eliminate_unbacked", "_rename_unbacked_to", "constrain_symbol_range", "create_symbol",
+        "create_unbacked_symbool", "create_unbacked_symfloat", "create_unbacked_symint",
+        "create_unspecified_symbol", "set_real_tensor_prop_unbacked_vals", "set_unbacked_var_to_val",
+    )
+    if hasattr(ShapeEnv, name)
+)  # fmt: skip
+"""Methods that change what a shape environment knows, besides questions."""

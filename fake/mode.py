@@ -16,7 +16,6 @@ from .cache.engine import Engine
 from .cache.key import plain_key
 from .convert import FakeTensorConverter
 from .steps import dispatch as dispatch_steps
-from .symbols.node import adopt as adopt_symbol
 from .symbols.node import lean_state
 from .tensor import DEVICE_ATTRIBUTE, FakeTensor, adopt, disown
 
@@ -151,14 +150,6 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
         except AttributeError:
             self._thread.entered = []
             return self._thread.entered
-
-    def from_tensor(self, tensor: torch.Tensor, **options: Any) -> Any:  # type: ignore[override]
-        """A fake tensor like a real one; options as torch's. Its symbolic sizes are lean (``fake.symbols.node``)."""
-        made = super().from_tensor(tensor, **options)
-        if type(made) is FakeTensor and _t.has_symbols(made):
-            for number in (*made.shape, *made.stride(), made.storage_offset()):
-                adopt_symbol(number)
-        return made
 
     def dispatch(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Run an operator through the cache."""

@@ -18,6 +18,7 @@ class, for ``fake.acceleration``, which has to serve nodes that torch makes.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -263,11 +264,11 @@ def _may_remember(node: Any) -> bool:
     )
 
 
-def _tell(node: Any, kind: str, answer: Any) -> None:
+def _tell(node: Any, answer: Any) -> None:
     """Mention a remembered answer to whoever listens."""
     log = lean_state(node.shape_env).log
     if log is not None:
-        log.remembered(kind, node.expr, answer)
+        log.remembered(node.expr, answer)
 
 
 def _memory(node: Any) -> dict[str, Any]:
@@ -275,7 +276,7 @@ def _memory(node: Any) -> dict[str, Any]:
     return (getattr(node, "_canonical", None) or node).__dict__
 
 
-def _remembered(name: str, slot: str, kind: str, original: Callable) -> Callable:
+def _remembered(name: str, slot: str, original: Callable) -> Callable:
     def lean(self: Any, file: str, line: int) -> Any:
         memory = _memory(self)
         answer = memory.get(slot)
@@ -284,7 +285,7 @@ def _remembered(name: str, slot: str, kind: str, original: Callable) -> Callable
             if _may_remember(self) and (slot != "_expected" or answer):
                 memory[slot] = answer
         else:
-            _tell(self, kind, answer)
+            _tell(self, answer)
         return answer
 
     lean.__name__ = name
@@ -302,7 +303,7 @@ def _evaluate_node(original: Callable) -> Callable:
             if _may_remember(self):
                 memory["_evaluated"] = answer
         else:
-            _tell(self, "evaluate", answer)
+            _tell(self, answer)
         return answer
 
     return evaluate
@@ -321,7 +322,7 @@ def _evaluate(original: Callable) -> Callable:
             if _may_remember(sym_node):
                 memory["_evaluated"] = answer
         else:
-            _tell(sym_node, "evaluate", answer)
+            _tell(sym_node, answer)
         return answer
 
     return evaluate_sym_node
@@ -338,16 +339,50 @@ def _methods() -> dict[str, Any]:
     found["maybe_as_int"] = _maybe_as_int(node["maybe_as_int"])
     found["expr"] = _expr(node["expr"])
     for name in ("guard_bool", "guard_or_false", "guard_or_true"):
-        found[name] = _remembered(name, "_answer", "evaluate", node[name])
-    found["expect_true"] = _remembered("expect_true", "_expected", "expect", node["expect_true"])
+        found[name] = _remembered(name, "_answer", node[name])
+    found["expect_true"] = _remembered("expect_true", "_expected", node["expect_true"])
     return found
+
+
+def _hint(original: property) -> property:
+    read = original.fget
+    assert read is not None
+
+    def hint(self: Any) -> Any:
+        """The value at hand, for whoever decides by it without a guard: only torch's own symbols do so unseen."""
+        state = getattr(self.shape_env, "_fake_lean", None)
+        value = read(self)
+        if state is not None and state.log is not None:
+            if sys._getframe(1).f_code.co_filename not in _OWN_FILES:
+                state.log.hint_read(self.expr, value)
+        return value
+
+    return property(hint)
+
+
+_OWN_FILES = frozenset(
+    function.__code__.co_filename for function in (SymNode.__init__, ShapeEnv.evaluate_sym_node)
+)
+
+
+def _also_lean(original: Callable) -> Callable:
+    def lean(self: Any, *args: Any) -> Any:
+        result = original(self, *args)
+        if result.__class__ is SymNode:
+            result.__class__ = LeanNode
+        return result
+
+    lean.__name__ = original.__name__
+    return lean
 
 
 LeanNode: Any = type(
     "LeanNode",
     (SymNode,),
     {
+        **{name: _also_lean(method) for name, method in vars(SymNode).items() if name in _t.magic_methods},
         **_methods(),
+        "hint": _hint(vars(SymNode)["hint"]),
         "evaluate": _evaluate_node(vars(SymNode)["evaluate"]),
         "__doc__": "torch's node of a symbolic number with the repeated work remembered.",
         "__module__": __name__,
