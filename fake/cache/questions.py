@@ -131,7 +131,9 @@ def _install(shape_env: Any, state: Any) -> list[str]:
 
     def guard_or_defer_runtime_assert(*args: Any, **kwargs: Any) -> Any:
         deferred = shape_env.num_deferred_runtime_asserts
-        answer = methods["guard_or_defer_runtime_assert"](*args, **kwargs)  # guards by way of ``evaluate_expr``
+        answer = methods["guard_or_defer_runtime_assert"](
+            *args, **kwargs
+        )  # guards by way of ``evaluate_expr``
         if shape_env.num_deferred_runtime_asserts != deferred or _t.guards_are_suppressed():
             state.log.refused = "a runtime assertion"
         return answer

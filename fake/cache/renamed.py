@@ -168,9 +168,7 @@ class RenamedCall:
     def fits(self, entry: Entry) -> bool:
         """Whether the questions of a recorded dispatch have the same answers at this call's sizes."""
         try:
-            return all(
-                evaluate(encoded, self.values) == answer for _, encoded, _, answer in entry.questions
-            )
+            return all(evaluate(encoded, self.values) == answer for _, encoded, _, answer in entry.questions)
         except ArithmeticError:
             return False
 

@@ -352,9 +352,10 @@ def _hint(original: property) -> property:
         """The value at hand, for whoever decides by it without a guard: only torch's own symbols do so unseen."""
         state = getattr(self.shape_env, "_fake_lean", None)
         value = read(self)
-        if state is not None and state.log is not None:
-            if sys._getframe(1).f_code.co_filename not in _OWN_FILES:
-                state.log.hint_read(self.expr, value)
+        if state is None or state.log is None:
+            return value
+        if sys._getframe(1).f_code.co_filename not in _OWN_FILES:
+            state.log.hint_read(self.expr, value)
         return value
 
     return property(hint)
@@ -430,9 +431,7 @@ def _operator(method: str, original: Callable, *, reflected: bool) -> Callable:
         return through_node(self, node, other)
 
     def through_node(self: Any, node: Any, other: Any) -> Any:
-        if (
-            node.__class__ is not LeanNode and node.__class__ is not SymNode
-        ) or node.constant is not None:
+        if (node.__class__ is not LeanNode and node.__class__ is not SymNode) or node.constant is not None:
             return original(self, other)
         if other.__class__ is int:
             operand = node.wrap_int(other)
