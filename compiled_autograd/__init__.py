@@ -11,11 +11,13 @@ from compiled_autograd.errors import (
     CompiledAutogradError,
     GraphReloadError,
     InvalidCompilerError,
+    LateHookError,
     RefusedError,
     UnboundOperatorError,
 )
 from compiled_autograd.explain import Explanation, explain
 from compiled_autograd.persist import load_graph, save_graph
+from compiled_autograd.standing import capture_through
 from compiled_autograd.stats import CaptureRecord, FallbackRecord, Stats
 
 __all__ = [
@@ -26,9 +28,11 @@ __all__ = [
     "FallbackRecord",
     "GraphReloadError",
     "InvalidCompilerError",
+    "LateHookError",
     "RefusedError",
     "Stats",
     "UnboundOperatorError",
+    "capture_through",
     "config",
     "disable",
     "enable",

@@ -34,7 +34,10 @@ __all__ = [
     "dispatch_mode_depth",
     "functional_operators",
     "hook_problem",
+    "keeps_graph",
     "materializes_grads",
+    "register_hook",
+    "register_post_accumulate_grad_hook",
     "set_autograd_compiler",
     "set_current_engine",
     "set_verbose_logger",
@@ -63,6 +66,9 @@ has_storage = torch._C._has_storage
 dispatch_mode_depth = torch._C._len_torch_dispatch_stack
 
 current_graph_task_id = torch._C._current_graph_task_id
+register_hook = torch.Tensor.register_hook
+register_post_accumulate_grad_hook = torch.Tensor.register_post_accumulate_grad_hook
+keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 current_autograd_node = torch._C._current_autograd_node
 current_graph_task_execution_order = _C._current_graph_task_execution_order
 will_engine_execute_node = torch._C._will_engine_execute_node
@@ -161,10 +167,17 @@ def set_current_engine(engine: Any) -> Any:
 _WATCHED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "current_graph_task_id": (torch._C, "_current_graph_task_id", current_graph_task_id),
     "current_autograd_node": (torch._C, "_current_autograd_node", current_autograd_node),
+    "keeps_graph": (torch._C._autograd, "_get_current_graph_task_keep_graph", keeps_graph),
     "execution_order": (torch._C, "_current_graph_task_execution_order", current_graph_task_execution_order),
     "will_execute": (torch._C, "_will_engine_execute_node", will_engine_execute_node),
     "push_saved_hooks": (torch._C._autograd, "_push_saved_tensors_default_hooks", push_saved_tensors_hooks),
     "pop_saved_hooks": (torch._C._autograd, "_pop_saved_tensors_default_hooks", pop_saved_tensors_hooks),
+    "register_hook": (torch.Tensor, "register_hook", register_hook),
+    "register_post_accumulate_grad_hook": (
+        torch.Tensor,
+        "register_post_accumulate_grad_hook",
+        register_post_accumulate_grad_hook,
+    ),
     "remove_hook": (torch.utils.hooks.RemovableHandle, "remove", remove_hook),
 }
 

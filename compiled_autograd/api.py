@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from compiled_autograd import _torch, queries, saved_hooks
+from compiled_autograd import _torch, late_hooks, queries, saved_hooks
 from compiled_autograd.compilers import as_compiler
 from compiled_autograd.engine import CapturingEngine
 from compiled_autograd.running import running
@@ -21,10 +21,13 @@ def _install() -> Callable[[], None]:
     unwatch = _torch.watch(
         current_graph_task_id=queries.current_graph_task_id,
         current_autograd_node=queries.current_autograd_node,
+        keeps_graph=queries.keeps_graph,
         execution_order=queries.current_graph_task_execution_order,
         will_execute=queries.will_execute,
         push_saved_hooks=saved_hooks.push,
         pop_saved_hooks=saved_hooks.pop,
+        register_hook=late_hooks.register_hook,
+        register_post_accumulate_grad_hook=late_hooks.register_post_accumulate_grad_hook,
         remove_hook=queries.remove_hook,
     )
 

@@ -23,6 +23,7 @@ from compiled_autograd.hook import Capture, GraphCompiler
 from compiled_autograd.log import log_capture, log_fallback, log_hit, log_of_cpp
 from compiled_autograd.running import EAGER, running
 from compiled_autograd.session import Session, sessions
+from compiled_autograd.standing import standing
 
 __all__ = ["CapturingEngine"]
 
@@ -173,8 +174,10 @@ class CapturingEngine(_torch.Engine):
     """Stands in for ``torch.autograd.Variable._execution_engine`` while any session is enabled."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        session = sessions.current()
-        if session is None or _torch.is_tracing():
+        if _torch.is_tracing():
+            return super().run_backward(*args, **kwargs)
+        session = sessions.current() if sessions.stack else standing.find(args[0])
+        if session is None:
             return super().run_backward(*args, **kwargs)
         backward_pass = _Pass(session, *args, **kwargs)
         reason = reason_before()

@@ -15,6 +15,7 @@ __all__ = [
     "current_autograd_node",
     "current_graph_task_execution_order",
     "current_graph_task_id",
+    "keeps_graph",
     "remove_hook",
     "will_execute",
 ]
@@ -45,6 +46,12 @@ def current_graph_task_execution_order() -> list[Any]:
     nodes = current.walk()
     order = [nodes[index].node for index in current.execution_order()]
     return [node for node in order if node is not None]
+
+
+def keeps_graph() -> bool:
+    """Whether the running pass keeps its saved tensors: compiled code may write over them otherwise."""
+    current = running.captured()
+    return _torch.keeps_graph() if current is None else current.keep_graph
 
 
 def will_execute(node: Any) -> bool:

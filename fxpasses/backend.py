@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from fxpasses import _torch
+from fxpasses.backward_capture import captures_backward
 from fxpasses.inductor import EagerCompiler, InductorCompiler
 from fxpasses.options import Options
 from fxpasses.pipeline import Compiler, Observer, Pipeline
@@ -46,7 +47,15 @@ def fxpasses(
         compiler = EagerCompiler(parsed, decompose=True)
     observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
     log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
-    return Pipeline(parsed, compiler, observers).compile(gm, example_inputs)
+    compiled = Pipeline(parsed, compiler, observers).compile(gm, example_inputs)
+    if parsed.compiled_autograd:
+        settings = {**(options or {}), "compiled_autograd": False}
+
+        def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            return fxpasses(gm, example_inputs, mode=mode, options=settings)
+
+        return captures_backward(compiled, backward, example_inputs)
+    return compiled
 
 
 # What torch._dynamo.reset() calls on a backend: recorded CUDA graphs hold memory that compiled code no longer needs.

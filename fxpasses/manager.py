@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -14,8 +15,9 @@ from fxpasses.contract import GraphKind, Pass
 from fxpasses.errors import PassError
 from fxpasses.provenance import failing_node, locate
 from fxpasses.rewriting import value_of
+from fxpasses.sites import MatchSite, collect_sites
 
-__all__ = ["PassManager", "PassRun"]
+__all__ = ["Check", "PassManager", "PassRun"]
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class PassRun:
         nodes_after: number of nodes when it was done.
         added: names of the nodes that are new.
         removed: names of the nodes that are gone.
+        sites: the places that the pass said it rewrites (see :mod:`fxpasses.sites`).
     """
 
     name: str
@@ -43,6 +46,7 @@ class PassRun:
     nodes_after: int
     added: tuple[str, ...]
     removed: tuple[str, ...]
+    sites: tuple[MatchSite, ...] = ()
 
     def __str__(self) -> str:
         if not self.changed:
@@ -51,6 +55,22 @@ class PassRun:
             f"{self.name} on {self.graph}: {self.nodes_before} -> {self.nodes_after} nodes "
             f"(+{len(self.added)} -{len(self.removed)}, {self.seconds * 1e3:.1f} ms)"
         )
+
+
+class Check:
+    """Looks at a graph before and after each pass, and raises when the pass was wrong. Base class of checks."""
+
+    def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> Any:
+        """Called before the pass runs; what it returns is handed to :meth:`after`. Copy the graph to keep it."""
+
+    def after(
+        self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Any, sites: tuple[MatchSite, ...]
+    ) -> None:
+        """Called when the pass has changed the graph, which is well formed.
+
+        Raises:
+            PassError: the pass is wrong.
+        """
 
 
 class PassManager:
@@ -68,9 +88,10 @@ class PassManager:
     [True]
     """
 
-    def __init__(self, passes: Iterable[Pass]) -> None:
+    def __init__(self, passes: Iterable[Pass], checks: Iterable[Check] = ()) -> None:
         """Raises TypeError when an item is not a :class:`Pass`."""
         self.passes = tuple(passes)
+        self.checks = tuple(checks)
         for item in self.passes:
             if not isinstance(item, Pass):
                 raise TypeError(
@@ -98,8 +119,10 @@ class PassManager:
         start = time.perf_counter()
         before = [node.name for node in gm.graph.nodes]
         outputs = _output_values(gm.graph)
+        remembered = [check.before(item, gm, kind) for check in self.checks]
         try:
-            changed = item.apply(gm)
+            with collect_sites() as sites:
+                changed = item.apply(gm)
         except PassError:
             raise
         except Exception as error:
@@ -115,6 +138,8 @@ class PassManager:
             )
         if changed:
             self._check(item, gm, kind, outputs)
+            for check, memory in zip(self.checks, remembered, strict=True):
+                check.after(item, gm, kind, memory, tuple(sites.claimed))
         elif before != after:
             raise PassError("apply returned False but changed the graph", pass_name=item.name, graph=kind)
         run = PassRun(
@@ -126,6 +151,7 @@ class PassManager:
             nodes_after=len(after),
             added=_missing(after, before),
             removed=_missing(before, after),
+            sites=tuple(sites.claimed),
         )
         log.debug("%s", run)
         return run

@@ -42,6 +42,9 @@ class Options:
         report: a directory for the captured graphs as readable files, or ``None``.
         accelerate: whether AOTAutograd's tracing runs on ``fake``'s dispatch cache: the same graphs and
             guards in less time. Without effect on a version of torch that ``fake`` does not know.
+        compiled_autograd: whether the backward passes that go through what is compiled here are captured as
+            one graph each, hooks and gradient accumulation included, and compiled with the same options (see
+            :mod:`compiled_autograd`); those that cannot be captured run as they would without.
 
     >>> Options.parse({"memory_budget": 0.5}).memory_budget
     0.5
@@ -55,6 +58,7 @@ class Options:
     on_failure: OnFailure = "raise"
     report: str | None = None
     accelerate: bool = True
+    compiled_autograd: bool = False
 
     @classmethod
     def names(cls) -> list[str]:
@@ -198,4 +202,5 @@ _CHECKS = {
     "on_failure": _check_choice(get_args(OnFailure)),
     "report": _check_directory,
     "accelerate": _check_flag,
+    "compiled_autograd": _check_flag,
 }

@@ -12,6 +12,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     composites,
     data_dependent,
     fft,
+    grouped_mm,
     histogram,
     lazy_parameters,
     linalg,

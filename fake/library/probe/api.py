@@ -9,8 +9,10 @@ from .. import _torch
 from ..errors import ProbeError
 from .derive import derive
 from .experiments import Laboratory
-from .facts import parameter_names
-from .rule import FakeRule
+from .facts import optional_parameters, parameter_names
+from .isolation import can_isolate
+from .questions import open_questions
+from .rule import FakeRule, call_text
 
 __all__ = ["normalize_samples", "probe"]
 
@@ -27,7 +29,9 @@ def normalize_samples(samples: Sequence[Any]) -> list[tuple[tuple[Any, ...], dic
     return normalized
 
 
-def probe(op: Callable[..., Any], samples: Sequence[Any], *, budget: int = 90) -> FakeRule:
+def probe(
+    op: Callable[..., Any], samples: Sequence[Any], *, budget: int = 90, isolate: bool | None = None
+) -> FakeRule:
     """Run ``op`` on the samples and on variations of them, and derive its fake kernel.
 
     Args:
@@ -35,10 +39,13 @@ def probe(op: Callable[..., Any], samples: Sequence[Any], *, budget: int = 90) -
         samples: calls that work: ``(args, kwargs)`` pairs or tuples of arguments. The more kinds of calls (flags,
             ranks, optional arguments) they show, the more the rule covers.
         budget: calls to spend on each sample.
+        isolate: make the calls in forked processes, so that a kernel that crashes on an input that it should refuse
+            costs one call. By default wherever this process can be forked (not once a GPU is in use).
 
     Returns:
         the rule. Where the evidence does not decide, it raises `UndecidedError` instead of guessing;
-        ``rule.problems`` says why there is none at all.
+        ``rule.open_questions`` has the calls that would decide, ``rule.crashes`` those that ended their process, and
+        ``rule.problems`` says why there is no rule at all.
 
     Raises:
         ProbeError: there is no sample, or the operator refuses all of them.
@@ -55,10 +62,13 @@ def probe(op: Callable[..., Any], samples: Sequence[Any], *, budget: int = 90) -
     if not calls:
         raise ProbeError(f"{name}: probe needs at least one sample call", op=name)
     names = parameter_names(op)
-    laboratory = Laboratory(op, names, budget)
+    laboratory = Laboratory(op, names, budget, isolate=can_isolate() if isolate is None else isolate)
     accepted = [call for call in calls if laboratory.study(call)]
+    crashes = [f"the kernel {reason}: {call_text(facts)}" for facts, reason in laboratory.crashes]
     if not accepted:
-        raise ProbeError(
-            f"{name}: the operator refuses every sample; each must be a call that works", op=name
-        )
-    return derive(name, names, laboratory, laboratory.container)
+        problem = "; ".join(["the operator refuses every sample; each must be a call that works", *crashes])
+        raise ProbeError(f"{name}: {problem}", op=name)
+    rule = derive(name, names, laboratory, laboratory.container)
+    rule.crashes = crashes
+    rule.open_questions = open_questions(rule, laboratory.observations, optional_parameters(op))
+    return rule

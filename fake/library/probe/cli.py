@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(rule)
     for question in rule.open_questions:
         print(f"# undecided: {question}")
+    for crash in rule.crashes:
+        print(f"# not covered: {crash}")
     return 0 if rule.decided else 1
 
 

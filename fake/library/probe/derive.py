@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 
 from .experiments import Laboratory, Observation
 from .kinds import dtype_candidates, stride_candidates
-from .rule import FakeRule, Property, evaluate
+from .rule import FakeRule, Level, Property, evaluate
 from .shapes import TIER, Vocabulary, shape_candidates
 from .solve import solve_sizes
 
@@ -190,16 +191,20 @@ def _fit_classes(
 ) -> None:
     enough = 1 if few else _ENOUGH
 
-    def attempt(group: Seen) -> list[str]:
+    def attempt(group: Seen, level: Level) -> list[str]:
         if len(group) < enough and not _constant_class(group):
             return []
-        return _consistent(group, candidates, agrees, with_shape=with_shape)
+        found = _consistent(group, candidates, agrees, with_shape=with_shape)
+        if level == ("class", 3) or few:
+            return found
+        fixed = _fixed_numbers(group)
+        return [] if any(name in _names(expression) for expression in found[:1] for name in fixed) else found
 
     for level in _coarse_levels(seen):
         groups = _grouped(prop, seen, level)
         solved = {}
         for key, group in sorted(groups.items(), key=lambda item: len(item[1])):
-            solved[key] = attempt(group)
+            solved[key] = attempt(group, level)
             if not solved[key]:
                 break
         if all(solved.get(key) for key in groups):
@@ -211,7 +216,7 @@ def _fit_classes(
         level = ("class", detail)
         unsolved: list[tuple[Observation, Any]] = []
         for key, group in _grouped(prop, remaining, level).items():
-            expressions = attempt(group)
+            expressions = attempt(group, level)
             if not expressions and detail >= 2 and solve is not None and len(group) >= _ENOUGH:
                 expressions = solve([o for o, _ in group])
             if expressions:
@@ -226,14 +231,14 @@ def _fit_classes(
                 prop.add(("extra",), key, expressions)
 
 
-def _grouped(prop: Property, seen: Seen, level: tuple[Any, ...]) -> dict[Any, list[tuple[Observation, Any]]]:
+def _grouped(prop: Property, seen: Seen, level: Level) -> dict[Any, list[tuple[Observation, Any]]]:
     groups: dict[Any, list[tuple[Observation, Any]]] = {}
     for observation, value in seen:
         groups.setdefault(prop.key(observation.facts, level), []).append((observation, value))
     return groups
 
 
-def _coarse_levels(seen: Seen) -> Iterable[tuple[Any, ...]]:
+def _coarse_levels(seen: Seen) -> Iterable[Level]:
     """All calls together; then by one flag (or the kind of one argument); then by the rank of one tensor."""
     yield ("all",)
     names = dict.fromkeys(n for o, _ in seen for n in o.facts.values)
@@ -243,6 +248,19 @@ def _coarse_levels(seen: Seen) -> Iterable[tuple[Any, ...]]:
     for name in dict.fromkeys(n for o, _ in seen for n, _ in o.facts.tensors):
         if len({dict(o.facts.ranks()).get(name) for o, _ in seen}) > 1:
             yield ("rank", name)
+
+
+def _fixed_numbers(group: Seen) -> list[str]:
+    """Arguments that are numbers and have one value only: what they contribute to a size cannot be told."""
+    values: dict[str, set[Any]] = {}
+    for observation, _ in group:
+        for name, number in observation.facts.numbers():
+            values.setdefault(name, set()).add(number)
+    return [name for name, seen in values.items() if len(seen) == 1]
+
+
+def _names(expression: str) -> set[str]:
+    return set(re.findall(r"[^\W\d]\w*", expression))
 
 
 def _constant_class(group: Seen) -> bool:

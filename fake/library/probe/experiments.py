@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from ..opcheck.inputs import flat_tensors
 from .facts import Facts, OutputFact, bind, describe_outputs, facts_of
+from .isolation import Crash, run_isolated
 from .variations import DATA_CHANGES, Arguments, change_tensors, copy_arguments, variations
 
 __all__ = ["Laboratory", "Observation"]
@@ -41,32 +42,70 @@ class Laboratory:
         op: the real kernel, or the operator with one.
         names: the parameters' names, or None.
         budget: the number of calls to spend on one sample.
+        isolate: make the calls in a forked process, where a kernel that crashes costs one call only.
+
+    Attributes:
+        crashes: ``(arguments, what happened)`` of the calls that ended their process.
+        container: list or tuple where the operator returns one.
     """
 
-    def __init__(self, op: Callable[..., Any], names: Sequence[str] | None, budget: int = 90) -> None:
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        names: Sequence[str] | None,
+        budget: int = 90,
+        *,
+        isolate: bool = False,
+    ) -> None:
         self.op = op
         self.names = names
         self.budget = budget
+        self.isolate = isolate
         self.observations: list[Observation] = []
+        self.crashes: list[tuple[Facts, str]] = []
         self.container: type | None = None
 
     def study(self, sample: Arguments) -> bool:
         """Run a sample and its variations; returns whether the sample itself ran."""
         sample = change_tensors(sample, lambda t: t.detach())
-        first = self._run(sample, "sample", sample=True)
-        if first is None:
-            return False
-        first = self._run_with_other_data(sample, first)
-        self.observations.append(first)
-        for label, arguments in itertools.islice(variations(sample), self.budget):
-            found = self._run(arguments, label, sample=False)
-            if found is not None:
-                if label.startswith(("size", "flag")):
-                    found = self._run_with_other_data(arguments, found)
-                self.observations.append(found)
-        return True
 
-    def _run(self, arguments: Arguments, label: str, *, sample: bool) -> Observation | None:
+        def steps(first: int) -> Iterator[tuple[Observation, type | None] | None]:
+            for number, (label, arguments) in enumerate(
+                itertools.islice(self._plan(sample), first, None), first
+            ):
+                found = self._observe(label, arguments)
+                yield found
+                if number == 0 and found is None:
+                    return
+
+        accepted = False
+        for number, found in enumerate(run_isolated(steps) if self.isolate else steps(0)):
+            if isinstance(found, Crash):
+                _, arguments = next(itertools.islice(self._plan(sample), number, None))
+                self.crashes.append((facts_of(bind(self.names, *arguments)), found.reason))
+                if number == 0:
+                    break
+            elif found is not None:
+                observation, container = found
+                self.observations.append(observation)
+                if number == 0:
+                    accepted, self.container = True, container
+        return accepted
+
+    def _plan(self, sample: Arguments) -> Iterator[tuple[str, Arguments]]:
+        yield "sample", sample
+        yield from itertools.islice(variations(sample), self.budget)
+
+    def _observe(self, label: str, arguments: Arguments) -> tuple[Observation, type | None] | None:
+        found = self._run(arguments, label)
+        if found is None:
+            return None
+        observation, container = found
+        if label.startswith(("sample", "size", "flag")):
+            observation = self._run_with_other_data(arguments, observation)
+        return observation, container
+
+    def _run(self, arguments: Arguments, label: str) -> tuple[Observation, type | None] | None:
         args, kwargs = copy_arguments(arguments)
         bound = bind(self.names, args, kwargs)
         before = [(name, leaf, leaf.clone()) for name, value in bound.items() for leaf in flat_tensors(value)]
@@ -77,14 +116,12 @@ class Laboratory:
                 result = self.op(*args, **kwargs)
         except Exception:  # noqa: BLE001  refused inputs say nothing about the outputs
             return None
-        if sample:
-            self.container = (
-                list if isinstance(result, list) else tuple if isinstance(result, tuple) else None
-            )
+        container = list if isinstance(result, list) else tuple if isinstance(result, tuple) else None
+        sample, outputs = label == "sample", describe_outputs(result, bound)
         for name, leaf, copy in before:
             if leaf.layout is torch.strided and leaf.shape == copy.shape and not _equal(leaf, copy):
-                return Observation(facts, describe_outputs(result, bound), sample, label, name)
-        return Observation(facts, describe_outputs(result, bound), sample, label)
+                return Observation(facts, outputs, sample, label, name), container
+        return Observation(facts, outputs, sample, label), container
 
     def _run_with_other_data(self, arguments: Arguments, first: Observation) -> Observation:
         """Sizes that change with the data become None."""
@@ -92,11 +129,12 @@ class Laboratory:
         for change in DATA_CHANGES:
             if outputs is None:
                 break
-            other = self._run(change_tensors(arguments, change), "data", sample=False)
-            if other is None or other.outputs is None or len(other.outputs) != len(outputs):
+            found = self._run(change_tensors(arguments, change), "data")
+            others = None if found is None else found[0].outputs
+            if others is None or len(others) != len(outputs):
                 continue
             merged = []
-            for mine, theirs in zip(outputs, other.outputs, strict=True):
+            for mine, theirs in zip(outputs, others, strict=True):
                 if len(mine.shape) == len(theirs.shape):
                     shape = tuple(
                         a if a == b else None for a, b in zip(mine.shape, theirs.shape, strict=True)

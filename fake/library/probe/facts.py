@@ -12,7 +12,15 @@ import torch
 from .. import _torch
 from ..signatures import signature_of
 
-__all__ = ["Facts", "OutputFact", "TensorFact", "bind", "describe_outputs", "parameter_names"]
+__all__ = [
+    "Facts",
+    "OutputFact",
+    "TensorFact",
+    "bind",
+    "describe_outputs",
+    "optional_parameters",
+    "parameter_names",
+]
 
 
 @dataclass(frozen=True)
@@ -183,6 +191,18 @@ def parameter_names(op: Callable[..., Any]) -> list[str] | None:
     if any(p.kind not in kinds for p in signature.parameters.values()):
         return None
     return list(signature.parameters)
+
+
+def optional_parameters(op: Callable[..., Any]) -> list[str]:
+    """The names of the parameters that have a default, as far as they are known."""
+    overload = getattr(op, "_opoverload", op)
+    if getattr(op, "layout", None) is None and isinstance(overload, _torch.OpOverload):
+        return [a.name for a in overload._schema.arguments if a.has_default_value()]
+    layout = getattr(op, "layout", None)
+    signature = layout.signature if layout is not None else signature_of(op)
+    if signature is None:
+        return []
+    return [n for n, p in signature.parameters.items() if p.default is not inspect.Parameter.empty]
 
 
 def bind(names: Sequence[str] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from . import helpers
 from .facts import Facts, bind, facts_of
 from .source import write
 
-__all__ = ["FakeRule", "Property", "UndecidedError"]
+__all__ = ["FakeRule", "Level", "Property", "UndecidedError", "call_text"]
 
 _HELPERS = {name: getattr(helpers, name) for name in helpers.__all__}
 
@@ -26,11 +26,13 @@ class UndecidedError(ProbeError):
     """The evidence does not decide what the operator returns for this call.
 
     Attributes:
+        what: what is not known.
         call: the call that would decide.
     """
 
     def __init__(self, op: str, what: str, call: str) -> None:
         super().__init__(f"{op}: {what}. Give probe() this call as a sample: {call}", op=op)
+        self.what = what
         self.call = call
 
 
@@ -122,7 +124,8 @@ class FakeRule:
         op: the operator's name.
         names: its parameters, where they are known.
         problems: why there is no rule at all; empty where there is one.
-        open_questions: calls that would decide what the samples leave open.
+        open_questions: what the samples leave open, each with the call that would decide it.
+        crashes: calls on which the kernel ended its process.
     """
 
     op: str
@@ -142,6 +145,7 @@ class FakeRule:
     category_ranks: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     open_questions: list[str] = field(default_factory=list)
+    crashes: list[str] = field(default_factory=list)
 
     @property
     def decided(self) -> bool:
@@ -151,40 +155,40 @@ class FakeRule:
     # --- answering ---------------------------------------------------------------------------------
     def _covers(self, facts: Facts) -> None:
         if self.problems:
-            raise UndecidedError(self.op, self.problems[0], _call_text(facts))
+            raise UndecidedError(self.op, self.problems[0], call_text(facts))
         kinds = {*facts.kinds(), *((n, "absent") for n in self.all_names if n not in facts.values)}
         for name, kind in sorted(kinds - self.seen_kinds):
-            raise UndecidedError(self.op, f"no sample has {name} {kind}", _call_text(facts))
+            raise UndecidedError(self.op, f"no sample has {name} {kind}", call_text(facts))
         for category in facts.categories():
             if category not in self.seen_categories:
-                raise UndecidedError(self.op, f"no sample has {category[0]}={category[1]}", _call_text(facts))
+                raise UndecidedError(self.op, f"no sample has {category[0]}={category[1]}", call_text(facts))
             highest = self.category_ranks[category]
             for name, tensor in facts.tensors:
                 if tensor.dim() > highest.get(name, 0):
                     what = (
                         f"no sample has {category[0]}={category[1]} and {tensor.dim()} dimensions in {name}"
                     )
-                    raise UndecidedError(self.op, what, _call_text(facts))
+                    raise UndecidedError(self.op, what, call_text(facts))
         for name, tensor in facts.tensors:
             seen = self.seen_ranks.get(name, set())
             if not tensor.is_contiguous() and name not in self.seen_noncontiguous:
-                raise UndecidedError(self.op, f"no sample has a non-contiguous {name}", _call_text(facts))
+                raise UndecidedError(self.op, f"no sample has a non-contiguous {name}", call_text(facts))
             if seen and tensor.dim() > max(seen) + 2:
                 raise UndecidedError(
-                    self.op, f"no sample has {tensor.dim()} dimensions in {name}", _call_text(facts)
+                    self.op, f"no sample has {tensor.dim()} dimensions in {name}", call_text(facts)
                 )
 
     def _answer(self, prop: Property, facts: Facts, environment: Mapping[str, Any]) -> tuple[Any, Any]:
         found = prop.find(facts)
         if found is None:
             raise UndecidedError(
-                self.op, f"the evidence does not decide the {prop.name} of such calls", _call_text(facts)
+                self.op, f"the evidence does not decide the {prop.name} of such calls", call_text(facts)
             )
         key, expressions = found
         answers = [a for a in (evaluate(e, environment) for e in expressions) if a is not None]
         if not answers or any(not _same(a, answers[0]) for a in answers[1:]):
             raise UndecidedError(
-                self.op, f"several rules fit for the {prop.name}: {expressions[:3]}", _call_text(facts)
+                self.op, f"several rules fit for the {prop.name}: {expressions[:3]}", call_text(facts)
             )
         return key, answers[0]
 
@@ -196,12 +200,17 @@ class FakeRule:
         Raises:
             UndecidedError: the evidence does not cover this call.
         """
-        facts = facts_of(bind(self.names, args, kwargs))
+        return self.describe_facts(facts_of(bind(self.names, args, kwargs)))
+
+    def describe_facts(
+        self, facts: Facts
+    ) -> list[tuple[tuple[Any, ...], tuple[int, ...] | None, torch.dtype]]:
+        """`describe` for a call that is given by its facts alone."""
         self._covers(facts)
         environment = facts.environment(self.all_names)
         shared = self._answer(self.freshness, facts, environment)[1]
         if shared:
-            raise UndecidedError(self.op, f"such calls return or write {shared}'s memory", _call_text(facts))
+            raise UndecidedError(self.op, f"such calls return or write {shared}'s memory", call_text(facts))
         count = self._answer(self.counts, facts, environment)[1]
         outputs = []
         for index in range(count):
@@ -258,7 +267,9 @@ def _same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def _call_text(facts: Facts) -> str:
+def call_text(facts: Facts) -> str:
+    """A call as text: ``x=float32[2, 3], dim=1``."""
+
     def one(value: Any) -> str:
         if isinstance(value, list):
             return "[" + ", ".join(map(one, value)) + "]"

@@ -43,6 +43,10 @@ def _variables(observations: Sequence[Observation]) -> tuple[dict[str, list[int]
         values = {repr(o.facts.values.get(name)) for o in observations}
         if isinstance(value, (float, complex)) and len(values) == 1:
             conditions.append(f"{name} == {value!r}")
+    for name, value in observations[0].facts.values.items():
+        lengths = {len(v) for o in observations if isinstance(v := o.facts.values.get(name), tuple)}
+        if isinstance(value, tuple) and len(lengths) == 1:
+            conditions.append(f"len({name}) == {len(value)}")
     for name, tensor in tensors[0].items():
         if tensor.dim() > 2:
             distinct.setdefault(f"{name}.numel()", [t[name].numel() for t in tensors])

@@ -184,6 +184,17 @@ def test_bad_samples():
         probe(torch.sin, [("text",)])
 
 
+def test_numbers_that_the_samples_do_not_vary_are_not_generalised():
+    rule = probe(torch.tile, [(r(2, 3), (0,)), (r(3, 1, 2), (0,))])
+    assert rule(r(4, 5), (0,)).shape == (4, 0)
+    for args in ((r(3, 2), (1,)), (r(3, 2), (0, 2)), (r(3, 2), (2,))):
+        try:
+            answer = rule(*args)
+        except UndecidedError:
+            continue
+        assert answer.shape == torch.tile(*args).shape
+
+
 def test_schema_names_are_used():
     @custom_op(fresh_name(), mutates_args=())
     def op(x: Tensor, sizes: list[int], *, keep: bool = False) -> Tensor:
