@@ -46,7 +46,12 @@ def make(func, get, hit, miss, {names}):
         return miss(mode, func, types, args, kwargs, key)
       if rebuild.__class__ is not Bypass: hit()
       return rebuild(mode, args, kwargs)
-    return handler
+    def lookup(mode, func, args, kwargs):
+      try:
+{key}        return get(key)
+      except (Unkeyable, TypeError, AttributeError):
+        return None
+    return handler, lookup
 """
 
 
@@ -82,6 +87,7 @@ class Engine:
         self.dispatch = dispatch
         self.store = Store(limit)
         self.handlers: dict[int, Handler] = {}
+        self.lookups: dict[int, Callable] = {}
         self._funcs: list[Any] = []  # keeps the operators alive, so that an id is never used again
         self._lock = threading.Lock()
         self._disk: DiskCache | None = None
@@ -121,9 +127,17 @@ class Engine:
         code = _TEMPLATE.format(names=", ".join(names), key=source)
         namespace: dict[str, Any] = {}
         exec(compile(code, f"<fake handler of {func}>", "exec"), namespace)
-        handler = namespace["make"](func, table.get, self.store.hit, self.miss, **names)
+        handler, self.lookups[id(func)] = namespace["make"](
+            func, table.get, self.store.hit, self.miss, **names
+        )
         _t.skip_code(handler.__code__)
         return handler
+
+    def recipe(self, func: Any, mode: Any, args: Any, kwargs: Any) -> Any:
+        """What rebuilds the outputs of a call on plain sizes, if an entry serves it, else None."""
+        lookup = self.lookups.get(id(func))
+        rebuild = None if lookup is None else lookup(mode, func, args, kwargs)
+        return None if type(rebuild) is Bypass else rebuild
 
     def attach_disk(self, disk: DiskCache | None, name: str) -> None:
         """Serve entries from a disk cache, under the name that this engine has there."""
