@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from .. import _torch as _t
-from ..metadata import TensorMetadata
+from ..metadata import TensorMetadata, intern
+from ..symbols.node import LeanNode, adopt, lean_state
 from ..tensor import SymbolicSizes, Unkeyable, flags_of, make_fake, plain_of, static_metadata_of
 from .recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
 
@@ -27,12 +28,14 @@ __all__ = [
     "SymbolicMetadata",
     "SymbolicState",
     "build_symbolic",
+    "intern_symbolic",
     "is_symbolic_key",
     "metadata_of",
     "state_of",
     "symbols_of_key",
     "symbols_of_recipe",
     "token",
+    "token_of_expression",
 ]
 
 
@@ -73,12 +76,23 @@ class SymbolicMetadata(TensorMetadata):
 
 
 class SymbolicState:
-    """What the cache keeps on one shape environment: tokens, metadata, and a table per operator."""
+    """What the cache keeps on one shape environment: tokens, metadata, and a table per operator.
+
+    Attributes:
+        settled: questions that the environment has answered, with guards if it needed any.
+        facts, facts_version, facts_about: what it knew at a version, and of it about which symbols, for
+            ``fake.cache.renamed``.
+    """
 
     def __init__(self, shape_env: Any) -> None:
         self.tokens: dict[Any, SizeToken] = {}
         self.metadata: dict[Any, SymbolicMetadata] = {}
         self.tables: dict[Any, dict[Any, Any]] = {}
+        self.size = 0
+        self.settled: set[Any] = set()
+        self.facts: list[Any] = []
+        self.facts_version: Any = None
+        self.facts_about: dict[Any, Any] = {}
 
     def __deepcopy__(self, memo: dict) -> SymbolicState:
         return SymbolicState(None)
@@ -97,6 +111,7 @@ class SymbolicState:
     def clear(self) -> None:
         """Drop all recipes (tokens and metadata stay: tensors hold them)."""
         self.tables.clear()
+        self.size = 0
 
 
 def state_of(shape_env: Any) -> SymbolicState:
@@ -122,8 +137,11 @@ def token(value: Any) -> Any:
     if type(value) is int:
         return value
     node = value.node
-    if type(node) is not _t.SymNode:
-        raise Unkeyable("symbolic shape")
+    if type(node) is not LeanNode:
+        if type(node) is not _t.SymNode:
+            raise Unkeyable("symbolic shape")
+        if node.shape_env is not None and lean_state(node.shape_env).adopts:
+            adopt(value)
     expr = node.expr
     cached = node.__dict__.get("_fake_token")
     if cached is not None and cached.expr is expr:
@@ -136,6 +154,22 @@ def token(value: Any) -> Any:
     if found is None:
         found = tokens[expr] = SizeToken(_t.copy_node(node), expr, shape_env)
     node.__dict__["_fake_token"] = found
+    return found
+
+
+def token_of_expression(expr: Any, shape_env: Any) -> Any:
+    """An integer, or the token of an expression of backed symbols that may have no node yet."""
+    if expr.is_number:
+        return int(expr)
+    tokens = state_of(shape_env).tokens
+    found = tokens.get(expr)
+    if found is None:
+        hint = int(expr.xreplace(shape_env.backed_var_to_val))
+        node = _t.SymNode(expr, shape_env, int, hint)
+        if lean_state(shape_env).adopts:
+            node.__class__ = LeanNode
+        found = tokens[expr] = SizeToken(node, expr, shape_env)
+        node.__dict__["_fake_token"] = found
     return found
 
 
@@ -157,12 +191,12 @@ def _symbolic_metadata_of(tensor: Any) -> TensorMetadata:
     shape = tuple([token(size) for size in tensor.shape])
     stride = tuple([token(size) for size in tensor.stride()])
     offset = token(tensor.storage_offset())
-    return _intern(
+    return intern_symbolic(
         tensor.fake_mode.shape_env, shape, stride, tensor.dtype, tensor.fake_device, offset, flags_of(tensor)
     )
 
 
-def _intern(
+def intern_symbolic(
     shape_env: Any,
     shape: tuple,
     stride: tuple,
@@ -170,11 +204,18 @@ def _intern(
     device: torch.device,
     offset: Any,
     flags: int,
-) -> SymbolicMetadata:
+) -> TensorMetadata:
+    """The one metadata object of an environment for these values; static metadata if none of them is symbolic.
+
+    Raises:
+        Unkeyable: a symbol belongs to another environment.
+    """
     if shape_env is None:
         raise Unkeyable("symbolic shape")
     numbers = (*shape, *stride, offset)
     tokens = [number for number in numbers if type(number) is not int]
+    if not tokens:
+        return intern(shape, stride, dtype, device, offset, flags)
     if any(token.shape_env is not shape_env for token in tokens):
         raise Unkeyable("symbol of another shape environment")
     table = state_of(shape_env).metadata
