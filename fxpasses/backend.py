@@ -52,7 +52,8 @@ def fxpasses(
             return gm.forward
     made = record(gm, example_inputs, parsed)
     observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
-    gm = with_regions(gm, parsed, observers)
+    if parsed.check != "values":  # graphs are compared on the inputs of whole calls
+        gm = with_regions(gm, parsed, observers)
     pipeline = _pipeline(parsed, gm, example_inputs, limits, observers)
     compiled = pipeline.compile(gm, example_inputs)
     recent.add(dataclasses.replace(made, from_cache=pipeline.from_cache))

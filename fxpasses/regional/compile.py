@@ -106,6 +106,9 @@ class _Recorder:
         self._num_outputs = aot["num_fwd_outputs"]
         return self._compiler.partition(joint, joint_inputs, **aot)
 
+    def partition_keeps_random_draws(self, joint: fx.GraphModule) -> bool:
+        return self._compiler.partition_keeps_random_draws(joint)
+
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
         self._refuse()
         metadata = _torch.forward_metadata()
