@@ -126,7 +126,9 @@ class Engine:
         self._fill_from_disk(func)
         code = _TEMPLATE.format(names=", ".join(names), key=source)
         namespace: dict[str, Any] = {}
-        exec(compile(code, f"<fake handler of {func}>", "exec"), namespace)
+        file = f"<fake handler of {func}>"
+        _t.HIDDEN_FILES.add(file)
+        exec(compile(code, file, "exec"), namespace)
         handler, self.lookups[id(func)] = namespace["make"](
             func, table.get, self.store.hit, self.miss, **names
         )
