@@ -60,7 +60,12 @@ from torch._subclasses.meta_utils import (
 from torch._utils import render_call
 from torch.fx.experimental import _config as fx_experimental_config
 from torch.fx.experimental.sym_node import SymNode, magic_methods, sizes_strides_methods
-from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    uninteresting_files,
+)
 from torch.fx.operator_schemas import normalize_function
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp as TorchFakeTensorProp
 from torch.utils._mode_utils import no_dispatch
@@ -143,6 +148,7 @@ __all__ = [
     "tree_leaves",
     "tree_map_only",
     "tree_unflatten",
+    "uninteresting_files",
     "unset_fake_temporarily",
     "variable_functions",
 ]
@@ -325,6 +331,32 @@ def is_plain_meta(tensor: torch.Tensor) -> bool:
     keys = dispatch_keys(tensor)
     return keys.has(META_KEY) and not keys.has(PYTHON_KEY)
 
+
+class _HiddenFiles:
+    """Files whose frames torch passes over when it notes which line of code asked for a guard.
+
+    Our frames stand between its symbols and its kernels; torch's list of such files is extended once it exists
+    (computing it imports much, and the first symbol does so).
+    """
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._shown_to_torch = False
+
+    def add(self, name: str) -> None:
+        """Hide a file, now or as soon as torch has symbols."""
+        self._names.add(name)
+        if self._shown_to_torch:
+            uninteresting_files().add(name)
+
+    def tell_torch(self) -> None:
+        """Extend torch's list; to be called once there are symbols."""
+        if not self._shown_to_torch:
+            uninteresting_files().update(self._names)
+            self._shown_to_torch = True
+
+
+HIDDEN_FILES = _HiddenFiles()
 
 shape_env_changes = tuple(
     name

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 
 from .. import _torch as _t
-from ..errors import CacheCrossCheckError
 from ..tensor import Unkeyable, forget
+from .calls import compare_leaf, is_mutable, renew, tensors_of
 from .disk import DiskCache
 from .key import compile_key, plain_key
 from .recipe import Mark, Recipe, build
 from .record import describe, verify
 from .replacements import REPLACEMENTS
 from .store import Bypass, Store
-from .symbolic import Stale, SymbolicMetadata, is_symbolic_key, metadata_of, symbols_of_key, symbols_of_recipe
+from .symbolic import Stale, is_symbolic_key, metadata_of, symbols_of_key, symbols_of_recipe
 from .symbolic_tables import SymbolicCall, SymbolicTables
 
 __all__ = ["Dispatch", "Engine", "Handler", "mark_of", "uncacheable_reason"]
@@ -126,7 +126,9 @@ class Engine:
         self._fill_from_disk(func)
         code = _TEMPLATE.format(names=", ".join(names), key=source)
         namespace: dict[str, Any] = {}
-        exec(compile(code, f"<fake handler of {func}>", "exec"), namespace)
+        file = f"<fake handler of {func}>"
+        _t.HIDDEN_FILES.add(file)
+        exec(compile(code, file, "exec"), namespace)
         handler, self.lookups[id(func)] = namespace["make"](
             func, table.get, self.store.hit, self.miss, **names
         )
@@ -152,6 +154,19 @@ class Engine:
         for key, recipe in self._disk.entries(self._disk_name, func.name()):
             if key not in table:
                 self.store.insert(func, table, key, _Unbuilt(recipe, self.tensor_class, table, key), None)
+        for key, ways in self._disk.entries(symbolic_name(self._disk_name), func.name()):
+            for entry in ways:
+                self.symbolic.renamed.add(func, key, entry, is_new=False)
+
+    def take_new_entries(self, name: str) -> dict[tuple[str, str], dict[Any, Any]]:
+        """What was recorded since the last call, by place on the disk under a name for this engine."""
+        places: dict[tuple[str, str], dict[Any, Any]] = {}
+        for func, described in self.store.take_described().items():
+            places[name, func.name()] = described
+        for func, key, entry in self.symbolic.renamed.take_new():
+            table = places.setdefault((symbolic_name(name), func.name()), {})
+            table[key] = (*table.get(key, ()), entry)
+        return places
 
     def _make_custom_handler(self, func: Any) -> Handler:
         """Custom operators: only where the mode trusts their fake kernels to be pure, keyed by the kernel itself."""
@@ -208,7 +223,7 @@ class Engine:
                     self.store.count_bypass(refused.reason)
                     key = None
                 else:
-                    if call.is_outdated and _renew(args, kwargs):
+                    if call.is_outdated and renew(args, kwargs):
                         return self.handler(func)(mode, func, types, args, kwargs)
                     rebuild = call.find_renamed(mark_of(mode))
             if rebuild is not None:
@@ -220,7 +235,7 @@ class Engine:
                 if type(rebuild) is not Bypass:
                     self.store.hit()
                 return outputs
-        watched = _tensors_of(args, kwargs) if _is_mutable(func) else ()
+        watched = tensors_of(args, kwargs) if is_mutable(func) else ()
         before = [(tensor, self._peek(tensor)) for tensor in watched if type(tensor) is self.tensor_class]
         generation = REPLACEMENTS.generation
         questions = None
@@ -315,27 +330,19 @@ class Engine:
         """
         hits = self.store.hit_count()
         outputs = self.handler(func)(mode, func, types, args, kwargs)
-        if self.store.hit_count() == hits or func in _t.DISPATCH_META_HANDLERS or _is_mutable(func):
+        if self.store.hit_count() == hits or func in _t.DISPATCH_META_HANDLERS or is_mutable(func):
             return outputs
         fresh = self.dispatch(mode, func, types, args, kwargs or {})
         for path, (served, expected) in enumerate(
             zip(_t.tree_leaves(outputs), _t.tree_leaves(fresh), strict=True)
         ):
-            _compare_leaf(func, path, served, expected)
+            compare_leaf(func, path, served, expected)
         return outputs
 
 
-def _compare_leaf(func: Any, path: int, served: Any, expected: Any) -> None:
-    if not isinstance(served, torch.Tensor):
-        if type(served) is not type(expected) or served != expected:
-            raise CacheCrossCheckError(
-                func, f"output {path} is {served!r}, a fresh dispatch gives {expected!r}"
-            )
-        return
-    try:
-        _t.assert_metadata_eq(_t.assert_eq, expected, served)
-    except AssertionError as difference:
-        raise CacheCrossCheckError(func, f"output {path}: {difference}") from difference
+def symbolic_name(name: str) -> str:
+    """The name on the disk of an engine's results on symbolic sizes."""
+    return f"{name}, symbolic"
 
 
 class _Unbuilt:
@@ -359,30 +366,3 @@ def mark_of(mode: Any) -> Mark:
 def _handle_directly(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     with _t.in_kernel_invocation_manager(mode):
         return func(*args, **(kwargs or {}))
-
-
-def _renew(args: Any, kwargs: Any) -> bool:
-    """Let tensors forget metadata whose symbols were replaced; says whether there were any."""
-    renewed = False
-    for tensor in _tensors_of(args, kwargs):
-        interned = getattr(tensor, "_interned", None)
-        if type(interned) is SymbolicMetadata and not interned.symbols.isdisjoint(
-            interned.shape_env.replacements
-        ):
-            tensor._interned = None  # type: ignore[attr-defined]
-            renewed = True
-    return renewed
-
-
-def _is_mutable(func: Any) -> bool:
-    return isinstance(func, _t.OpOverload) and func._schema.is_mutable
-
-
-def _tensors_of(args: Any, kwargs: Any) -> list[torch.Tensor]:
-    found = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found.extend(item for item in value if isinstance(item, torch.Tensor))
-    return found

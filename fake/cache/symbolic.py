@@ -11,6 +11,7 @@ replaced since (an equality or a specialisation became known) is *stale*: it is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +38,11 @@ __all__ = [
     "token",
     "token_of_expression",
 ]
+
+
+for _path in Path(__file__).parents[1].rglob("*.py"):
+    if _path.parent.name in ("fake", "cache", "symbols"):
+        _t.HIDDEN_FILES.add(str(_path))
 
 
 class Stale(Exception):
@@ -124,6 +130,7 @@ def state_of(shape_env: Any) -> SymbolicState:
     if state is None:
         if shape_env.should_record_events or shape_env._translation_validation_enabled:
             raise Unkeyable("recording shape environment")
+        _t.HIDDEN_FILES.tell_torch()
         state = shape_env.__dict__["_fake_dispatch"] = SymbolicState(shape_env)
     return state
 

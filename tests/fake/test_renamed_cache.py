@@ -1,6 +1,7 @@
 """Symbolic results found for other symbols: a hit gives what a dispatch gives, and leaves the same guards."""
 
 import itertools
+import os
 import random
 
 import pytest
@@ -318,3 +319,21 @@ def test_layouts_that_depend_on_hints():
         fake.cache_clear()
         program(first)
         assert program(second) == expected
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_guards_name_the_line_that_asked(served):
+    """Not one of this package, though its frames stand in between."""
+    fake.cache_clear()
+    for size in (6, 10) if served else (6,):
+        environment = ShapeEnv()
+        mode = FakeTensorMode(shape_env=environment)
+        x, _, _ = inputs(mode, [(size, 4), (6, 4), (4, 6)])
+        with mode:
+            x.view(-1, 2)
+            bool(x.shape[0] > 5)
+    files = [guard.sloc.framework_loc.filename for guard in environment.guards]
+    assert len(files) >= 2
+    package = os.path.dirname(fake.__file__)
+    assert not any(file.startswith((package, "<fake handler")) for file in files)
+    assert files[-1] == __file__
