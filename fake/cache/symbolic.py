@@ -3,6 +3,10 @@
 Keys and recipes name a size by a :class:`SizeToken`, one object per expression of a shape environment. Everything here
 belongs to one environment and lives on it: the guards that a miss recorded are recorded there, so a hit needs none.
 
+``make_fx`` knows sizes by their nodes, and looks a size up where it first met its node. What is rebuilt in one trace
+therefore shares no nodes with what was made outside of it, its inputs above all: else a size of a forward value would be
+read from a tangent that happens to have the same one.
+
 Outputs are made by a lazy clone of a prototype, which copies symbolic sizes without calling back into Python for
 each of them; building the same tensor from its sizes costs twenty times as much. A recipe whose symbols have been
 replaced since (an equality or a specialisation became known) is *stale*: it is dropped and the operator runs again.
@@ -67,15 +71,12 @@ class SizeToken:
 
 
 class SymbolicMetadata(TensorMetadata):
-    """Metadata in which some sizes are tokens; ``fields`` hold tokens, ``symint_*`` the values for torch."""
+    """Metadata in which some sizes are tokens; the fields hold tokens."""
 
-    __slots__ = ("shape_env", "symbols", "symint_offset", "symint_shape", "symint_stride")
+    __slots__ = ("shape_env", "symbols")
 
     shape_env: Any
     symbols: frozenset[Any]
-    symint_shape: tuple[Any, ...]
-    symint_stride: tuple[Any, ...]
-    symint_offset: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("symbolic metadata belongs to a live shape environment and cannot be pickled")
@@ -231,9 +232,6 @@ def intern_symbolic(
     if found is None:
         made = SymbolicMetadata()
         made.shape, made.stride, made.dtype, made.device, made.offset, made.flags = key
-        made.symint_shape = tuple([_number(size) for size in shape])
-        made.symint_stride = tuple([_number(size) for size in stride])
-        made.symint_offset = _number(offset)
         made.symbols = frozenset().union(*[token.symbols for token in tokens])
         made.shape_env = shape_env
         found = table.setdefault(key, made)
@@ -242,6 +240,15 @@ def intern_symbolic(
 
 def _number(value: Any) -> Any:
     return value if type(value) is int else value.symbol()
+
+
+def _numbers(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple([_number(value) for value in values])
+
+
+def _place(metadata: Any) -> tuple[Any, ...]:
+    """Sizes, strides and offset, with nodes of their own."""
+    return _numbers(metadata.shape), _numbers(metadata.stride), _number(metadata.offset)
 
 
 def is_symbolic_key(key: Any) -> bool:
@@ -320,11 +327,15 @@ def _build_constant(recipe: Any) -> Rebuild:
 def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     metadata = recipe.metadata
     check = _fresh_or_stale(metadata)
-    prototype = _prototype(recipe)
+    prototype, made_in = _prototype(recipe), _t.current_trace()
     lazy_clone, device, interned = _t.variable_functions._lazy_clone, metadata.device, metadata.to_keep()
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal prototype, made_in
         check()
+        trace = _t.current_trace()
+        if trace != made_in:
+            prototype, made_in = _prototype(recipe), trace
         return make_fake(lazy_clone(prototype), device, mode, interned, mark, tensor_class)
 
     return rebuild
@@ -333,7 +344,7 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
 def _prototype(recipe: Fresh) -> torch.Tensor:
     """A meta tensor with the sizes and the storage size of a recipe."""
     metadata: Any = recipe.metadata
-    shape, stride, dtype = metadata.symint_shape, metadata.symint_stride, metadata.dtype
+    shape, stride, dtype = _numbers(metadata.shape), _numbers(metadata.stride), metadata.dtype
     try:
         with metadata.shape_env.suppress_guards():
             made = torch.empty_strided(shape, stride, dtype=dtype, device=_t.META_DEVICE)
@@ -344,7 +355,7 @@ def _prototype(recipe: Fresh) -> torch.Tensor:
                 (_number(recipe.nbytes) // dtype.itemsize,), dtype=dtype, device=_t.META_DEVICE
             )
             if token(whole.untyped_storage().nbytes()) is recipe.nbytes:
-                return whole.as_strided(shape, stride, metadata.symint_offset)
+                return whole.as_strided(shape, stride, _number(metadata.offset))
     except _t.GuardOnDataDependentSymNode as unknown:
         raise Unkeyable("data dependent symnode") from unknown
     raise Unkeyable("storage size of the output")
@@ -355,17 +366,21 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     if not recipe.same_dtype:
         raise Unkeyable("symbolic view with another dtype")
     check = _fresh_or_stale(metadata)
-    shape, stride, offset = metadata.symint_shape, metadata.symint_stride, metadata.symint_offset
+    place, made_in = _place(metadata), _t.current_trace()
     shape_env, path, device, interned = metadata.shape_env, recipe.path, metadata.device, metadata.to_keep()
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal place, made_in
         check()
+        trace = _t.current_trace()
+        if trace != made_in:
+            place, made_in = _place(metadata), trace
         base = follow(path, args, kwargs)
         plain = base._plain
         if plain is None:
             with shape_env.suppress_guards():
                 plain = plain_of(base)
-        return make_fake(plain.as_strided(shape, stride, offset), device, mode, interned, mark, tensor_class)
+        return make_fake(plain.as_strided(*place), device, mode, interned, mark, tensor_class)
 
     return rebuild
 
