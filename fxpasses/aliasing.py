@@ -44,7 +44,7 @@ def draws_random(node: fx.Node) -> bool:
         if position < len(node.args)
         else node.kwargs.get(_of(target).names[position], 0.0)
     )
-    return given != 0.0
+    return bool(given != 0.0)
 
 
 def has_effect(node: fx.Node) -> bool:
