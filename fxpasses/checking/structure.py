@@ -201,10 +201,10 @@ class _Comparison:
             b_value = value_of(b) if isinstance(b, fx.Node) else b
             if (a is None) != (b is None):
                 reason = f"output {position} was {_describe(a_value)} and is {_describe(b_value)}"
-                raise self._error("outputs", reason, b)
+                raise self._error("outputs", reason, _more_telling(b, a))
             if (problem := metadata_difference(a_value, b_value)) is not None:
                 reason = f"output {position}: {problem}"
-                raise self._error("outputs", reason, b)
+                raise self._error("outputs", reason, _more_telling(b, a))
         for position, (a, b) in enumerate(zip(was, now, strict=True)):
             if self._is_moved(position, a, b, now):
                 reason = f"output {position} was {a.name}, which is output {now.index(a)} now"
@@ -213,8 +213,9 @@ class _Comparison:
             zip(self.before.output_aliases, after.output_aliases, strict=True)
         ):
             if a_memory != b_memory:
-                reason = f"output {position} {_sharing(a_memory)} before, and {_sharing(b_memory)} now"
-                raise self._error("aliasing", reason, now[position])
+                was_own, is_now = _sharing(position, a_memory), _sharing(position, b_memory)
+                reason = f"output {position} {was_own} before, and {is_now} now"
+                raise self._error("aliasing", reason, _more_telling(now[position], was[position]))
 
     def _is_moved(self, position: int, a: Any, b: Any, now: list[Any]) -> bool:
         """Whether an output has changed places with another one."""
@@ -325,10 +326,18 @@ def _describe(value: Any) -> str:
     return type(value).__name__
 
 
-def _sharing(memory: tuple[frozenset[str], frozenset[int]] | None) -> str:
+def _sharing(position: int, memory: tuple[frozenset[str], frozenset[int]] | None) -> str:
+    """With whom an output shares memory, in words."""
     if memory is None:
         return "was no tensor"
     inputs, outputs = memory
     shared = [f"input {name!r}" for name in sorted(inputs)]
-    shared += [f"output {position}" for position in sorted(outputs)] if not inputs else []
-    return f"shared memory with {', '.join(shared)}"
+    shared += [f"output {other}" for other in sorted(outputs) if other != position and not inputs]
+    return f"shared memory with {', '.join(shared)}" if shared else "had memory of its own"
+
+
+def _more_telling(new: Any, old: Any) -> Any:
+    """The node to name for an output: the one returned now, or the one before if only that has a line of the user's."""
+    if isinstance(old, fx.Node) and not (isinstance(new, fx.Node) and locate(new).source):
+        return old
+    return new

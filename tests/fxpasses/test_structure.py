@@ -425,7 +425,7 @@ def test_an_output_that_shares_memory_with_an_input_now():
 
     error = rejected(drops_the_clone, traced(lambda x: x.clone(), X))
     assert error.problem == "aliasing"
-    assert "input 'x_1'" in error.reason
+    assert "had memory of its own before, and shared memory with input 'x_1' now" in error.reason
 
 
 def test_outputs_that_share_memory_now():
@@ -452,6 +452,29 @@ def test_a_graph_that_is_not_well_formed():
 
 
 # --- blame
+
+
+@pytest.mark.parametrize("planted", ["copy", "metadata", "order"])
+def test_the_users_line_is_named(planted):
+    def copies(x):
+        return torch.rand_like(x) + x, torch.rand_like(x).clone(), x.clone()  # the line
+
+    def plants(gm):
+        first, second = gm.graph.find_nodes(op="call_function", target=aten.rand_like.default)
+        clones = gm.graph.find_nodes(op="call_function", target=aten.clone.default)
+        if planted == "copy":
+            clones[-1].replace_all_uses_with(clones[-1].args[0])
+        elif planted == "metadata":
+            clones[0].meta["val"] = clones[0].meta["val"].double()
+        else:
+            first.prepend(second)
+        return True
+
+    with torch.no_grad():
+        with pytest.raises(StructureError) as caught:
+            fxpasses.capture(copies, X, passes=[graph_pass(plants, graphs="any")])
+    assert __file__ in caught.value.location.source
+    assert "# the line" in caught.value.location.source
 
 
 def test_the_match_site_is_named():
