@@ -152,6 +152,46 @@ class FirstToken(nn.Module):
         return self.head(self.blocks(x)[:, 0])
 
 
+class Dropped(nn.Module):
+    """A transformer layer with dropout, trained."""
+
+    def __init__(self, width: int = 256, dropout: float = 0.1, activation: str = "relu") -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(width, 4 * width),
+                nn.ReLU(),
+                nn.Dropout(dropout),
+                nn.Linear(4 * width, width),
+                nn.Dropout(dropout),
+            )
+            for _ in range(2)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + layer(norm(x))
+        return x
+
+
+class Residual(nn.Module):
+    """Residual convolution blocks with batch norm."""
+
+    def __init__(self, width: int = 32, blocks: int = 2) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(
+            nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2 * blocks)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(2 * blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(0, len(self.convs), 2):
+            y = F.relu(self.norms[i](self.convs[i](x)))
+            x = F.relu(x + self.norms[i + 1](self.convs[i + 1](y)))
+        return x
+
+
 def _tokens(*shape: int, high: int = 256) -> Tensor:
     return torch.randint(high, shape)
 
@@ -188,6 +228,13 @@ CASES: dict[str, tuple[Case, ...]] = {
     "product_order": (
         Case("low-rank updates, 256 x 512", lambda: (LowRank(), (torch.randn(256, 512),))),
         Case("linear attention, 512 tokens", lambda: (LinearAttention(), (torch.randn(2, 512, 256),))),
+    ),
+    "packed_masks": (Case("two MLP blocks with dropout", lambda: (Dropped(), (torch.randn(512, 256),))),),
+    "saved_precision": (
+        Case(
+            "GPT, 2 layers, 2 x 256 tokens", lambda: (GPT(2, 256, 4, 256), (_tokens(2, 256), _tokens(2, 256)))
+        ),
+        Case("residual convolutions", lambda: (Residual(), (torch.randn(4, 32, 32, 32),))),
     ),
     "early_selection": (
         Case(

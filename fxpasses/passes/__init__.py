@@ -20,8 +20,10 @@ from fxpasses.passes.index_ranges import IndexRanges
 from fxpasses.passes.nested_concatenations import NestedConcatenations
 from fxpasses.passes.no_ops import RemoveNoOps
 from fxpasses.passes.one_hot_products import OneHotProducts
+from fxpasses.passes.packed_masks import PackedMasks
 from fxpasses.passes.padded_convolutions import PaddedConvolutions
 from fxpasses.passes.product_order import ProductOrder
+from fxpasses.passes.saved_precision import SavedPrecision
 
 __all__ = [
     "DEFAULT_PASSES",
@@ -34,9 +36,11 @@ __all__ = [
     "IndexRanges",
     "NestedConcatenations",
     "OneHotProducts",
+    "PackedMasks",
     "PaddedConvolutions",
     "ProductOrder",
     "RemoveNoOps",
+    "SavedPrecision",
     "default_passes",
     "library",
 ]
@@ -69,8 +73,10 @@ def library() -> dict[str, type[Pass]]:
         IndexRanges,
         NestedConcatenations,
         OneHotProducts,
+        PackedMasks,
         PaddedConvolutions,
         ProductOrder,
         RemoveNoOps,
+        SavedPrecision,
     )
     return {c.name: c for c in classes}

@@ -23,7 +23,9 @@ def test_golden():
 
 
 def test_results_and_gradients():
-    assert_trains(PASS, Wrapped(low_rank, DOWN, UP), X.clone().requires_grad_(), dtypes=(torch.float32, torch.bfloat16))
+    assert_trains(
+        PASS, Wrapped(low_rank, DOWN, UP), X.clone().requires_grad_(), dtypes=(torch.float32, torch.bfloat16)
+    )
     assert_trains(
         PASS,
         Wrapped(lambda x, d, u: (x @ (d @ u)) @ (d @ u).t(), DOWN, UP),
