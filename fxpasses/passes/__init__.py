@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from fxpasses.contract import Pass
 from fxpasses.passes.accumulate import AccumulateInPlaceOfZeros
+from fxpasses.passes.bucket_collectives import BucketCollectives
 from fxpasses.passes.common_subexpressions import CommonSubexpressions
 from fxpasses.passes.constants import FoldConstants
 from fxpasses.passes.dead_code import DeadCodeElimination
@@ -28,6 +29,7 @@ from fxpasses.passes.saved_precision import SavedPrecision
 __all__ = [
     "DEFAULT_PASSES",
     "AccumulateInPlaceOfZeros",
+    "BucketCollectives",
     "CommonSubexpressions",
     "DeadCodeElimination",
     "EarlySelection",
@@ -65,6 +67,7 @@ def library() -> dict[str, type[Pass]]:
     """All passes that can be asked for by name."""
     classes = (
         AccumulateInPlaceOfZeros,
+        BucketCollectives,
         CommonSubexpressions,
         DeadCodeElimination,
         EarlySelection,
