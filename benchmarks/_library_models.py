@@ -152,6 +152,33 @@ class FirstToken(nn.Module):
         return self.head(self.blocks(x)[:, 0])
 
 
+class Pairs(nn.Module):
+    """A relation network: a layer on every pair of objects."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2 * width, 128), nn.Linear(128, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, count, width = x.shape
+        left = x[:, :, None].expand(batch, count, count, width)
+        right = x[:, None].expand(batch, count, count, width)
+        return self.second(F.relu(self.first(torch.cat([left, right], -1)))).sum((1, 2))
+
+
+class Conditioned(nn.Module):
+    """A field network: a vector that is the same for all points is appended to each."""
+
+    def __init__(self, width: int = 128, condition: int = 256) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width + condition, 128), nn.Linear(128, 4)
+
+    def forward(self, points: Tensor, condition: Tensor) -> Tensor:
+        batch, count, _ = points.shape
+        repeated = condition[:, None].expand(batch, count, condition.shape[1])
+        return self.second(F.relu(self.first(torch.cat([points, repeated], -1))))
+
+
 class Dropped(nn.Module):
     """A transformer layer with dropout, trained."""
 
@@ -235,6 +262,13 @@ CASES: dict[str, tuple[Case, ...]] = {
             "GPT, 2 layers, 2 x 256 tokens", lambda: (GPT(2, 256, 4, 256), (_tokens(2, 256), _tokens(2, 256)))
         ),
         Case("residual convolutions", lambda: (Residual(), (torch.randn(4, 32, 32, 32),))),
+    ),
+    "broadcast_products": (
+        Case("layer on all pairs of 4 x 48 objects", lambda: (Pairs(), (torch.randn(4, 48, 64),))),
+        Case(
+            "condition for 4 x 1024 points",
+            lambda: (Conditioned(), (torch.randn(4, 1024, 128), torch.randn(4, 256))),
+        ),
     ),
     "early_selection": (
         Case(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from fxpasses.contract import Pass
 from fxpasses.passes.accumulate import AccumulateInPlaceOfZeros
+from fxpasses.passes.broadcast_products import BroadcastProducts
 from fxpasses.passes.bucket_collectives import BucketCollectives
 from fxpasses.passes.common_subexpressions import CommonSubexpressions
 from fxpasses.passes.constants import FoldConstants
@@ -29,6 +30,7 @@ from fxpasses.passes.saved_precision import SavedPrecision
 __all__ = [
     "DEFAULT_PASSES",
     "AccumulateInPlaceOfZeros",
+    "BroadcastProducts",
     "BucketCollectives",
     "CommonSubexpressions",
     "DeadCodeElimination",
@@ -67,6 +69,7 @@ def library() -> dict[str, type[Pass]]:
     """All passes that can be asked for by name."""
     classes = (
         AccumulateInPlaceOfZeros,
+        BroadcastProducts,
         BucketCollectives,
         CommonSubexpressions,
         DeadCodeElimination,
