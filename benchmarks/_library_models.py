@@ -179,6 +179,17 @@ class Conditioned(nn.Module):
         return self.second(F.relu(self.first(torch.cat([points, repeated], -1))))
 
 
+class LanguageLoss(nn.Module):
+    """The output layer of a language model and its loss."""
+
+    def __init__(self, width: int = 128, vocabulary: int = 16000) -> None:
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.norm(x)), targets)
+
+
 class Dropped(nn.Module):
     """A transformer layer with dropout, trained."""
 
@@ -268,6 +279,12 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(
             "condition for 4 x 1024 points",
             lambda: (Conditioned(), (torch.randn(4, 1024, 128), torch.randn(4, 256))),
+        ),
+    ),
+    "chunked_logits": (
+        Case(
+            "loss of 1024 tokens, vocabulary 16000",
+            lambda: (LanguageLoss(), (torch.randn(1024, 128), _tokens(1024, high=16000))),
         ),
     ),
     "early_selection": (

@@ -13,6 +13,7 @@ from fxpasses.contract import Pass
 from fxpasses.passes.accumulate import AccumulateInPlaceOfZeros
 from fxpasses.passes.broadcast_products import BroadcastProducts
 from fxpasses.passes.bucket_collectives import BucketCollectives
+from fxpasses.passes.chunked_logits import ChunkedLogits
 from fxpasses.passes.common_subexpressions import CommonSubexpressions
 from fxpasses.passes.constants import FoldConstants
 from fxpasses.passes.dead_code import DeadCodeElimination
@@ -32,6 +33,7 @@ __all__ = [
     "AccumulateInPlaceOfZeros",
     "BroadcastProducts",
     "BucketCollectives",
+    "ChunkedLogits",
     "CommonSubexpressions",
     "DeadCodeElimination",
     "EarlySelection",
@@ -71,6 +73,7 @@ def library() -> dict[str, type[Pass]]:
         AccumulateInPlaceOfZeros,
         BroadcastProducts,
         BucketCollectives,
+        ChunkedLogits,
         CommonSubexpressions,
         DeadCodeElimination,
         EarlySelection,

@@ -51,7 +51,9 @@ def test_rows_that_are_summed_after_a_product():
     [
         lambda x, y, w: torch.cat([x, y[:, :4]], -1) @ w,  # nothing is broadcast
         lambda x, y, w: torch.cat([x[:, None].expand(6, 6, 4), x[None].expand(6, 6, 4)], -1).relu() @ w,
-        lambda x, y, w: x[:, None].expand(6, 6, 4).transpose(1, 2).reshape(24, 6) @ y,  # columns are broadcast
+        lambda x, y, w: (
+            x[:, None].expand(6, 6, 4).transpose(1, 2).reshape(24, 6) @ y
+        ),  # columns are broadcast
         lambda x, y, w: torch.cat([x, x[:1].expand(6, 4)], 0) @ w[:4],  # concatenated by rows
     ],
 )
