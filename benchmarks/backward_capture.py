@@ -143,14 +143,16 @@ def inductor(repeats: int) -> Iterator[str]:
         times: dict[str, list[float]] = {name: [] for name in contenders}
         eager: list[float] = []
         batches = (8, 12, 20) if dynamic else (8,)
-        for name, enable in contenders.items():
-            reset()
-            for batch in batches * 2:
-                case.backward(enable, batch)
-            for _ in range(20 * repeats):
-                for batch in batches:
-                    times[name].append(case.backward(enable, batch))
-                    eager.append(case.backward(compiled_autograd.disable, batch))
+        reset()
+        for _ in range(4):  # the contenders' turns alternate; each begins with warm-up calls
+            for name, enable in contenders.items():
+                compiled_autograd.reset()
+                for batch in batches * 3:
+                    case.backward(enable, batch)
+                for _ in range(10 * repeats):
+                    for batch in batches:
+                        times[name].append(case.backward(enable, batch))
+                        eager.append(case.backward(compiled_autograd.disable, batch))
         mine, theirs = statistics.median(times["ours"]), statistics.median(times["torch"])
         yield (
             f"steady call, inductor, dynamic={dynamic}: {mine * 1e6:.0f} us, torch {theirs * 1e6:.0f} us, "
@@ -164,7 +166,7 @@ def nodes(repeats: int) -> Iterator[str]:
         first, later = [], []
         for _ in range(max(1, repeats // 3)):
             compiled_autograd.reset()
-            for call in range(3):
+            for call in range(8):
                 x = torch.randn(4, requires_grad=True)
                 y = x
                 for _ in range(count):

@@ -11,6 +11,7 @@ from compiled_autograd.errors import (
     CompiledAutogradError,
     GraphReloadError,
     InvalidCompilerError,
+    LateHookError,
     RefusedError,
     UnboundOperatorError,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "FallbackRecord",
     "GraphReloadError",
     "InvalidCompilerError",
+    "LateHookError",
     "RefusedError",
     "Stats",
     "UnboundOperatorError",

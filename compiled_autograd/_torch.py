@@ -36,6 +36,8 @@ __all__ = [
     "hook_problem",
     "keeps_graph",
     "materializes_grads",
+    "register_hook",
+    "register_post_accumulate_grad_hook",
     "set_autograd_compiler",
     "set_current_engine",
     "set_verbose_logger",
@@ -64,6 +66,8 @@ has_storage = torch._C._has_storage
 dispatch_mode_depth = torch._C._len_torch_dispatch_stack
 
 current_graph_task_id = torch._C._current_graph_task_id
+register_hook = torch.Tensor.register_hook
+register_post_accumulate_grad_hook = torch.Tensor.register_post_accumulate_grad_hook
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 current_autograd_node = torch._C._current_autograd_node
 current_graph_task_execution_order = _C._current_graph_task_execution_order
@@ -168,6 +172,12 @@ _WATCHED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "will_execute": (torch._C, "_will_engine_execute_node", will_engine_execute_node),
     "push_saved_hooks": (torch._C._autograd, "_push_saved_tensors_default_hooks", push_saved_tensors_hooks),
     "pop_saved_hooks": (torch._C._autograd, "_pop_saved_tensors_default_hooks", pop_saved_tensors_hooks),
+    "register_hook": (torch.Tensor, "register_hook", register_hook),
+    "register_post_accumulate_grad_hook": (
+        torch.Tensor,
+        "register_post_accumulate_grad_hook",
+        register_post_accumulate_grad_hook,
+    ),
     "remove_hook": (torch.utils.hooks.RemovableHandle, "remove", remove_hook),
 }
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from compiled_autograd import _torch, queries, saved_hooks
+from compiled_autograd import _torch, late_hooks, queries, saved_hooks
 from compiled_autograd.compilers import as_compiler
 from compiled_autograd.engine import CapturingEngine
 from compiled_autograd.running import running
@@ -26,6 +26,8 @@ def _install() -> Callable[[], None]:
         will_execute=queries.will_execute,
         push_saved_hooks=saved_hooks.push,
         pop_saved_hooks=saved_hooks.pop,
+        register_hook=late_hooks.register_hook,
+        register_post_accumulate_grad_hook=late_hooks.register_post_accumulate_grad_hook,
         remove_hook=queries.remove_hook,
     )
 

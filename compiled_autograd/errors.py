@@ -4,6 +4,7 @@ __all__ = [
     "CompiledAutogradError",
     "GraphReloadError",
     "InvalidCompilerError",
+    "LateHookError",
     "RefusedError",
     "UnboundOperatorError",
 ]
@@ -33,6 +34,24 @@ class RefusedError(CompiledAutogradError, NotImplementedError):
         super().__init__(
             f"this backward pass cannot be captured: {reason}. "
             "Set compiled_autograd.config.fallback = True to run such passes in eager."
+        )
+
+
+class LateHookError(CompiledAutogradError):
+    """A hook was added to a tensor while a captured pass ran that has yet to reach it.
+
+    Attributes:
+        node: the autograd node whose turn is still to come.
+        running: the node whose user code adds the hook.
+    """
+
+    def __init__(self, node: str, running: str) -> None:
+        self.node = node
+        self.running = running
+        super().__init__(
+            f"user code that runs for {running} adds a hook to a tensor of {node}, whose turn in this backward pass is "
+            "still to come; the pass was captured without it. Add the hook before calling backward, or run this "
+            "backward pass inside `with compiled_autograd.disable():`."
         )
 
 

@@ -8,8 +8,11 @@
 """
 
 from fxpasses.capture import Captured, SavedValue, capture
+from fxpasses.checking.bisect import bisect_script
+from fxpasses.checking.model import check
 from fxpasses.contract import Contract, Pass, graph_pass
 from fxpasses.errors import (
+    BisectError,
     CaptureError,
     ContractError,
     FxPassesError,
@@ -20,6 +23,7 @@ from fxpasses.errors import (
     PatternError,
     StageError,
     StructureError,
+    ValueMismatchError,
 )
 from fxpasses.groups import Fixpoint, FixpointWarning, fixpoint
 from fxpasses.history import Compilation, Miss, compilations, explain_miss, reset_compilations
@@ -28,6 +32,7 @@ from fxpasses.options import Options
 from fxpasses.partitioner import partition
 from fxpasses.patterns import Match, NoMatchWarning, PatternPass, pattern_pass, replace_pattern
 from fxpasses.provenance import Provenance
+from fxpasses.regional import CostModel, RegionReport, regions
 from fxpasses.registry import available_passes, use_passes
 from fxpasses.report import annotated_code
 from fxpasses.rewriting import insert_call
@@ -35,11 +40,13 @@ from fxpasses.sites import claim
 from fxpasses.stats import Stats, reset_stats, stats
 
 __all__ = [
+    "BisectError",
     "CaptureError",
     "Captured",
     "Compilation",
     "Contract",
     "ContractError",
+    "CostModel",
     "Fixpoint",
     "FixpointWarning",
     "FxPassesError",
@@ -57,13 +64,17 @@ __all__ = [
     "PatternError",
     "PatternPass",
     "Provenance",
+    "RegionReport",
     "SavedValue",
     "StageError",
     "Stats",
     "StructureError",
+    "ValueMismatchError",
     "annotated_code",
     "available_passes",
+    "bisect_script",
     "capture",
+    "check",
     "claim",
     "compilations",
     "explain_miss",
@@ -72,6 +83,7 @@ __all__ = [
     "insert_call",
     "partition",
     "pattern_pass",
+    "regions",
     "replace_pattern",
     "reset_compilations",
     "reset_stats",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 __all__ = [
+    "BisectError",
     "CaptureError",
     "ContractError",
     "FxPassesError",
@@ -18,6 +19,7 @@ __all__ = [
     "PatternError",
     "StageError",
     "StructureError",
+    "ValueMismatchError",
 ]
 
 
@@ -66,6 +68,10 @@ class PatternError(FxPassesError, ValueError):
     def __init__(self, function: str, problem: str) -> None:
         self.function = function
         super().__init__(f"{function}: {problem}")
+
+
+class BisectError(FxPassesError):
+    """A script cannot be searched: it does not exist, or fails before anything is compiled."""
 
 
 def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
@@ -176,6 +182,44 @@ class StructureError(PassError):
         site: int | None = None,
     ) -> None:
         self.problem, self.site = problem, site
+        super().__init__(reason, location, pass_name=pass_name, graph=graph)
+
+
+class ValueMismatchError(PassError):
+    """A pass changed what the graph computes (``options={"check": "values"}``).
+
+    Attributes:
+        mismatches: which results differ, and how: :class:`fxpasses.checking.values.Mismatch`.
+        sites: the match sites at which the pass is wrong; empty for a pass that claims none.
+        repro: a file that shows the fault on a small graph, or "".
+        repro_calls: the number of operator calls in that graph.
+    """
+
+    stage = "check"
+
+    def __init__(
+        self,
+        reason: str,
+        location: Location | None = None,
+        *,
+        pass_name: str = "",
+        graph: str = "",
+        mismatches: Iterable[object] = (),
+        sites: Iterable[object] = (),
+        place: str = "",
+        repro: str = "",
+        repro_calls: int = 0,
+        no_repro: str = "",
+    ) -> None:
+        self.mismatches, self.sites = tuple(mismatches), tuple(sites)
+        self.repro, self.repro_calls = repro, repro_calls
+        shown = (
+            f"python {repro} shows it on a graph of {repro_calls} call{'s' * (repro_calls != 1)}."
+            if repro
+            else ""
+        )
+        unshown = f"There is no repro file: {no_repro}." if no_repro else ""
+        self.advice = " ".join(filter(None, [place and f"Wrong at {place}.", shown or unshown]))
         super().__init__(reason, location, pass_name=pass_name, graph=graph)
 
 

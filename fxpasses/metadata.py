@@ -136,8 +136,9 @@ def _takes_the_like(node: fx.Node, before: Snapshot) -> bool:
         return False
 
     def alike(a: Any, b: Any) -> bool:
-        if isinstance(a, fx.Node) and isinstance(b, fx.Node) and a is not b:
-            return same_metadata(before.by_node[a].value, value_of(b))
+        if isinstance(a, fx.Node) and isinstance(b, fx.Node):
+            was, now = before.by_node[a].value, value_of(b)
+            return was is now or same_metadata(was, now)
         return same_argument(a, b, alike)
 
     return value_of(node) is not None and alike(old.args, node.args) and alike(old.kwargs, node.kwargs)

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fxpasses._torch import inductor_config, inductor_mode_options
@@ -19,6 +20,7 @@ __all__ = ["Options"]
 
 Compiler = Literal["inductor", "eager"]
 OnFailure = Literal["raise", "eager"]
+CheckLevel = Literal["structure", "values", "off"]
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,14 @@ class Options:
             stands for the Inductor options that torch gives it, and ``inductor`` overrides single ones.
         on_failure: ``"raise"`` an error that names the stage, or run the graph in ``"eager"`` and count it
             in :func:`fxpasses.stats`.
+        check: what is checked after each pass: the ``"structure"`` of the graph, also its ``"values"`` on the inputs of
+            the first calls and on others (see :mod:`fxpasses.checking`; slow), or nothing (``"off"``).
         report: a directory for the captured graphs as readable files, or ``None``.
         accelerate: whether AOTAutograd's tracing runs on ``fake``'s dispatch cache: the same graphs and
             guards in less time. Without effect on a version of torch that ``fake`` does not know.
+        regions: which repeated layers are compiled once and called wherever they occur: ``"auto"`` those that save
+            more than they cost, ``"always"`` every repeat, a list of patterns the modules whose paths match one
+            (``["blocks.*"]``), ``"off"`` none. See :func:`fxpasses.regions`.
         compiled_autograd: whether the backward passes that go through what is compiled here are captured as
             one graph each, hooks and gradient accumulation included, and compiled with the same options (see
             :mod:`compiled_autograd`); those that cannot be captured run as they would without.
@@ -60,8 +67,10 @@ class Options:
     inductor: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
     on_failure: OnFailure = "raise"
+    check: CheckLevel = "structure"
     report: str | None = None
     accelerate: bool = True
+    regions: Literal["auto", "off", "always"] | tuple[str, ...] = "off"
     compiled_autograd: bool = False
 
     @classmethod
@@ -94,6 +103,10 @@ class Options:
         parsed = cls(**checked)
         added = tuple(item for item in active_passes() if item not in parsed.passes)
         return dataclasses.replace(parsed, passes=(*parsed.passes, *added)) if added else parsed
+
+    def repro_directory(self) -> Path:
+        """Where files go that show a wrong pass."""
+        return Path(self.report or ".") / "fxpasses_repros"
 
     def inductor_patches(self) -> dict[str, Any]:
         """The settings of ``torch._inductor.config`` that these options stand for."""
@@ -190,6 +203,14 @@ def _check_flag(name: str, value: Any) -> bool:
     return value
 
 
+def _check_regions(name: str, value: Any) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        return _check_choice(("auto", "off", "always"))(name, value)
+    if not isinstance(value, Sequence) or not value or not all(isinstance(v, str) for v in value):
+        raise OptionsError(name, value, "'auto', 'off', 'always', or a list of module path patterns")
+    return tuple(value)
+
+
 def _check_directory(name: str, value: Any) -> str | None:
     if value is None or isinstance(value, (str, os.PathLike)):
         return None if value is None else os.fspath(value)
@@ -203,7 +224,9 @@ _CHECKS = {
     "inductor": _check_inductor,
     "mode": _check_mode,
     "on_failure": _check_choice(get_args(OnFailure)),
+    "check": _check_choice(get_args(CheckLevel)),
     "report": _check_directory,
     "accelerate": _check_flag,
+    "regions": _check_regions,
     "compiled_autograd": _check_flag,
 }

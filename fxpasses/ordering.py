@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import networkx
 
@@ -18,12 +18,12 @@ def check_names(passes: Sequence[Pass]) -> None:
     Raises:
         ContractError: naming both owners.
     """
-    owners: dict[str, str] = {}
+    owners: dict[str, object] = {}
     for item in passes:
-        owner = _owner(item)
-        if (other := owners.setdefault(item.name, owner)) != owner:
+        owner = _definition(item)
+        if (other := owners.setdefault(item.name, owner)) is not owner:
             raise ContractError(
-                f"two passes are called {item.name!r}: {other} and {owner}; rename one of them "
+                f"two passes are called {item.name!r}: {_place(other)} and {_place(owner)}; rename one of them "
                 f"(a name of the form 'library::pass' is unlikely to be taken)",
                 (item.name, item.name),
             )
@@ -119,7 +119,10 @@ def _require(
     earlier = [i for i in providers if i < position]
     provider = earlier[-1] if earlier else providers[0]
     if not holds or earlier:
-        constraints.add_edge(provider, position, why=needed)
+        reasons = (
+            constraints.edges[provider, position]["why"] if constraints.has_edge(provider, position) else ()
+        )
+        constraints.add_edge(provider, position, why=(*reasons, needed))
 
 
 def _check_cycles(constraints: networkx.DiGraph, chosen: Sequence[Pass]) -> None:
@@ -129,7 +132,7 @@ def _check_cycles(constraints: networkx.DiGraph, chosen: Sequence[Pass]) -> None
         return
     names = [chosen[edge[0]].name for edge in cycle]
     steps = [
-        f"{chosen[b].name!r} requires {constraints.edges[a, b]['why']!r}, which {chosen[a].name!r} provides"
+        f"{chosen[b].name!r} requires {constraints.edges[a, b]['why'][0]!r}, which {chosen[a].name!r} provides"
         for a, b in (edge[:2] for edge in cycle)
     ]
     raise ContractError(f"the passes require each other: {'; '.join(steps)}", names)
@@ -138,18 +141,18 @@ def _check_cycles(constraints: networkx.DiGraph, chosen: Sequence[Pass]) -> None
 def _keep_valid(constraints: networkx.DiGraph, chosen: Sequence[Pass], position: int, needed: str) -> None:
     """Keep what invalidates ``needed`` from running between its provider and the pass that requires it."""
     providers = [
-        i for i in constraints.predecessors(position) if constraints.edges[i, position].get("why") == needed
+        i
+        for i in constraints.predecessors(position)
+        if needed in constraints.edges[i, position].get("why", ())
     ]
     for other, item in enumerate(chosen):
         if other == position or not _invalidates(item, needed):
             continue
-        provider = providers[0] if providers else None
-        after: Callable[[], bool] = lambda other=other: _try_edge(constraints, position, other)  # noqa: E731
-        before: Callable[[], bool] = lambda other=other, provider=provider: (  # noqa: E731
-            provider is not None and _try_edge(constraints, other, provider)
-        )
-        first, second = (before, after) if provider is not None and other < provider else (after, before)
-        if not (first() or second()):
+        # Before the provider, or after the one who requires: as the order given would have it, if possible.
+        before = [(other, provider) for provider in providers]
+        after = [(position, other)]
+        tries = [before, after] if before and other < before[0][1] else [after, before]
+        if not any(edges and _try_edge(constraints, *edges[0]) for edges in tries):
             raise ContractError(
                 f"pass {item.name!r} invalidates {needed!r}, which pass {chosen[position].name!r} requires, and has to "
                 f"run between it and its provider",
@@ -172,9 +175,14 @@ def _holding_after(ordered: Sequence[Pass], holds: Sequence[str]) -> set[str]:
     return found
 
 
-def _owner(item: Pass) -> str:
-    function = getattr(item, "function", None) or getattr(item, "pattern", None)
-    owner = function if function is not None else type(item)
+def _definition(item: Pass) -> object:
+    """The function or class that makes a pass what it is."""
+    return getattr(item, "function", None) or getattr(item, "pattern", None) or type(item)
+
+
+def _place(owner: object) -> str:
+    """Module, name and line of a definition."""
     code = getattr(owner, "__code__", None)
     line = f":{code.co_firstlineno}" if code is not None else ""
-    return f"{owner.__module__}.{getattr(owner, '__qualname__', owner)}{line}"
+    module, name = getattr(owner, "__module__", ""), getattr(owner, "__qualname__", repr(owner))
+    return f"{module}.{name}{line}"

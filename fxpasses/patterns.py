@@ -32,7 +32,7 @@ from torch import fx
 
 from fxpasses.contract import Contract, GraphKind, Metadata, Numerics, Pass
 from fxpasses.replacing import Match, Replacer
-from fxpasses.tracing import TracedPattern
+from fxpasses.tracing import ExampleTensor, TracedPattern
 
 __all__ = ["Match", "NoMatchWarning", "PatternPass", "pattern_pass", "replace_pattern"]
 
@@ -106,6 +106,10 @@ class PatternPass(Pass):
     contract: Contract = dataclasses.field()  # type: ignore[misc]
     where: Guard | None = None
     expect_match: bool = True
+
+    def __post_init__(self) -> None:
+        # The values of example tensors are nobody's business, least of all that of the pass's identity.
+        object.__setattr__(self, "inputs", tuple(map(ExampleTensor.of, self.inputs)))
 
     @property
     def graphs(self) -> frozenset[GraphKind]:  # type: ignore[override]

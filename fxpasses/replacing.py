@@ -114,7 +114,9 @@ class Replacer:
         return None, None
 
     def _trace(self, function: Callable[..., Any], values: dict[str, Any], decompose: bool) -> TracedFunction:
-        key = (function, decompose, *map(_metadata_key, values.values()))
+        first = {id(value): name for name, value in reversed(values.items())}
+        same = tuple(first[id(value)] for value in values.values())
+        key = (function, decompose, same, *map(_metadata_key, values.values()))
         if key not in self._traces:
             self._traces[key] = TracedFunction(function, values, decompose)
         return self._traces[key]

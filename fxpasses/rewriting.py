@@ -65,7 +65,8 @@ def insert_call(
 
 def compute_value(node: fx.Node, mode: Any) -> Any:
     """The fake value of a call, from those of its arguments; adds no guard on symbolic sizes."""
-    args, kwargs = map_arg((node.args, node.kwargs), lambda n: _in_mode(value_of(n), mode))
+    args: Any = map_arg(node.args, lambda n: _in_mode(value_of(n), mode))
+    kwargs: Any = map_arg(node.kwargs, lambda n: _in_mode(value_of(n), mode))
     if node.target is operator.getitem:
         return args[0][args[1]]
     environment = getattr(mode, "shape_env", None)

@@ -202,9 +202,10 @@ def _same_call(a: Entry, b: Entry) -> bool:
 
 def same_argument(a: Any, b: Any, same: Callable[[Any, Any], bool] | None = None) -> bool:
     """Whether two arguments are the same, without a guard on symbolic sizes; ``same`` decides for what they consist of."""
-    same = same or same_argument
-    if a is b:
-        return True
+    if same is None:
+        if a is b:
+            return True
+        same = same_argument
     if isinstance(a, fx.Node) or isinstance(b, fx.Node):
         return False
     if isinstance(a, (list, tuple)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +21,24 @@ from fxpasses.aliasing import is_mutating
 from fxpasses.errors import PatternError
 from fxpasses.matching import Numbers
 
-__all__ = ["TracedFunction", "TracedPattern", "returned_nodes"]
+__all__ = ["ExampleTensor", "TracedFunction", "TracedPattern", "returned_nodes"]
+
+
+@dataclass(frozen=True)
+class ExampleTensor:
+    """What counts of an example tensor: its metadata."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, example: Any) -> Any:
+        """A tensor as an ``ExampleTensor``; anything else as it is."""
+        if not isinstance(example, torch.Tensor):
+            return example
+        return cls(tuple(example.shape), tuple(example.stride()), example.dtype, example.device)
 
 
 class TracedFunction:
@@ -37,19 +55,23 @@ class TracedFunction:
         traced = {name: value for name, value in values.items() if not _is_plain_number(value)}
         constants = {name: value for name, value in values.items() if name not in traced}
 
+        # Two parameters may stand for one value, which is one input then: a tracer knows a tensor by its identity.
+        inputs = list({id(value): value for value in traced.values()}.values())
+        index = {id(value): position for position, value in enumerate(inputs)}
+
         def call(*arguments: Any) -> tuple[Any, ...]:
-            given = {**dict(zip(traced, arguments, strict=True)), **constants}
+            given = {name: arguments[index[id(value)]] for name, value in traced.items()} | constants
             result = function(*(given[name] for name in values))
             return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
         try:
-            module = trace_calls(call, list(traced.values()), select_decomp_table() if decompose else {})
+            module = trace_calls(call, inputs, select_decomp_table() if decompose else {})
         except Exception as error:
             raise PatternError(self.name, f"cannot be traced: {type(error).__name__}: {error}") from error
         self.graph = module.graph
         self.graph.eliminate_dead_code()
         placeholders = self.graph.find_nodes(op="placeholder")
-        self.parameters = dict(zip(traced, placeholders, strict=True))
+        self.parameters = {name: placeholders[index[id(value)]] for name, value in traced.items()}
         self.numbers: Numbers = {}
         with self.graph.inserting_before(next(iter(self.graph.nodes))):
             for name, value in constants.items():
@@ -118,9 +140,12 @@ def _examples(pattern: Callable[..., Any], inputs: Sequence[Any]) -> dict[str, A
     mode = FakeTensorMode()
     values: dict[str, Any] = {}
     for position, (parameter, example) in enumerate(zip(parameters, inputs, strict=True)):
-        if isinstance(example, torch.Tensor):
-            with disable_current_modes():
-                values[parameter] = mode.from_tensor(example.detach())
+        example = ExampleTensor.of(example)
+        if isinstance(example, ExampleTensor):
+            with disable_current_modes(), mode:
+                values[parameter] = torch.empty_strided(
+                    example.shape, example.stride, dtype=example.dtype, device=example.device
+                )
         elif isinstance(example, float):
             # Close to the example, but no number that the pattern would have by itself.
             values[parameter] = example + (abs(example) or 1.0) * 1.234567e-9 * (position + 1)

@@ -3,6 +3,10 @@
 Keys and recipes name a size by a :class:`SizeToken`, one object per expression of a shape environment. Everything here
 belongs to one environment and lives on it: the guards that a miss recorded are recorded there, so a hit needs none.
 
+``make_fx`` knows sizes by their nodes, and looks a size up where it first met its node. What is rebuilt in one trace
+therefore shares no nodes with what was made outside of it, its inputs above all: else a size of a forward value would be
+read from a tangent that happens to have the same one.
+
 Outputs are made by a lazy clone of a prototype, which copies symbolic sizes without calling back into Python for
 each of them; building the same tensor from its sizes costs twenty times as much. A recipe whose symbols have been
 replaced since (an equality or a specialisation became known) is *stale*: it is dropped and the operator runs again.
@@ -11,12 +15,14 @@ replaced since (an equality or a specialisation became known) is *stale*: it is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import _torch as _t
-from ..metadata import TensorMetadata
+from ..metadata import TensorMetadata, intern
+from ..symbols.node import LeanNode, adopt, lean_state
 from ..tensor import SymbolicSizes, Unkeyable, flags_of, make_fake, plain_of, static_metadata_of
 from .recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
 
@@ -27,13 +33,20 @@ __all__ = [
     "SymbolicMetadata",
     "SymbolicState",
     "build_symbolic",
+    "intern_symbolic",
     "is_symbolic_key",
     "metadata_of",
     "state_of",
     "symbols_of_key",
     "symbols_of_recipe",
     "token",
+    "token_of_expression",
 ]
+
+
+for _path in Path(__file__).parents[1].rglob("*.py"):
+    if _path.parent.name in ("fake", "cache", "symbols"):
+        _t.HIDDEN_FILES.add(str(_path))
 
 
 class Stale(Exception):
@@ -58,27 +71,35 @@ class SizeToken:
 
 
 class SymbolicMetadata(TensorMetadata):
-    """Metadata in which some sizes are tokens; ``fields`` hold tokens, ``symint_*`` the values for torch."""
+    """Metadata in which some sizes are tokens; the fields hold tokens."""
 
-    __slots__ = ("shape_env", "symbols", "symint_offset", "symint_shape", "symint_stride")
+    __slots__ = ("shape_env", "symbols")
 
     shape_env: Any
     symbols: frozenset[Any]
-    symint_shape: tuple[Any, ...]
-    symint_stride: tuple[Any, ...]
-    symint_offset: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("symbolic metadata belongs to a live shape environment and cannot be pickled")
 
 
 class SymbolicState:
-    """What the cache keeps on one shape environment: tokens, metadata, and a table per operator."""
+    """What the cache keeps on one shape environment: tokens, metadata, and a table per operator.
+
+    Attributes:
+        settled: questions that the environment has answered, with guards if it needed any.
+        facts, facts_version, facts_about: what it knew at a version, and of it about which symbols, for
+            ``fake.cache.renamed``.
+    """
 
     def __init__(self, shape_env: Any) -> None:
         self.tokens: dict[Any, SizeToken] = {}
         self.metadata: dict[Any, SymbolicMetadata] = {}
         self.tables: dict[Any, dict[Any, Any]] = {}
+        self.size = 0
+        self.settled: set[Any] = set()
+        self.facts: list[Any] = []
+        self.facts_version: Any = None
+        self.facts_about: dict[Any, Any] = {}
 
     def __deepcopy__(self, memo: dict) -> SymbolicState:
         return SymbolicState(None)
@@ -97,6 +118,7 @@ class SymbolicState:
     def clear(self) -> None:
         """Drop all recipes (tokens and metadata stay: tensors hold them)."""
         self.tables.clear()
+        self.size = 0
 
 
 def state_of(shape_env: Any) -> SymbolicState:
@@ -109,6 +131,7 @@ def state_of(shape_env: Any) -> SymbolicState:
     if state is None:
         if shape_env.should_record_events or shape_env._translation_validation_enabled:
             raise Unkeyable("recording shape environment")
+        _t.HIDDEN_FILES.tell_torch()
         state = shape_env.__dict__["_fake_dispatch"] = SymbolicState(shape_env)
     return state
 
@@ -122,8 +145,11 @@ def token(value: Any) -> Any:
     if type(value) is int:
         return value
     node = value.node
-    if type(node) is not _t.SymNode:
-        raise Unkeyable("symbolic shape")
+    if type(node) is not LeanNode:
+        if type(node) is not _t.SymNode:
+            raise Unkeyable("symbolic shape")
+        if node.shape_env is not None and lean_state(node.shape_env).adopts:
+            adopt(value)
     expr = node.expr
     cached = node.__dict__.get("_fake_token")
     if cached is not None and cached.expr is expr:
@@ -136,6 +162,22 @@ def token(value: Any) -> Any:
     if found is None:
         found = tokens[expr] = SizeToken(_t.copy_node(node), expr, shape_env)
     node.__dict__["_fake_token"] = found
+    return found
+
+
+def token_of_expression(expr: Any, shape_env: Any) -> Any:
+    """An integer, or the token of an expression of backed symbols that may have no node yet."""
+    if expr.is_number:
+        return int(expr)
+    tokens = state_of(shape_env).tokens
+    found = tokens.get(expr)
+    if found is None:
+        hint = int(expr.xreplace(shape_env.backed_var_to_val))
+        node = _t.SymNode(expr, shape_env, int, hint)
+        if lean_state(shape_env).adopts:
+            node.__class__ = LeanNode
+        found = tokens[expr] = SizeToken(node, expr, shape_env)
+        node.__dict__["_fake_token"] = found
     return found
 
 
@@ -157,12 +199,12 @@ def _symbolic_metadata_of(tensor: Any) -> TensorMetadata:
     shape = tuple([token(size) for size in tensor.shape])
     stride = tuple([token(size) for size in tensor.stride()])
     offset = token(tensor.storage_offset())
-    return _intern(
+    return intern_symbolic(
         tensor.fake_mode.shape_env, shape, stride, tensor.dtype, tensor.fake_device, offset, flags_of(tensor)
     )
 
 
-def _intern(
+def intern_symbolic(
     shape_env: Any,
     shape: tuple,
     stride: tuple,
@@ -170,11 +212,18 @@ def _intern(
     device: torch.device,
     offset: Any,
     flags: int,
-) -> SymbolicMetadata:
+) -> TensorMetadata:
+    """The one metadata object of an environment for these values; static metadata if none of them is symbolic.
+
+    Raises:
+        Unkeyable: a symbol belongs to another environment.
+    """
     if shape_env is None:
         raise Unkeyable("symbolic shape")
     numbers = (*shape, *stride, offset)
     tokens = [number for number in numbers if type(number) is not int]
+    if not tokens:
+        return intern(shape, stride, dtype, device, offset, flags)
     if any(token.shape_env is not shape_env for token in tokens):
         raise Unkeyable("symbol of another shape environment")
     table = state_of(shape_env).metadata
@@ -183,9 +232,6 @@ def _intern(
     if found is None:
         made = SymbolicMetadata()
         made.shape, made.stride, made.dtype, made.device, made.offset, made.flags = key
-        made.symint_shape = tuple([_number(size) for size in shape])
-        made.symint_stride = tuple([_number(size) for size in stride])
-        made.symint_offset = _number(offset)
         made.symbols = frozenset().union(*[token.symbols for token in tokens])
         made.shape_env = shape_env
         found = table.setdefault(key, made)
@@ -194,6 +240,15 @@ def _intern(
 
 def _number(value: Any) -> Any:
     return value if type(value) is int else value.symbol()
+
+
+def _numbers(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple([_number(value) for value in values])
+
+
+def _place(metadata: Any) -> tuple[Any, ...]:
+    """Sizes, strides and offset, with nodes of their own."""
+    return _numbers(metadata.shape), _numbers(metadata.stride), _number(metadata.offset)
 
 
 def is_symbolic_key(key: Any) -> bool:
@@ -272,11 +327,15 @@ def _build_constant(recipe: Any) -> Rebuild:
 def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     metadata = recipe.metadata
     check = _fresh_or_stale(metadata)
-    prototype = _prototype(recipe)
+    prototype, made_in = _prototype(recipe), _t.current_trace()
     lazy_clone, device, interned = _t.variable_functions._lazy_clone, metadata.device, metadata.to_keep()
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal prototype, made_in
         check()
+        trace = _t.current_trace()
+        if trace != made_in:
+            prototype, made_in = _prototype(recipe), trace
         return make_fake(lazy_clone(prototype), device, mode, interned, mark, tensor_class)
 
     return rebuild
@@ -285,7 +344,7 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
 def _prototype(recipe: Fresh) -> torch.Tensor:
     """A meta tensor with the sizes and the storage size of a recipe."""
     metadata: Any = recipe.metadata
-    shape, stride, dtype = metadata.symint_shape, metadata.symint_stride, metadata.dtype
+    shape, stride, dtype = _numbers(metadata.shape), _numbers(metadata.stride), metadata.dtype
     try:
         with metadata.shape_env.suppress_guards():
             made = torch.empty_strided(shape, stride, dtype=dtype, device=_t.META_DEVICE)
@@ -296,7 +355,7 @@ def _prototype(recipe: Fresh) -> torch.Tensor:
                 (_number(recipe.nbytes) // dtype.itemsize,), dtype=dtype, device=_t.META_DEVICE
             )
             if token(whole.untyped_storage().nbytes()) is recipe.nbytes:
-                return whole.as_strided(shape, stride, metadata.symint_offset)
+                return whole.as_strided(shape, stride, _number(metadata.offset))
     except _t.GuardOnDataDependentSymNode as unknown:
         raise Unkeyable("data dependent symnode") from unknown
     raise Unkeyable("storage size of the output")
@@ -307,17 +366,21 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     if not recipe.same_dtype:
         raise Unkeyable("symbolic view with another dtype")
     check = _fresh_or_stale(metadata)
-    shape, stride, offset = metadata.symint_shape, metadata.symint_stride, metadata.symint_offset
+    place, made_in = _place(metadata), _t.current_trace()
     shape_env, path, device, interned = metadata.shape_env, recipe.path, metadata.device, metadata.to_keep()
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal place, made_in
         check()
+        trace = _t.current_trace()
+        if trace != made_in:
+            place, made_in = _place(metadata), trace
         base = follow(path, args, kwargs)
         plain = base._plain
         if plain is None:
             with shape_env.suppress_guards():
                 plain = plain_of(base)
-        return make_fake(plain.as_strided(shape, stride, offset), device, mode, interned, mark, tensor_class)
+        return make_fake(plain.as_strided(*place), device, mode, interned, mark, tensor_class)
 
     return rebuild
 

@@ -12,12 +12,14 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     composites,
     data_dependent,
     fft,
+    grouped_mm,
     histogram,
     lazy_parameters,
     linalg,
     losses,
     normalization,
     out_variants,
+    padding,
     pointwise_strides,
     pooling,
     ranges,
@@ -25,6 +27,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     rnn,
     sparse,
     structured,
+    views,
 )
 from fake.kernels.registry import Rule, find, rule, rule_when, rules, takes_sparse
 

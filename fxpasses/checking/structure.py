@@ -41,6 +41,7 @@ class Facts:
         effects: the nodes with effects, in order.
         draws: the nodes that draw random numbers, in order.
         writes: the nodes that write to an argument, in order.
+        written_inputs: the inputs that the graph writes to, each with the last write.
         memory: which writes each node can see, or ``None`` for a graph without writes.
     """
 
@@ -54,6 +55,12 @@ class Facts:
         self.draws = [node for node in calls if is_random(node)]
         self.writes = [node for node in calls if is_mutating(node)]
         self._aliases = AliasInfo(graph)
+        self.written_inputs = {
+            root: write
+            for write in self.writes
+            for root in self._aliases.written_by(write)
+            if root.op == "placeholder"
+        }
         self.memory = Memory(graph, self._aliases, self.writes) if self.writes else None
 
     @functools.cached_property
@@ -62,16 +69,6 @@ class Facts:
         found: list[Any] = []
         fx.node.map_aggregate(self.snapshot.output, lambda a: found.append(a) or a)  # type: ignore[func-returns-value]
         return found
-
-    @functools.cached_property
-    def written_inputs(self) -> dict[fx.Node, fx.Node]:
-        """The inputs that the graph writes to, each with the last write."""
-        return {
-            root: write
-            for write in self.writes
-            for root in self._aliases.written_by(write)
-            if root.op == "placeholder"
-        }
 
     @functools.cached_property
     def output_aliases(self) -> list[tuple[frozenset[str], frozenset[int]] | None]:
