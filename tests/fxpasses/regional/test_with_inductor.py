@@ -31,7 +31,9 @@ def test_attention_with_symbolic_sizes():
 
 
 def test_convolutions_in_training_with_channels_last():
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), *(ConvStage() for _ in range(3))).to(memory_format=torch.channels_last)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), *(ConvStage() for _ in range(3))).to(
+        memory_format=torch.channels_last
+    )
     x = torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)
     assert check(model, [x], more=[[x + 1]], tolerance=1e-4, compiler="inductor")[0] == 3
 
