@@ -5,6 +5,7 @@ Nothing else in ``fake`` writes ``torch._x``: the next release of torch is this 
 
 from __future__ import annotations
 
+import itertools
 import operator
 from typing import Any
 
@@ -59,6 +60,7 @@ from torch._subclasses.meta_utils import (
 )
 from torch._utils import render_call
 from torch.fx.experimental import _config as fx_experimental_config
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.sym_node import SymNode, magic_methods, sizes_strides_methods
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -269,6 +271,21 @@ def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
 
 
 _logging_state = torch._logging._internal
+
+
+_traces = itertools.count(1)
+
+
+def current_trace() -> int:
+    """A number for the ``make_fx`` trace that is running, another one for each; 0 outside."""
+    tracer = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    if tracer is None:
+        return 0
+    try:
+        return tracer._fake_trace
+    except AttributeError:
+        tracer._fake_trace = number = next(_traces)
+        return number
 
 
 def symbolic_arithmetic_is_watched() -> bool:

@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 __all__ = [
+    "BisectError",
     "CaptureError",
+    "ContractError",
     "FxPassesError",
     "HandoverError",
     "Location",
     "OptionsError",
     "PartitionError",
     "PassError",
+    "PatternError",
     "StageError",
+    "StructureError",
+    "ValueMismatchError",
 ]
 
 
@@ -39,6 +44,34 @@ class OptionsError(FxPassesError, ValueError):
         super().__init__(
             problem or f"option {option!r}: expected {expected}, got {given!r} ({type(given).__name__})"
         )
+
+
+class ContractError(FxPassesError, ValueError):
+    """A contract is not valid, or passes cannot be put into one pipeline.
+
+    Attributes:
+        passes: the names of the passes that are concerned: two for a conflict or a duplicate, all in order for a cycle.
+    """
+
+    def __init__(self, problem: str, passes: Iterable[str] = ()) -> None:
+        self.passes = tuple(passes)
+        super().__init__(problem)
+
+
+class PatternError(FxPassesError, ValueError):
+    """The functions of a pattern cannot be traced, or do not fit each other.
+
+    Attributes:
+        function: the name of the function that is at fault.
+    """
+
+    def __init__(self, function: str, problem: str) -> None:
+        self.function = function
+        super().__init__(f"{function}: {problem}")
+
+
+class BisectError(FxPassesError):
+    """A script cannot be searched: it does not exist, or fails before anything is compiled."""
 
 
 def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
@@ -126,6 +159,68 @@ class PassError(StageError):
 
     stage = "pass"
     advice = "Leave the pass out with options={'passes': [...]} to see whether the rest works."
+
+
+class StructureError(PassError):
+    """A pass left a graph that is not about the same memory, effects, outputs or metadata as before.
+
+    Attributes:
+        problem: lint, metadata, outputs, aliasing, order, mutation or stale alias.
+        site: the index of the match site that is to blame, or ``None``.
+    """
+
+    advice = "Correct the pass, or its contract; options={'passes': [...]} leaves it out."
+
+    def __init__(
+        self,
+        reason: str,
+        location: Location | None = None,
+        *,
+        pass_name: str = "",
+        graph: str = "",
+        problem: str = "",
+        site: int | None = None,
+    ) -> None:
+        self.problem, self.site = problem, site
+        super().__init__(reason, location, pass_name=pass_name, graph=graph)
+
+
+class ValueMismatchError(PassError):
+    """A pass changed what the graph computes (``options={"check": "values"}``).
+
+    Attributes:
+        mismatches: which results differ, and how: :class:`fxpasses.checking.values.Mismatch`.
+        sites: the match sites at which the pass is wrong; empty for a pass that claims none.
+        repro: a file that shows the fault on a small graph, or "".
+        repro_calls: the number of operator calls in that graph.
+    """
+
+    stage = "check"
+
+    def __init__(
+        self,
+        reason: str,
+        location: Location | None = None,
+        *,
+        pass_name: str = "",
+        graph: str = "",
+        mismatches: Iterable[object] = (),
+        sites: Iterable[object] = (),
+        place: str = "",
+        repro: str = "",
+        repro_calls: int = 0,
+        no_repro: str = "",
+    ) -> None:
+        self.mismatches, self.sites = tuple(mismatches), tuple(sites)
+        self.repro, self.repro_calls = repro, repro_calls
+        shown = (
+            f"python {repro} shows it on a graph of {repro_calls} call{'s' * (repro_calls != 1)}."
+            if repro
+            else ""
+        )
+        unshown = f"There is no repro file: {no_repro}." if no_repro else ""
+        self.advice = " ".join(filter(None, [place and f"Wrong at {place}.", shown or unshown]))
+        super().__init__(reason, location, pass_name=pass_name, graph=graph)
 
 
 class PartitionError(StageError):

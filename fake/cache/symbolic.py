@@ -55,15 +55,12 @@ class SizeToken:
 
 
 class SymbolicMetadata(TensorMetadata):
-    """Metadata in which some sizes are tokens; ``fields`` hold tokens, ``symint_*`` the values for torch."""
+    """Metadata in which some sizes are tokens; the fields hold tokens."""
 
-    __slots__ = ("shape_env", "symbols", "symint_offset", "symint_shape", "symint_stride")
+    __slots__ = ("shape_env", "symbols")
 
     shape_env: Any
     symbols: frozenset[Any]
-    symint_shape: tuple[Any, ...]
-    symint_stride: tuple[Any, ...]
-    symint_offset: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("symbolic metadata belongs to a live shape environment and cannot be pickled")
@@ -83,7 +80,6 @@ class SymbolicState:
         self.metadata: dict[Any, SymbolicMetadata] = {}
         self.tables: dict[Any, dict[Any, Any]] = {}
         self.size = 0
-        self.prototypes: dict[Any, torch.Tensor] = {}
         self.settled: set[Any] = set()
         self.facts: list[Any] = []
         self.facts_version: Any = None
@@ -106,7 +102,6 @@ class SymbolicState:
     def clear(self) -> None:
         """Drop all recipes (tokens and metadata stay: tensors hold them)."""
         self.tables.clear()
-        self.prototypes.clear()
         self.size = 0
 
 
@@ -221,9 +216,6 @@ def intern_symbolic(
     if found is None:
         made = SymbolicMetadata()
         made.shape, made.stride, made.dtype, made.device, made.offset, made.flags = key
-        made.symint_shape = tuple([number_of(size) for size in shape])
-        made.symint_stride = tuple([number_of(size) for size in stride])
-        made.symint_offset = number_of(offset)
         made.symbols = frozenset().union(*[token.symbols for token in tokens])
         made.shape_env = shape_env
         found = table.setdefault(key, made)

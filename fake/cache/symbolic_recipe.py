@@ -1,5 +1,9 @@
 """Recipes with symbolic sizes.
 
+``make_fx`` knows sizes by their nodes, and looks a size up where it first met its node. What is rebuilt in one trace
+therefore shares no nodes with what was made outside of it, its inputs above all: else a size of a forward value would be
+read from a tangent that happens to have the same one.
+
 Outputs are made by a lazy clone of a prototype, which copies symbolic sizes without calling back into Python for
 each of them; building the same tensor from its sizes costs twenty times as much. A recipe whose symbols have been
 replaced since (an equality or a specialisation became known) is *stale*: it is dropped and the operator runs again.
@@ -15,7 +19,7 @@ import torch
 from .. import _torch as _t
 from ..tensor import Unkeyable, make_fake, plain_of
 from .recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
-from .symbolic import SymbolicMetadata, number_of, state_of, token
+from .symbolic import SymbolicMetadata, number_of, token
 
 __all__ = ["Stale", "SymbolicConstant", "build_symbolic", "symbols_of_recipe"]
 
@@ -75,17 +79,27 @@ def _build_constant(recipe: Any) -> Rebuild:
     return rebuild
 
 
+def _numbers(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple([number_of(value) for value in values])
+
+
+def _place(metadata: Any) -> tuple[Any, ...]:
+    """Sizes, strides and offset, with nodes of their own."""
+    return _numbers(metadata.shape), _numbers(metadata.stride), number_of(metadata.offset)
+
+
 def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     metadata = recipe.metadata
     check = _fresh_or_stale(metadata)
-    prototypes = state_of(metadata.shape_env).prototypes
-    prototype = prototypes.get((metadata, recipe.nbytes))
-    if prototype is None:
-        prototype = prototypes[metadata, recipe.nbytes] = _prototype(recipe)
+    prototype, made_in = _prototype(recipe), _t.current_trace()
     lazy_clone, device, interned = _t.variable_functions._lazy_clone, metadata.device, metadata.to_keep()
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal prototype, made_in
         check()
+        trace = _t.current_trace()
+        if trace != made_in:
+            prototype, made_in = _prototype(recipe), trace
         return make_fake(lazy_clone(prototype), device, mode, interned, mark, tensor_class)
 
     return rebuild
@@ -94,7 +108,7 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
 def _prototype(recipe: Fresh) -> torch.Tensor:
     """A meta tensor with the sizes and the storage size of a recipe."""
     metadata: Any = recipe.metadata
-    shape, stride, dtype = metadata.symint_shape, metadata.symint_stride, metadata.dtype
+    shape, stride, dtype = _numbers(metadata.shape), _numbers(metadata.stride), metadata.dtype
     try:
         with metadata.shape_env.suppress_guards():
             made = torch.empty_strided(shape, stride, dtype=dtype, device=_t.META_DEVICE)
@@ -105,7 +119,7 @@ def _prototype(recipe: Fresh) -> torch.Tensor:
                 (number_of(recipe.nbytes) // dtype.itemsize,), dtype=dtype, device=_t.META_DEVICE
             )
             if token(whole.untyped_storage().nbytes()) is recipe.nbytes:
-                return whole.as_strided(shape, stride, metadata.symint_offset)
+                return whole.as_strided(shape, stride, number_of(metadata.offset))
     except _t.GuardOnDataDependentSymNode as unknown:
         raise Unkeyable("data dependent symnode") from unknown
     raise Unkeyable("storage size of the output")
@@ -116,17 +130,21 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     if not recipe.same_dtype:
         raise Unkeyable("symbolic view with another dtype")
     check = _fresh_or_stale(metadata)
-    shape, stride, offset = metadata.symint_shape, metadata.symint_stride, metadata.symint_offset
+    place, made_in = _place(metadata), _t.current_trace()
     shape_env, path, device, interned = metadata.shape_env, recipe.path, metadata.device, metadata.to_keep()
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal place, made_in
         check()
+        trace = _t.current_trace()
+        if trace != made_in:
+            place, made_in = _place(metadata), trace
         base = follow(path, args, kwargs)
         plain = base._plain
         if plain is None:
             with shape_env.suppress_guards():
                 plain = plain_of(base)
-        return make_fake(plain.as_strided(shape, stride, offset), device, mode, interned, mark, tensor_class)
+        return make_fake(plain.as_strided(*place), device, mode, interned, mark, tensor_class)
 
     return rebuild
 

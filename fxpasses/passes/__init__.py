@@ -14,14 +14,28 @@ from fxpasses.passes.accumulate import AccumulateInPlaceOfZeros
 from fxpasses.passes.common_subexpressions import CommonSubexpressions
 from fxpasses.passes.constants import FoldConstants
 from fxpasses.passes.dead_code import DeadCodeElimination
+from fxpasses.passes.early_selection import EarlySelection
+from fxpasses.passes.grouped_attention import GroupedAttention
+from fxpasses.passes.index_ranges import IndexRanges
+from fxpasses.passes.nested_concatenations import NestedConcatenations
 from fxpasses.passes.no_ops import RemoveNoOps
+from fxpasses.passes.one_hot_products import OneHotProducts
+from fxpasses.passes.padded_convolutions import PaddedConvolutions
+from fxpasses.passes.product_order import ProductOrder
 
 __all__ = [
     "DEFAULT_PASSES",
     "AccumulateInPlaceOfZeros",
     "CommonSubexpressions",
     "DeadCodeElimination",
+    "EarlySelection",
     "FoldConstants",
+    "GroupedAttention",
+    "IndexRanges",
+    "NestedConcatenations",
+    "OneHotProducts",
+    "PaddedConvolutions",
+    "ProductOrder",
     "RemoveNoOps",
     "default_passes",
     "library",
@@ -49,7 +63,14 @@ def library() -> dict[str, type[Pass]]:
         AccumulateInPlaceOfZeros,
         CommonSubexpressions,
         DeadCodeElimination,
+        EarlySelection,
         FoldConstants,
+        GroupedAttention,
+        IndexRanges,
+        NestedConcatenations,
+        OneHotProducts,
+        PaddedConvolutions,
+        ProductOrder,
         RemoveNoOps,
     )
     return {c.name: c for c in classes}
