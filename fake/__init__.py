@@ -14,12 +14,16 @@ from .convert import FakeCopyMode, FakeTensorConverter
 from .errors import (
     AccelerateError,
     CacheCrossCheckError,
+    ContractError,
+    ContractInputError,
+    ContractViolationError,
     DataDependentOutputException,
     DynamicOutputShapeException,
     FallbackNotAllowedError,
     MetadataMismatchError,
     MixedFakeModesError,
     NonFakeInputError,
+    ShapeEnvError,
     UnsupportedFakeTensorException,
     UnsupportedMutationAliasingException,
     UnsupportedOperatorException,
@@ -28,22 +32,36 @@ from .errors import (
 from .mode import FakeTensorMode, cache_clear, cache_info
 from .persistence import disable_disk_cache, enable_disk_cache, save_disk_cache
 from .propagate import FakeTensorProp
+from .symbols.contract import Dim, mark_dynamic
+from .symbols.explain import Explanation, explain
+from .symbols.guards import Guard, Guards, guards_of
+from .symbols.shape_env import ShapeEnv, using_shape_env
+from .symbols.unbacked import facts_of, insert_runtime_assertions, runtime_assertions
 from .tensor import FakeTensor
 
 __all__ = [
     "AccelerateError",
     "CacheCrossCheckError",
+    "ContractError",
+    "ContractInputError",
+    "ContractViolationError",
     "DataDependentOutputException",
+    "Dim",
     "DynamicOutputShapeException",
+    "Explanation",
     "FakeCopyMode",
     "FakeTensor",
     "FakeTensorConverter",
     "FakeTensorMode",
     "FakeTensorProp",
     "FallbackNotAllowedError",
+    "Guard",
+    "Guards",
     "MetadataMismatchError",
     "MixedFakeModesError",
     "NonFakeInputError",
+    "ShapeEnv",
+    "ShapeEnvError",
     "UnsupportedFakeTensorException",
     "UnsupportedMutationAliasingException",
     "UnsupportedOperatorException",
@@ -53,9 +71,16 @@ __all__ = [
     "cache_info",
     "disable_disk_cache",
     "enable_disk_cache",
+    "explain",
     "extract_tensor_metadata",
+    "facts_of",
+    "guards_of",
+    "insert_runtime_assertions",
     "is_fake",
+    "mark_dynamic",
     "maybe_get_fake_mode",
+    "runtime_assertions",
     "save_disk_cache",
     "unset_fake_temporarily",
+    "using_shape_env",
 ]

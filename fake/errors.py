@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from ._torch import (
@@ -13,20 +14,26 @@ from ._torch import (
     UnsupportedOperatorException,
     render_call,
 )
+from .symbols._torch import ConstraintViolationError
 
 __all__ = [
     "AccelerateError",
     "CacheCrossCheckError",
+    "ContractError",
+    "ContractInputError",
+    "ContractViolationError",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FallbackNotAllowedError",
     "MetadataMismatchError",
     "MixedFakeModesError",
     "NonFakeInputError",
+    "ShapeEnvError",
     "UnsupportedFakeTensorException",
     "UnsupportedMutationAliasingException",
     "UnsupportedOperatorException",
     "UnsupportedTorchVersionError",
+    "Violation",
 ]
 
 
@@ -114,3 +121,76 @@ class UnsupportedTorchVersionError(RuntimeError):
 
 class AccelerateError(RuntimeError):
     """``accelerate()`` could not be turned on or off, because another tool patched the same functions."""
+
+
+class ShapeEnvError(TypeError):
+    """A shape environment of a kind that cannot be adopted."""
+
+
+class ContractError(ValueError):
+    """What was declared of a size makes no sense.
+
+    Attributes:
+        owner: what it was declared for.
+        field: the part that is wrong.
+    """
+
+    def __init__(self, owner: str, field: str, problem: str) -> None:
+        self.owner, self.field = owner, field
+        super().__init__(f"{owner}: {field} {problem}")
+
+
+class ContractInputError(ValueError):
+    """An example input breaks its own contract.
+
+    Attributes:
+        dim: the contract.
+        where: the size, such as ``x.size(0)``.
+        size: its value.
+    """
+
+    def __init__(
+        self, dim: Any, where: str, size: int, other: str = "", other_size: int | None = None
+    ) -> None:
+        self.dim, self.where, self.size = dim, where, size
+        wanted = f"{other} (of the same Dim) is {other_size}" if other else f"the contract is {dim}"
+        super().__init__(
+            f"{where} is {size}, but {wanted}. Trace with inputs that keep to the contract, or change it."
+        )
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One way in which a program serves less than its contract.
+
+    Attributes:
+        dim: the contract.
+        where: the size, such as ``x.size(0)``.
+        forced: what the program forces, in the user's terms.
+        chain: what was asked, by which operator and on which line, first asked first; all of it together forces it.
+    """
+
+    dim: Any
+    where: str
+    forced: str
+    chain: tuple[str, ...]
+
+    def __str__(self) -> str:
+        steps = "".join(f"\n      {number}. {step}" for number, step in enumerate(self.chain, 1))
+        return f"{self.where} is declared {self.dim}, but the program forces {self.forced}:{steps or ' nobody recorded why'}"
+
+
+class ContractViolationError(ConstraintViolationError):
+    """A traced program does not serve all sizes that a contract allows.
+
+    Attributes:
+        violations: each with the chain of reasons.
+    """
+
+    def __init__(self, violations: tuple[Violation, ...]) -> None:
+        self.violations = violations
+        told = "\n".join(f"  - {violation}" for violation in violations)
+        super().__init__(
+            f"{len(violations)} contract{'s are' if len(violations) > 1 else ' is'} not kept.\n{told}\n"
+            "Change the lines named above, or declare what they need (a narrower range, multiple_of, the same Dim)."
+        )

@@ -16,6 +16,10 @@ from .cache.engine import Engine
 from .cache.key import plain_key
 from .convert import FakeTensorConverter
 from .steps import dispatch as dispatch_steps
+from .symbols._torch import LocalSource
+from .symbols.contract import Dim, Dims, declare_on, parse_dims
+from .symbols.contract import symbolic_context as context_of_dims
+from .symbols.node import lean_state
 from .tensor import DEVICE_ATTRIBUTE, FakeTensor, adopt, disown
 
 __all__ = ["ENGINE", "FakeTensorMode", "cache_clear", "cache_info"]
@@ -116,6 +120,8 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
         self.__dict__[name] = value
         if name in _CACHE_SETTINGS:
             self.__dict__["_cache_token"] = None
+            if name == "shape_env" and value is not None:
+                lean_state(value).adopts = True
         elif name in _HANDLER_SETTINGS:
             self._choose_handlers()
 
@@ -154,6 +160,45 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
         if handler is None:
             handler = ENGINE.handler(func)
         return handler(self, func, types, args, kwargs or {})
+
+    def from_tensor(  # type: ignore[override]
+        self,
+        tensor: torch.Tensor,
+        *,
+        static_shapes: bool | None = None,
+        source: Any = None,
+        symbolic_context: Any = None,
+        trace: bool = True,
+        name: str | None = None,
+        dims: Dims | None = None,
+    ) -> Any:
+        """The fake tensor of a tensor with data.
+
+        Args:
+            static_shapes: whether all sizes are plain integers; by default as the mode says.
+            source: how a compiled program reaches the tensor (Dynamo).
+            symbolic_context: torch's form of what is dynamic.
+            trace: write the conversion to torch's structured log.
+            name: what guards and messages call the tensor.
+            dims: for each dimension a :class:`fake.Dim` (a contract), ``"dynamic"``, ``"auto"`` (equal sizes share a
+                symbol), ``"unbacked"`` or ``"static"``; what is not mentioned is static. By default all are ``"auto"``.
+
+        Raises:
+            ContractError: wrong ``dims``, or a :class:`fake.Dim` without an environment to keep it.
+            ContractInputError: the tensor itself breaks the contract.
+        """
+        if name is not None and source is None:
+            source = LocalSource(name)
+        if dims is not None:
+            parsed = parse_dims(dims, name or "the tensor", tensor.dim())
+            symbolic_context = context_of_dims(tensor, parsed)
+            source = source or LocalSource("input")
+            promised = {place: dim for place, dim in parsed.items() if isinstance(dim, Dim)}
+            if promised:
+                declare_on(self.shape_env, source, promised)
+        return super().from_tensor(
+            tensor, static_shapes=static_shapes, source=source, symbolic_context=symbolic_context, trace=trace
+        )
 
     @contextmanager
     def making_torchs_tensors(self, tensors: Sequence[Any]) -> Iterator[None]:

@@ -32,6 +32,7 @@ from fxpasses.options import Options
 from fxpasses.partitioner import partition
 from fxpasses.patterns import Match, NoMatchWarning, PatternPass, pattern_pass, replace_pattern
 from fxpasses.provenance import Provenance
+from fxpasses.regional import CostModel, RegionReport, regions
 from fxpasses.registry import available_passes, use_passes
 from fxpasses.report import annotated_code
 from fxpasses.rewriting import insert_call
@@ -45,6 +46,7 @@ __all__ = [
     "Compilation",
     "Contract",
     "ContractError",
+    "CostModel",
     "Fixpoint",
     "FixpointWarning",
     "FxPassesError",
@@ -62,6 +64,7 @@ __all__ = [
     "PatternError",
     "PatternPass",
     "Provenance",
+    "RegionReport",
     "SavedValue",
     "StageError",
     "Stats",
@@ -80,6 +83,7 @@ __all__ = [
     "insert_call",
     "partition",
     "pattern_pass",
+    "regions",
     "replace_pattern",
     "reset_compilations",
     "reset_stats",

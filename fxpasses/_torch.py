@@ -93,6 +93,7 @@ __all__ = [
     "is_control_flow",
     "make_boxed_func",
     "new_compiler_extra",
+    "new_nodes",
     "outside_tracing",
     "propagate_fakes",
     "reset_code",
@@ -265,6 +266,16 @@ def filter_lowerings(allowed: Callable[[str], bool]) -> Iterator[None]:
 
     with mock.patch.object(CompilerBisector, "disable_subsystem", disabled):
         yield
+
+
+@contextlib.contextmanager
+def new_nodes(gm: fx.GraphModule, made: Callable[[fx.Node], None]) -> Iterator[None]:
+    """Call ``made`` with every node that is made in the graph of ``gm`` meanwhile."""
+    gm._register_create_node_hook(made)
+    try:
+        yield
+    finally:
+        gm._unregister_create_node_hook(made)
 
 
 def trace_calls(

@@ -19,6 +19,7 @@ from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedComp
 from fxpasses.manager import PassManager
 from fxpasses.options import Options
 from fxpasses.pipeline import Compiler, Observer, Pipeline
+from fxpasses.regional import with_regions
 from fxpasses.report import GraphFiles
 
 __all__ = ["fxpasses"]
@@ -52,11 +53,15 @@ def fxpasses(
         if limits.stage == "eager":
             return gm.forward
     made = record(gm, example_inputs, parsed)
-    pipeline = _pipeline(parsed, gm, example_inputs, limits)
+    observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
+    if parsed.check != "values":  # graphs are compared on the inputs of whole calls
+        gm = with_regions(gm, parsed, observers)
+    pipeline = _pipeline(parsed, gm, example_inputs, limits, observers)
     compiled = pipeline.compile(gm, example_inputs)
     recent.add(dataclasses.replace(made, from_cache=pipeline.from_cache))
     if parsed.compiled_autograd:
-        settings = {**(options or {}), "compiled_autograd": False}
+        # A captured backward pass calls each region's backward operator already.
+        settings = {**(options or {}), "compiled_autograd": False, "regions": "off"}
 
         def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             return fxpasses(gm, example_inputs, mode=mode, options=settings)
@@ -66,7 +71,11 @@ def fxpasses(
 
 
 def _pipeline(
-    parsed: Options, gm: fx.GraphModule, example_inputs: Sequence[Any], limits: Limits | None
+    parsed: Options,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    limits: Limits | None,
+    observers: Sequence[Observer],
 ) -> Pipeline:
     compiler: Compiler
     if limits is not None and limits.stage == "capture":
@@ -75,7 +84,6 @@ def _pipeline(
         compiler = InductorCompiler(parsed, gm, example_inputs)
     else:
         compiler = EagerCompiler(parsed, decompose=True)
-    observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
     log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
     return Pipeline(parsed, compiler, observers)
 
@@ -90,6 +98,7 @@ def limited(options: Options, limits: Limits) -> Options:
         options,
         passes=passes,
         compiler=options.compiler if limits.stage == "inductor" else "eager",
+        regions=options.regions if limits.stage == "inductor" else "off",
         check="values" if limits.check else options.check,
         report=str(Path(limits.record).parent) if limits.check and limits.record else options.report,
         on_failure="raise",

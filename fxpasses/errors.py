@@ -178,7 +178,7 @@ class StructureError(PassError):
     """A pass left a graph that is not about the same memory, effects, outputs or metadata as before.
 
     Attributes:
-        problem: lint, metadata, outputs, aliasing, order, mutation or stale alias.
+        problem: lint, inputs, metadata, outputs, aliasing, order, mutation or stale alias.
         site: the index of the match site that is to blame, or ``None``.
     """
 

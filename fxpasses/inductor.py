@@ -62,7 +62,8 @@ class InductorCompiler:
             self.patches |= {"fx_graph_cache": False, "fx_graph_remote_cache": False}
         self._example_inputs = example_inputs
         self._inputs = len(example_inputs)
-        self._outputs = _torch.get_num_model_outputs(gm)
+        self.visible_outputs = _torch.get_num_model_outputs(gm)
+        """How many of the forward graph's outputs keep the strides that they were traced with."""
         self._dynamo_graph = gm
         with self._patched():
             self._extra = _torch.new_compiler_extra(gm)
@@ -107,7 +108,7 @@ class InductorCompiler:
             return _torch.compile_fx_forward(
                 gm,
                 inputs,
-                num_orig_model_outputs=self._outputs,
+                num_orig_model_outputs=self.visible_outputs,
                 num_example_inputs=self._inputs,
                 compiler_config_extra=self._extra,
                 inner_compile=self._inner_compile,

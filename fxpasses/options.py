@@ -50,6 +50,9 @@ class Options:
         report: a directory for the captured graphs as readable files, or ``None``.
         accelerate: whether AOTAutograd's tracing runs on ``fake``'s dispatch cache: the same graphs and
             guards in less time. Without effect on a version of torch that ``fake`` does not know.
+        regions: which repeated layers are compiled once and called wherever they occur: ``"auto"`` those that save
+            more than they cost, ``"always"`` every repeat, a list of patterns the modules whose paths match one
+            (``["blocks.*"]``), ``"off"`` none. See :func:`fxpasses.regions`.
         compiled_autograd: whether the backward passes that go through what is compiled here are captured as
             one graph each, hooks and gradient accumulation included, and compiled with the same options (see
             :mod:`compiled_autograd`); those that cannot be captured run as they would without.
@@ -67,6 +70,7 @@ class Options:
     check: CheckLevel = "structure"
     report: str | None = None
     accelerate: bool = True
+    regions: Literal["auto", "off", "always"] | tuple[str, ...] = "off"
     compiled_autograd: bool = False
 
     @classmethod
@@ -199,6 +203,14 @@ def _check_flag(name: str, value: Any) -> bool:
     return value
 
 
+def _check_regions(name: str, value: Any) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        return _check_choice(("auto", "off", "always"))(name, value)
+    if not isinstance(value, Sequence) or not value or not all(isinstance(v, str) for v in value):
+        raise OptionsError(name, value, "'auto', 'off', 'always', or a list of module path patterns")
+    return tuple(value)
+
+
 def _check_directory(name: str, value: Any) -> str | None:
     if value is None or isinstance(value, (str, os.PathLike)):
         return None if value is None else os.fspath(value)
@@ -215,5 +227,6 @@ _CHECKS = {
     "check": _check_choice(get_args(CheckLevel)),
     "report": _check_directory,
     "accelerate": _check_flag,
+    "regions": _check_regions,
     "compiled_autograd": _check_flag,
 }

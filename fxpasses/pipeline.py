@@ -80,6 +80,13 @@ class Observer:
     def graph(self, kind: str, gm: fx.GraphModule) -> None:
         """A joint, forward, backward or inference graph after its passes."""
 
+    def regions(self, report: object) -> None:
+        """The repeats that were found in the Dynamo graph, and what becomes of them."""
+
+    def of_region(self) -> Observer:
+        """What observes the compilation of one region of this graph."""
+        return Observer()
+
 
 class Pipeline:
     """The stages for one Dynamo graph, with the same error handling around each."""
@@ -90,14 +97,21 @@ class Pipeline:
         compiler: Compiler,
         observers: Sequence[Observer] = (),
         values: ValueCheck | None = None,
+        *,
+        counts: bool = True,
     ) -> None:
+        """``counts`` is false for a piece of a graph that is counted already."""
         self.options = options
+        self._counts = counts
         self.compiler = compiler
         if values is None and options.check == "values":
             values = ValueCheck(options.repro_directory())
         self._values = values
-        checks = [self._values] if self._values else []
-        self.manager = PassManager(options.passes, checks, structure=options.check != "off")
+        self.manager = PassManager(
+            options.passes,
+            [self._values] if self._values else [],
+            structure=options.check != "off",
+        )
         self.observers = observers
         self._was_called = False
 
@@ -138,9 +152,10 @@ class Pipeline:
             failure.__cause__ = error
             return self._eager_instead(failure, gm.forward)
         self._count_graph()
-        if self.from_cache:
-            counters.count("cache_hits")
-        counters.add_seconds("total", time.perf_counter() - start)
+        if self._counts:
+            if self.from_cache:
+                counters.count("cache_hits")
+            counters.add_seconds("total", time.perf_counter() - start)
         return self._eager_if_wrong(compiled, gm.forward)
 
     def _partition(
@@ -263,6 +278,8 @@ class Pipeline:
         return eager
 
     def _count_graph(self) -> None:
+        if not self._counts:
+            return
         counters.count("graphs")
         compile_id = _torch.CompileContext.current_compile_id()
         if compile_id is not None and compile_id.frame_compile_id:

@@ -19,6 +19,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     losses,
     normalization,
     out_variants,
+    padding,
     pointwise_strides,
     pooling,
     ranges,
@@ -26,6 +27,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     rnn,
     sparse,
     structured,
+    views,
 )
 from fake.kernels.registry import Rule, find, rule, rule_when, rules, takes_sparse
 

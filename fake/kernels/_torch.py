@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import sympy
 import torch
 from torch._C import DispatchKey, _dispatch_dump, _get_dispatch_mode, _TorchDispatchModeKey
 from torch._decomp import decomposition_table, meta_table
@@ -26,9 +27,17 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
     in_kernel_invocation_manager,
 )
-from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
+from torch.fx.experimental.symbolic_shapes import (
+    free_unbacked_symbols,
+    guard_or_false,
+    guard_or_true,
+    statically_known_true,
+)
 from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._sympy.functions import Mod
+
+from fake.symbols.expr import without_common_factor
 
 __all__ = [
     "COMPOSITE",
@@ -42,12 +51,15 @@ __all__ = [
     "active_fake_mode",
     "common_device",
     "elementwise_dtypes",
+    "exact_quotient",
     "guard_or_false",
     "guard_or_true",
+    "has_unbacked",
     "hides_structured_meta",
     "hint",
     "in_kernel_invocation_manager",
     "no_dispatch",
+    "statically_known_true",
     "structured_meta",
     "suggest_memory_format",
     "torchs_answer",
@@ -129,3 +141,30 @@ def hint(value: Any) -> Any:
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return value.node.hint
     return value
+
+
+def has_unbacked(tree: Any) -> bool:
+    """Whether a size among tensors and numbers depends on data."""
+    return any(
+        bool(free_unbacked_symbols(leaf))
+        for leaf in pytree.tree_leaves(tree)
+        if isinstance(leaf, torch.Tensor | torch.SymInt)
+    )
+
+
+def exact_quotient(number: Any, divisor: Any, problem: str) -> Any:
+    """``number // divisor``, guarded to have no remainder.
+
+    The guard is put without factors that both have in common: later divisions can then use it.
+    """
+    nodes = [n.node for n in (number, divisor) if isinstance(n, torch.SymInt)]
+    if not nodes:
+        torch._check(number % divisor == 0, lambda: problem)
+        return number // divisor
+    shape_env = nodes[0].shape_env
+    base, by = (n.node.expr if isinstance(n, torch.SymInt) else sympy.Integer(n) for n in (number, divisor))
+    positive = {s for s in (base * by).free_symbols if shape_env.bound_sympy(s).lower >= 1}
+    base, by = without_common_factor(base, by, positive.__contains__)
+    if not shape_env.evaluate_expr(sympy.Eq(Mod(base, by), 0)):
+        raise RuntimeError(problem)
+    return number // divisor

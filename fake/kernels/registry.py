@@ -111,7 +111,7 @@ def find(func: OpOverload) -> Rule | None:
     >>> import torch, fake.kernels
     >>> fake.kernels.find(torch.ops.aten.copysign.Tensor).__name__
     'structured'
-    >>> fake.kernels.find(torch.ops.aten.view.default) is None
+    >>> fake.kernels.find(torch.ops.aten.relu.default) is None
     True
     """
     return _registry.find(func)

@@ -1,0 +1,76 @@
+"""Views of contiguous tensors with symbolic sizes: the strides follow from the sizes, and nothing else is asked.
+
+torch's engine splits and merges dimensions one by one, and records a guard for each comparison on the way, although a
+contiguous tensor has a view in every shape with as many elements.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import (
+    FakeTensorMode,
+    OpOverload,
+    exact_quotient,
+    has_unbacked,
+    hint,
+    statically_known_true,
+)
+from fake.kernels.outputs import is_symbolic
+from fake.kernels.registry import rule
+
+__all__ = ["view"]
+
+
+@rule("aten::view", "aten::_unsafe_view")
+def view(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``view`` of a tensor that is known to be contiguous and not empty.
+
+    Raises:
+        RuntimeError: the shape has another number of elements (eager's error).
+    """
+    self, shape = args
+    if not is_symbolic(args, kwargs) or has_unbacked((self, shape)) or not _is_known_to_be_dense(self):
+        return NotImplemented
+    sizes = _inferred(self, list(shape))
+    with mode:
+        return self.as_strided(sizes, _row_major(sizes), self.storage_offset())
+
+
+def _is_known_to_be_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has elements and row-major strides, as far as that is known without asking."""
+    if not all(statically_known_true(size > 0) for size in tensor.shape):
+        return False
+    expected = _row_major(list(tensor.shape))
+    return all(
+        statically_known_true(size == 1) or statically_known_true(step == wanted)
+        for size, step, wanted in zip(tensor.shape, tensor.stride(), expected, strict=True)
+    )
+
+
+def _row_major(sizes: list[Any]) -> list[Any]:
+    strides: list[Any] = []
+    step: Any = 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step = step * size
+    return strides[::-1]
+
+
+def _inferred(self: torch.Tensor, shape: list[Any]) -> list[Any]:
+    """The shape with the place of -1 filled; guards that the numbers of elements agree, and no more."""
+    open_places = [place for place, size in enumerate(shape) if statically_known_true(size == -1)]
+    elements = math.prod(self.shape)
+    problem = f"shape '{[hint(s) for s in shape]}' is invalid for input of size {hint(elements)}"
+    if len(open_places) > 1:
+        raise RuntimeError("only one dimension can be inferred")
+    if not open_places:
+        torch._check(elements == math.prod(shape), lambda: problem)
+        return shape
+    (place,) = open_places
+    known = math.prod(size for other, size in enumerate(shape) if other != place)
+    torch._check(known != 0, lambda: problem)
+    return [*shape[:place], exact_quotient(elements, known, problem), *shape[place + 1 :]]

@@ -1,0 +1,140 @@
+"""Every private name of torch that shape environments, guards and contracts rely on, and version differences."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sympy
+import torch
+import torch._dynamo.output_graph as dynamo_output_graph
+import torch._dynamo.variables.builder as dynamo_builder
+import torch._export.non_strict_utils as export_non_strict
+from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
+from torch._guards import ShapeGuard, Source, TracingContext
+from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import (
+    SYMPY_INTERP,
+    ConstraintViolationError,
+    DimDynamic,
+    RuntimeAssert,
+    StatelessSymbolicContext,
+    canonicalize_bool_expr,
+    free_unbacked_symbols,
+    guard_or_false,
+    guard_or_true,
+    is_symbolic,
+    statically_known_true,
+)
+from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
+from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
+from torch.utils._sympy.functions import (
+    CleanDiv,
+    FloorDiv,
+    Max,
+    Min,
+    Mod,
+    ModularIndexing,
+    PythonMod,
+)
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.printers import PythonPrinter
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+from torch.utils._sympy.value_ranges import ValueRanges
+
+__all__ = [
+    "SYMPY_INTERP",
+    "CleanDiv",
+    "ConstraintViolationError",
+    "DimDynamic",
+    "FloorDiv",
+    "LocalSource",
+    "Max",
+    "Min",
+    "Mod",
+    "ModularIndexing",
+    "OpOverload",
+    "PythonMod",
+    "PythonPrinter",
+    "RuntimeAssert",
+    "ShapeGuard",
+    "Source",
+    "StatelessSymbolicContext",
+    "SymT",
+    "TensorProperty",
+    "TensorPropertySource",
+    "TorchShapeEnv",
+    "TracingContext",
+    "ValueRanges",
+    "assume_divisible",
+    "canonicalize_bool_expr",
+    "concrete_bounds",
+    "current_node_stack",
+    "dynamo_builder",
+    "dynamo_output_graph",
+    "export_non_strict",
+    "free_unbacked_symbols",
+    "guard_or_false",
+    "guard_or_true",
+    "hints_of",
+    "insert_deferred_runtime_asserts",
+    "int_oo",
+    "is_symbolic",
+    "mark_dynamic",
+    "statically_known_true",
+    "symbol_is_type",
+    "torch_directory",
+    "tracked_inputs",
+    "user_stack",
+]
+
+torch_directory = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+
+def concrete_bounds(shape_env: TorchShapeEnv, symbol: sympy.Symbol) -> tuple[int | None, int | None]:
+    """The least and the greatest value of a symbol, ``None`` where there is no bound."""
+    found = shape_env.var_to_range.get(symbol)
+    if found is None or not symbol.is_integer:
+        return None, None
+    lower, upper = found.lower, found.upper
+    return (
+        int(lower) if lower.is_Integer else None,
+        int(upper) if upper.is_Integer else None,
+    )
+
+
+def assume_divisible(shape_env: TorchShapeEnv, symbol: sympy.Symbol, divisor: int) -> None:
+    """Tell an environment what follows from its guards already, but not to its own reasoning."""
+    remainder = Mod(symbol, divisor)
+    shape_env._add_divisible(remainder)
+    shape_env.axioms.update(dict(shape_env.get_implications(sympy.Eq(remainder, 0))))
+
+
+def hints_of(shape_env: TorchShapeEnv) -> dict[sympy.Symbol, Any]:
+    """The example values of the backed symbols (2.11 has them under another name)."""
+    found = shape_env.__dict__.get("backed_var_to_val")
+    return shape_env.__dict__["var_to_val"] if found is None else found
+
+
+def user_stack() -> Sequence[Any]:
+    """The frames of the user's program that Dynamo is interpreting (outermost first), or nothing."""
+    return TracingContext.extract_stack()
+
+
+def current_node_stack() -> str | None:
+    """The stack trace of the graph node that AOTAutograd or an interpreter is replaying, as text."""
+    if not torch.fx.traceback.has_preserved_node_meta():
+        return None
+    return torch.fx.traceback.get_current_meta().get("stack_trace")
+
+
+def tracked_inputs(shape_env: TorchShapeEnv) -> Iterator[tuple[Source, Any]]:
+    """The inputs of the program that Dynamo fakified, with how to reach them."""
+    for tracked in shape_env.tracked_fakes or ():
+        yield tracked.source, tracked.fake
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
+    """Tell Dynamo that a size must stay symbolic."""
+    torch._dynamo.mark_dynamic(tensor, dim)

@@ -1,0 +1,390 @@
+"""Contracts: what the user promises of a size, and wants the graph to be right for.
+
+``Dim("batch", min=1, max=64, multiple_of=8)`` on a dimension says two things: the inputs will keep to it, and one
+graph has to serve all of it. The first becomes a fact (no guard is needed for what follows from it); the second is
+checked when guards are made: a program that forces less is an error which tells what forced it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from ..errors import ContractError, ContractInputError, ContractViolationError, Violation
+from . import _torch as _t
+from .explain import _place
+from .guards import minimal_relations, responsible
+from .ranges import Facts
+from .reasons import Reason, reason_now, reasons_of, record
+from .terms import Terms, text_of_source
+
+__all__ = [
+    "Contract",
+    "Declared",
+    "Dim",
+    "Dims",
+    "check",
+    "declare",
+    "declare_on",
+    "mark_dynamic",
+    "parse_dims",
+    "refuse",
+    "symbolic_context",
+]
+
+_POLICIES = {
+    "static": _t.DimDynamic.STATIC,
+    "auto": _t.DimDynamic.DUCK,
+    "dynamic": _t.DimDynamic.DYNAMIC,
+    "unbacked": _t.DimDynamic.UNBACKED,
+}
+_MARK = "_fake_contract"
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A size that has a name and a promised range.
+
+    Two dimensions with the same ``Dim`` name have the same size. As in torch, sizes 0 and 1 are traced on their own:
+    a contract from ``min=1`` on is about the graph for sizes of 2 and more.
+
+    Attributes:
+        name: how messages call it.
+        min: the least size.
+        max: the greatest size; ``None`` for no limit.
+        multiple_of: every size is a multiple of this.
+
+    Raises:
+        ContractError: no size of at least 2 fits.
+
+    >>> Dim("batch", min=1, max=64)
+    Dim(name='batch', min=1, max=64, multiple_of=1)
+    """
+
+    name: str
+    min: int = 0
+    max: int | None = None
+    multiple_of: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ContractError("Dim", "name", f"must be a string that is not empty, not {self.name!r}")
+        for field in ("min", "multiple_of"):
+            value = getattr(self, field)
+            if type(value) is not int or value < (field == "multiple_of"):
+                raise ContractError(
+                    f"Dim({self.name!r})", field, f"must be a positive integer, not {value!r}"
+                )
+        if self.max is not None and (type(self.max) is not int or self.max < 0):
+            raise ContractError(f"Dim({self.name!r})", "max", f"must be an integer or None, not {self.max!r}")
+        least = -(-max(self.min, 2) // self.multiple_of) * self.multiple_of
+        if self.max is not None and self.max < least:
+            raise ContractError(
+                f"Dim({self.name!r})", "max",
+                f"must be at least {least}, the least size from 2 on that fits the other fields; it is {self.max}",
+            )  # fmt: skip
+
+    def allows(self, size: int) -> bool:
+        """Whether a size keeps to the contract."""
+        return size >= self.min and (self.max is None or size <= self.max) and size % self.multiple_of == 0
+
+
+Dims = Mapping[int, "Dim | str"]
+"""For each dimension of a tensor a :class:`Dim`, or ``"static"``, ``"auto"``, ``"dynamic"`` or ``"unbacked"``."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A dimension under contract, with the symbol that it had first."""
+
+    dim: Dim
+    text: str
+    symbol: sympy.Symbol
+
+
+class Contract:
+    """The contracts of one environment.
+
+    Attributes:
+        by_input: what was declared for inputs by their names in the user's terms, before they were seen.
+        declared: the dimensions under contract that have become symbols.
+        examples: for each name, the ``Dim``, the first dimension that has it, and that one's example size.
+    """
+
+    def __init__(self, by_input: Mapping[str, Dims] | None = None) -> None:
+        self.by_input: dict[str, dict[int, Dim | str]] = {
+            name: dict(parse_dims(dims, name)) for name, dims in (by_input or {}).items()
+        }
+        self.declared: list[Declared] = []
+        self.examples: dict[str, tuple[Dim, str, int]] = {}
+
+    def add(self, name: str, dims: Dims) -> None:
+        """Promise something of an input.
+
+        Raises:
+            ContractError: wrong ``dims``.
+        """
+        self.by_input[name] = {**self.by_input.get(name, {}), **parse_dims(dims, name)}
+
+    def of(self, source: Any) -> dict[int, Dim | str]:
+        """What was declared for an input."""
+        return self.by_input.get(text_of_source(source), {})
+
+
+def parse_dims(dims: Dims, owner: str, rank: int | None = None) -> Dims:
+    """Check what was declared for a tensor.
+
+    Raises:
+        ContractError: a dimension that the tensor does not have, or something that is neither a ``Dim`` nor a policy.
+    """
+    parsed: dict[int, Dim | str] = {}
+    if not isinstance(dims, Mapping):
+        raise ContractError(owner, "dims", f"must map dimensions to Dims, it is {dims!r}")
+    for place, wanted in dims.items():
+        if type(place) is not int or (rank is not None and not -rank <= place < rank):
+            raise ContractError(owner, f"dims[{place!r}]", f"is no dimension of it (it has {rank})")
+        if not isinstance(wanted, Dim) and wanted not in _POLICIES:
+            raise ContractError(
+                owner,
+                f"dims[{place}]",
+                f"must be a fake.Dim or one of {', '.join(_POLICIES)}, not {wanted!r}",
+            )
+        parsed[place % rank if rank is not None else place] = wanted
+    return parsed
+
+
+def symbolic_context(tensor: torch.Tensor, dims: Dims) -> Any:
+    """torch's form of a policy for each dimension; what is not mentioned is static."""
+    policies = [_t.DimDynamic.STATIC] * tensor.dim()
+    for place, wanted in dims.items():
+        policies[place] = _t.DimDynamic.DYNAMIC if isinstance(wanted, Dim) else _POLICIES[wanted]
+    return _t.StatelessSymbolicContext(dynamic_sizes=policies)
+
+
+def mark_dynamic(tensor: torch.Tensor, dims: Dims) -> None:
+    """Put a contract on a tensor that will be an input of a compiled function.
+
+    torch's own marks are set too, so that the sizes stay symbolic in any case; the contract itself is checked by
+    environments of this package (:class:`fake.using_shape_env`).
+
+    Raises:
+        ContractError: wrong ``dims``.
+        ContractInputError: the tensor itself does not keep to the contract.
+
+    >>> import fake
+    >>> fake.mark_dynamic(torch.zeros(8, 4), {0: fake.Dim("batch", max=64)})
+    """
+    parsed = parse_dims(dims, "mark_dynamic", tensor.dim())
+    _refuse_wrong_sizes(tensor.shape, parsed, "the tensor")
+    setattr(tensor, _MARK, dict(parsed))
+    for place, wanted in parsed.items():
+        if isinstance(wanted, Dim) or wanted == "dynamic":
+            _t.mark_dynamic(tensor, place)
+
+
+def mark_of(tensor: Any) -> dict[int, Dim | str]:
+    """The contract that :func:`mark_dynamic` put on a tensor."""
+    return getattr(tensor, _MARK, {})
+
+
+def _refuse_wrong_sizes(sizes: Any, dims: Dims, name: str) -> None:
+    for place, wanted in dims.items():
+        if isinstance(wanted, Dim) and place < len(sizes) and type(sizes[place]) is int:
+            size = sizes[place]
+            if not wanted.allows(size):
+                raise ContractInputError(wanted, f"{name}.size({place})", size)
+
+
+def force_dynamic(context: Any, dims: Dims) -> None:
+    """Make the dimensions of a symbolic context dynamic that are under contract."""
+    for place, wanted in dims.items():
+        if place < len(context.dynamic_sizes):
+            kind = _t.DimDynamic.DYNAMIC if isinstance(wanted, Dim) else _POLICIES[wanted]
+            context.dynamic_sizes[place] = kind
+
+
+def refuse(contract: Contract, source: Any, example: Any, dims: Dims) -> None:
+    """Complain of an example input that does not keep to what was declared, before anything is made of it.
+
+    Raises:
+        ContractInputError: a size is not allowed, or differs from another one of the same ``Dim``.
+        ContractError: another ``Dim`` has the same name.
+    """
+    name = text_of_source(source)
+    _refuse_wrong_sizes(example, dims, name)
+    for place, dim in dims.items():
+        if not isinstance(dim, Dim):
+            continue
+        text, size = f"{name}.size({place})", example[place]
+        known, other, other_size = contract.examples.get(dim.name, (dim, text, size))
+        if known != dim:
+            raise ContractError(f"Dim({dim.name!r})", text, f"was declared as {known} for {other}")
+        if other_size != size:
+            raise ContractInputError(dim, text, size, other, other_size)
+
+
+def declare(shape_env: Any, contract: Contract, source: Any, example: Any, sizes: Any, dims: Dims) -> None:
+    """Make the promises of ``dims`` facts of an environment.
+
+    Args:
+        example: the sizes of the example input.
+        sizes: what has become of them; a number where 0 or 1 got its own graph.
+    """
+    name = text_of_source(source)
+    for place, dim in dims.items():
+        if not isinstance(dim, Dim):
+            continue
+        text = f"{name}.size({place})"
+        contract.examples.setdefault(dim.name, (dim, text, example[place]))
+        symbol = sizes[place].node.expr if _t.is_symbolic(sizes[place]) else None
+        if isinstance(symbol, sympy.Symbol):
+            _promise(shape_env, contract, Declared(dim, text, symbol))
+
+
+def _promise(shape_env: Any, contract: Contract, declared: Declared) -> None:
+    dim, symbol = declared.dim, declared.symbol
+    step = dim.multiple_of
+    lower = -(-max(dim.min, 2 if shape_env.specialize_zero_one else 0) // step) * step
+    upper = _t.int_oo if dim.max is None else dim.max // step * step
+    shape_env.constrain_symbol_range(symbol, compiler_min=lower, compiler_max=upper)
+    promise = sympy.Le(lower, symbol, evaluate=False)
+    if dim.max is not None:
+        promise = sympy.And(promise, sympy.Le(symbol, upper, evaluate=False), evaluate=False)
+    record(shape_env, reason_now(promise, "declared"))
+    if step > 1:
+        shape_env.evaluate_expr(sympy.Eq(_t.Mod(symbol, step), 0))
+        for divisor in sympy.divisors(step)[1:-1]:
+            _t.assume_divisible(shape_env, symbol, divisor)
+    same = next((d for d in contract.declared if d.dim.name == dim.name), None)
+    if same is not None and same.symbol != symbol:
+        shape_env.evaluate_expr(sympy.Eq(symbol, same.symbol))
+    contract.declared.append(declared)
+
+
+def declare_on(shape_env: Any, source: Any, dims: Dims) -> None:
+    """Promise something of an input that is about to be converted.
+
+    Raises:
+        ContractError: the environment is not one that keeps contracts.
+    """
+    contract = getattr(shape_env, "contract", None)
+    name = text_of_source(source)
+    if not isinstance(contract, Contract):
+        raise ContractError(
+            name, "dims", "declares a fake.Dim, which only an environment fake.ShapeEnv() keeps"
+        )
+    contract.add(name, dims)
+
+
+def check(shape_env: Any, contract: Contract) -> None:
+    """Compare what a program has forced with what was promised.
+
+    Raises:
+        ContractViolationError: some size that a contract allows is not served; it tells all of them, and why.
+    """
+    if not contract.declared:
+        return
+    reasons = reasons_of(shape_env)
+    names = _representatives(shape_env, contract)
+    terms = Terms({**{s: d.text for s, d in names.items()}, **_other_texts(shape_env, names)})
+    promised = _promises(contract, names)
+    found: list[Violation] = []
+    for condition, symbols, asking in _demands(shape_env, contract, names):
+        if promised.implies(condition):
+            continue
+        promised.add(condition)  # what follows from it is no second complaint
+        asked = tuple(r for r in reasons if r.condition == asking) or responsible(
+            shape_env, condition, [r for r in reasons if r.kind != "assertion"]
+        )
+        owners = [d for d in contract.declared if d.symbol in symbols]
+        for owner in owners[:1]:
+            chain = tuple(r for r in asked if r.kind != "declared")
+            found.append(
+                Violation(
+                    owner.dim, owner.text, terms.doprint(condition), tuple(_told(r, terms) for r in chain)
+                )
+            )
+    if found:
+        raise ContractViolationError(tuple(found))
+
+
+def _told(reason: Reason, terms: Terms) -> str:
+    return f"{terms.doprint(reason.condition)}, asked by {reason.asked_by}{_place(reason.where)}"
+
+
+def _representatives(shape_env: Any, contract: Contract) -> dict[sympy.Basic, Declared]:
+    """Symbols under contract, by the symbols that stand for them now."""
+    names: dict[sympy.Basic, Declared] = {}
+    for declared in contract.declared:
+        names.setdefault(declared.symbol, declared)
+    for declared in contract.declared:
+        final = shape_env.replace(declared.symbol)
+        if isinstance(final, sympy.Symbol):
+            names.setdefault(final, declared)
+    return names
+
+
+def _other_texts(shape_env: Any, names: Any) -> dict[sympy.Basic, str]:
+    return {
+        symbol: text_of_source(sources[0])
+        for symbol, sources in shape_env.var_to_sources.items()
+        if sources and symbol not in names
+    }
+
+
+def _promises(contract: Contract, names: Mapping[sympy.Basic, Declared]) -> Facts:
+    facts = Facts()
+    first_of: dict[str, sympy.Symbol] = {}
+    for symbol, declared in names.items():
+        dim = declared.dim
+        facts.bound(symbol, max(dim.min, 2), dim.max)
+        if dim.multiple_of > 1:
+            facts.add(sympy.Eq(_t.Mod(symbol, dim.multiple_of), 0))
+        first = first_of.setdefault(dim.name, symbol)
+        if first != symbol:
+            facts.add(sympy.Eq(first, symbol))
+    return facts
+
+
+def _demands(
+    shape_env: Any, contract: Contract, names: Mapping[sympy.Basic, Declared]
+) -> list[tuple[sympy.Basic, set[sympy.Basic], sympy.Basic | None]]:
+    """Conditions on symbols under contract that the program has forced, with those symbols and what was asked."""
+    demands: list[tuple[sympy.Basic, set[sympy.Basic], sympy.Basic | None]] = []
+    for declared in contract.declared:
+        final = shape_env.replace(declared.symbol)
+        if final != declared.symbol and final.free_symbols <= names.keys():
+            demands.append((sympy.Eq(declared.symbol, final, evaluate=False), {declared.symbol}, None))
+        demands += [
+            (condition, {declared.symbol}, None) for condition in _of_replacement(declared.symbol, final)
+        ]
+    seen: set[sympy.Basic] = set()
+    for symbol, declared in names.items():
+        if shape_env.replace(symbol) != symbol or symbol in seen:
+            continue
+        seen.add(symbol)
+        lower, upper = _t.concrete_bounds(shape_env, symbol)
+        if lower is not None:
+            demands.append((sympy.Ge(symbol, lower, evaluate=False), {declared.symbol}, None))
+        if upper is not None:
+            demands.append((sympy.Le(symbol, upper, evaluate=False), {declared.symbol}, None))
+    for condition, guard in minimal_relations(shape_env).items():
+        if condition.free_symbols <= names.keys():
+            demands.append((condition, {names[s].symbol for s in condition.free_symbols}, guard.expr))
+    return demands
+
+
+def _of_replacement(symbol: sympy.Symbol, final: sympy.Basic) -> list[sympy.Basic]:
+    """``symbol == 2*u + 1`` for a free ``u`` demands an odd symbol."""
+    if len(final.free_symbols) != 1 or isinstance(final, sympy.Symbol):
+        return []
+    (other,) = final.free_symbols
+    factor = final.coeff(other)
+    rest = final - factor * other
+    if not (factor.is_Integer and rest.is_Integer and abs(factor) > 1):
+        return []
+    return [sympy.Eq(_t.PythonMod(symbol - rest, abs(factor)), 0)]

@@ -1,0 +1,169 @@
+"""Guards as a user would want them told: what is checked, why, who asked for it, and what would avoid it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import sympy
+
+from . import _torch as _t
+from .guards import Guard, Guards, guards_of
+from .reasons import Location, Reason
+
+__all__ = ["ExplainedGuard", "Explanation", "explain"]
+
+
+@dataclass(frozen=True)
+class ExplainedGuard:
+    """One guard with its story.
+
+    Attributes:
+        expression: the condition in the user's terms.
+        kind: as in :class:`~fake.symbols.guards.Guard`.
+        why: what it stands for, in a sentence.
+        operator: the operator that asked (the last of several); ``None`` if the program itself did, or nobody.
+        where: the user's line that led to it.
+        avoid: what would make the guard go away.
+        chain: everything that was asked on the way, first asked first: ``(condition, operator, where)``.
+    """
+
+    expression: str
+    kind: str
+    why: str
+    operator: str | None
+    where: Location | None
+    avoid: str
+    chain: tuple[tuple[str, str, Location | None], ...]
+
+    def __str__(self) -> str:
+        lines = [self.expression, f"    why:   {self.why}"]
+        if len(self.chain) == 1:
+            _, operator, where = self.chain[0]
+            lines.append(f"    asked: by {operator}{_place(where)}")
+        elif self.chain:
+            lines.append("    asked:")
+            for number, (condition, operator, where) in enumerate(self.chain, 1):
+                lines.append(f"      {number}. {condition}, by {operator}{_place(where)}")
+        lines.append(f"    avoid: {self.avoid}")
+        return "\n".join(lines)
+
+
+def _place(where: Location | None) -> str:
+    if where is None:
+        return ""
+    return f", {where} in {where.function}" + (f": {where.code}" if where.code else "")
+
+
+class Explanation(Sequence[ExplainedGuard]):
+    """What :func:`explain` gives: a sequence of :class:`ExplainedGuard` that prints as a report."""
+
+    def __init__(self, guards: Sequence[ExplainedGuard]) -> None:
+        self._guards = tuple(guards)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._guards[place]
+
+    def __len__(self) -> int:
+        return len(self._guards)
+
+    def __iter__(self) -> Iterator[ExplainedGuard]:
+        return iter(self._guards)
+
+    def __str__(self) -> str:
+        if not self._guards:
+            return "No guards: the graph is right for all sizes that its inputs may have."
+        count = len(self._guards)
+        head = f"{count} guard{'s' if count > 1 else ''} decide{'s' if count == 1 else ''} whether the graph may be used again:"
+        return "\n".join([head, *(f"{number}. {guard}" for number, guard in enumerate(self._guards, 1))])
+
+    __repr__ = __str__
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The same as plain data."""
+        return [asdict(guard) for guard in self._guards]
+
+
+def explain(guards: Guards | Any) -> Explanation:
+    """Tell the story of each guard.
+
+    Args:
+        guards: what :func:`~fake.symbols.guards.guards_of` gives, or a shape environment, torch's or ours.
+
+    >>> import torch, fake
+    >>> mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
+    >>> x = mode.from_tensor(torch.zeros(6, 5), name="x", dims={0: "dynamic"})
+    >>> y = x.view(-1, 3, 5)
+    >>> report = fake.explain(mode.shape_env)
+    >>> report[0].expression, report[0].operator
+    ('x.size(0) % 3 == 0', 'aten.view.default')
+    """
+    found = guards if isinstance(guards, Guards) else guards_of(guards)
+    return Explanation([_explain(found, guard) for guard in found])
+
+
+def _explain(guards: Guards, guard: Guard) -> ExplainedGuard:
+    last = guard.reasons[-1] if guard.reasons else None
+    return ExplainedGuard(
+        guard.expression,
+        guard.kind,
+        _why(guards, guard, last),
+        None if last is None else last.operator,
+        None if last is None else last.where,
+        _avoid(guard, last),
+        tuple((guards.text(r.condition), r.asked_by, r.where) for r in guard.reasons),
+    )
+
+
+def _why(guards: Guards, guard: Guard, last: Reason | None) -> str:
+    match guard.kind:
+        case "specialized":
+            return "the value was made a constant of the graph: every other value needs a graph of its own"
+        case "duck":
+            return "the two sizes were equal in the example inputs, and are taken to be equal always (duck shaping)"
+        case "layout":
+            return "strides and offsets of inputs are part of the graph: these follow from the sizes"
+        case "equality":
+            return "what was asked can only hold if the two are equal, and the graph has one symbol for both"
+        case "range" if not guard.reasons:
+            return "sizes 0 and 1 behave differently (empty loops, broadcasting) and get graphs of their own"
+        case "range":
+            return "the answers to these questions are the same for all sizes of the range, and only there"
+    if last is not None and last.kind == "declared":
+        return "it was declared"
+    if last is not None and last.operator is None:
+        return "the program looked at the size, and took the path for which this holds"
+    if _is_divisibility(guard.condition):
+        return "the sizes of the result are whole numbers only if this division has no remainder"
+    return "the operator's result (its sizes, its strides or which kernel runs) depends on it"
+
+
+def _avoid(guard: Guard, last: Reason | None) -> str:
+    match guard.kind:
+        case "duck":
+            return "trace with different sizes, declare them with different fake.Dim, or use ShapeEnv(duck_shape=False)"
+        case "layout":
+            return "nothing to avoid unless layouts vary: then call .contiguous() before the compiled part"
+        case "range" if not guard.reasons:
+            return "nothing needed if sizes 0 and 1 do not occur; else mark the size unbacked"
+    if last is None:
+        return "nothing known"
+    if last.kind == "declared":
+        return "change the declaration"
+    if last.operator is None:
+        return (
+            f"at {last.where or 'the program'}: keep sizes out of int(), if and range(); assert them with torch._check, "
+            "choose with torch.where or torch.cond"
+        )
+    if guard.kind == "specialized":
+        return f"give {last.operator} a size that comes from the same input instead of a constant, or declare the size static"
+    if guard.kind == "equality":
+        return "nothing to avoid if the operator needs equal sizes; declare both with the same fake.Dim to say so"
+    if _is_divisibility(guard.condition):
+        return "pad to a multiple, and declare it: fake.Dim(name, multiple_of=...)"
+    return "nothing to avoid if all sizes in use satisfy it; else split the inputs by it before the compiled part"
+
+
+def _is_divisibility(condition: sympy.Basic) -> bool:
+    return isinstance(condition, sympy.Eq) and condition.has(_t.Mod, _t.PythonMod)

@@ -1,0 +1,381 @@
+"""The guards of an environment: the fewest that mean the same, each with its reasons, as data and as one function.
+
+A graph that was traced for some sizes may be used for others exactly if the guards hold. They are
+
+- *relations* between sizes that an operator or the program asked for;
+- *ties* of one number of the inputs to others (a stride to a size, a size to another one);
+- *ranges* of the numbers that remain free.
+
+:func:`guards_of` collects them and drops each that the remaining ones imply (:mod:`fake.symbols.ranges` proves it).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import sympy
+
+from . import _torch as _t
+from .expr import normalize
+from .ranges import Facts
+from .reasons import Reason, reasons_of
+from .terms import Property, Terms, properties_of, text_of_source
+
+__all__ = [
+    "CompiledGuards",
+    "Guard",
+    "Guards",
+    "guards_of",
+    "minimal_guards",
+    "minimal_relations",
+    "responsible",
+]
+
+_MOST_PROOFS = 200
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One condition on the inputs.
+
+    Attributes:
+        expression: the condition in the user's terms, such as ``x.size(0) == 4``.
+        kind: ``"relation"``, ``"equality"`` (two numbers tied by what was asked of them), ``"duck"`` (tied because
+            they were equal in the example), ``"specialized"`` (to a constant), ``"layout"`` (a stride or an
+            offset), or ``"range"``.
+        condition: it in the environment's symbols; for ties, the tied number is ``tied``'s expression.
+        reasons: who asked, first asked first; empty for ducks, layouts and ranges that nobody asked for.
+        tied: the input's number that the guard is about; ``None`` for relations and ranges.
+    """
+
+    expression: str
+    kind: str
+    condition: sympy.Basic
+    reasons: tuple[Reason, ...] = ()
+    tied: Property | None = None
+
+    def __str__(self) -> str:
+        return self.expression
+
+
+@dataclass(frozen=True)
+class CompiledGuards:
+    """A function that says whether a graph may be used for given inputs.
+
+    Attributes:
+        code: the text of the function.
+        inputs: what its arguments are, in order.
+    """
+
+    code: str
+    inputs: tuple[str, ...]
+    function: Callable[..., bool]
+
+    def __call__(self, *inputs: Any) -> bool:
+        """Whether the guards hold. Takes tensors (or numbers, for inputs that are numbers) in the order of ``inputs``."""
+        return self.function(*inputs)
+
+
+class Guards(Sequence[Guard]):
+    """The minimal guards of an environment at one moment.
+
+    Attributes:
+        statics: sizes, strides and offsets that were constants from the start: they have to match, but nobody
+            specialized them.
+    """
+
+    def __init__(
+        self, shape_env: Any, guards: Sequence[Guard], statics: Sequence[Guard], terms: Terms
+    ) -> None:
+        self._shape_env = shape_env
+        self._guards = tuple(guards)
+        self.statics = tuple(statics)
+        self._terms = terms
+
+    @overload
+    def __getitem__(self, place: int) -> Guard: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[Guard, ...]: ...
+    def __getitem__(self, place: int | slice) -> Guard | tuple[Guard, ...]:
+        return self._guards[place]
+
+    def __len__(self) -> int:
+        return len(self._guards)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self._guards)) or "no guards"
+
+    def text(self, condition: sympy.Basic) -> str:
+        """A condition in the user's terms, as it was when it was asked: no symbol replaced by another."""
+        return self._terms.doprint(condition)
+
+    @property
+    def shape_env(self) -> Any:
+        """The environment that they are of."""
+        return self._shape_env
+
+    def compile(self, *, static: bool = True) -> CompiledGuards:
+        """One Python function of the inputs that checks all guards (and, with ``static``, all constant sizes)."""
+        checks = [*(self.statics if static else ()), *self._guards]
+        properties = properties_of(self._shape_env)
+        inputs = tuple(dict.fromkeys(p.root for p in properties))
+        names = _argument_names(inputs)
+        texts, needed = _bindings(self._shape_env, properties)
+        local: dict[sympy.Basic, str] = {symbol: f"_{symbol.name}" for symbol in texts}
+        used = set().union(
+            *(g.condition.free_symbols for g in checks),
+            *(g.tied.expression.free_symbols for g in checks if g.tied is not None),
+        )
+        printer = Terms(local)
+        lines = [
+            f"    {local[s]} = {p.code.format(root=names[p.root])}" for s, p in needed.items() if s in used
+        ]
+        conditions = [_code_of(guard, printer, names) for guard in checks]
+        body = "\n        and ".join(conditions) or "True"
+        code = "\n".join(
+            (f"def accepts({', '.join(names.values())}):", *lines, f"    return bool(\n        {body}\n    )")
+        )
+        space: dict[str, Any] = {**_t.SYMPY_INTERP, "math": math}
+        exec(compile(code, "<guards>", "exec"), space)
+        return CompiledGuards(code, inputs, space["accepts"])
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The guards as plain data."""
+        return [
+            {
+                "expression": guard.expression,
+                "kind": guard.kind,
+                "asked": [
+                    {"operator": reason.operator, "where": reason.where and str(reason.where)}
+                    for reason in guard.reasons
+                ],
+            }
+            for guard in self._guards
+        ]
+
+
+def _code_of(guard: Guard, printer: Terms, names: dict[str, str]) -> str:
+    if guard.tied is None:
+        return f"({printer.doprint(guard.condition)})"
+    return (
+        f"({guard.tied.code.format(root=names[guard.tied.root])} == {printer.doprint(guard.tied.expression)})"
+    )
+
+
+def _argument_names(inputs: Iterable[str]) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for text in inputs:
+        name = re.sub(r"\W+", "_", text).strip("_") or "value"
+        name = f"input_{name}" if name[0].isdigit() else name
+        while name in names.values():
+            name += "_"
+        names[text] = name
+    return names
+
+
+def _bindings(
+    shape_env: Any, properties: Sequence[Property]
+) -> tuple[dict[sympy.Basic, str], dict[sympy.Basic, Property]]:
+    """For each free symbol its name in the user's terms, and the number of the inputs that is its value."""
+    bound: dict[sympy.Basic, Property] = {}
+    for p in properties:
+        if isinstance(p.expression, sympy.Symbol):
+            bound.setdefault(p.expression, p)
+            if shape_env.source_to_var.get(bound[p.expression].source.name) != p.expression and (
+                shape_env.source_to_var.get(p.source.name) == p.expression
+            ):
+                bound[p.expression] = p  # the number that the symbol was made for
+    return {symbol: p.text for symbol, p in bound.items()}, bound
+
+
+def guards_of(shape_env: Any) -> Guards:
+    """The minimal guards of a shape environment, torch's or ours, as of now.
+
+    >>> import torch, fake
+    >>> mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
+    >>> x = mode.from_tensor(torch.zeros(6, 5), name="x", dims={0: "dynamic"})
+    >>> y = x.view(-1, 3, 5)
+    >>> print(fake.guards_of(mode.shape_env))
+    x.size(0) % 3 == 0
+    2 <= x.size(0)
+    """
+    properties = properties_of(shape_env)
+    texts, bound = _bindings(shape_env, properties)
+    originals = {s: text_of_source(sources[0]) for s, sources in shape_env.var_to_sources.items() if sources}
+    terms = Terms({**originals, **texts})
+    reasons = reasons_of(shape_env)
+    ties, statics = _ties(shape_env, properties, bound, terms, reasons)
+    relations, ranges = _minimal(shape_env, list(shape_env.guards), _ranges(shape_env, bound))
+    found = [
+        *ties,
+        *(_relation(condition, guard, terms, reasons) for condition, guard in relations.items()),
+        *(_range(shape_env, bounds, terms, reasons) for bounds in ranges),
+    ]
+    return Guards(shape_env, found, statics, Terms({**texts, **originals}))
+
+
+def _ties(
+    shape_env: Any,
+    properties: Sequence[Property],
+    bound: dict[sympy.Basic, Property],
+    terms: Terms,
+    reasons: Sequence[Reason],
+) -> tuple[list[Guard], list[Guard]]:
+    """Numbers of the inputs that are not free: tied to others, or constant."""
+    ties: list[Guard] = []
+    statics: list[Guard] = []
+    for p in properties:
+        if bound.get(p.expression) is p:
+            continue
+        text = f"{p.text} == {terms.doprint(p.expression)}"
+        symbol = shape_env.source_to_var.get(p.source.name)
+        asked: tuple[Reason, ...] = ()
+        first = bound.get(p.expression)
+        if symbol is None:
+            kind = "layout"
+        elif symbol == p.expression and first is not None:
+            kind = "duck" if p.kind == "size" else "layout"
+        else:
+            kind = "specialized" if p.expression.is_number else "equality"
+            asked = responsible(shape_env, sympy.Eq(symbol, p.expression, evaluate=False), reasons)
+        guard = Guard(text, kind, sympy.true, asked, p)
+        (statics if p.expression.is_number and symbol is None else ties).append(guard)
+    return ties, statics
+
+
+@dataclass(frozen=True)
+class _Range:
+    symbol: sympy.Symbol
+    lower: int | None
+    upper: int | None
+
+    def bound(self, facts: Facts) -> None:
+        facts.bound(self.symbol, self.lower, self.upper)
+
+    def follows_from(self, facts: Facts) -> bool:
+        return all(facts.implies(condition) for condition in self.conditions())
+
+    def conditions(self) -> Iterator[sympy.Basic]:
+        if self.lower is not None:
+            yield sympy.Ge(self.symbol, self.lower, evaluate=False)
+        if self.upper is not None:
+            yield sympy.Le(self.symbol, self.upper, evaluate=False)
+
+
+def _ranges(shape_env: Any, symbols: Iterable[sympy.Basic]) -> list[_Range]:
+    found = []
+    for symbol in symbols:
+        lower, upper = _t.concrete_bounds(shape_env, symbol)
+        if lower is not None or upper is not None:
+            found.append(_Range(symbol, lower, upper))
+    return found
+
+
+def minimal_guards(shape_env: Any) -> list[Any]:
+    """Guard records that mean the same as an environment's own, with the ranges: fewer, and simpler."""
+    return [guard._replace(expr=condition) for condition, guard in minimal_relations(shape_env).items()]
+
+
+def minimal_relations(shape_env: Any) -> dict[sympy.Basic, Any]:
+    """The minimal conditions, simplified, each with the record that it comes from."""
+    return _minimal(shape_env, list(shape_env.guards), None)[0]
+
+
+def _minimal(
+    shape_env: Any, guards: list[Any], ranges: list[_Range] | None
+) -> tuple[dict[sympy.Basic, Any], list[_Range]]:
+    """Drop, one after the other, what follows from all that is still there.
+
+    Args:
+        ranges: the ranges that may be dropped too; ``None`` if all of them will be checked anyway.
+
+    Returns:
+        The conditions that remain, simplified, each with its record; and the ranges that remain.
+    """
+    relations: dict[sympy.Basic, Any] = {}
+    for guard in guards:
+        known = shape_env._maybe_evaluate_static(guard.expr, axioms=(), size_oblivious=guard.size_oblivious)
+        if known is None:
+            relations.setdefault(_simplest(shape_env, guard.expr), guard)
+    symbols = set().union(*(condition.free_symbols for condition in relations))
+    all_ranges = _ranges(shape_env, symbols) if ranges is None else ranges
+    for condition in sorted(relations, key=sympy.count_ops, reverse=True)[:_MOST_PROOFS]:
+        others = [other for other in relations if other is not condition]
+        if _facts(others, all_ranges).implies(condition):
+            del relations[condition]
+    kept = list(ranges or ())
+    if relations:
+        for bounds in list(kept):
+            others = [other for other in kept if other is not bounds]
+            if bounds.follows_from(_facts(relations, others)):
+                kept.remove(bounds)
+    return relations, kept
+
+
+def _simplest(shape_env: Any, condition: sympy.Basic) -> sympy.Basic:
+    simplified = shape_env.simplify(condition)
+    bounds = {s: _t.concrete_bounds(shape_env, s)[0] for s in simplified.free_symbols}
+    found = normalize(simplified, lambda symbol: (bounds.get(symbol) or 0) >= 1)
+    return simplified if isinstance(found, sympy.logic.boolalg.BooleanAtom) else found
+
+
+def _facts(conditions: Iterable[sympy.Basic], ranges: Iterable[_Range]) -> Facts:
+    facts = Facts()
+    for bounds in ranges:
+        bounds.bound(facts)
+    for condition in conditions:
+        facts.add(condition)
+    return facts
+
+
+def _relation(condition: sympy.Basic, guard: Any, terms: Terms, reasons: Sequence[Reason]) -> Guard:
+    asked = tuple(reason for reason in reasons if reason.condition == guard.expr)
+    return Guard(terms.doprint(condition), "relation", condition, asked)
+
+
+def _range(shape_env: Any, bounds: _Range, terms: Terms, reasons: Sequence[Reason]) -> Guard:
+    name = terms.doprint(bounds.symbol)
+    left = "" if bounds.lower is None else f"{bounds.lower} <= "
+    right = "" if bounds.upper is None else f" <= {bounds.upper}"
+    asked: list[Reason] = []
+    for condition in bounds.conditions():
+        if not _initial_facts(shape_env, bounds.symbol).implies(condition):
+            asked += [r for r in responsible(shape_env, condition, reasons) if r not in asked]
+    both = sympy.And(*bounds.conditions(), evaluate=False)
+    return Guard(f"{left}{name}{right}", "range", both, tuple(asked))
+
+
+def _initial_facts(shape_env: Any, *symbols: sympy.Basic) -> Facts:
+    """What holds of symbols before anybody asks."""
+    facts = Facts()
+    for symbol in symbols:
+        if symbol in _t.hints_of(shape_env) and symbol.is_positive:
+            facts.bound(symbol, lower=2 if shape_env.specialize_zero_one else 0)
+    return facts
+
+
+def responsible(shape_env: Any, condition: sympy.Basic, reasons: Sequence[Reason]) -> tuple[Reason, ...]:
+    """The fewest of the reasons, taken in order, that together force a condition.
+
+    Where that cannot be proved, all reasons that are about the condition's symbols.
+    """
+    symbols = set(condition.free_symbols).union(*(reason.condition.free_symbols for reason in reasons))
+
+    def forced_by(chosen: Sequence[Reason]) -> bool:
+        facts = _initial_facts(shape_env, *symbols)
+        for reason in chosen:
+            facts.add(reason.condition)
+        return facts.implies(condition)
+
+    candidates = list(reasons)
+    if not forced_by(candidates):
+        return tuple(r for r in reasons if r.condition.free_symbols & condition.free_symbols)
+    for reason in reversed(reasons):
+        others = [other for other in candidates if other is not reason]
+        if forced_by(others):
+            candidates = others
+    return tuple(candidates)

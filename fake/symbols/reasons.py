@@ -1,0 +1,199 @@
+"""Who asked: the user's line and the operator behind each decision that a shape environment makes.
+
+torch keeps, for a guard, one line of its own and one of the user's. A :class:`Reason` is taken at the moment of the
+decision by looking at the Python stack: the operators that were being dispatched, the line of the user's program (what
+Dynamo interprets, what AOTAutograd replays, or simply the caller), and what kind of decision it was.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import sympy
+
+from . import _torch as _t
+
+__all__ = ["Location", "Reason", "reason_now", "reasons_of", "record"]
+
+_OWN_DIRECTORIES = tuple(
+    str(Path(__file__).resolve().parents[2] / package) + os.sep
+    for package in ("fake", "fxpasses", "compiled_autograd")
+)
+_FRAMEWORK = (_t.torch_directory, *_OWN_DIRECTORIES, str(Path(sympy.__file__).resolve().parent) + os.sep)
+_STANDARD_LIBRARY = str(Path(os.__file__).resolve().parent) + os.sep
+_TYPED_IN = ("<doctest", "<stdin>", "<ipython")
+_STACK_LINE = re.compile(
+    r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n\s+(?P<code>[^\n]+))?'
+)
+
+
+@dataclass(frozen=True)
+class Location:
+    """A line of a program."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why an environment decided something.
+
+    Attributes:
+        condition: what was taken as true, in the environment's symbols.
+        kind: ``"guard"`` (checked before the graph is used), ``"assertion"`` (checked while it runs), or
+            ``"declared"`` (promised by the user: a contract, or ``torch._check`` on a range).
+        operator: the innermost operator that was being dispatched, such as ``aten.mm.default``; ``None`` if none was.
+        called: the outermost one, if another: what the user's line called.
+        where: the user's line, if one could be found.
+        stack: the user's lines above it, outermost first.
+        framework: the line of torch that asked.
+    """
+
+    condition: sympy.Basic
+    kind: str
+    operator: str | None
+    called: str | None
+    where: Location | None
+    stack: tuple[Location, ...]
+    framework: Location | None
+
+    @property
+    def asked_by(self) -> str:
+        """The operator in a word, or where in the program the question was asked without one."""
+        if self.operator is None:
+            return "the program itself"
+        return self.operator if self.called is None else f"{self.operator} (in {self.called})"
+
+
+def record(shape_env: Any, reason: Reason) -> None:
+    """Keep a reason on its environment."""
+    shape_env.__dict__.setdefault("_fake_reasons", []).append(reason)
+
+
+def reasons_of(shape_env: Any) -> list[Reason]:
+    """The reasons recorded on an environment, in order; for torch's own, what its guards remember themselves."""
+    recorded = shape_env.__dict__.get("_fake_reasons", [])
+    known = {reason.condition for reason in recorded}
+    inherited = [_from_guard(guard) for guard in shape_env.guards if guard.expr not in known]
+    return [*inherited, *recorded]
+
+
+def reason_now(condition: sympy.Basic, kind: str) -> Reason:
+    """The reason of a decision that is being made in the current call."""
+    frame: FrameType | None = sys._getframe(1)
+    operators: list[str] = []
+    framework: Location | None = None
+    user: list[Location] = []
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _is_users(file):
+            user.append(_location(frame))
+        else:
+            if framework is None and _is_interesting(file):
+                framework = _location(frame)
+            if not user:
+                _add_operator(frame, operators)
+        frame = frame.f_back
+    stack = _stack_of_trace() or tuple(reversed(user))
+    return Reason(
+        condition,
+        kind,
+        operator=operators[0] if operators else None,
+        called=operators[-1] if len(operators) > 1 and operators[-1] != operators[0] else None,
+        where=_innermost_of_user(stack),
+        stack=stack,
+        framework=framework,
+    )
+
+
+def _add_operator(frame: FrameType, operators: list[str]) -> None:
+    """The operator that a frame dispatches: in torch's and our dispatch functions, a local named ``func``."""
+    func = frame.f_locals.get("func") if "func" in frame.f_code.co_varnames else None
+    if isinstance(func, _t.OpOverload) and func.namespace != "prim":
+        name = str(func)
+        if not operators or operators[-1] != name:
+            operators.append(name)
+
+
+def _is_users(file: str) -> bool:
+    if file.startswith("<"):
+        return file.startswith(_TYPED_IN)
+    if file.startswith(_STANDARD_LIBRARY) and "-packages" not in file:
+        return False
+    return not file.startswith(_FRAMEWORK)
+
+
+def _is_interesting(file: str) -> bool:
+    """Whether a line of the framework says something: not the machinery of guards itself."""
+    return file.startswith(_t.torch_directory) and not file.endswith(
+        ("symbolic_shapes.py", "sym_node.py", "recording.py", os.path.join("torch", "__init__.py"))
+    )
+
+
+def _location(frame: FrameType) -> Location:
+    code = frame.f_code
+    return Location(
+        code.co_filename,
+        frame.f_lineno,
+        code.co_name,
+        linecache.getline(code.co_filename, frame.f_lineno).strip(),
+    )
+
+
+def _stack_of_trace() -> tuple[Location, ...]:
+    """The user's lines according to who interprets the program: Dynamo, or the replay of its graph."""
+    interpreted = _t.user_stack()
+    if interpreted:
+        return tuple(Location(f.filename, f.lineno or 0, f.name, (f.line or "").strip()) for f in interpreted)
+    replayed = _t.current_node_stack()
+    return tuple(_parse(replayed)) if replayed else ()
+
+
+def _parse(text: str) -> Iterator[Location]:
+    for found in _STACK_LINE.finditer(text):
+        yield Location(found["file"], int(found["line"]), found["function"], found["code"] or "")
+
+
+def _innermost_of_user(stack: tuple[Location, ...]) -> Location | None:
+    """The last line that is not torch's own (Dynamo's stack goes into ``torch.nn``)."""
+    users = [location for location in stack if _is_users(location.file)]
+    return users[-1] if users else stack[-1] if stack else None
+
+
+def _from_guard(guard: Any) -> Reason:
+    """What torch remembers of a guard: no operator, but often the function that asks for it."""
+    where = next(_parse_location(guard.sloc.maybe_user_loc), None)
+    framework = guard.sloc.framework_loc
+    asked = (
+        Location(framework.filename, framework.lineno or 0, framework.name, (framework.line or "").strip())
+        if hasattr(framework, "filename")
+        else None
+    )
+    operator = asked.function if asked is not None and not _is_users(asked.file) else None
+    if where is None and asked is not None and _is_users(asked.file):
+        where = asked
+    return Reason(guard.expr, "guard", operator, None, where, (where,) if where else (), asked)
+
+
+_BRIEF = re.compile(r"(?P<code>.*?)\s*#\s*(?P<file>\S+):(?P<line>\d+) in (?P<function>\S+)")
+
+
+def _parse_location(text: str | None) -> Iterator[Location]:
+    """torch's short form of a line: ``code  # path/file.py:12 in function``."""
+    found = _BRIEF.match(text or "")
+    if found:
+        yield Location(found["file"], int(found["line"]), found["function"], found["code"])

@@ -1,0 +1,265 @@
+"""``ShapeEnv``: torch's shape environment, which also says why, guards as little as possible, and keeps contracts.
+
+It derives from torch's class, whose answers it keeps: Dynamo, AOTAutograd, Inductor, ``make_fx`` and export take it for
+what it is. What it adds happens where torch writes down a decision, which is rare, not where it asks questions.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import ContextDecorator
+from typing import Any
+
+from ..errors import ShapeEnvError
+from . import _torch as _t
+from .contract import Contract, Dims, check, declare, force_dynamic, mark_of, parse_dims, refuse
+from .explain import Explanation, explain
+from .guards import CompiledGuards, Guards, guards_of, minimal_guards
+from .reasons import reason_now, record
+from .terms import text_of_source
+
+__all__ = ["GuardList", "ShapeEnv", "using_shape_env"]
+
+
+class GuardList(list[Any]):
+    """An environment's guard records (torch appends to them), with what can be told of them."""
+
+    def __init__(self, shape_env: Any, records: Iterable[Any] = ()) -> None:
+        super().__init__(records)
+        self.shape_env = shape_env
+
+    def minimal(self) -> Guards:
+        """The fewest guards that mean the same."""
+        return guards_of(self.shape_env)
+
+    def explain(self) -> Explanation:
+        """For each guard: the condition, why, who asked, and what would avoid it."""
+        return explain(self.minimal())
+
+    def compile(self, *, static: bool = True) -> CompiledGuards:
+        """The minimal guards as one function of the inputs."""
+        return self.minimal().compile(static=static)
+
+
+class ShapeEnv(_t.TorchShapeEnv):
+    """A shape environment that explains itself.
+
+    Args:
+        contracts: for inputs by name, what is promised of their dimensions (see :class:`fake.Dim`).
+        **settings: those of torch's class: ``duck_shape``, ``specialize_zero_one``, ``assume_static_by_default``, ...
+
+    Attributes:
+        guards: the records of what was decided; ``guards.explain()``, ``guards.minimal()`` and ``guards.compile()``
+            tell them.
+        contract: what was declared.
+
+    Raises:
+        ContractError: wrong ``contracts``.
+
+    >>> import torch, fake
+    >>> env = fake.ShapeEnv(duck_shape=False)
+    >>> mode = fake.FakeTensorMode(shape_env=env)
+    >>> x = mode.from_tensor(torch.zeros(4, 6), name="x")
+    >>> bool(x.shape[0] < x.shape[1])
+    True
+    >>> print(env.guards.minimal()[1])
+    x.size(0) < x.size(1)
+    """
+
+    guards: GuardList
+    contract: Contract
+
+    def __init__(self, *, contracts: Mapping[str, Dims] | None = None, **settings: Any) -> None:
+        contract = Contract(contracts)
+        super().__init__(**settings)
+        self._prepare(contract)
+
+    def _prepare(self, contract: Contract) -> None:
+        self.guards = GuardList(self, self.guards)
+        self.contract = contract
+        self._fake_inputs: list[tuple[Any, Any, Any, Any]] = []
+        self._declaring = False
+
+    @classmethod
+    def adopt(cls, shape_env: Any) -> ShapeEnv:
+        """Make an environment of torch's one of ours, in place: symbols, guards and ranges stay, for both sides.
+
+        Whoever holds the environment (Dynamo, which made it, and asks it for guards at the end) goes on with the same
+        object, so that no guard is lost either way.
+
+        Raises:
+            ShapeEnvError: it is of another class than torch's, or records its events for replay.
+        """
+        if isinstance(shape_env, ShapeEnv):
+            return shape_env
+        if type(shape_env) is not _t.TorchShapeEnv:
+            raise ShapeEnvError(f"cannot adopt {type(shape_env).__name__}: it is not torch's own ShapeEnv")
+        if shape_env.should_record_events:
+            raise ShapeEnvError("cannot adopt an environment that records its events for replay")
+        adopted: Any = shape_env
+        adopted.__class__ = cls
+        adopted._prepare(Contract())
+        return adopted
+
+    def _log_guard(self, prefix: str, g: Any, forcing_spec: bool) -> None:
+        if "suppressed" not in prefix:
+            kind = "declared" if self._declaring else "assertion" if "assert" in prefix else "guard"
+            record(self, reason_now(g, kind))
+        super()._log_guard(prefix, g, forcing_spec)
+
+    def _create_symbolic_sizes_strides_storage_offset(
+        self,
+        ex_size: Any,
+        ex_stride: Any,
+        ex_storage_offset: Any,
+        is_dim_dynamic: Any,
+        source: Any,
+        **options: Any,
+    ) -> Any:
+        dims = parse_dims(self.contract.of(source), source.name, len(ex_size))
+        refuse(self.contract, source, ex_size, dims)
+        context = options.get("symbolic_context")
+        if dims and context is not None:
+            force_dynamic(context, dims)
+        made = super()._create_symbolic_sizes_strides_storage_offset(
+            ex_size, ex_stride, ex_storage_offset, is_dim_dynamic, source, **options
+        )
+        self._fake_inputs.append((source, *made))
+        if dims:
+            self._declaring = True
+            try:
+                declare(self, self.contract, source, ex_size, made[0], dims)
+            finally:
+                self._declaring = False
+        return made
+
+    def declare(self, name: str, dims: Dims) -> None:
+        """Promise something of the dimensions of an input, before it is seen.
+
+        Args:
+            name: the input in the user's terms, such as ``"x"``.
+            dims: its dimensions.
+
+        Raises:
+            ContractError: wrong ``dims``.
+        """
+        self.contract.add(name, dims)
+
+    def check_contracts(self) -> None:
+        """Compare what the program has forced with what was declared.
+
+        Raises:
+            ContractViolationError: the graph does not serve all sizes that a contract allows.
+        """
+        check(self, self.contract)
+
+    def explain(self) -> Explanation:
+        """The same as ``guards.explain()``."""
+        return self.guards.explain()
+
+    def produce_guards_verbose(self, placeholders: Any, sources: Any, *args: Any, **options: Any) -> Any:
+        """torch's method, which Dynamo calls for what it will check: contracts first, then the minimal guards.
+
+        Raises:
+            ContractViolationError: a contract is not kept.
+        """
+        self.check_contracts()
+        # torch adds guards on its way where inputs are declared equal (export): then it has to issue its own.
+        if (
+            options.get("guards") is None
+            and options.get("equalities_inputs") is None
+            and not self._translation_validation_enabled
+        ):
+            options["guards"] = minimal_guards(self)
+        return super().produce_guards_verbose(placeholders, sources, *args, **options)
+
+
+class _Switch:
+    """Where torch takes its class of environments from, and which one it finds there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._contracts: list[Mapping[str, Dims] | None] = []
+        self._saved: list[tuple[Any, str, Any]] = []
+
+    def on(self, contracts: Mapping[str, Dims] | None) -> None:
+        Contract(contracts)  # complains now
+        with self._lock:
+            if not self._contracts:
+                for owner, name, value in self._patches():
+                    self._saved.append((owner, name, getattr(owner, name)))
+                    setattr(owner, name, value)
+            self._contracts.append(contracts)
+
+    def off(self) -> None:
+        with self._lock:
+            if not self._contracts:
+                return
+            self._contracts.pop()
+            if not self._contracts:
+                while self._saved:
+                    owner, name, value = self._saved.pop()
+                    setattr(owner, name, value)
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self._contracts)
+
+    def make(self, **settings: Any) -> ShapeEnv:
+        """Called by Dynamo and export in place of torch's class."""
+        return ShapeEnv(contracts=self._contracts[-1] if self._contracts else None, **settings)
+
+    def _patches(self) -> list[tuple[Any, str, Any]]:
+        wrap = _t.dynamo_builder.wrap_to_fake_tensor_and_record
+
+        def wrap_and_declare(e: Any, tx: Any, **options: Any) -> Any:
+            marked = mark_of(e)
+            shape_env = tx.output.shape_env
+            if marked and options.get("source") is not None and isinstance(shape_env, ShapeEnv):
+                shape_env.declare(text_of_source(options["source"]), marked)
+            return wrap(e, tx, **options)
+
+        return [
+            (_t.dynamo_output_graph, "ShapeEnv", self.make),
+            (_t.export_non_strict, "ShapeEnv", self.make),
+            (_t.dynamo_builder, "wrap_to_fake_tensor_and_record", wrap_and_declare),
+        ]
+
+
+_SWITCH = _Switch()
+
+
+class using_shape_env(ContextDecorator):
+    """Inside, ``torch.compile`` and ``torch.export`` trace with this package's :class:`ShapeEnv`.
+
+    Their guards are minimal, know who asked for them, and contracts are checked: those given here, by the names of
+    inputs, and those put on tensors with :func:`fake.mark_dynamic`. It is process-wide, and may be nested.
+
+    Args:
+        contracts: for inputs by name, what is promised of their dimensions.
+
+    Raises:
+        ContractError: wrong ``contracts`` (on entering).
+
+    >>> import torch, fake
+    >>> def f(x):
+    ...     return x * 2
+    >>> with fake.using_shape_env(contracts={"x": {0: fake.Dim("batch", max=64)}}):
+    ...     y = torch.compile(f, backend="eager")(torch.ones(8, 3))
+    """
+
+    def __init__(self, contracts: Mapping[str, Dims] | None = None) -> None:
+        self.contracts = contracts
+
+    def __enter__(self) -> using_shape_env:
+        _SWITCH.on(self.contracts)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _SWITCH.off()
+
+    @staticmethod
+    def is_enabled() -> bool:
+        """Whether torch takes our environments now."""
+        return _SWITCH.is_on

@@ -1,0 +1,161 @@
+"""The user's terms: how a symbol is called where the inputs are called ``x`` and ``y``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from . import _torch as _t
+
+__all__ = ["Property", "Terms", "properties_of", "text_of_source"]
+
+_LOCAL = re.compile(r"\b[LG]\['(\w+)'\]")
+_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
+_UNKNOWN = re.compile(r"__meta_utils_unknown_tensor(\d+)")
+
+
+def text_of_source(source: Any) -> str:
+    """How a user would write what a source reads.
+
+    >>> from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
+    >>> text_of_source(TensorPropertySource(LocalSource("x"), TensorProperty.SIZE, 0))
+    'x.size(0)'
+    """
+    if isinstance(source, _t.TensorPropertySource):
+        place = "" if source.idx is None else str(source.idx)
+        return f"{text_of_source(source.base)}.{source.prop.method_name()}({place})"
+    text = _LOCAL.sub(r"\1", source.name)
+    return _UNKNOWN.sub(r"input\1", _MEMBER.sub(r".\1", text))
+
+
+@dataclass(frozen=True)
+class Property:
+    """One number that the inputs bring along: a size, a stride, an offset, or an integer itself.
+
+    Attributes:
+        source: how to reach it.
+        expression: what the environment knows it as now.
+        kind: ``"size"``, ``"stride"``, ``"offset"`` or ``"number"``.
+    """
+
+    source: Any
+    expression: sympy.Basic
+    kind: str
+
+    @property
+    def text(self) -> str:
+        return text_of_source(self.source)
+
+    @property
+    def root(self) -> str:
+        """The input that it belongs to."""
+        return text_of_source(self.source.base if self.kind != "number" else self.source)
+
+    @property
+    def code(self) -> str:
+        """The same as Python code about that input, which is called ``{root}``."""
+        if self.kind == "number":
+            return "{root}"
+        place = "" if self.source.idx is None else str(self.source.idx)
+        return f"{{root}}.{self.source.prop.method_name()}({place})"
+
+
+def properties_of(shape_env: Any) -> list[Property]:
+    """All numbers of all inputs of an environment, with their expressions as of now."""
+    recorded = shape_env.__dict__.get("_fake_inputs", ())
+    if shape_env.tracked_fakes:
+        found = [p for source, value in _t.tracked_inputs(shape_env) for p in _of_input(source, value)]
+    elif recorded:
+        found = [
+            p
+            for source, sizes, strides, offset in recorded
+            for p in _of_tensor(source, sizes, strides, offset)
+        ]
+    else:
+        found = []
+    seen = {p.source.name for p in found}
+    for symbol, sources in shape_env.var_to_sources.items():
+        for source in sources:
+            if source.name not in seen and not source.is_ephemeral():
+                seen.add(source.name)
+                found.append(Property(source, symbol, _kind(source)))
+    return [Property(p.source, shape_env.simplify(p.expression), p.kind) for p in found]
+
+
+def _kind(source: Any) -> str:
+    if not isinstance(source, _t.TensorPropertySource):
+        return "number"
+    return {_t.TensorProperty.SIZE: "size", _t.TensorProperty.STRIDE: "stride"}.get(source.prop, "offset")
+
+
+def _of_input(source: Any, value: Any) -> Iterator[Property]:
+    if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided and not value.is_nested:
+            yield from _of_tensor(source, value.size(), value.stride(), value.storage_offset())
+        else:
+            yield from _of_tensor(source, value.size(), (), None)
+    elif isinstance(value, (int, torch.SymInt, torch.SymFloat)):
+        yield Property(source, _expression(value), "number")
+
+
+def _of_tensor(source: Any, sizes: Any, strides: Any, offset: Any) -> Iterator[Property]:
+    for kind, numbers, prop in (
+        ("size", sizes, _t.TensorProperty.SIZE),
+        ("stride", strides, _t.TensorProperty.STRIDE),
+    ):
+        for place, number in enumerate(numbers):
+            yield Property(_t.TensorPropertySource(source, prop, place), _expression(number), kind)
+    if offset is not None:
+        whole = _t.TensorPropertySource(source, _t.TensorProperty.STORAGE_OFFSET)
+        yield Property(whole, _expression(offset), "offset")
+
+
+def _expression(value: Any) -> sympy.Basic:
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value.node.expr
+    return sympy.sympify(value)
+
+
+class Terms(_t.PythonPrinter):
+    """Prints conditions with a text for each symbol.
+
+    >>> s = sympy.Symbol("s0", integer=True)
+    >>> Terms({s: "x.size(0)"}).doprint(sympy.Ge(s, 4))
+    'x.size(0) >= 4'
+    """
+
+    def __init__(self, texts: Mapping[sympy.Basic, str]) -> None:
+        super().__init__()
+        self._texts = texts
+
+    def _print_Symbol(self, symbol: sympy.Symbol) -> str:
+        return self._texts.get(symbol, symbol.name)
+
+    def _print_Relational(self, relation: Any) -> str:
+        return f"{self._side(relation.lhs)} {relation.rel_op} {self._side(relation.rhs)}"
+
+    def _side(self, expression: sympy.Basic) -> str:
+        """``a % 2 == 0`` needs no parentheses."""
+        text = self._print(expression)
+        if isinstance(expression, (_t.Mod, _t.PythonMod, _t.FloorDiv)):
+            while text.startswith("(") and _closing(text) == len(text) - 1:
+                text = text[1:-1]
+        return text
+
+    def _print_Float(self, number: sympy.Float) -> str:
+        return str(float(number))
+
+
+def _closing(text: str) -> int:
+    """Where the parenthesis closes that a text begins with."""
+    depth = 0
+    for place, character in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if depth == 0:
+            return place
+    return -1

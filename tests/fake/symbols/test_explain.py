@@ -1,0 +1,183 @@
+"""Explanations: the condition in the user's terms, why, who asked, and what would avoid it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch._dynamo.source import AttrSource, GetItemSource, LocalSource, TensorProperty, TensorPropertySource
+from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
+
+import fake
+from fake.symbols.terms import text_of_source
+
+
+def mode_with(**shapes):
+    mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
+    return mode, [mode.from_tensor(torch.zeros(shape), name=name) for name, shape in shapes.items()]
+
+
+def only(report, kind):
+    (found,) = (guard for guard in report if guard.kind == kind)
+    return found
+
+
+def test_an_operator_that_asks_is_named_with_the_users_line():
+    mode, (x,) = mode_with(x=(6, 5))
+    with mode:
+        x.view(-1, 3, x.shape[1])  # this line
+    guard = only(mode.shape_env.guards.explain(), "relation")
+    assert guard.expression == "x.size(0) % 3 == 0"
+    assert guard.operator == "aten.view.default"
+    assert guard.where.file == __file__
+    assert "this line" in guard.where.code
+    assert "multiple_of" in guard.avoid
+
+
+def test_the_program_itself_may_have_asked():
+    mode, (x,) = mode_with(x=(6, 5))
+    if x.shape[0] > x.shape[1]:  # a branch
+        pass
+    guard = only(mode.shape_env.guards.explain(), "relation")
+    assert guard.expression == "x.size(0) > x.size(1)"
+    assert guard.operator is None
+    assert "a branch" in guard.where.code
+    assert "torch.cond" in guard.avoid
+
+
+def test_a_specialized_size_tells_the_chain():
+    mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv(duck_shape=False))
+    x, y = (mode.from_tensor(torch.zeros(6), name=name) for name in "xy")
+    with mode:
+        z = x + y  # ties them
+    assert int(z.shape[0]) == 6  # fixes them
+    report = mode.shape_env.guards.explain()
+    told = {guard.expression: guard for guard in report if guard.kind == "specialized"}
+    assert set(told) == {"x.size(0) == 6", "y.size(0) == 6"}
+    chains = {len(guard.chain): guard for guard in told.values()}
+    assert set(chains) == {1, 2}, "one of them was fixed directly, the other through it"
+    (_, first, first_line), (_, second, second_line) = chains[2].chain
+    assert first == "aten.add.Tensor"
+    assert "ties them" in first_line.code
+    assert second == "the program itself"
+    assert "fixes them" in second_line.code
+
+
+def test_ducks_zero_one_and_layout_say_so():
+    mode, _ = mode_with(x=(6, 5), y=(6, 3))
+    report = mode.shape_env.guards.explain()
+    assert only(report, "duck").expression == "y.size(0) == x.size(0)"
+    assert "duck_shape=False" in only(report, "duck").avoid
+    assert all(guard.where is None for guard in report)
+    ranges = [guard for guard in report if guard.kind == "range"]
+    assert {guard.expression for guard in ranges} == {"2 <= x.size(0)", "2 <= x.size(1)", "2 <= y.size(1)"}
+    assert "0 and 1" in ranges[0].why
+    assert {g.expression for g in report if g.kind == "layout"} == {
+        "x.stride(0) == x.size(1)",
+        "y.stride(0) == y.size(1)",
+    }
+
+
+def test_a_narrower_range_tells_who_narrowed_it():
+    mode, (x,) = mode_with(x=(6,))
+    assert x.shape[0] < 10  # narrows
+    guard = only(mode.shape_env.guards.explain(), "range")
+    assert guard.expression == "2 <= x.size(0) <= 9"
+    assert "narrows" in guard.where.code
+
+
+def test_it_prints_and_is_data():
+    mode, (x,) = mode_with(x=(6, 5))
+    with mode:
+        x.view(-1, 3, 5)
+    report = mode.shape_env.guards.explain()
+    text = str(report)
+    assert text.startswith(f"{len(report)} guards decide")
+    for guard in report:
+        assert guard.expression in text
+        assert guard.why in text
+        assert guard.avoid in text
+    assert [entry["expression"] for entry in json.loads(json.dumps(report.to_dict()))] == [
+        g.expression for g in report
+    ]
+    assert json.dumps(mode.shape_env.guards.minimal().to_dict())
+    assert "No guards" in str(fake.explain(fake.ShapeEnv()))
+
+
+def test_torchs_own_environment_is_explained_too():
+    mode = fake.FakeTensorMode(shape_env=TorchShapeEnv())
+    x = mode.from_tensor(torch.zeros(6, 5), source=LocalSource("x"))
+    if x.shape[0] > x.shape[1]:  # a branch
+        pass
+    guard = only(fake.explain(mode.shape_env), "relation")
+    assert "x.size(0)" in guard.expression
+    assert "a branch" in guard.where.code
+
+
+def run_compiled(function, *inputs, **options):
+    """Compile with a backend that explains; the explanation that it saw and the one after everything."""
+    seen = []
+
+    def backend(gm, example_inputs):
+        env = torch._guards.TracingContext.get().fake_mode.shape_env
+        seen.append(env)
+        return gm
+
+    torch._dynamo.reset()
+    try:
+        torch.compile(function, backend=backend, dynamic=True, **options)(*inputs)
+    finally:
+        torch._dynamo.reset()
+    return seen[0]
+
+
+def program(x, y):
+    h = torch.relu(x @ y)
+    return h.view(-1, 2, h.shape[1]).sum(1)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_users_of_torch_compile_get_their_lines(ours):
+    if ours:
+        with fake.using_shape_env():
+            env = run_compiled(program, torch.ones(8, 6), torch.ones(6, 12))
+        assert isinstance(env, fake.ShapeEnv)
+    else:
+        env = run_compiled(program, torch.ones(8, 6), torch.ones(6, 12))
+        assert type(env) is TorchShapeEnv
+    guard = only(fake.explain(env), "relation")
+    assert guard.expression == "x.size(0) % 2 == 0"
+    assert guard.where.code == "return h.view(-1, 2, h.shape[1]).sum(1)"
+    assert guard.where.function == "program"
+    if ours:
+        assert guard.operator == "aten.view.default"
+    assert only(fake.explain(env), "duck").expression == "y.size(0) == x.size(1)"
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (LocalSource("x"), "x"),
+        (AttrSource(LocalSource("self"), "table"), "self.table"),
+        (TensorPropertySource(LocalSource("x"), TensorProperty.STRIDE, 1), "x.stride(1)"),
+        (TensorPropertySource(LocalSource("x"), TensorProperty.STORAGE_OFFSET), "x.storage_offset()"),
+        (GetItemSource(LocalSource("xs"), 2), "xs[2]"),
+    ],
+)
+def test_sources_are_written_as_in_the_program(source, text):
+    assert text_of_source(source) == text
+
+
+def test_members_of_modules_are_called_as_in_the_program():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tables = [torch.ones(5, 3)]
+
+        def forward(self, x):
+            return x @ self.tables[0]
+
+    with fake.using_shape_env():
+        env = run_compiled(Model(), torch.ones(4, 5))
+    assert "self.tables[0].size(0) == x.size(1)" in str(env.guards.minimal())
