@@ -1,0 +1,32 @@
+"""The value check raises no alarm on the library's passes over models of the transformers library."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fxpasses
+from fxpasses.passes import library
+
+transformers = pytest.importorskip("transformers", reason="needs the 'models' extra: pip install .[models]")
+
+from tests.models.test_transformers import MODELS, LossAndLogits  # noqa: E402  (needs transformers)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_whole_library(name):
+    build, inputs = MODELS[name]
+    batch = inputs(2)
+    model = LossAndLogits(build().train(), tuple(batch))
+    options = {"compiler": "eager", "check": "values", "passes": list(library())}
+    loss, _ = torch.compile(model, backend="fxpasses", options=options)(*batch.values())
+    loss.backward()
+    assert not fxpasses.stats().fallbacks
