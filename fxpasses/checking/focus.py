@@ -164,7 +164,7 @@ def focused_deviations(
                 got[position],
                 dtype=value.dtype,
             )
-            if how is None:
+            if how is None or how.is_clear:
                 break
         if how is not None:
             found[position] = how

@@ -18,12 +18,17 @@ from torch import Tensor
 
 from fxpasses.checking.interpret import spacing
 
-__all__ = ["WORSE", "Deviation", "deviation", "same_bits"]
+__all__ = ["CLEAR", "WORSE", "Deviation", "deviation", "same_bits"]
 
 WORSE = 5.0
 """How much worse than the reference's the rounding of a rewrite may be, as a root mean square over many elements: 5 is
 what 25 times as many roundings of the same size add up to. Over ``n`` elements it is ``5 * (1 + 3 / sqrt(2 n))``, since the
 root mean square of ``n`` errors scatters itself: three of its standard deviations are added."""
+
+
+CLEAR = 500.0
+"""A difference that is this many times beyond rounding needs no confirmation by more samples: that five samples are all so
+much too close to each other happens once in 10**10 elements."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,11 @@ class Deviation:
     times: float
     elements: int
     index: tuple[int, ...]
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the difference is beyond doubt."""
+        return self.times > CLEAR
 
     def __str__(self) -> str:
         where = f" at {list(self.index)}" if self.index else ""

@@ -249,7 +249,7 @@ def _numbers(reference: Reference, got: Outcome, names: Sequence[str], bitwise: 
                 value,
                 bitwise,
             )
-            if how is None:
+            if how is None or how.is_clear:
                 break
         if how is not None:
             found.append(Mismatch("value", names[position], position, str(how), how))
