@@ -93,7 +93,6 @@ class Record:
     sites: list[str] = field(default_factory=list)
     lowerings: list[str] = field(default_factory=list)
     repro: str = ""
-    compiled: bool = False
 
 
 class _Progress:
