@@ -553,6 +553,24 @@ def test_the_check_can_be_left_out_and_called_as_any_other():
 # --- no false alarms
 
 
+def test_a_graph_that_is_replaced_by_a_new_one():
+    def rebuilds(gm):
+        gm.graph = copy_graph(gm).graph
+        return True
+
+    for function in (writes_between, draws, split_and_join, computes_twice):
+        accepted(rebuilds, traced(function, X))
+
+    def drops_a_draw(gm):
+        rebuilds(gm)
+        first, second = gm.graph.find_nodes(op="call_function", target=aten.rand_like.default)
+        second.replace_all_uses_with(first)
+        gm.graph.erase_node(second)
+        return True
+
+    assert "is gone" in rejected(drops_a_draw, traced(draws, X)).reason
+
+
 def batch_norm(x, mean, variance, weight):
     y = torch.nn.functional.batch_norm(x, mean, variance, weight, training=True)
     mean_was = mean.clone()
