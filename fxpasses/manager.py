@@ -218,14 +218,8 @@ class _Graph:
 
     def _refresh(self, item: Pass, before: Snapshot, after: Snapshot) -> list[Difference]:
         """Compute fake values again where calls, or values that the pass has set, are new."""
-        changed = {entry.node for entry in before.changed(after)}
-        changed |= {
-            entry.node
-            for entry in after.entries
-            if (old := before.by_node.get(entry.node)) is not None and old.value is not entry.value
-        }
         try:
-            return refresh(self.gm, changed, before)
+            return refresh(self.gm, before.touched(after), before)
         except Exception as error:
             raise PassError(
                 f"the graph cannot be run any more: {type(error).__name__}: {error}",

@@ -94,8 +94,9 @@ class StructureCheck(Check):
     def after(
         self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Facts, sites: tuple[MatchSite, ...]
     ) -> None:
-        changed = [entry.node for entry in remembered.snapshot.changed(Snapshot(gm.graph))]
-        check_structure(item, gm, kind, remembered, refresh(gm, changed, remembered.snapshot), sites)
+        before = remembered.snapshot
+        differences = refresh(gm, before.touched(Snapshot(gm.graph)), before)
+        check_structure(item, gm, kind, remembered, differences, sites)
 
 
 def check_structure(

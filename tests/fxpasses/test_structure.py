@@ -180,6 +180,20 @@ def test_simplifying_away_a_read_is_no_stale_read():
     accepted(multiplies_by_zero, traced(function, X))
 
 
+def test_asking_for_a_size_is_no_read():
+    def function(x):
+        y = x.sin()
+        x.add_(1)
+        return y + torch.zeros_like(y)
+
+    def asks_the_input(gm):
+        node = find(gm, aten.zeros_like.default)
+        node.args = (gm.graph.find_nodes(op="placeholder")[0],)
+        return True
+
+    accepted(asks_the_input, traced(function, X))
+
+
 def test_a_write_replaced_by_another_one():
     def function(x):
         x.copy_(x + 1)
