@@ -94,6 +94,7 @@ __all__ = [
     "make_boxed_func",
     "new_compiler_extra",
     "new_nodes",
+    "outside_tracing",
     "propagate_fakes",
     "reset_code",
     "reset_cudagraph_trees",
@@ -206,23 +207,6 @@ def size_hint(size: Any) -> int:
     return int(size.node.hint) if size.node.has_hint() else 0
 
 
-def trace_calls(
-    function: Callable[..., Any], inputs: Sequence[Any], decompositions: dict[Any, Any], guards: bool
-) -> fx.GraphModule:
-    """The operators that ``function`` calls on fake inputs, whatever modes, gradients or autocasting surround the call.
-
-    With ``guards``, what it decides on symbolic sizes is recorded as a guard.
-    """
-    with disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), tracing(None):
-        mode = detect_fake_mode(inputs)
-        with contextlib.ExitStack() as stack:
-            if mode is not None:
-                stack.enter_context(mode)
-                if mode.shape_env is not None and not guards:
-                    stack.enter_context(mode.shape_env.suppress_guards())
-            return make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*inputs)
-
-
 def shape_env_of(values: Sequence[Any]) -> Any:
     """The shape environment of the first symbolic size among ``values`` and their sizes, or ``None``."""
     for value in values:
@@ -292,3 +276,27 @@ def new_nodes(gm: fx.GraphModule, made: Callable[[fx.Node], None]) -> Iterator[N
         yield
     finally:
         gm._unregister_create_node_hook(made)
+
+
+def trace_calls(
+    function: Callable[..., Any], inputs: Sequence[Any], decompositions: dict[Any, Any], guards: bool
+) -> fx.GraphModule:
+    """The operators that ``function`` calls on fake inputs, whatever modes, gradients or autocasting surround the call.
+
+    With ``guards``, what it decides on symbolic sizes is recorded as a guard.
+    """
+    with disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), tracing(None):
+        mode = detect_fake_mode(inputs)
+        with contextlib.ExitStack() as stack:
+            if mode is not None:
+                stack.enter_context(mode)
+                if mode.shape_env is not None and not guards:
+                    stack.enter_context(mode.shape_env.suppress_guards())
+            return make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*inputs)
+
+
+@contextlib.contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Surroundings in which tensors are real, and a new fake mode may be made, in the middle of a compilation."""
+    with disable_current_modes(), tracing(None):
+        yield
