@@ -203,8 +203,6 @@ class Replacer:
                         fx.node.map_arg(node.kwargs, lambda n: new[n]),
                         like=match.anchor,
                     )
-                elif node.op == "get_attr":
-                    raise PatternError(replacement.name, "makes a tensor of Python numbers; use full")
         for old, result in zip(match.outputs, returned_nodes(replacement.graph), strict=True):
             old.replace_all_uses_with(new[result])
         gone = []

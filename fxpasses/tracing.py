@@ -82,6 +82,10 @@ class TracedFunction:
             raise PatternError(self.name, f"cannot be traced: {type(error).__name__}: {error}") from error
         self.graph = module.graph
         self.graph.eliminate_dead_code()
+        if self.graph.find_nodes(op="get_attr"):
+            raise PatternError(
+                self.name, "makes a tensor of Python numbers; pass it as a parameter, or use full"
+            )
         placeholders = self.graph.find_nodes(op="placeholder")
         self.parameters = {name: placeholders[index[id(value)]] for name, value in traced.items()}
         self.numbers: Numbers = {}
@@ -174,10 +178,6 @@ def _check_pattern(traced: TracedFunction) -> None:
     """Whether the pattern can be looked for at all."""
     constants: set[Any] = set()
     for node in traced.graph.nodes:
-        if node.op == "get_attr":
-            raise PatternError(
-                traced.name, "makes a tensor of Python numbers; pass it as a parameter, or use full"
-            )
         if node.op == "call_function" and is_mutating(node):
             raise PatternError(
                 traced.name, f"writes to an argument ({node.target}); captured graphs have no such calls"

@@ -308,6 +308,12 @@ def test_the_warning_says_why_a_place_was_left_alone():
         (lambda x: x, lambda x: x, [torch.ones(2)], "is a parameter"),
         (lambda x: x.nope(), lambda x: x, [torch.ones(2)], "cannot be traced: AttributeError"),
         (lambda x: x.relu() + torch.tensor([1.0, 2.0]), lambda x: x, [torch.ones(2)], "Python numbers"),
+        (
+            lambda x: x.relu(),
+            lambda x: x.relu() + torch.tensor([1.0, 2.0]),
+            [torch.ones(2)],
+            "Python numbers",
+        ),
         (lambda x: (x.relu(), 3), lambda x: (x, x), [torch.ones(2)], "not a tensor"),
     ],
 )
