@@ -27,11 +27,13 @@ def first_step(
     """Seconds of the first forward and backward pass, and of its stages."""
     torch._dynamo.reset()
     fxpasses.reset_stats()
-    options = {"compiler": compiler}
-    if compiler == "inductor":
-        options["inductor"] = {"force_disable_caches": True}
-    compiled = torch.compile(model, backend="fxpasses", options=options, dynamic=dynamic)
+    compiled = torch.compile(model, backend="fxpasses", options={"compiler": compiler}, dynamic=dynamic)
     start = time.perf_counter()
+    with torch.compiler.config.patch(force_disable_caches=True):
+        return _step(compiled, inputs, start)
+
+
+def _step(compiled: Callable[..., Any], inputs: tuple[Any, ...], start: float) -> dict[str, float]:
     results = compiled(*inputs)
     tensors = [
         r for r in torch.utils._pytree.tree_leaves(results) if isinstance(r, torch.Tensor) and r.requires_grad

@@ -10,7 +10,7 @@
 from fxpasses.capture import Captured, SavedValue, capture
 from fxpasses.checking.bisect import bisect_script
 from fxpasses.checking.model import check
-from fxpasses.contract import Contract, Pass, graph_pass
+from fxpasses.contract import Check, Contract, Pass, graph_pass
 from fxpasses.errors import (
     BisectError,
     CaptureError,
@@ -43,6 +43,7 @@ __all__ = [
     "BisectError",
     "CaptureError",
     "Captured",
+    "Check",
     "Compilation",
     "Contract",
     "ContractError",

@@ -279,12 +279,19 @@ def new_nodes(gm: fx.GraphModule, made: Callable[[fx.Node], None]) -> Iterator[N
 
 
 def trace_calls(
-    function: Callable[..., Any], inputs: Sequence[Any], decompositions: dict[Any, Any]
+    function: Callable[..., Any], inputs: Sequence[Any], decompositions: dict[Any, Any], guards: bool
 ) -> fx.GraphModule:
-    """The operators that ``function`` calls on fake inputs, whatever modes, gradients or autocasting surround the call."""
+    """The operators that ``function`` calls on fake inputs, whatever modes, gradients or autocasting surround the call.
+
+    With ``guards``, what it decides on symbolic sizes is recorded as a guard.
+    """
     with disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), tracing(None):
         mode = detect_fake_mode(inputs)
-        with mode if mode is not None else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if mode is not None:
+                stack.enter_context(mode)
+                if mode.shape_env is not None and not guards:
+                    stack.enter_context(mode.shape_env.suppress_guards())
             return make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*inputs)
 
 

@@ -16,7 +16,25 @@ from torch import fx
 
 from fxpasses._torch import OpOverload, has_effects
 
-__all__ = ["AliasInfo", "draws_random", "has_effect", "is_alias", "is_mutating", "is_random"]
+__all__ = [
+    "AliasInfo",
+    "draws_random",
+    "has_effect",
+    "is_alias",
+    "is_mutating",
+    "is_random",
+    "reads_metadata_alone",
+]
+
+
+aten = torch.ops.aten
+
+_OF_METADATA = {
+    aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default, aten.sym_storage_offset.default,
+    aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.empty_like.default,
+    aten.rand_like.default, aten.randn_like.default, aten.new_zeros.default, aten.new_ones.default,
+    aten.new_full.default, aten.new_empty.default, aten.new_empty_strided.default,
+}  # fmt: skip
 
 
 def is_mutating(node: fx.Node) -> bool:
@@ -53,6 +71,11 @@ def has_effect(node: fx.Node) -> bool:
     if isinstance(target, OpOverload):
         return has_effects(target) or (_of(target).returns_nothing and not _of(target).is_mutable)
     return getattr(target, "__name__", "") == "with_effects"
+
+
+def reads_metadata_alone(node: fx.Node) -> bool:
+    """Whether the node asks its arguments for sizes and types only, whatever their memory holds."""
+    return node.target in _OF_METADATA
 
 
 def is_alias(node: fx.Node) -> bool:

@@ -15,6 +15,7 @@ from fxpasses.checking.model import check
 from fxpasses.demo import DemoSettings
 from fxpasses.demo.show import run_demo
 from fxpasses.errors import BisectError
+from fxpasses.listing import list_passes
 
 __all__ = ["main"]
 
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_demo(commands)
     _add_bisect(commands)
     _add_check(commands)
+    _add_passes(commands)
     for name, run, text in _OF_CUSTOM_OPERATORS:
         command = commands.add_parser(name, help=text, add_help=False)
         command.set_defaults(run=lambda _, rest, run=run: run(rest))
@@ -65,6 +67,12 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         )
     demo.add_argument("--report", metavar="DIR", help="write the captured graphs to this directory")
     demo.set_defaults(run=lambda arguments, rest: _demo(demo, arguments, rest))
+
+
+def _add_passes(commands: argparse._SubParsersAction) -> None:
+    passes = commands.add_parser("passes", help="list the passes that can be asked for by name")
+    passes.add_argument("names", nargs="?", help="tell all about these: constants{max_bytes=16},dead_code")
+    passes.set_defaults(run=lambda arguments, rest: list_passes(arguments.names))
 
 
 def _add_bisect(commands: argparse._SubParsersAction) -> None:

@@ -100,7 +100,7 @@ class Pass(abc.ABC):
     have ``graphs`` instead.
 
     Raises:
-        ContractError: when a subclass that can be instantiated has no name, or a contract of another type.
+        ContractError: when the contract of a subclass is something else.
     """
 
     name: ClassVar[str]

@@ -12,7 +12,7 @@ from torch import fx
 from fxpasses._torch import new_nodes
 from fxpasses.checking.structure import Facts, check_structure
 from fxpasses.contract import Check, GraphKind, Pass
-from fxpasses.errors import PassError
+from fxpasses.errors import ContractError, PassError
 from fxpasses.groups import Fixpoint, FixpointWarning
 from fxpasses.metadata import Difference, refresh
 from fxpasses.ordering import in_order
@@ -65,7 +65,7 @@ class PassManager:
 
         Raises:
             TypeError: when an item is not a :class:`Pass`.
-            ContractError: when two passes conflict, require each other, have the same name, or when a pass requires what
+            ContractError: when a pass has no name, when two passes conflict, require each other, have the same name, or when a pass requires what
                 nothing provides.
         """
         self.passes = tuple(passes)
@@ -75,6 +75,10 @@ class PassManager:
             if not isinstance(item, Pass):
                 raise TypeError(
                     f"PassManager: expected Pass objects, got {item!r}; wrap a function with fxpasses.graph_pass"
+                )
+            if not isinstance(getattr(item, "name", None), str):
+                raise ContractError(
+                    f"{type(item).__qualname__} has no name: give the class one, name = 'what_it_does'"
                 )
         self._order = in_order(self.passes, holds)
 
@@ -214,14 +218,8 @@ class _Graph:
 
     def _refresh(self, item: Pass, before: Snapshot, after: Snapshot) -> list[Difference]:
         """Compute fake values again where calls, or values that the pass has set, are new."""
-        changed = {entry.node for entry in before.changed(after)}
-        changed |= {
-            entry.node
-            for entry in after.entries
-            if (old := before.by_node.get(entry.node)) is not None and old.value is not entry.value
-        }
         try:
-            return refresh(self.gm, changed, before)
+            return refresh(self.gm, before.touched(after), before)
         except Exception as error:
             raise PassError(
                 f"the graph cannot be run any more: {type(error).__name__}: {error}",

@@ -98,13 +98,17 @@ class Replacer:
             if any(value is None for value in values.values()):
                 reasons.append("a value has no fake value")
                 continue
-            exact = self._trace(self.traced.pattern, values, decompose)
+            try:
+                exact = self._trace(self.traced.pattern, values, decompose)
+                replacement = self._trace(self.traced.replacement, values, decompose)
+            except PatternError as error:
+                reasons.append(f"not for the sizes and numbers there: {error}")
+                continue
             known = {exact.parameters[name]: value for name, value in given.items()}
             for binding in find(exact.outputs, self.graph, anchor, {}, known):
                 nodes = sorted({v for k, v in binding.items() if k.op == "call_function"})
                 outputs = tuple(binding[node] for node in exact.outputs)
                 match = Match(given, tuple(nodes), outputs)
-                replacement = self._trace(self.traced.replacement, values, decompose)
                 reason = self._objection(match, exact, replacement)
                 if reason is None:
                     return match, replacement
@@ -118,7 +122,8 @@ class Replacer:
         same = tuple(first[id(value)] for value in values.values())
         key = (function, decompose, same, *map(_metadata_key, values.values()))
         if key not in self._traces:
-            self._traces[key] = TracedFunction(function, values, decompose)
+            guards = function is self.traced.replacement
+            self._traces[key] = TracedFunction(function, values, decompose, guards)
         return self._traces[key]
 
     def _objection(self, match: Match, pattern: TracedFunction, replacement: TracedFunction) -> str | None:
@@ -198,8 +203,6 @@ class Replacer:
                         fx.node.map_arg(node.kwargs, lambda n: new[n]),
                         like=match.anchor,
                     )
-                elif node.op == "get_attr":
-                    raise PatternError(replacement.name, "makes a tensor of Python numbers; use full")
         for old, result in zip(match.outputs, returned_nodes(replacement.graph), strict=True):
             old.replace_all_uses_with(new[result])
         gone = []

@@ -65,6 +65,14 @@ class Snapshot:
                 found.append(entry)
         return found
 
+    def touched(self, later: Snapshot) -> set[fx.Node]:
+        """The nodes of ``later`` whose value may not be what their call gives: changed calls, and values that were set."""
+        known = self.by_node
+        found = {entry.node for entry in self.changed(later)}
+        return found | {
+            e.node for e in later.entries if e.node in known and known[e.node].value is not e.value
+        }
+
     def text(self) -> str:
         """The graph, one node a line: ``name: f32[2, 3] = operator(arguments)``."""
         return "\n".join(self._lines())

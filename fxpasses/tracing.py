@@ -48,9 +48,21 @@ class TracedFunction:
         graph: calls of operators.
         parameters: the placeholder of each parameter, by name; numbers have one too, without users.
         numbers: what the plain numbers among the parameters look like in the calls.
+
+    Args:
+        function: the function.
+        values: a fake tensor or a number for each parameter.
+        decompose: whether to use Inductor's decompositions.
+        guards: whether what the function decides on symbolic sizes becomes a guard. A pattern needs none: what it was
+            traced to is compared with the graph.
+
+    Raises:
+        PatternError: the function fails.
     """
 
-    def __init__(self, function: Callable[..., Any], values: Mapping[str, Any], decompose: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], values: Mapping[str, Any], decompose: bool, guards: bool = False
+    ) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
         traced = {name: value for name, value in values.items() if not _is_plain_number(value)}
         constants = {name: value for name, value in values.items() if name not in traced}
@@ -65,11 +77,15 @@ class TracedFunction:
             return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
         try:
-            module = trace_calls(call, inputs, select_decomp_table() if decompose else {})
+            module = trace_calls(call, inputs, select_decomp_table() if decompose else {}, guards)
         except Exception as error:
             raise PatternError(self.name, f"cannot be traced: {type(error).__name__}: {error}") from error
         self.graph = module.graph
         self.graph.eliminate_dead_code()
+        if self.graph.find_nodes(op="get_attr"):
+            raise PatternError(
+                self.name, "makes a tensor of Python numbers; pass it as a parameter, or use full"
+            )
         placeholders = self.graph.find_nodes(op="placeholder")
         self.parameters = {name: placeholders[index[id(value)]] for name, value in traced.items()}
         self.numbers: Numbers = {}
@@ -162,10 +178,6 @@ def _check_pattern(traced: TracedFunction) -> None:
     """Whether the pattern can be looked for at all."""
     constants: set[Any] = set()
     for node in traced.graph.nodes:
-        if node.op == "get_attr":
-            raise PatternError(
-                traced.name, "makes a tensor of Python numbers; pass it as a parameter, or use full"
-            )
         if node.op == "call_function" and is_mutating(node):
             raise PatternError(
                 traced.name, f"writes to an argument ({node.target}); captured graphs have no such calls"

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from fxpasses.aliasing import AliasInfo, is_alias
+from fxpasses.aliasing import AliasInfo, is_alias, reads_metadata_alone
 from fxpasses.runs import Snapshot
 
 __all__ = ["Memory", "stale_read"]
@@ -46,8 +46,9 @@ class Memory:
             if not node.all_input_nodes:
                 contents[node] = frozenset([(node, None)] if node in self.writes else ())
                 continue
+            read = [] if reads_metadata_alone(node) else node.all_input_nodes
             seen: frozenset[Version] = frozenset().union(
-                *(contents[root] for value in node.all_input_nodes for root in aliases.roots(value))
+                *(contents[root] for value in read for root in aliases.roots(value))
             )
             written = aliases.written_by(node) if node in writing else frozenset()
             self.seen[node] = seen
@@ -135,7 +136,7 @@ def _newly_overwritten(
     kept: set[fx.Node] = set()
     fx.node.map_arg(old_args, lambda n: kept.add(n) or n)  # type: ignore[func-returns-value]
     for value in node.all_input_nodes:
-        if value not in kept:
+        if value not in kept or reads_metadata_alone(node):
             continue
         for root in after.aliases.roots(value):
             for write in after.writes.get(root, ()):

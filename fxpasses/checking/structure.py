@@ -41,7 +41,7 @@ class Facts:
         effects: the nodes with effects, in order.
         draws: the nodes that draw random numbers, in order.
         writes: the nodes that write to an argument, in order.
-        written_inputs: the inputs that the graph writes to, each with the last write.
+        written_inputs: names of the inputs and attributes that the graph writes to, each with the last write.
         memory: which writes each node can see, or ``None`` for a graph without writes.
     """
 
@@ -56,10 +56,10 @@ class Facts:
         self.writes = [node for node in calls if is_mutating(node)]
         self._aliases = AliasInfo(graph)
         self.written_inputs = {
-            root: write
+            root.name: write
             for write in self.writes
             for root in self._aliases.written_by(write)
-            if root.op == "placeholder"
+            if root.op in ("placeholder", "get_attr")
         }
         self.memory = Memory(graph, self._aliases, self.writes) if self.writes else None
 
@@ -94,8 +94,9 @@ class StructureCheck(Check):
     def after(
         self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Facts, sites: tuple[MatchSite, ...]
     ) -> None:
-        changed = [entry.node for entry in remembered.snapshot.changed(Snapshot(gm.graph))]
-        check_structure(item, gm, kind, remembered, refresh(gm, changed, remembered.snapshot), sites)
+        before = remembered.snapshot
+        differences = refresh(gm, before.touched(Snapshot(gm.graph)), before)
+        check_structure(item, gm, kind, remembered, differences, sites)
 
 
 def check_structure(
@@ -180,12 +181,11 @@ class _Comparison:
     def inputs_are_kept(self, after: Facts) -> None:
         """The graph is called with the same values, in the same order."""
         was, now = (
-            [e for e in s.entries if e.node.op == "placeholder"]
-            for s in (self.before.snapshot, after.snapshot)
+            [entry.name for entry in snapshot.entries if entry.node.op == "placeholder"]
+            for snapshot in (self.before.snapshot, after.snapshot)
         )
-        if [entry.node for entry in was] != [entry.node for entry in now]:
-            names = [", ".join(entry.name for entry in entries) for entries in (was, now)]
-            reason = f"the graph took the inputs {names[0]} before and takes {names[1]} now"
+        if was != now:
+            reason = f"the graph took the inputs {', '.join(was)} before and takes {', '.join(now)} now"
             raise self._error("inputs", reason, None)
 
     def outputs_are_kept(self, after: Facts) -> None:
@@ -271,9 +271,9 @@ class _Comparison:
     def writes_are_kept(self, after: Facts) -> None:
         was, now = self.before.written_inputs, after.written_inputs
         for root in was.keys() - now.keys():
-            raise self._error("mutation", f"input {root.name!r} is not written to any more", was[root])
+            raise self._error("mutation", f"input {root!r} is not written to any more", was[root])
         for root in now.keys() - was.keys():
-            raise self._error("mutation", f"input {root.name!r} is written to now", now[root])
+            raise self._error("mutation", f"input {root!r} is written to now", now[root])
 
     def reads_are_kept(self, gm: fx.GraphModule, after: Facts) -> None:
         found = stale_read(gm.graph, self.before.snapshot, self.before.memory, after.memory)

@@ -33,6 +33,18 @@ def test_opcheck_and_probe(operator, capsys):
     assert "torch.empty_strided" in capsys.readouterr().out
 
 
+def test_passes_are_listed(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["passes"]) == 0
+    listed = capsys.readouterr().out
+    assert "dead_code" in listed
+    assert "max_bytes=65536 min_calls=4" in listed
+    assert main(["passes", "constants{max_bytes=16},dead_code"]) == 0
+    told = capsys.readouterr().out
+    assert "constants{max_bytes=16}" in told
+    assert "numerics: bitwise" in told
+
+
 def test_a_command_that_does_not_exist(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["opchek"])

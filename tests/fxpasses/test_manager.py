@@ -65,6 +65,22 @@ def test_a_pass_may_say_only_which_graphs_it_takes():
     assert Short().contract == Contract("backward")
 
 
+def test_a_pass_needs_a_name_and_a_contract_that_is_one():
+    class Nameless(fxpasses.Pass):
+        def apply(self, gm):
+            return False
+
+    with pytest.raises(ContractError, match="Nameless has no name"):
+        PassManager([Nameless()])
+    with pytest.raises(ContractError, match="not a fxpasses.Contract"):
+
+        class Wrong(fxpasses.Pass):
+            contract = "joint"
+
+            def apply(self, gm):
+                return False
+
+
 # --- order
 
 

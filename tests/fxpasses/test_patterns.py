@@ -104,11 +104,32 @@ def test_sizes_follow_the_match(dynamic):
     assert count == 1
 
 
+def test_matching_adds_no_guard():
+    def flat(x):
+        return x.reshape(x.shape[0], x.shape[1] * x.shape[2]).sin()
+
+    gm = traced(lambda x: flat(x) + flat(x.exp()), X, dynamic=True)
+    environment = gm.graph.find_nodes(op="placeholder")[0].meta["val"].shape[0].node.shape_env
+    before = len(environment.guards)
+    assert replace_pattern(gm, flat, lambda x: flat(x).clone(), [torch.empty(5, 6, 7)]) == 2
+    assert len(environment.guards) == before
+
+
 def test_sizes_that_do_not_follow_are_no_match():
     def flat(x):
         return x.reshape(x.shape[0], x.shape[1] * x.shape[2]).sin()
 
     count, _ = replaced(lambda x: x.reshape(6, 4).sin(), flat, flat, [torch.empty(5, 6, 7)])
+    assert count == 0
+
+
+def test_places_for_which_the_pattern_makes_no_sense():
+    def flat(x):
+        return x.reshape(x.shape[0], x.shape[1] * x.shape[2]).sin()
+
+    count, _ = replaced(
+        lambda x: x.reshape(4, 6).sin(), flat, flat, [torch.empty(5, 6, 7)], torch.ones(2, 12)
+    )
     assert count == 0
 
 
@@ -287,6 +308,12 @@ def test_the_warning_says_why_a_place_was_left_alone():
         (lambda x: x, lambda x: x, [torch.ones(2)], "is a parameter"),
         (lambda x: x.nope(), lambda x: x, [torch.ones(2)], "cannot be traced: AttributeError"),
         (lambda x: x.relu() + torch.tensor([1.0, 2.0]), lambda x: x, [torch.ones(2)], "Python numbers"),
+        (
+            lambda x: x.relu(),
+            lambda x: x.relu() + torch.tensor([1.0, 2.0]),
+            [torch.ones(2)],
+            "Python numbers",
+        ),
         (lambda x: (x.relu(), 3), lambda x: (x, x), [torch.ones(2)], "not a tensor"),
     ],
 )

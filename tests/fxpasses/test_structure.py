@@ -180,6 +180,20 @@ def test_simplifying_away_a_read_is_no_stale_read():
     accepted(multiplies_by_zero, traced(function, X))
 
 
+def test_asking_for_a_size_is_no_read():
+    def function(x):
+        y = x.sin()
+        x.add_(1)
+        return y + torch.zeros_like(y)
+
+    def asks_the_input(gm):
+        node = find(gm, aten.zeros_like.default)
+        node.args = (gm.graph.find_nodes(op="placeholder")[0],)
+        return True
+
+    accepted(asks_the_input, traced(function, X))
+
+
 def test_a_write_replaced_by_another_one():
     def function(x):
         x.copy_(x + 1)
@@ -551,6 +565,24 @@ def test_the_check_can_be_left_out_and_called_as_any_other():
 
 
 # --- no false alarms
+
+
+def test_a_graph_that_is_replaced_by_a_new_one():
+    def rebuilds(gm):
+        gm.graph = copy_graph(gm).graph
+        return True
+
+    for function in (writes_between, draws, split_and_join, computes_twice):
+        accepted(rebuilds, traced(function, X))
+
+    def drops_a_draw(gm):
+        rebuilds(gm)
+        first, second = gm.graph.find_nodes(op="call_function", target=aten.rand_like.default)
+        second.replace_all_uses_with(first)
+        gm.graph.erase_node(second)
+        return True
+
+    assert "is gone" in rejected(drops_a_draw, traced(draws, X)).reason
 
 
 def batch_norm(x, mean, variance, weight):
