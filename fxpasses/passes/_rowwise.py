@@ -208,14 +208,16 @@ def _concatenation(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | No
 
 def _gather(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
     """``gather`` and ``scatter`` along another dimension than the chosen one."""
-    source, dim, index, *rest = node.args
+    arguments: list[Any] = list(node.args)
+    source, dim, index, *rest = arguments
     rank = value_of(node).dim()
     tensors = [a for a in (source, index, *rest) if isinstance(a, fx.Node)]
     size = value_of(node).shape[chosen.dim]
-    if dim % rank == chosen.dim or any(value_of(t).shape[chosen.dim] != size for t in tensors):  # type: ignore[operator]
+    if dim % rank == chosen.dim or any(value_of(t).shape[chosen.dim] != size for t in tensors):
         return None
-    parts = [chosen.of(a, call) if isinstance(a, fx.Node) else a for a in (source, index, *rest)]
-    return call(node.target, parts[0], dim, *parts[1:], **node.kwargs)
+    given: list[Any] = [source, index, *rest]
+    parts = [chosen.of(a, call) if isinstance(a, fx.Node) else a for a in given]
+    return call(node.target, *[parts[0], dim, *parts[1:]], **node.kwargs)
 
 
 def _full(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
@@ -226,7 +228,7 @@ def _full(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
 
 def _squeeze(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
     before = shape_of(node.args[0]) or ()
-    dim = node.args[1] % len(before)  # type: ignore[operator]
+    dim = int(node.args[1]) % len(before)  # type: ignore[arg-type]
     if before[dim] != 1:
         return None
     part = replace(chosen, dim=chosen.dim + (chosen.dim >= dim)).of(node.args[0], call)  # type: ignore[arg-type]
