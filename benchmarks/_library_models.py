@@ -14,11 +14,12 @@ from fxpasses.demo.model import GPT
 
 @dataclass(frozen=True)
 class Case:
-    """A model and its inputs, and whether a step is a training step."""
+    """A model and its inputs, whether a step is a training step, and a pass that runs after it with and without it."""
 
     description: str
     build: Callable[[], tuple[Callable[..., Tensor], tuple[Tensor, ...]]]
     training: bool = True
+    partner: str | None = None
 
 
 class OneHotFeatures(nn.Module):
@@ -301,6 +302,13 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(
             "loss of 1024 tokens, vocabulary 16000",
             lambda: (LanguageLoss(), (torch.randn(1024, 128), _tokens(1024, high=16000))),
+        ),
+    ),
+    "zero_rows": (
+        Case(
+            "transformer, 3 layers, 4 x 197 tokens, training",
+            lambda: (FirstToken(), (torch.randn(4, 197, 192),)),
+            partner="early_selection",
         ),
     ),
     "early_selection": (

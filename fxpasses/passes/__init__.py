@@ -27,6 +27,7 @@ from fxpasses.passes.packed_masks import PackedMasks
 from fxpasses.passes.padded_convolutions import PaddedConvolutions
 from fxpasses.passes.product_order import ProductOrder
 from fxpasses.passes.saved_precision import SavedPrecision
+from fxpasses.passes.zero_rows import ZeroRows
 
 __all__ = [
     "DEFAULT_PASSES",
@@ -47,6 +48,7 @@ __all__ = [
     "ProductOrder",
     "RemoveNoOps",
     "SavedPrecision",
+    "ZeroRows",
     "default_passes",
     "library",
 ]
@@ -87,5 +89,6 @@ def library() -> dict[str, type[Pass]]:
         ProductOrder,
         RemoveNoOps,
         SavedPrecision,
+        ZeroRows,
     )
     return {c.name: c for c in classes}

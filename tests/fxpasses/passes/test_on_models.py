@@ -10,7 +10,10 @@ from tests.models.support import assert_agrees
 from tests.models.test_transformers import MODELS, LossAndLogits
 from tests.models.zoo import ZOO
 
-SMALL = {"chunked_logits": ChunkedLogits(chunks=2, min_elements=8), "packed_masks": PackedMasks(min_elements=8)}
+SMALL = {
+    "chunked_logits": ChunkedLogits(chunks=2, min_elements=8),
+    "packed_masks": PackedMasks(min_elements=8),
+}
 
 
 def all_passes():
