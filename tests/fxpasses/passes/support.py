@@ -84,10 +84,13 @@ class Wrapped(torch.nn.Module):
     def __init__(self, function: Callable[..., Any], *parameters: Tensor) -> None:
         super().__init__()
         self.function = function
-        self.weights = torch.nn.ParameterList(parameters)
+        self.names = [f"weight_{i}" for i in range(len(parameters))]
+        for name, parameter in zip(self.names, parameters, strict=True):
+            self.register_parameter(name, torch.nn.Parameter(parameter.detach().clone()))
 
     def forward(self, *inputs: Any) -> Any:
-        return self.function(*inputs, *self.weights)
+        weights = [getattr(self, name) for name in self.names]
+        return self.function(*inputs, *weights)
 
 
 def assert_trains(
