@@ -220,7 +220,7 @@ def prim_kernel(mode: Any, call: Call) -> Any:
 
 def _may_read_hints(mode: Any, call: Call) -> None:
     """What a user's kernel does with symbolic sizes holds for these symbols only."""
-    if call.has_symbols and mode.shape_env is not None:
+    if call.has_symbols and mode.shape_env is not None and not _t.library_utils.is_builtin(call.func):
         refuse(mode.shape_env, "a kernel that may read hints")
 
 

@@ -25,7 +25,14 @@ from torch import fx
 import fake
 from fxpasses import _torch
 from fxpasses.checking.watch import ValueCheck
-from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError, ValueMismatchError
+from fxpasses.errors import (
+    CaptureError,
+    HandoverError,
+    PartitionError,
+    PassError,
+    StageError,
+    ValueMismatchError,
+)
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.options import Options
 from fxpasses.provenance import annotate, failing_node
@@ -72,6 +79,9 @@ class Observer:
 
     def graph(self, kind: str, gm: fx.GraphModule) -> None:
         """A joint, forward, backward or inference graph after its passes."""
+
+    def guards(self, shape_env: Any) -> None:
+        """The shape environment of the graph's symbolic sizes, once all stages have asked it what they wanted."""
 
     def regions(self, report: object) -> None:
         """The repeats that were found in the Dynamo graph, and what becomes of them."""
@@ -222,8 +232,14 @@ class Pipeline:
 
     def _run_passes(self, gm: fx.GraphModule, kind: Any) -> None:
         start = time.perf_counter()
-        runs = self.manager.run(gm, kind)
+        try:
+            runs = self.manager.run(gm, kind)
+        except PassError as error:
+            if self._values is not None:
+                self._values.explain(error)
+            raise
         counters.add_seconds("passes", time.perf_counter() - start)
+        counters.add_seconds("checks", sum(run.check_seconds for run in runs))
         for run in runs:
             if run.changed:
                 counters.add_pass_change(run.name)

@@ -43,7 +43,7 @@ _ALLOWED = frozenset(
         ),
         *(("fake.cache.recipe", name) for name in ("Argument", "Constant", "Fresh", "Sequence", "View")),
         *(("fake.cache.renamed", name) for name in ("Entry", "RenamedMetadata")),
-        ("fake.cache.symbolic", "SymbolicConstant"),
+        ("fake.cache.symbolic_recipe", "SymbolicConstant"),
         ("fake.cache.key", "_intern_token"),
         ("fake.metadata", "intern"),
         ("torch", "device"),

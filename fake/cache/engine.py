@@ -22,7 +22,8 @@ from .recipe import Mark, Recipe, build
 from .record import describe, verify
 from .replacements import REPLACEMENTS
 from .store import Bypass, Store
-from .symbolic import Stale, is_symbolic_key, metadata_of, symbols_of_key, symbols_of_recipe
+from .symbolic import as_known_now, is_symbolic_key, metadata_of, symbols_of_key
+from .symbolic_recipe import Stale, symbols_of_recipe
 from .symbolic_tables import SymbolicCall, SymbolicTables
 
 __all__ = ["Dispatch", "Engine", "Handler", "mark_of", "uncacheable_reason"]
@@ -262,7 +263,7 @@ class Engine:
         changed = False
         for tensor, interned in before:
             tensor._interned = None
-            if interned is None or self._peek(tensor) is not interned:
+            if interned is None or self._peek(tensor) is not as_known_now(interned):
                 forget(tensor)
                 changed = True
         return changed

@@ -37,7 +37,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 """What an encoded expression may consist of; an expression with anything else is not encoded."""
 
-_COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "And", "Or", "Equality", "Unequality"))
+_COMMUTATIVE = frozenset(("Add", "Mul", "Max", "Min", "And", "Or"))
 
 _CONSTANTS: dict[Any, Encoded] = {
     sympy.true: ("true",),

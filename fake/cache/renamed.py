@@ -23,12 +23,12 @@ from .questions import Questions
 from .recipe import Fresh, Recipe, Sequence, View
 from .symbolic import (
     SizeToken,
-    SymbolicConstant,
     SymbolicMetadata,
     intern_symbolic,
     state_of,
     token_of_expression,
 )
+from .symbolic_recipe import SymbolicConstant
 
 __all__ = ["Entry", "Renamed", "RenamedCall", "RenamedMetadata"]
 

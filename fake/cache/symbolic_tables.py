@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from .. import _torch as _t
@@ -19,7 +21,8 @@ from .questions import Questions, watch
 from .recipe import Mark, build
 from .renamed import Renamed, RenamedCall
 from .replacements import REPLACEMENTS
-from .symbolic import Stale, SymbolicState, state_of, symbols_of_key
+from .symbolic import SymbolicState, state_of, symbols_of_key
+from .symbolic_recipe import Stale
 
 __all__ = ["Kept", "SymbolicCall", "SymbolicTables"]
 
@@ -29,7 +32,7 @@ class Kept:
 
     Attributes:
         rebuild: makes the outputs.
-        questions: what the dispatch asked, for a recording that uses the entry; None if that is not known.
+        questions: gives what the dispatch asked, for a recording that uses the entry.
         facts: what must still be all that is known, or None for backed symbols.
         symbols: the unbacked symbols that the facts are about.
     """
@@ -37,7 +40,11 @@ class Kept:
     __slots__ = ("facts", "questions", "rebuild", "symbols")
 
     def __init__(
-        self, rebuild: Any, questions: Questions | None, facts: Any = None, symbols: tuple[Any, ...] = ()
+        self,
+        rebuild: Any,
+        questions: Callable[[], Questions],
+        facts: Any = None,
+        symbols: tuple[Any, ...] = (),
     ) -> None:
         self.rebuild, self.questions, self.facts, self.symbols = rebuild, questions, facts, symbols
 
@@ -68,10 +75,7 @@ class SymbolicTables:
             return None
         log = lean_state(shape_env).log
         if log is not None:
-            if kept.questions is None:
-                log.refused = "an entry without its questions"
-            else:
-                log.include(kept.questions)
+            log.include(kept.questions())
         return kept.rebuild
 
     def insert(self, state: SymbolicState, func: Any, key: Any, kept: Kept) -> None:
@@ -115,7 +119,6 @@ class SymbolicCall:
         self.unbacked = tuple(unbacked)
         self.facts = _knowledge_about(shape_env, self.unbacked) if unbacked else None
         self.renamed: RenamedCall | None = None
-        self.questions: Questions | None = None
         if not unbacked and not self.is_outdated:
             try:
                 self.renamed = RenamedCall(key, shape_env)
@@ -134,10 +137,10 @@ class SymbolicCall:
             rebuild = build(call.recipe(entry), self.tables.tensor_class, mark)
         except (Unkeyable, Stale, _t.GuardOnDataDependentSymNode):
             return None
-        questions = call.questions(entry)
+        questions = partial(call.questions, entry)
         log = lean_state(self.shape_env).log
         if log is not None:
-            log.include(questions)
+            log.include(questions())
         self.tables.insert(self.state, self.func, self.key, Kept(rebuild, questions))
         return rebuild
 
@@ -153,7 +156,7 @@ class SymbolicCall:
         """
         if _t.guards_are_suppressed() or self.shape_env.frozen:
             raise Unkeyable("suppressed guards")
-        kept = Kept(rebuild, questions, self.facts, self.unbacked)
+        kept = Kept(rebuild, lambda: questions, self.facts, self.unbacked)
         self.tables.insert(self.state, self.func, self.key, kept)
         if recipe is None or self.renamed is None or REPLACEMENTS.any_builtin:
             return

@@ -239,7 +239,7 @@ def test_a_replaced_kernel_ends_all_entries():
     run(["relu"], SIZES["as before"])
     assert ENGINE.symbolic.renamed.size
     with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("relu", lambda x: x.new_empty((3,)), "Meta")
+        library.impl("relu", lambda x: x.new_empty((3,)), "Meta", allow_override=True)
         assert not ENGINE.symbolic.renamed.size
         run(["relu"], SIZES["as before"])
         assert not ENGINE.symbolic.renamed.size
