@@ -5,6 +5,24 @@
 * ``constants``: what depends on constants alone
 * ``common_subexpressions``: what was computed before
 * ``accumulate``: sparse gradients added straight to dense ones
+
+Those are the default. Beyond them, by name:
+
+* ``broadcast_products``: linear layers on broadcast inputs, before the broadcast
+* ``bucket_collectives``: many small reductions between processes as one
+* ``chunked_logits``: the loss of a large vocabulary, a few rows at a time
+* ``early_selection``: only the rows that are looked at
+* ``grouped_attention``: attention without repeated keys and values
+* ``index_ranges``: position embeddings by slice and padding
+* ``nested_concatenations``: concatenations of concatenations copy once
+* ``one_hot_products``: products with one-hot rows by lookup
+* ``packed_masks``: masks saved in bits
+* ``padded_convolutions``: zero padding inside of the convolution
+* ``product_order``: chains of matrix products in the cheapest order
+* ``saved_precision``: activations saved in bfloat16
+* ``zero_rows``: gradients that are zero but for a few rows, for those rows
+
+``_matching`` and ``_rowwise`` hold what several of them share.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ class _Rows:
             return False
         call = calls_before(product, like=product)
         columns = value_of(other).shape[1]
-        whole = other.args[0] if is_call(other, *RESHAPES) else None
+        whole: Any = other.args[0] if is_call(other, *RESHAPES) else None
         if list(shape_of(whole) or ()) != [*outer, columns]:
             if not value_of(other).is_contiguous():
                 return False
@@ -299,7 +299,7 @@ _OTHERS = (
 
 def is_zeros_like(node: Any) -> bool:
     """Whether a value is 0, as a tensor of any shape."""
-    scalar = is_call(node, aten.scalar_tensor.default) and node.args[0] == 0
+    scalar = is_call(node, aten.scalar_tensor.default) and node.args[0] in (0, 0.0)
     return scalar or is_zeros(node)
 
 
