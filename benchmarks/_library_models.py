@@ -14,11 +14,12 @@ from fxpasses.demo.model import GPT
 
 @dataclass(frozen=True)
 class Case:
-    """A model and its inputs, and whether a step is a training step."""
+    """A model and its inputs, whether a step is a training step, and a pass that runs after it with and without it."""
 
     description: str
     build: Callable[[], tuple[Callable[..., Tensor], tuple[Tensor, ...]]]
     training: bool = True
+    partner: str | None = None
 
 
 class OneHotFeatures(nn.Module):
@@ -190,6 +191,18 @@ class LanguageLoss(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)), targets)
 
 
+class Embeddings(nn.Module):
+    """Token and position embeddings and a norm, as at the entrance of BERT."""
+
+    def __init__(self, vocabulary: int = 256, context: int = 2048, width: int = 256) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.norm(self.token(tokens) + self.position(torch.arange(tokens.shape[1])))
+
+
 class Dropped(nn.Module):
     """A transformer layer with dropout, trained."""
 
@@ -236,6 +249,10 @@ def _tokens(*shape: int, high: int = 256) -> Tensor:
 
 CASES: dict[str, tuple[Case, ...]] = {
     "index_ranges": (
+        Case(
+            "embeddings of 1 x 512 tokens, context 2048, width 256",
+            lambda: (Embeddings(), (_tokens(1, 512),)),
+        ),
         Case(
             "GPT, 1 layer, 2 x 256 tokens, context 1024",
             lambda: (GPT(1, 256, 4, 1024), (_tokens(2, 256), _tokens(2, 256))),
@@ -285,6 +302,13 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case(
             "loss of 1024 tokens, vocabulary 16000",
             lambda: (LanguageLoss(), (torch.randn(1024, 128), _tokens(1024, high=16000))),
+        ),
+    ),
+    "zero_rows": (
+        Case(
+            "transformer, 3 layers, 4 x 197 tokens, training",
+            lambda: (FirstToken(), (torch.randn(4, 197, 192),)),
+            partner="early_selection",
         ),
     ),
     "early_selection": (

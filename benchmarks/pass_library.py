@@ -37,7 +37,8 @@ def measure(name: str, case: Case, rounds: int) -> Measured:
     steps: dict[str, Callable[[], object]] = {}
     first: dict[str, float] = {}
     saved: dict[str, int] = {}
-    for label, passes in (("without", ["default"]), ("with", ["default", name, "default"])):
+    last = [case.partner, "default"] if case.partner else []
+    for label, passes in (("without", ["default", *last]), ("with", ["default", name, "default", *last])):
         torch.manual_seed(0)
         model, inputs = case.build()
         if case.training:

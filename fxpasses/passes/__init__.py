@@ -5,6 +5,24 @@
 * ``constants``: what depends on constants alone
 * ``common_subexpressions``: what was computed before
 * ``accumulate``: sparse gradients added straight to dense ones
+
+Those are the default. Beyond them, by name:
+
+* ``broadcast_products``: linear layers on broadcast inputs, before the broadcast
+* ``bucket_collectives``: many small reductions between processes as one
+* ``chunked_logits``: the loss of a large vocabulary, a few rows at a time
+* ``early_selection``: only the rows that are looked at
+* ``grouped_attention``: attention without repeated keys and values
+* ``index_ranges``: position embeddings by slice and padding
+* ``nested_concatenations``: concatenations of concatenations copy once
+* ``one_hot_products``: products with one-hot rows by lookup
+* ``packed_masks``: masks saved in bits
+* ``padded_convolutions``: zero padding inside of the convolution
+* ``product_order``: chains of matrix products in the cheapest order
+* ``saved_precision``: activations saved in bfloat16
+* ``zero_rows``: gradients that are zero but for a few rows, for those rows
+
+``_matching`` and ``_rowwise`` hold what several of them share.
 """
 
 from __future__ import annotations
@@ -27,6 +45,7 @@ from fxpasses.passes.packed_masks import PackedMasks
 from fxpasses.passes.padded_convolutions import PaddedConvolutions
 from fxpasses.passes.product_order import ProductOrder
 from fxpasses.passes.saved_precision import SavedPrecision
+from fxpasses.passes.zero_rows import ZeroRows
 
 __all__ = [
     "DEFAULT_PASSES",
@@ -47,6 +66,7 @@ __all__ = [
     "ProductOrder",
     "RemoveNoOps",
     "SavedPrecision",
+    "ZeroRows",
     "default_passes",
     "library",
 ]
@@ -87,5 +107,6 @@ def library() -> dict[str, type[Pass]]:
         ProductOrder,
         RemoveNoOps,
         SavedPrecision,
+        ZeroRows,
     )
     return {c.name: c for c in classes}

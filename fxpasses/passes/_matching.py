@@ -145,7 +145,8 @@ def bring_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> bool:
 
 def slice_bounds(node: fx.Node) -> tuple[int, int, int] | None:
     """Dimension, start and end of a slice with step 1, as plain numbers counted from the front, or None."""
-    dim, start, end, step = (list(node.args[1:]) + [None] * 4)[:4]
+    arguments: list[Any] = [*node.args[1:], None, None, None, None]
+    dim, start, end, step = arguments[:4]
     source = value_of(node.args[0]) if isinstance(node.args[0], fx.Node) else None
     if source is None or step not in (None, 1):
         return None

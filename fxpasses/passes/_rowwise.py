@@ -208,14 +208,17 @@ def _concatenation(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | No
 
 def _gather(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
     """``gather`` and ``scatter`` along another dimension than the chosen one."""
-    source, dim, index, *rest = node.args
+    arguments: list[Any] = list(node.args)
+    source, dim, index, *rest = arguments
     rank = value_of(node).dim()
     tensors = [a for a in (source, index, *rest) if isinstance(a, fx.Node)]
     size = value_of(node).shape[chosen.dim]
-    if dim % rank == chosen.dim or any(value_of(t).shape[chosen.dim] != size for t in tensors):  # type: ignore[operator]
+    if dim % rank == chosen.dim or any(value_of(t).shape[chosen.dim] != size for t in tensors):
         return None
-    parts = [chosen.of(a, call) if isinstance(a, fx.Node) else a for a in (source, index, *rest)]
-    return call(node.target, parts[0], dim, *parts[1:], **node.kwargs)
+    given: list[Any] = [source, index, *rest]
+    parts: list[Any] = [chosen.of(a, call) if isinstance(a, fx.Node) else a for a in given]
+    parts.insert(1, dim)
+    return call(node.target, *parts, **node.kwargs)
 
 
 def _full(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
@@ -226,7 +229,7 @@ def _full(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
 
 def _squeeze(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
     before = shape_of(node.args[0]) or ()
-    dim = node.args[1] % len(before)  # type: ignore[operator]
+    dim = int(node.args[1]) % len(before)  # type: ignore[arg-type]
     if before[dim] != 1:
         return None
     part = replace(chosen, dim=chosen.dim + (chosen.dim >= dim)).of(node.args[0], call)  # type: ignore[arg-type]
@@ -235,17 +238,18 @@ def _squeeze(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
 
 def _attention(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
     """Queries are independent of each other; a causal mask lets the last one see everything."""
-    query, key, value, dropout, causal = (*node.args, *(0.0, False)[max(0, len(node.args) - 3) :])
-    length = value_of(query).shape[2]  # type: ignore[arg-type]
+    given: list[Any] = list(node.args)
+    query, key, value, dropout, causal = given + [0.0, False][len(given) - 3 :]
+    length = value_of(query).shape[2]
     mask = node.kwargs.get("attn_mask")
     if chosen.dim != 2 or any(user.args[1] != 0 for user in node.users if user.users):
         return None
-    if causal and (chosen != Selection(2, length - 1, length) or value_of(key).shape[2] != length):  # type: ignore[arg-type]
+    if causal and (chosen != Selection(2, length - 1, length) or value_of(key).shape[2] != length):
         return None
     kwargs = dict(node.kwargs)
     if isinstance(mask, fx.Node) and value_of(mask).dim() >= 2 and value_of(mask).shape[-2] != 1:
         kwargs["attn_mask"] = replace(chosen, dim=value_of(mask).dim() - 2).of(mask, call)
-    return call(node.target, chosen.of(query, call), key, value, dropout, False, **kwargs)  # type: ignore[arg-type]
+    return call(node.target, chosen.of(query, call), key, value, dropout, False, **kwargs)
 
 
 _RULES: dict[Any, Callable[[fx.Node, Selection, Call], fx.Node | None]] = {

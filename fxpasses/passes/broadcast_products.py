@@ -132,7 +132,7 @@ def _broadcast_rows(matrix: Any) -> _Rows | None:
     shape = shape_of(matrix)
     if shape is None or len(shape) != 2 or not is_call(matrix, *RESHAPES):
         return None
-    whole = matrix.args[0]
+    whole: Any = matrix.args[0]
     if is_call(whole, aten.clone.default):
         whole = whole.args[0]
     sizes = shape_of(whole)
@@ -230,8 +230,8 @@ def _summed_parts(product: fx.Node) -> list[tuple[fx.Node, fx.Node, tuple[int, i
         for total in totals:
             if not is_call(total, aten.sum.dim_IntList) or total.kwargs:
                 return []
-            dims = total.args[1]
-            if not dims or any(d % len(shape) == len(shape) - 1 for d in dims):  # type: ignore[union-attr]
+            dims: Any = total.args[1]
+            if not dims or any(d % len(shape) == len(shape) - 1 for d in dims):
                 return []
             found.append((view, total, (bounds[1], bounds[2])))
     return found

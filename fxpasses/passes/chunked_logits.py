@@ -161,7 +161,8 @@ class _Region:
         if is_call(node, *_PRODUCTS):
             return node.target is aten.mm.default and self._is_big(node.args[0])  # type: ignore[arg-type]
         if is_call(node, aten.sum.dim_IntList):
-            return [d % 2 for d in node.args[1]] == [0]  # type: ignore[union-attr]
+            dims: Any = node.args[1]
+            return [d % 2 for d in dims] == [0]
         return untransposed(node) is not None and all(
             is_call(user, aten.mm.default) and user.args[0] is node and user.args[1] is not node
             for user in node.users

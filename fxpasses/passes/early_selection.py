@@ -81,7 +81,7 @@ def _selection(node: fx.Node) -> Selection | None:
     if shape is None or not is_call(node, aten.slice.Tensor, aten.select.int):
         return None
     if node.target is aten.select.int:
-        dim, index = node.args[1] % len(shape), node.args[2]  # type: ignore[operator]
+        dim, index = int(node.args[1]) % len(shape), node.args[2]  # type: ignore[arg-type]
         if not isinstance(index, int) or shape[dim] == 1:
             return None
         start = index % shape[dim]

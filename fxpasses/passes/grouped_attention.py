@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -87,7 +87,7 @@ def _repeated_from(node: object, query: object) -> fx.Node | None:
     spread = expand.args[0]
     if not is_call(spread, aten.unsqueeze.default) or spread.args[1] not in (2, -3):
         return None
-    source = spread.args[0]
+    source: Any = spread.args[0]
     kept, repeated = shape_of(source), shape_of(expand)
     if kept is None or repeated is None or len(kept) != 4:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -66,6 +66,8 @@ class IndexRanges(Pass):
 
 def _slice_instead(gm: fx.GraphModule, node: fx.Node, aliases: AliasInfo) -> bool:
     """Replace a lookup by a slice of the table, in the shape of the indices."""
+    table: Any
+    index: Any
     table, index = node.args[0], node.args[1]
     if isinstance(index, (list, tuple)):
         index = index[0] if len(index) == 1 else None

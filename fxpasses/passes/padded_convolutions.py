@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
@@ -113,12 +113,12 @@ def _input_gradients(backward: fx.Node) -> list[fx.Node]:
 
 
 def _crops(node: fx.Node, pad: fx.Node) -> bool:
-    wanted = [-amount for amount in pad.args[1]]  # type: ignore[union-attr]
-    return is_call(node, aten.constant_pad_nd.default) and list(node.args[1]) == wanted  # type: ignore[arg-type]
+    amounts: Any = pad.args[1]
+    return is_call(node, aten.constant_pad_nd.default) and node.args[1] == [-amount for amount in amounts]
 
 
 def _with_padding(user: fx.Node, pad: fx.Node, added: list[int]) -> list[object]:
-    args = list(user.args)
+    args: list[Any] = list(user.args)
     place = _PADDING[user.target]  # type: ignore[index]
     inner = list(args[place])  # type: ignore[arg-type]
     inner = inner * len(added) if len(inner) == 1 else inner
