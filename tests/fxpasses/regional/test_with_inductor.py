@@ -9,8 +9,6 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses.partitioner import META_KEY
-from fxpasses.pipeline import Observer
 from tests.fxpasses.regional.support import Block, Stack, check, compiled, step
 from tests.fxpasses.regional.test_structures import ConvStage, Decoder
 
@@ -52,16 +50,6 @@ def test_dropout_draws_for_each_layer():
     torch.testing.assert_close(x.grad, ((~dropped) * 2 * torch.cos(torch.tensor(2.0))).sum(0))
 
 
-class Saved(Observer):
-    """Adds up what the partitions save."""
-
-    names: set[str] = set()
-
-    def graph(self, kind, gm):
-        if kind == "forward":
-            self.names.add(str(gm.meta.get(META_KEY)))
-
-
 def test_saved_memory_is_that_of_the_whole_graph():
     """Bytes that autograd keeps between forward and backward, with and without regions."""
     kept = {}
@@ -93,12 +81,8 @@ torch.manual_seed(0)
 model = Stack([Block() for _ in range(int(sys.argv[1]))])
 compiled = torch.compile(model, backend=backend, options={"regions": "always"}, dynamic=False)
 x = torch.randn(4, 8)
-compiled(x).sum().backward()
-wanted = {n: p.grad.clone() for n, p in model.named_parameters()}
-model.zero_grad()
-model(x).sum().backward()
-for n, p in model.named_parameters():
-    torch.testing.assert_close(wanted[n], p.grad)
+with torch.no_grad():
+    torch.testing.assert_close(compiled(x), model(x))
 counted = torch._dynamo.utils.counters["inductor"]
 print(json.dumps([counted["fxgraph_cache_hit"], counted["fxgraph_cache_miss"], fxpasses.stats().cache_hits]))
 """
@@ -113,9 +97,9 @@ def test_a_second_process_and_another_model_find_the_region_compiled(tmp_path, m
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    assert run(3) == [0, 4, 0]  # forward and backward, of the region and of the graph around it
-    assert run(3) == [4, 0, 1]  # nothing is lowered
-    assert run(4) == [2, 2, 0]  # the region was there
+    assert run(3) == [0, 2, 0]  # the region, and the graph around it
+    assert run(3) == [2, 0, 1]  # nothing is lowered
+    assert run(4) == [1, 1, 0]  # the region was there
 
 
 def test_forward_and_backward_are_one_callable_each():
@@ -141,9 +125,7 @@ def test_forward_and_backward_are_one_callable_each():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_regions_in_cuda_graphs():
     model = Stack([Block() for _ in range(4)]).cuda()
-    call = torch.compile(
-        model, backend=fxpasses.backend.fxpasses, mode="reduce-overhead", options=None, dynamic=False
-    )
+    call = compiled(model, compiler="inductor", mode="reduce-overhead")
     for _ in range(4):
         x = torch.randn(4, 8, device="cuda")
         wanted = step(model, model, [x])

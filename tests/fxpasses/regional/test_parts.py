@@ -1,0 +1,177 @@
+"""The parts on their own: repeats of a sequence, the decision, the report, failures."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import fxpasses
+from fxpasses.regional import CostModel, RegionContractError
+from fxpasses.regional.aliases import separate
+from fxpasses.regional.repeats import Repeat, not_overlapping, repeats, suffix_array
+from tests.fxpasses.regional.support import Block, Stack, check, compiled, copies, reasons
+from tests.fxpasses.support import traced
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+
+
+@given(st.lists(st.integers(-2, 2), max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_suffix_array_sorts_suffixes(sequence):
+    wanted = sorted(range(len(sequence)), key=lambda i: sequence[i:])
+    assert suffix_array(sequence).tolist() == wanted
+
+
+@given(st.lists(st.integers(0, 2), max_size=30))
+@settings(max_examples=200, deadline=None)
+def test_repeats_are_all_occurrences_and_cannot_be_extended(sequence):
+    found = repeats(sequence, shortest=1, fewest=2, most=1000)
+    for repeat in found:
+        stretch = sequence[repeat.starts[0] : repeat.starts[0] + repeat.length]
+        places = [
+            i for i in range(len(sequence) - len(stretch) + 1) if sequence[i : i + len(stretch)] == stretch
+        ]
+        assert list(repeat.starts) == places
+    longest = max((len(s) for s in _twice(sequence)), default=0)
+    if longest and 2 * longest <= len(sequence):
+        assert any(repeat.length >= longest for repeat in found)
+
+
+def _twice(sequence):
+    """Stretches that occur twice without overlap."""
+    n = len(sequence)
+    for length in range(1, n // 2 + 1):
+        for i in range(n - 2 * length + 1):
+            if any(
+                sequence[i : i + length] == sequence[j : j + length]
+                for j in range(i + length, n - length + 1)
+            ):
+                yield sequence[i : i + length]
+
+
+def test_occurrences_that_overlap_are_left_out():
+    assert not_overlapping([0, 1, 2, 3, 6], 3) == [0, 3, 6]
+    assert repeats([1, 1, 1, 1], 1, 4) == [Repeat(1, (0, 1, 2, 3))]
+
+
+def test_outputs_in_the_same_memory_are_returned_once():
+    gm = traced(lambda x: (y := x.sin(), y.t(), x.view(-1), y.view(-1)[1:3], x.cos()), torch.ones(2, 3))
+    (output,) = gm.graph.find_nodes(op="output")
+    returned, sources = separate(gm, output.args[0])
+    assert [node.name for node in returned] == ["sin", "cos"]
+    assert [(s.is_input, s.index) for s in sources] == [
+        (False, 0),
+        (False, 0),
+        (True, 0),
+        (False, 0),
+        (False, 1),
+    ]
+    x = torch.randn(2, 3)
+    made = [s.get([x], [x.sin(), x.cos()], {}) for s in sources]
+    for mine, wanted in zip(made, gm(x), strict=True):
+        assert torch.equal(mine, wanted)
+
+
+def test_the_cost_model_decides():
+    layers = [Block() for _ in range(6)]
+    graph = fxpasses.capture(Stack(layers), X).forward
+    generous = CostModel(least_saved=0.0, call_microseconds=0.0, seconds_per_call=0.0)
+    found = fxpasses.regions(graph, cost=generous)
+    assert found.taken[0].copies >= 5
+    assert found.covered > found.calls / 2
+    assert found.saved_seconds > 0
+    slow = CostModel(call_microseconds=1e6)
+    (left, *_) = fxpasses.regions(graph, cost=CostModel(least_saved=0.0, call_microseconds=1e6)).left
+    assert "in 1000 steps" in left.reason
+    assert not fxpasses.regions(graph, cost=slow).taken
+    assert "one region" in str(found)
+
+
+def test_the_report_is_in_the_stats_and_in_the_files(tmp_path):
+    model = Stack([Block() for _ in range(4)])
+    compiled(model, report=str(tmp_path))(X).sum().backward()
+    (report,) = fxpasses.stats().region_reports
+    assert (fxpasses.stats().regions, fxpasses.stats().region_calls) == (1, 4)
+    assert report.taken[0].modules == tuple(f"layers.{i}" for i in range(4))
+    assert report.taken[0].key
+    assert "layers.*: 4 copies" in (tmp_path / "graph_0" / "regions.txt").read_text()
+    assert (tmp_path / "graph_0" / "regions" / "graph_0" / "backward.py").exists()
+    assert "region_forward" in (tmp_path / "graph_0" / "forward.py").read_text()
+
+
+def test_a_pass_runs_once_for_each_region():
+    seen = []
+
+    @fxpasses.graph_pass
+    def count(gm):
+        seen.append(sum(node.target is torch.ops.aten.erf.default for node in gm.graph.nodes))
+        return False
+
+    model = Stack([Block() for _ in range(5)])
+    compiled(model, passes=[count])(X)
+    region, around = seen
+    assert region > 0
+    assert around == 0
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "eager"])
+def test_a_pass_that_fails_on_a_region(on_failure):
+    @fxpasses.graph_pass
+    def fails(gm):
+        raise ValueError("no")
+
+    model = Stack([Block() for _ in range(4)])
+    call = compiled(model, passes=[fails], on_failure=on_failure)
+    if on_failure == "raise":
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="stage 'pass' pass 'fails' failed"):
+            call(X)
+        return
+    torch.testing.assert_close(call(X), model(X))
+    assert fxpasses.stats().fallbacks[0].reason.startswith("in a region")
+
+
+def test_a_region_that_cannot_be_captured_stays_in_the_graph(monkeypatch):
+    from fxpasses.regional import stitch
+
+    def fail(*_):
+        raise fxpasses.CaptureError("not today")
+
+    monkeypatch.setattr(stitch, "compile_piece", fail)
+    assert check(Stack([Block() for _ in range(4)]), [X]) == []
+    assert "not today" in reasons()
+    assert copies() == []
+
+
+def test_a_region_of_another_process_is_a_clear_error():
+    with pytest.raises(RegionContractError, match="not compiled in this process"):
+        torch.ops.fxpasses.region_forward("0" * 32, [torch.ones(1)], [])
+
+
+@pytest.mark.parametrize("value", ["sometimes", 3, [], [1], None])
+def test_wrong_options(value):
+    with pytest.raises(fxpasses.OptionsError, match="regions"):
+        fxpasses.Options.parse({"regions": value})
+
+
+def test_dynamo_graphs_are_searched_without_compiling():
+    found = []
+
+    def look(gm, inputs):
+        found.append(fxpasses.regions(gm, "always"))
+        return gm
+
+    torch.compile(Stack([Block() for _ in range(4)]), backend=look)(X)
+    assert found[0].taken[0].name == "layers.*"
+    assert fxpasses.stats().regions == 0
+
+
+def test_a_model_without_repeats():
+    assert check(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), [X]) == []
