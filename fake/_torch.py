@@ -5,6 +5,8 @@ Nothing else in ``fake`` writes ``torch._x``: the next release of torch is this 
 
 from __future__ import annotations
 
+import itertools
+import operator
 from typing import Any
 
 import torch
@@ -58,8 +60,14 @@ from torch._subclasses.meta_utils import (
 )
 from torch._utils import render_call
 from torch.fx.experimental import _config as fx_experimental_config
-from torch.fx.experimental.sym_node import SymNode, sizes_strides_methods
-from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.sym_node import SymNode, magic_methods, sizes_strides_methods
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    uninteresting_files,
+)
 from torch.fx.operator_schemas import normalize_function
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp as TorchFakeTensorProp
 from torch.utils._mode_utils import no_dispatch
@@ -71,6 +79,8 @@ from torch.utils._pytree import (
     tree_map_only,
     tree_unflatten,
 )
+from torch.utils._sympy import functions as sympy_functions
+from torch.utils._sympy.numbers import int_oo
 
 __all__ = [
     "SUPPORTED_VERSIONS",
@@ -115,11 +125,13 @@ __all__ = [
     "functorch_config",
     "get_schema_info",
     "in_kernel_invocation_manager",
+    "int_oo",
     "is_fake",
     "is_sparse_any",
     "is_supported_version",
     "library_fake_impl",
     "library_utils",
+    "magic_methods",
     "maybe_get_fake_mode",
     "meta_table",
     "nested_tensor_module",
@@ -132,11 +144,13 @@ __all__ = [
     "should_allow_numbers_as_tensors",
     "sizes_strides_methods",
     "skip_code",
+    "sympy_functions",
     "torch_decomp_decompositions",
     "tree_flatten",
     "tree_leaves",
     "tree_map_only",
     "tree_unflatten",
+    "uninteresting_files",
     "unset_fake_temporarily",
     "variable_functions",
 ]
@@ -238,9 +252,9 @@ def custom_ops_profiles() -> object | None:
 
 
 def copy_node(node: SymNode) -> SymNode:
-    """A new node with the same expression, hint and environment."""
-    copied = object.__new__(SymNode)
-    copied.__dict__.update(node.__dict__)
+    """A new node that shares all attributes with ``node``: what is learned about one holds for the other."""
+    copied = object.__new__(node.__class__)
+    copied.__dict__ = node.__dict__
     return copied
 
 
@@ -256,13 +270,39 @@ def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
     return made
 
 
+_logging_state = torch._logging._internal
+
+
+_traces = itertools.count(1)
+
+
+def current_trace() -> int:
+    """A number for the ``make_fx`` trace that is running, another one for each; 0 outside."""
+    tracer = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    if tracer is None:
+        return 0
+    try:
+        return tracer._fake_trace
+    except AttributeError:
+        tracer._fake_trace = number = next(_traces)
+        return number
+
+
 def symbolic_arithmetic_is_watched() -> bool:
     """Whether ``make_fx`` records symbolic arithmetic, or the structured log does."""
     return (
         _get_dispatch_mode(_PROXY_KEY) is not None
         or _PRE_DISPATCH_MODES[0] is not None
-        or torch._logging._internal.GET_DTRACE_STRUCTURED
+        or _logging_state.GET_DTRACE_STRUCTURED
     )
+
+
+# What tells that a symbol may have been replaced. Until 2.11 there was one counter for all that is known.
+replacements_version = operator.attrgetter(
+    "_replacements_version_counter"
+    if "_replacements_version_counter" in ShapeEnv._init.__code__.co_names
+    else "_version_counter"
+)
 
 
 def backed_size_oblivious() -> bool:
@@ -307,3 +347,42 @@ def is_plain_meta(tensor: torch.Tensor) -> bool:
         return False
     keys = dispatch_keys(tensor)
     return keys.has(META_KEY) and not keys.has(PYTHON_KEY)
+
+
+class _HiddenFiles:
+    """Files whose frames torch passes over when it notes which line of code asked for a guard.
+
+    Our frames stand between its symbols and its kernels; torch's list of such files is extended once it exists
+    (computing it imports much, and the first symbol does so).
+    """
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._shown_to_torch = False
+
+    def add(self, name: str) -> None:
+        """Hide a file, now or as soon as torch has symbols."""
+        self._names.add(name)
+        if self._shown_to_torch:
+            uninteresting_files().add(name)
+
+    def tell_torch(self) -> None:
+        """Extend torch's list; to be called once there are symbols."""
+        if not self._shown_to_torch:
+            uninteresting_files().update(self._names)
+            self._shown_to_torch = True
+
+
+HIDDEN_FILES = _HiddenFiles()
+
+shape_env_changes = tuple(
+    name
+    for name in (
+        "_constrain_is_bounded", "_constrain_range", "_constrain_range_for_size", "_constrain_unify",
+        "_eliminate_unbacked", "_rename_unbacked_to", "constrain_symbol_range", "create_symbol",
+        "create_unbacked_symbool", "create_unbacked_symfloat", "create_unbacked_symint",
+        "create_unspecified_symbol", "set_real_tensor_prop_unbacked_vals", "set_unbacked_var_to_val",
+    )
+    if hasattr(ShapeEnv, name)
+)  # fmt: skip
+"""Methods that change what a shape environment knows, besides questions."""

@@ -10,6 +10,7 @@ import torch
 
 from . import _torch as _t
 from .errors import UnsupportedFakeTensorException
+from .symbols.node import adopt as adopt_symbol
 from .tensor import FakeTensor, forget
 
 __all__ = ["FakeCopyMode", "FakeTensorConverter"]
@@ -75,6 +76,9 @@ class FakeTensorConverter(_t.TorchFakeTensorConverter):
         if out is NotImplemented:
             raise UnsupportedFakeTensorException("meta converter nyi")
         for fake in made:
+            if _t.has_symbols(fake):
+                for number in (*fake.shape, *fake.stride(), fake.storage_offset()):
+                    adopt_symbol(number)
             forget(fake)  # the meta converter sets strides and conjugate bits after it made them
         _copy_grad_dtype(t, out)
         if source is not None and shape_env is not None and not self.export:

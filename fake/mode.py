@@ -19,6 +19,7 @@ from .steps import dispatch as dispatch_steps
 from .symbols._torch import LocalSource
 from .symbols.contract import Dim, Dims, declare_on, parse_dims
 from .symbols.contract import symbolic_context as context_of_dims
+from .symbols.node import lean_state
 from .tensor import DEVICE_ATTRIBUTE, FakeTensor, adopt, disown
 
 __all__ = ["ENGINE", "FakeTensorMode", "cache_clear", "cache_info"]
@@ -119,6 +120,8 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
         self.__dict__[name] = value
         if name in _CACHE_SETTINGS:
             self.__dict__["_cache_token"] = None
+            if name == "shape_env" and value is not None:
+                lean_state(value).adopts = True
         elif name in _HANDLER_SETTINGS:
             self._choose_handlers()
 

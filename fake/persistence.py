@@ -50,8 +50,7 @@ class _Persistence:
                 return None
             entries: dict[tuple[str, str], dict[Any, Any]] = {}
             for name, engine in self.engines().items():
-                for func, table in engine.store.take_described().items():
-                    entries[(name, func.name())] = table
+                entries |= engine.take_new_entries(name)
             return self.disk.save(entries)
 
 

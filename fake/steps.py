@@ -16,6 +16,7 @@ import torch
 
 from . import _torch as _t
 from . import kernels
+from .cache.questions import hints_do_not_matter, refuse
 from .cache.replacements import REPLACEMENTS
 from .constants import fold, forget_written, lift
 from .errors import (
@@ -24,6 +25,8 @@ from .errors import (
     NonFakeInputError,
     UnsupportedOperatorException,
 )
+from .kernels import sparse
+from .kernels.structured import structured
 from .tensor import adopt
 
 __all__ = ["STEPS", "Call", "dispatch"]
@@ -151,8 +154,28 @@ def own_kernel(mode: Any, call: Call) -> Any:
         return NEXT
     if any(t.layout is not torch.strided for t in call.fakes) and not kernels.takes_sparse(call.func):
         return NEXT
-    result = rule(mode, call.func, call.args, call.kwargs)
+    # These rules keep torch's answer for row-major tensors, which such strides make at all hints.
+    aside = call.has_symbols and rule in _KEEP_ROW_MAJOR and all(map(_is_row_major_at_all_sizes, call.fakes))
+    with hints_do_not_matter(mode.shape_env) if aside and mode.shape_env is not None else nullcontext():
+        result = rule(mode, call.func, call.args, call.kwargs)
     return NEXT if result is NotImplemented else result
+
+
+_KEEP_ROW_MAJOR = (structured, sparse.mm)
+
+
+def _is_row_major_at_all_sizes(tensor: Any) -> bool:
+    """Whether each stride *is* the product of the sizes behind it, as an expression."""
+    expected: Any = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if _expression(stride) != expected:
+            return False
+        expected = expected * _expression(size)
+    return True
+
+
+def _expression(number: Any) -> Any:
+    return number if type(number) is int else number.node.expr
 
 
 def symbolic_fast_rule(mode: Any, call: Call) -> Any:
@@ -195,11 +218,18 @@ def prim_kernel(mode: Any, call: Call) -> Any:
         return func.prim_meta_impl(*call.args, **call.kwargs)
 
 
+def _may_read_hints(mode: Any, call: Call) -> None:
+    """What a user's kernel does with symbolic sizes holds for these symbols only."""
+    if call.has_symbols and mode.shape_env is not None and not _t.library_utils.is_builtin(call.func):
+        refuse(mode.shape_env, "a kernel that may read hints")
+
+
 def operator_profile(mode: Any, call: Call) -> Any:
     """Profiles that draft export collected from real runs."""
     profiles: Any = _t.custom_ops_profiles()
     if profiles is None or call.func not in profiles.data:
         return NEXT
+    _may_read_hints(mode, call)
     return profiles.generic_fake_kernel(call.func, mode, *call.args, **call.kwargs)
 
 
@@ -208,6 +238,7 @@ def registered_fake_kernel(mode: Any, call: Call) -> Any:
     kernel: Any = _t.registered_fake_kernel(call.func)
     if kernel is None:
         return NEXT
+    _may_read_hints(mode, call)
     context = _t.library_fake_impl.FakeImplCtx(mode, call.func)
     with _t.library_fake_impl.set_ctx_getter(lambda: context), mode:
         return kernel(*call.args, **call.kwargs)

@@ -2,34 +2,58 @@
 
 * ``torch.compile(model, backend="fxpasses", options={...})``: the backend (see :class:`Options`)
 * :func:`capture`: the forward and backward graphs of a function or module
-* :class:`PassManager`, :class:`Pass`, :func:`graph_pass`: rewriting them
+* :class:`PassManager`, :class:`Pass`, :class:`Contract`, :func:`graph_pass`: rewriting them
+* :func:`pattern_pass`, :func:`replace_pattern`: rewriting them by pattern
 * :func:`stats`: what the backend did
 """
 
 from fxpasses.capture import Captured, SavedValue, capture
-from fxpasses.contract import Pass, graph_pass
+from fxpasses.checking.bisect import bisect_script
+from fxpasses.checking.model import check
+from fxpasses.contract import Contract, Pass, graph_pass
 from fxpasses.errors import (
+    BisectError,
     CaptureError,
+    ContractError,
     FxPassesError,
     HandoverError,
     OptionsError,
     PartitionError,
     PassError,
+    PatternError,
     StageError,
+    StructureError,
+    ValueMismatchError,
 )
+from fxpasses.groups import Fixpoint, FixpointWarning, fixpoint
+from fxpasses.history import Compilation, Miss, compilations, explain_miss, reset_compilations
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.options import Options
 from fxpasses.partitioner import partition
+from fxpasses.patterns import Match, NoMatchWarning, PatternPass, pattern_pass, replace_pattern
 from fxpasses.provenance import Provenance
+from fxpasses.regional import CostModel, RegionReport, regions
+from fxpasses.registry import available_passes, use_passes
 from fxpasses.report import annotated_code
 from fxpasses.rewriting import insert_call
+from fxpasses.sites import claim
 from fxpasses.stats import Stats, reset_stats, stats
 
 __all__ = [
+    "BisectError",
     "CaptureError",
     "Captured",
+    "Compilation",
+    "Contract",
+    "ContractError",
+    "CostModel",
+    "Fixpoint",
+    "FixpointWarning",
     "FxPassesError",
     "HandoverError",
+    "Match",
+    "Miss",
+    "NoMatchWarning",
     "Options",
     "OptionsError",
     "PartitionError",
@@ -37,15 +61,32 @@ __all__ = [
     "PassError",
     "PassManager",
     "PassRun",
+    "PatternError",
+    "PatternPass",
     "Provenance",
+    "RegionReport",
     "SavedValue",
     "StageError",
     "Stats",
+    "StructureError",
+    "ValueMismatchError",
     "annotated_code",
+    "available_passes",
+    "bisect_script",
     "capture",
+    "check",
+    "claim",
+    "compilations",
+    "explain_miss",
+    "fixpoint",
     "graph_pass",
     "insert_call",
     "partition",
+    "pattern_pass",
+    "regions",
+    "replace_pattern",
+    "reset_compilations",
     "reset_stats",
     "stats",
+    "use_passes",
 ]

@@ -10,6 +10,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx
@@ -26,6 +27,7 @@ from torch._functorch.aot_autograd import (
     aot_module_simplified,
     make_boxed_func,
 )
+from torch._functorch.partitioners import default_partition
 from torch._guards import CompileContext, TracingContext, tracing
 from torch._higher_order_ops.effects import has_effects
 from torch._inductor import config as inductor_config
@@ -42,12 +44,21 @@ from torch._inductor.compile_fx import (
     select_decomp_table,
 )
 from torch._inductor.compile_fx import partition_fn as inductor_partition_fn
+from torch._inductor.compiler_bisector import CompilerBisector
 from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.output_code import OutputCode
 from torch._inductor.virtualized import V
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    statically_known_true,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 __all__ = [
@@ -57,6 +68,8 @@ __all__ = [
     "DynamoError",
     "FakeTensor",
     "OpOverload",
+    "OpOverloadPacket",
+    "TorchDispatchMode",
     "aot_autograd",
     "aot_extra_arguments",
     "compile_context",
@@ -64,10 +77,14 @@ __all__ = [
     "compile_fx_backward",
     "compile_fx_forward",
     "compile_fx_inner",
+    "default_partition",
     "detect_fake_mode",
     "disable_current_modes",
     "dynamo_counters",
+    "enable_python_dispatcher",
+    "filter_lowerings",
     "freezes_parameters",
+    "functorch_config",
     "get_num_model_outputs",
     "has_effects",
     "inductor_config",
@@ -76,11 +93,18 @@ __all__ = [
     "is_control_flow",
     "make_boxed_func",
     "new_compiler_extra",
+    "new_nodes",
+    "outside_tracing",
+    "propagate_fakes",
     "reset_code",
     "reset_cudagraph_trees",
     "select_decomp_table",
     "serializable",
+    "shape_env_of",
     "size_hint",
+    "statically_known_true",
+    "symbol_hints",
+    "trace_calls",
     "wrapper_arguments",
 ]
 
@@ -181,3 +205,91 @@ def size_hint(size: Any) -> int:
     if isinstance(size, int):
         return size
     return int(size.node.hint) if size.node.has_hint() else 0
+
+
+def shape_env_of(values: Sequence[Any]) -> Any:
+    """The shape environment of the first symbolic size among ``values`` and their sizes, or ``None``."""
+    for value in values:
+        for size in (value, *value.shape) if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(size, torch.SymInt):
+                return size.node.shape_env
+    return None
+
+
+def symbol_hints(shape_env: Any) -> dict[Any, Any]:
+    """The value that each symbol had when it was traced, as expressions."""
+    return dict(shape_env.backed_var_to_val)
+
+
+def propagate_fakes(gm: fx.GraphModule, inputs: Sequence[Any], dynamic: bool) -> None:
+    """Compute the fake value (``meta["val"]``) of every node from real inputs.
+
+    Args:
+        gm: the graph.
+        inputs: its inputs.
+        dynamic: whether each size is a symbol, equal sizes being one symbol; otherwise sizes are numbers.
+    """
+    env = ShapeEnv() if dynamic else None
+    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+
+    def faked(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if not dynamic:
+                return mode.from_tensor(value, static_shapes=True)
+            context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * value.dim())
+            return mode.from_tensor(value, symbolic_context=context)
+        if dynamic and type(value) is int and value > 1:
+            return faked(torch.empty(value)).shape[0]  # the symbol of that size
+        return value
+
+    class Propagate(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            n.meta["val"] = super().run_node(n)
+            return n.meta["val"]
+
+    with torch.no_grad(), mode:
+        Propagate(gm).run(*[faked(value) for value in inputs], enable_io_processing=False)
+
+
+@contextlib.contextmanager
+def filter_lowerings(allowed: Callable[[str], bool]) -> Iterator[None]:
+    """Let Inductor call the operators of nodes that are not ``allowed`` as they are, instead of lowering them.
+
+    Args:
+        allowed: is asked once for each call of the graph, in order, with the call as text.
+    """
+
+    def disabled(backend: str, subsystem: str, debug_info: Callable[[], str] | None = None) -> bool:
+        if (backend, subsystem) != ("inductor", "lowerings"):
+            return False
+        return not allowed(debug_info() if debug_info is not None else "")
+
+    with mock.patch.object(CompilerBisector, "disable_subsystem", disabled):
+        yield
+
+
+@contextlib.contextmanager
+def new_nodes(gm: fx.GraphModule, made: Callable[[fx.Node], None]) -> Iterator[None]:
+    """Call ``made`` with every node that is made in the graph of ``gm`` meanwhile."""
+    gm._register_create_node_hook(made)
+    try:
+        yield
+    finally:
+        gm._unregister_create_node_hook(made)
+
+
+def trace_calls(
+    function: Callable[..., Any], inputs: Sequence[Any], decompositions: dict[Any, Any]
+) -> fx.GraphModule:
+    """The operators that ``function`` calls on fake inputs, whatever modes, gradients or autocasting surround the call."""
+    with disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), tracing(None):
+        mode = detect_fake_mode(inputs)
+        with mode if mode is not None else contextlib.nullcontext():
+            return make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*inputs)
+
+
+@contextlib.contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Surroundings in which tensors are real, and a new fake mode may be made, in the middle of a compilation."""
+    with disable_current_modes(), tracing(None):
+        yield

@@ -7,24 +7,57 @@ of their inputs.
 
 from __future__ import annotations
 
+import functools
+import operator
+from typing import Any
+
 import torch
 from torch import fx
 
-from fxpasses._torch import OpOverload
+from fxpasses._torch import OpOverload, has_effects
 
-__all__ = ["AliasInfo", "is_mutating", "is_random"]
+__all__ = ["AliasInfo", "draws_random", "has_effect", "is_alias", "is_mutating", "is_random"]
 
 
 def is_mutating(node: fx.Node) -> bool:
     """Whether the node writes to one of its arguments."""
     target = node.target
-    return isinstance(target, OpOverload) and target._schema.is_mutable
+    return isinstance(target, OpOverload) and _of(target).is_mutable
 
 
 def is_random(node: fx.Node) -> bool:
     """Whether the node draws from a random number generator."""
     target = node.target
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    return isinstance(target, OpOverload) and _of(target).is_random
+
+
+def draws_random(node: fx.Node) -> bool:
+    """Whether the node really draws random numbers: attention and dropout with probability zero do not."""
+    target = node.target
+    if not isinstance(target, OpOverload) or not _of(target).is_random:
+        return False
+    position = _of(target).dropout
+    if position is None:
+        return True
+    given = (
+        node.args[position]
+        if position < len(node.args)
+        else node.kwargs.get(_of(target).names[position], 0.0)
+    )
+    return bool(given != 0.0)
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether the node does something that no value shows: it prints, asserts, waits. Writes are not counted."""
+    target = node.target
+    if isinstance(target, OpOverload):
+        return has_effects(target) or (_of(target).returns_nothing and not _of(target).is_mutable)
+    return getattr(target, "__name__", "") == "with_effects"
+
+
+def is_alias(node: fx.Node) -> bool:
+    """Whether the node's value may lie in the memory of one of its arguments."""
+    return bool(_aliased_arguments(node))
 
 
 class AliasInfo:
@@ -36,53 +69,81 @@ class AliasInfo:
     """
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._roots: dict[fx.Node, frozenset[fx.Node]] = {}
+        self._roots: dict[fx.Node, frozenset[fx.Node] | None] = {}
+        """``None`` for a fresh value: most values are."""
         self.mutated: set[fx.Node] = set()
         self.output: set[fx.Node] = set()
         for node in graph.nodes:
             if node.op == "output":
                 for value in node.all_input_nodes:
-                    self.output |= self._roots[value]
+                    self.output |= self.roots(value)
                 continue
             self._roots[node] = self._roots_of(node)
             for value in _written(node):
-                self.mutated |= self._roots[value]
+                self.mutated |= self.roots(value)
 
     def roots(self, node: fx.Node) -> frozenset[fx.Node]:
         """The nodes in whose memory ``node``'s value may lie: itself when it is fresh."""
-        return self._roots[node]
+        return self._roots[node] or frozenset([node])
 
-    def _roots_of(self, node: fx.Node) -> frozenset[fx.Node]:
-        if node.op in ("placeholder", "get_attr"):
-            return frozenset([node])
+    def written_by(self, node: fx.Node) -> frozenset[fx.Node]:
+        """The roots of the memory that ``node`` writes to."""
+        return frozenset().union(*(self.roots(value) for value in _written(node)))
+
+    def _roots_of(self, node: fx.Node) -> frozenset[fx.Node] | None:
         aliased = _aliased_arguments(node)
-        if not aliased:
-            return frozenset([node])
-        return frozenset().union(*(self._roots[value] for value in aliased))
+        if len(aliased) == 1:
+            return self.roots(aliased[0])
+        return frozenset().union(*(self.roots(value) for value in aliased)) if aliased else None
+
+
+class _Aliasing:
+    """What an operator's schema says: read once, since reading it is slow."""
+
+    def __init__(self, target: OpOverload) -> None:
+        schema = target._schema
+        self.names = tuple(argument.name for argument in schema.arguments)
+        infos = [argument.alias_info for argument in schema.arguments]
+        returns = any(result.alias_info is not None for result in schema.returns)
+        self.aliased = tuple(i for i, info in enumerate(infos) if info is not None and returns)
+        self.written = tuple(i for i, info in enumerate(infos) if info is not None and info.is_write)
+        self.is_mutable = bool(schema.is_mutable)
+        self.is_random = torch.Tag.nondeterministic_seeded in target.tags
+        self.dropout = self.names.index("dropout_p") if "dropout_p" in self.names else None
+        if target is torch.ops.aten.native_dropout.default:
+            self.dropout = self.names.index("p")
+        self.returns_nothing = not schema.returns
+
+
+_of = functools.cache(_Aliasing)
 
 
 def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
     target = node.target
-    if not isinstance(target, OpOverload):
-        return list(node.all_input_nodes)  # getitem, higher-order operators, module calls
-    if not any(r.alias_info is not None for r in target._schema.returns):
-        return []
-    return [value for value, info in _arguments(node) if info.alias_info is not None]
+    if node.op != "call_function":
+        return [] if node.op in ("placeholder", "get_attr") else list(node.all_input_nodes)
+    if isinstance(target, OpOverload):
+        return _nodes_at(node, target, _of(target).aliased)
+    if target is operator.getitem and isinstance(node.args[0], fx.Node):
+        # One of several results: each has memory of its own, unless the operator makes views.
+        source = node.args[0]
+        fresh = isinstance(source.target, OpOverload) and not _of(source.target).aliased
+        return [] if fresh else [source]
+    return list(node.all_input_nodes)  # higher-order operators, module calls
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
-    if not is_mutating(node):
-        return []
-    return [
-        value for value, info in _arguments(node) if info.alias_info is not None and info.alias_info.is_write
-    ]
+    target = node.target
+    return _nodes_at(node, target, _of(target).written) if isinstance(target, OpOverload) else []
 
 
-def _arguments(node: fx.Node) -> list[tuple[fx.Node, torch.Argument]]:
-    schema = node.target._schema  # type: ignore[union-attr]
-    found: list[tuple[fx.Node, torch.Argument]] = []
-    for position, info in enumerate(schema.arguments):
-        value = node.args[position] if position < len(node.args) else node.kwargs.get(info.name)
+def _nodes_at(node: fx.Node, target: OpOverload, positions: tuple[int, ...]) -> list[fx.Node]:
+    """The nodes among the arguments at these positions of the schema."""
+    found: list[fx.Node] = []
+    for position in positions:
+        value: Any = (
+            node.args[position] if position < len(node.args) else node.kwargs.get(_of(target).names[position])
+        )
         values = value if isinstance(value, (list, tuple)) else (value,)
-        found.extend((v, info) for v in values if isinstance(v, fx.Node))
+        found.extend(v for v in values if isinstance(v, fx.Node))
     return found

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import fx
 
 from fxpasses import _torch
 from fxpasses.backward_capture import captures_backward
-from fxpasses.inductor import EagerCompiler, InductorCompiler
+from fxpasses.checking.limits import Limits, in_force
+from fxpasses.contract import GRAPH_KINDS
+from fxpasses.history import recent, record
+from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
+from fxpasses.manager import PassManager
 from fxpasses.options import Options
 from fxpasses.pipeline import Compiler, Observer, Pipeline
+from fxpasses.regional import with_regions
 from fxpasses.report import GraphFiles
 
 __all__ = ["fxpasses"]
@@ -40,22 +47,62 @@ def fxpasses(
         StageError: when a stage fails; names stage, pass, node and source line.
     """
     parsed = Options.parse(options, mode)
-    compiler: Compiler
-    if parsed.compiler == "inductor":
-        compiler = InductorCompiler(parsed, gm, example_inputs)
-    else:
-        compiler = EagerCompiler(parsed, decompose=True)
+    limits = in_force()
+    if limits is not None:
+        parsed = limited(parsed, limits)
+        if limits.stage == "eager":
+            return gm.forward
+    made = record(gm, example_inputs, parsed)
     observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
-    log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
-    compiled = Pipeline(parsed, compiler, observers).compile(gm, example_inputs)
+    if parsed.check != "values":  # graphs are compared on the inputs of whole calls
+        gm = with_regions(gm, parsed, observers)
+    pipeline = _pipeline(parsed, gm, example_inputs, limits, observers)
+    compiled = pipeline.compile(gm, example_inputs)
+    recent.add(dataclasses.replace(made, from_cache=pipeline.from_cache))
     if parsed.compiled_autograd:
-        settings = {**(options or {}), "compiled_autograd": False}
+        # A captured backward pass calls each region's backward operator already.
+        settings = {**(options or {}), "compiled_autograd": False, "regions": "off"}
 
         def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             return fxpasses(gm, example_inputs, mode=mode, options=settings)
 
         return captures_backward(compiled, backward, example_inputs)
     return compiled
+
+
+def _pipeline(
+    parsed: Options,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    limits: Limits | None,
+    observers: Sequence[Observer],
+) -> Pipeline:
+    compiler: Compiler
+    if limits is not None and limits.stage == "capture":
+        compiler = UnpartitionedCompiler(parsed, decompose=True)
+    elif parsed.compiler == "inductor":
+        compiler = InductorCompiler(parsed, gm, example_inputs)
+    else:
+        compiler = EagerCompiler(parsed, decompose=True)
+    log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
+    return Pipeline(parsed, compiler, observers)
+
+
+def limited(options: Options, limits: Limits) -> Options:
+    """The options of a compilation that ends where ``limits`` say."""
+    manager = PassManager(options.passes)
+    passes = limits.allowed_passes(
+        list(dict.fromkeys(p for kind in GRAPH_KINDS for p in manager.order(kind)))
+    )
+    return dataclasses.replace(
+        options,
+        passes=passes,
+        compiler=options.compiler if limits.stage == "inductor" else "eager",
+        regions=options.regions if limits.stage == "inductor" else "off",
+        check="values" if limits.check else options.check,
+        report=str(Path(limits.record).parent) if limits.check and limits.record else options.report,
+        on_failure="raise",
+    )
 
 
 # What torch._dynamo.reset() calls on a backend: recorded CUDA graphs hold memory that compiled code no longer needs.

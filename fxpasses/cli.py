@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
+import runpy
 from collections.abc import Sequence
 
 from fake.library.opcheck.cli import main as opcheck
 from fake.library.probe.cli import main as probe
+from fxpasses.checking.bisect import bisect_script
+from fxpasses.checking.model import check
 from fxpasses.demo import DemoSettings
 from fxpasses.demo.show import run_demo
+from fxpasses.errors import BisectError
 
 __all__ = ["main"]
 
@@ -19,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fxpasses", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_demo(commands)
+    _add_bisect(commands)
+    _add_check(commands)
     for name, run, text in _OF_CUSTOM_OPERATORS:
         command = commands.add_parser(name, help=text, add_help=False)
         command.set_defaults(run=lambda _, rest, run=run: run(rest))
@@ -58,6 +65,80 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
         )
     demo.add_argument("--report", metavar="DIR", help="write the captured graphs to this directory")
     demo.set_defaults(run=lambda arguments, rest: _demo(demo, arguments, rest))
+
+
+def _add_bisect(commands: argparse._SubParsersAction) -> None:
+    bisect = commands.add_parser(
+        "bisect",
+        help="find the stage, pass and match site that make a script fail",
+        description="Run a script again and again, each time with a compilation that ends elsewhere, until the guilty "
+        "stage, pass and match site (or operator that Inductor lowers) are found. The script fails when it exits with "
+        "another status than 0: an exception, a failed assertion, sys.exit(1). Goes on where a killed search ended.",
+    )
+    bisect.add_argument(
+        "--output", default="fxpasses_bisect", metavar="DIR", help="for the state and the repro file"
+    )
+    bisect.add_argument("--state", metavar="FILE", help="where answers are kept (default DIR/state.json)")
+    bisect.add_argument("--timeout", type=float, metavar="SECONDS", help="after which a run counts as failed")
+    bisect.add_argument("script", help="the script; what follows are its arguments")
+    bisect.add_argument("args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    bisect.set_defaults(run=lambda arguments, rest: _bisect(bisect, arguments, rest))
+
+
+def _bisect(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)} (the script's own go after it)")
+    try:
+        verdict = bisect_script(
+            arguments.script,
+            arguments.args,
+            state=arguments.state,
+            output=arguments.output,
+            timeout=arguments.timeout,
+        )
+    except BisectError as error:
+        parser.error(str(error))
+    print(verdict.text)
+    return 1 if verdict.stage else 0
+
+
+def _add_check(commands: argparse._SubParsersAction) -> None:
+    check = commands.add_parser(
+        "check",
+        help="compare a model in eager, after each stage, and compiled",
+        description="Exits with 1 when a stage is wrong.",
+    )
+    check.add_argument(
+        "model",
+        help="MODULE:FUNCTION or FILE.py:FUNCTION; the function returns a model and a tuple of inputs",
+    )
+    check.add_argument("--compiler", choices=["inductor", "eager"], default="inductor")
+    check.add_argument("--dynamic", action="store_true", help="with symbolic sizes")
+    check.add_argument("--no-backward", action="store_true", help="without gradients")
+    check.set_defaults(run=lambda arguments, rest: _check(check, arguments, rest))
+
+
+def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    place, _, name = arguments.model.rpartition(":")
+    if not place:
+        parser.error(f"{arguments.model!r} has no ':FUNCTION' at its end")
+    if place.endswith(".py"):
+        found = runpy.run_path(place)
+    else:
+        found = vars(importlib.import_module(place))
+    if name not in found:
+        parser.error(f"{place!r} has no {name!r}")
+    model, inputs = found[name]()
+    result = check(
+        model,
+        inputs,
+        options={"compiler": arguments.compiler},
+        dynamic=arguments.dynamic or None,
+        backward=not arguments.no_backward,
+    )
+    return 0 if result.ok else 1
 
 
 def _demo(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -1,32 +1,91 @@
-"""What a pass is: a name, its options, the graphs that it takes, and one method.
+"""What a pass is: a name, its options, its contract, and one method.
 
 >>> from torch import fx
 >>> from fxpasses import Pass, graph_pass
->>> @graph_pass(graphs=["inference"])
+>>> @graph_pass(graphs=["inference"], numerics="bitwise")
 ... def drop_nothing(gm: fx.GraphModule) -> bool:
 ...     "Leave the graph as it is."
 ...     return False
->>> isinstance(drop_nothing, Pass), drop_nothing.name
-(True, 'drop_nothing')
+>>> isinstance(drop_nothing, Pass), drop_nothing.name, drop_nothing.contract.numerics
+(True, 'drop_nothing', 'bitwise')
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-import hashlib
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from torch import fx
 
-__all__ = ["FunctionPass", "GraphKind", "Pass", "graph_pass"]
+from fxpasses.errors import ContractError
+from fxpasses.identity import Identity, identify
+from fxpasses.sites import MatchSite
+
+__all__ = ["Check", "Contract", "FunctionPass", "GraphKind", "Metadata", "Numerics", "Pass", "graph_pass"]
 
 GraphKind = Literal["joint", "forward", "backward", "inference"]
 """``joint``: forward and backward before the partition. ``forward`` and ``backward``: after it.
 ``inference``: the only graph of a call that needs no gradients."""
+
+Numerics = Literal["bitwise", "tolerance", "none"]
+"""What the rewritten graph computes: the same bits, the same up to rounding, or something else on purpose."""
+
+Metadata = Literal["exact", "types", "outputs"]
+"""What stays as it was on every node that the pass keeps: shape, dtype, device and stride; all of these but the stride;
+or nothing (of what the graph returns all of them stay in any case)."""
+
+GRAPH_KINDS: tuple[GraphKind, ...] = get_args(GraphKind)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a pass promises, and what it relies on. The manager orders and checks passes by it.
+
+    Names in ``requires`` and the like are names of passes, or of properties that passes establish (any word:
+    ``"no_dead_code"``). A pass provides its own name.
+
+    Attributes:
+        graphs: the kinds of graph that the pass takes; ``"any"`` stands for all of them.
+        requires: what has to be established before the pass runs.
+        provides: what is established when it has run.
+        invalidates: what no longer holds when it has run.
+        conflicts: passes and properties that may not be part of the same pipeline.
+        numerics: whether results stay the same bit by bit, up to rounding, or not at all.
+        metadata: how much of the metadata of the nodes that stay is left alone.
+
+    Raises:
+        ContractError: for a kind of graph, of numerics or of metadata that does not exist.
+
+    >>> Contract("joint", requires="dead_code").requires
+    frozenset({'dead_code'})
+    >>> sorted(Contract("any").graphs)
+    ['backward', 'forward', 'inference', 'joint']
+    """
+
+    graphs: frozenset[GraphKind] | Iterable[str] | str = ("joint", "inference")
+    requires: frozenset[str] | Iterable[str] | str = ()
+    provides: frozenset[str] | Iterable[str] | str = ()
+    invalidates: frozenset[str] | Iterable[str] | str = ()
+    conflicts: frozenset[str] | Iterable[str] | str = ()
+    numerics: Numerics = "tolerance"
+    metadata: Metadata = "types"
+
+    def __post_init__(self) -> None:
+        for field in ("graphs", "requires", "provides", "invalidates", "conflicts"):
+            value = getattr(self, field)
+            object.__setattr__(self, field, frozenset([value] if isinstance(value, str) else value))
+        if "any" in self.graphs:
+            object.__setattr__(self, "graphs", frozenset(GRAPH_KINDS))
+        for field, given, valid in (
+            ("graphs", self.graphs, (*GRAPH_KINDS, "any")),
+            ("numerics", {self.numerics}, get_args(Numerics)),
+            ("metadata", {self.metadata}, get_args(Metadata)),
+        ):
+            if unknown := sorted(set(given) - set(valid)):
+                raise ContractError(f"unknown {field} {unknown[0]!r}; choose from {', '.join(valid)}")
 
 
 @dataclass(frozen=True)
@@ -36,22 +95,56 @@ class Pass(abc.ABC):
     The docstring of a pass shows a graph before and after. ``apply`` changes the graph in place and
     returns whether it changed anything. It must leave a graph that computes the same outputs, gradients
     included, with the same aliasing between inputs and outputs.
+
+    A subclass has a ``name`` and a ``contract``; one whose contract says nothing but which graphs it takes may
+    have ``graphs`` instead.
+
+    Raises:
+        ContractError: when a subclass that can be instantiated has no name, or a contract of another type.
     """
 
     name: ClassVar[str]
-    graphs: ClassVar[frozenset[GraphKind]]
+    contract: ClassVar[Contract] = Contract()
+    graphs: ClassVar[frozenset[GraphKind]] = Contract().graphs  # type: ignore[assignment]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = cls.__dict__
+        if isinstance(own.get("graphs"), property):
+            return
+        if "graphs" in own and "contract" not in own:
+            cls.contract = Contract(graphs=cls.graphs)
+        if isinstance(cls.contract, Contract):
+            cls.graphs = cls.contract.graphs  # type: ignore[assignment]
+        elif isinstance(cls.contract, property):  # it depends on the options
+            cls.graphs = property(lambda self: self.contract.graphs)
+        else:
+            raise ContractError(f"{cls.__qualname__}.contract is {cls.contract!r}, not a fxpasses.Contract")
 
     @abc.abstractmethod
     def apply(self, gm: fx.GraphModule) -> bool:
         """Rewrite ``gm`` in place; return whether anything changed."""
 
-    def identity(self) -> str | None:
-        """What decides the result of this pass, as a hash for the compile caches.
+    def __str__(self) -> str:
+        """The pass as it is written on a command line: ``name{option=value}``, options at their default left out."""
+        options = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if field.name != "name" and getattr(self, field.name) != field.default
+        ]
+        return self.name + (f"{{{' '.join(options)}}}" if options else "")
 
-        Covers the source of the module that defines the pass, and its options. ``None`` when the source
-        cannot be read (a pass typed into a prompt, say): graphs are then compiled without caching.
+    def identify(self) -> Identity:
+        """What decides the result of this pass, factor by factor: see :mod:`fxpasses.identity`."""
+        return identify(self)
+
+    def identity(self) -> str | None:
+        """The hash of :meth:`identify`, for the compile caches.
+
+        ``None`` when something that decides the result has no value that can be hashed (an open file, say):
+        graphs are then compiled without caching.
         """
-        return _digest(type(self), self)
+        return self.identify().digest
 
 
 @dataclass(frozen=True)
@@ -60,54 +153,64 @@ class FunctionPass(Pass):
 
     function: Callable[[fx.GraphModule], bool]
     name: str  # type: ignore[misc]
-    graphs: frozenset[GraphKind]  # type: ignore[misc]
+    contract: Contract = dataclasses.field()  # type: ignore[misc]  # no default, unlike the class variable
+
+    @property
+    def graphs(self) -> frozenset[GraphKind]:  # type: ignore[override]
+        return self.contract.graphs  # type: ignore[return-value]
 
     def apply(self, gm: fx.GraphModule) -> bool:
         return self.function(gm)
 
-    def identity(self) -> str | None:
-        cells = self.function.__closure__ if inspect.isfunction(self.function) else None
-        if cells or not inspect.isfunction(self.function):
-            return None  # what it closes over may change without its source changing
-        return _digest(self.function, (self.name, sorted(self.graphs), self.function.__defaults__))
+    def __str__(self) -> str:
+        return self.name
 
 
 def graph_pass(
     function: Callable[[fx.GraphModule], bool] | None = None,
     *,
     name: str | None = None,
-    graphs: Iterable[GraphKind] = ("joint", "inference"),
-) -> FunctionPass | Callable[[Callable[[fx.GraphModule], bool]], FunctionPass]:
-    """Make a pass of ``function(gm) -> bool`` (whether it changed something).
+    graphs: Iterable[GraphKind] | str = ("joint", "inference"),
+    requires: Iterable[str] = (),
+    provides: Iterable[str] = (),
+    invalidates: Iterable[str] = (),
+    conflicts: Iterable[str] = (),
+    numerics: Numerics = "tolerance",
+    metadata: Metadata = "types",
+) -> Any:
+    """Make a :class:`FunctionPass` of ``function(gm) -> bool`` (whether it changed something).
 
     Args:
         function: the rewrite; left out when used as a decorator with arguments.
         name: the pass's name; the function's by default.
-        graphs: the kinds of graph that the function takes.
+        graphs: the kinds of graph that the function takes, or ``"any"``.
+        requires: see :class:`Contract`, as for all that follow.
+        provides: what is established afterwards.
+        invalidates: what no longer holds afterwards.
+        conflicts: what may not be in the same pipeline.
+        numerics: what happens to results.
+        metadata: what happens to the metadata of the nodes that stay.
 
     Raises:
-        ValueError: for a kind of graph that does not exist.
+        ContractError: for a kind of graph, of numerics or of metadata that does not exist. It is a ``ValueError``.
     """
-    kinds = frozenset(graphs)
-    if unknown := kinds - set(get_args(GraphKind)):
-        raise ValueError(
-            f"graph_pass: unknown graphs {sorted(unknown)}; choose from {', '.join(get_args(GraphKind))}"
-        )
+    contract = Contract(graphs, requires, provides, invalidates, conflicts, numerics, metadata)
     if function is None:
-        return lambda f: FunctionPass(function=f, name=name or f.__name__, graphs=kinds)
-    return FunctionPass(function=function, name=name or function.__name__, graphs=kinds)
+        return lambda f: FunctionPass(function=f, name=name or f.__name__, contract=contract)
+    return FunctionPass(function=function, name=name or function.__name__, contract=contract)
 
 
-def _digest(definition: type | Callable[..., object], options: object) -> str | None:
-    module = inspect.getmodule(definition)
-    try:
-        source = inspect.getsource(module) if module is not None else None
-    except OSError:
-        source = None
-    if source is None:
-        return None
-    if dataclasses.is_dataclass(options) and not isinstance(options, type):
-        options = [(f.name, getattr(options, f.name)) for f in dataclasses.fields(options)]
-    text = f"{definition.__module__}.{definition.__qualname__}\n{options!r}\n{source}"
-    # The default repr of an object holds its address: it says nothing about its value.
-    return None if " at 0x" in repr(options) else hashlib.sha256(text.encode()).hexdigest()
+class Check:
+    """Looks at a graph before and after each pass, and raises when the pass was wrong. Base class of checks."""
+
+    def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> Any:
+        """Called before the pass runs; what it returns is handed to :meth:`after`. Copy the graph to keep it."""
+
+    def after(
+        self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Any, sites: tuple[MatchSite, ...]
+    ) -> None:
+        """Called when the pass has changed the graph, which is well formed.
+
+        Raises:
+            PassError: the pass is wrong.
+        """

@@ -7,14 +7,19 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 __all__ = [
+    "BisectError",
     "CaptureError",
+    "ContractError",
     "FxPassesError",
     "HandoverError",
     "Location",
     "OptionsError",
     "PartitionError",
     "PassError",
+    "PatternError",
     "StageError",
+    "StructureError",
+    "ValueMismatchError",
 ]
 
 
@@ -39,6 +44,34 @@ class OptionsError(FxPassesError, ValueError):
         super().__init__(
             problem or f"option {option!r}: expected {expected}, got {given!r} ({type(given).__name__})"
         )
+
+
+class BisectError(FxPassesError):
+    """A script cannot be searched: it does not exist, or fails before anything is compiled."""
+
+
+class ContractError(FxPassesError, ValueError):
+    """A contract is not valid, or passes cannot be put into one pipeline.
+
+    Attributes:
+        passes: the names of the passes that are concerned: two for a conflict or a duplicate, all in order for a cycle.
+    """
+
+    def __init__(self, problem: str, passes: Iterable[str] = ()) -> None:
+        self.passes = tuple(passes)
+        super().__init__(problem)
+
+
+class PatternError(FxPassesError, ValueError):
+    """The functions of a pattern cannot be traced, or do not fit each other.
+
+    Attributes:
+        function: the name of the function that is at fault.
+    """
+
+    def __init__(self, function: str, problem: str) -> None:
+        self.function = function
+        super().__init__(f"{function}: {problem}")
 
 
 def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
@@ -122,10 +155,73 @@ class CaptureError(StageError):
 
 
 class PassError(StageError):
-    """A pass raised, or left a graph that is not well formed."""
+    """A pass raised, or left a graph that is wrong.
+
+    Attributes:
+        repro: with ``options={"check": "values"}``, a file that shows the fault on a small graph, or "".
+        repro_calls: the number of operator calls in that graph.
+    """
 
     stage = "pass"
     advice = "Leave the pass out with options={'passes': [...]} to see whether the rest works."
+    repro = ""
+    repro_calls = 0
+
+    def add_repro(self, file: str, calls: int) -> None:
+        """Point to a repro file, in the message too."""
+        self.repro, self.repro_calls = file, calls
+        shown = f"{file} shows it on a graph of {calls} call{'s' * (calls != 1)}."
+        self.args = (f"{self.args[0]}\n  {shown}",)
+
+
+class StructureError(PassError):
+    """A pass left a graph that is not about the same memory, effects, outputs or metadata as before.
+
+    Attributes:
+        problem: lint, inputs, metadata, outputs, aliasing, order, mutation or stale alias.
+        site: the index of the match site that is to blame, or ``None``.
+    """
+
+    advice = "Correct the pass, or its contract; options={'passes': [...]} leaves it out."
+
+    def __init__(
+        self,
+        reason: str,
+        location: Location | None = None,
+        *,
+        pass_name: str = "",
+        graph: str = "",
+        problem: str = "",
+        site: int | None = None,
+    ) -> None:
+        self.problem, self.site = problem, site
+        super().__init__(reason, location, pass_name=pass_name, graph=graph)
+
+
+class ValueMismatchError(PassError):
+    """A pass changed what the graph computes (``options={"check": "values"}``).
+
+    Attributes:
+        mismatches: which results differ, and how: :class:`fxpasses.checking.values.Mismatch`.
+        sites: the match sites at which the pass is wrong; empty for a pass that claims none.
+    """
+
+    stage = "check"
+
+    def __init__(
+        self,
+        reason: str,
+        location: Location | None = None,
+        *,
+        pass_name: str = "",
+        graph: str = "",
+        mismatches: Iterable[object] = (),
+        sites: Iterable[object] = (),
+        place: str = "",
+    ) -> None:
+        self.mismatches, self.sites = tuple(mismatches), tuple(sites)
+        self.advice = f"Wrong at {place}." if place else ""
+        super().__init__(reason, location, pass_name=pass_name, graph=graph)
 
 
 class PartitionError(StageError):

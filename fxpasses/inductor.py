@@ -14,11 +14,20 @@ import torch
 from torch import fx
 
 from fxpasses import _torch
+from fxpasses.aliasing import is_random
+from fxpasses.checking.limits import limited_lowerings
 from fxpasses.contract import Pass
 from fxpasses.options import Options
 from fxpasses.partitioner import partition
 
-__all__ = ["EagerCompiler", "InductorCompiler", "Partitioner"]
+__all__ = [
+    "EagerCompiler",
+    "InductorCompiler",
+    "Partitioner",
+    "UnpartitionedCompiler",
+    "cache_identity",
+    "own_source",
+]
 
 aten = torch.ops.aten
 
@@ -53,7 +62,8 @@ class InductorCompiler:
             self.patches |= {"fx_graph_cache": False, "fx_graph_remote_cache": False}
         self._example_inputs = example_inputs
         self._inputs = len(example_inputs)
-        self._outputs = _torch.get_num_model_outputs(gm)
+        self.visible_outputs = _torch.get_num_model_outputs(gm)
+        """How many of the forward graph's outputs keep the strides that they were traced with."""
         self._dynamo_graph = gm
         with self._patched():
             self._extra = _torch.new_compiler_extra(gm)
@@ -64,7 +74,7 @@ class InductorCompiler:
         patches = dict(self.patches)
         if scatters_into_new_memory(gm):
             patches.setdefault("reorder_for_peak_memory", False)
-        with _torch.inductor_config.patch(patches):
+        with _torch.inductor_config.patch(patches), limited_lowerings():
             return _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
 
     def _patched(self) -> Any:
@@ -85,6 +95,10 @@ class InductorCompiler:
         with self._patched():
             return _torch.inductor_partition_fn(joint, joint_inputs, **aot)
 
+    def partition_keeps_random_draws(self, joint: fx.GraphModule) -> bool:
+        """Inductor's passes on the joint graph put its own generator in the place of torch's."""
+        return not any(is_random(node) for node in joint.graph.nodes)
+
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
         with self._patched():
             if inference and _torch.freezes_parameters():
@@ -94,7 +108,7 @@ class InductorCompiler:
             return _torch.compile_fx_forward(
                 gm,
                 inputs,
-                num_orig_model_outputs=self._outputs,
+                num_orig_model_outputs=self.visible_outputs,
                 num_example_inputs=self._inputs,
                 compiler_config_extra=self._extra,
                 inner_compile=self._inner_compile,
@@ -131,11 +145,23 @@ class EagerCompiler:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         return partition(joint, joint_inputs, memory_budget=self._memory_budget, **aot)
 
+    def partition_keeps_random_draws(self, joint: fx.GraphModule) -> bool:
+        return True
+
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
         return _torch.make_boxed_func(gm.forward)
 
     def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return _torch.make_boxed_func(gm.forward)
+
+
+class UnpartitionedCompiler(EagerCompiler):
+    """Runs the graphs as AOTAutograd captured them, cut by torch's default partition: every stage but ours."""
+
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        return _torch.default_partition(joint, joint_inputs, **aot)
 
 
 _SCATTERS = {
@@ -164,16 +190,18 @@ def scatters_into_new_memory(gm: fx.GraphModule) -> bool:
 
 
 def cache_identity(options: Options) -> str | None:
-    """Hash of all that is ours in a compilation; ``None`` when a pass's source cannot be known."""
+    """Hash of all that is ours in a compilation; ``None`` when graphs are not to be cached."""
+    if options.check == "values":
+        return None  # what comes from a cache never ran through a pass that could be checked
     identities = [(item.name, item.identity()) for item in options.passes]
     if any(identity is None for _, identity in identities):
         return None
     text = repr((identities, options.memory_budget, sorted(options.inductor_patches().items(), key=str)))
-    return hashlib.sha256((_own_source() + text).encode()).hexdigest()
+    return hashlib.sha256((own_source() + text).encode()).hexdigest()
 
 
 @functools.cache
-def _own_source() -> str:
+def own_source() -> str:
     """Hash of this package's source: a new version of us never loads what an old one compiled."""
     digest = hashlib.sha256(torch.__version__.encode())
     for path in sorted(Path(__file__).parent.rglob("*.py")):

@@ -1,82 +1,41 @@
-"""Running passes over a graph: in order, timed, recorded, and with the graph checked after each change."""
+"""Running passes over a graph: in the order of their contracts, timed, recorded, and checked after each change."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+import warnings
+from collections.abc import Iterable, Sequence
 
-import torch
 from torch import fx
 
-from fxpasses.contract import GraphKind, Pass
+from fxpasses._torch import new_nodes
+from fxpasses.checking.structure import Facts, check_structure
+from fxpasses.contract import Check, GraphKind, Pass
 from fxpasses.errors import PassError
-from fxpasses.provenance import failing_node, locate
-from fxpasses.rewriting import value_of
-from fxpasses.sites import MatchSite, collect_sites
+from fxpasses.groups import Fixpoint, FixpointWarning
+from fxpasses.metadata import Difference, refresh
+from fxpasses.ordering import in_order
+from fxpasses.provenance import failing_node
+from fxpasses.runs import PassRun, Snapshot
+from fxpasses.sites import Sites, collect_sites
 
 __all__ = ["Check", "PassManager", "PassRun"]
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class PassRun:
-    """What one pass did to one graph.
+class PassManager:
+    """Passes, put into an order that their contracts allow, and run on each graph that they take.
+
+    After each pass that changed something, the fake values below what it changed are brought up to date, and the structure
+    of the graph is compared with what it was (:mod:`fxpasses.checking.structure`).
 
     Attributes:
-        name: the pass.
-        graph: the kind of graph.
-        changed: whether it changed anything.
-        seconds: how long it took, its checks included.
-        nodes_before: number of nodes when it started.
-        nodes_after: number of nodes when it was done.
-        added: names of the nodes that are new.
-        removed: names of the nodes that are gone.
-        sites: the places that the pass said it rewrites (see :mod:`fxpasses.sites`).
-    """
+        passes: the passes as they were given.
+        checks: further checks, called around each pass.
 
-    name: str
-    graph: GraphKind
-    changed: bool
-    seconds: float
-    nodes_before: int
-    nodes_after: int
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    sites: tuple[MatchSite, ...] = ()
-
-    def __str__(self) -> str:
-        if not self.changed:
-            return f"{self.name} on {self.graph}: nothing to do ({self.seconds * 1e3:.1f} ms)"
-        return (
-            f"{self.name} on {self.graph}: {self.nodes_before} -> {self.nodes_after} nodes "
-            f"(+{len(self.added)} -{len(self.removed)}, {self.seconds * 1e3:.1f} ms)"
-        )
-
-
-class Check:
-    """Looks at a graph before and after each pass, and raises when the pass was wrong. Base class of checks."""
-
-    def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> Any:
-        """Called before the pass runs; what it returns is handed to :meth:`after`. Copy the graph to keep it."""
-
-    def after(
-        self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Any, sites: tuple[MatchSite, ...]
-    ) -> None:
-        """Called when the pass has changed the graph, which is well formed.
-
-        Raises:
-            PassError: the pass is wrong.
-        """
-
-
-class PassManager:
-    """A list of passes, run in the order given on each graph that they take.
-
-    >>> from torch import fx
+    >>> import torch
     >>> from fxpasses import PassManager
     >>> from fxpasses.passes import DeadCodeElimination
     >>> def f(x):
@@ -84,28 +43,59 @@ class PassManager:
     ...     return x.sin()
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> gm = make_fx(f)(torch.ones(3))
-    >>> [run.changed for run in PassManager([DeadCodeElimination()]).run(gm, "inference")]
-    [True]
+    >>> [run.removed for run in PassManager([DeadCodeElimination()]).run(gm, "inference")]
+    [('cos',)]
     """
 
-    def __init__(self, passes: Iterable[Pass], checks: Iterable[Check] = ()) -> None:
-        """Raises TypeError when an item is not a :class:`Pass`."""
+    def __init__(
+        self,
+        passes: Iterable[Pass],
+        checks: Iterable[Check] = (),
+        *,
+        structure: bool = True,
+        holds: Sequence[str] = (),
+    ) -> None:
+        """Put the passes into order.
+
+        Args:
+            passes: the passes; among those that may run in any order, the first comes first.
+            checks: checks to call around each pass, after the structure check.
+            structure: whether to check the structure of the graph after each pass.
+            holds: properties that passes may require and that hold from the start.
+
+        Raises:
+            TypeError: when an item is not a :class:`Pass`.
+            ContractError: when two passes conflict, require each other, have the same name, or when a pass requires what
+                nothing provides.
+        """
         self.passes = tuple(passes)
         self.checks = tuple(checks)
+        self._structure = structure
         for item in self.passes:
             if not isinstance(item, Pass):
                 raise TypeError(
                     f"PassManager: expected Pass objects, got {item!r}; wrap a function with fxpasses.graph_pass"
                 )
+        self._order = in_order(self.passes, holds)
+
+    def order(self, kind: GraphKind) -> list[Pass]:
+        """The passes for one kind of graph in the order in which they run."""
+        return list(self._order[kind])
 
     def run(self, gm: fx.GraphModule, kind: GraphKind) -> list[PassRun]:
-        """Run every pass that takes graphs of this kind on ``gm``, in place.
+        """Run every pass that takes graphs of this kind on ``gm``, in place; returns a record of each run.
 
         Raises:
-            PassError: when a pass raises or leaves a graph that is not well formed, names the pass and
-                the node. ``gm`` is then in an undefined state.
+            PassError: when a pass raises or leaves a graph that is wrong (:class:`~fxpasses.StructureError`): names
+                the pass, the match site, the node and the user's line. ``gm`` is then in an undefined state.
         """
-        runs = [self._run_one(item, gm, kind) for item in self.passes if kind in item.graphs]
+        graph = _Graph(gm, kind, self.checks, self._structure)
+        runs: list[PassRun] = []
+        for item in self._order[kind]:
+            if isinstance(item, Fixpoint):
+                runs += _run_group(item, graph)
+            else:
+                runs.append(graph.run(item))
         if any(run.changed for run in runs):
             gm.recompile()
         return runs
@@ -115,87 +105,127 @@ class PassManager:
         identities = [item.identity() for item in self.passes]
         return None if None in identities else tuple(identities)  # type: ignore[arg-type]
 
-    def _run_one(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> PassRun:
+
+def _run_group(group: Fixpoint, graph: _Graph) -> list[PassRun]:
+    members = [item for item in group.passes if graph.kind in item.contract.graphs]
+    runs: list[PassRun] = []
+    for number in range(1, group.limit + 1):
+        latest = [graph.run(item, round=number) for item in members]
+        runs += latest
+        if not any(run.changed for run in latest):
+            return runs
+    busy = ", ".join(repr(run.name) for run in latest if run.changed)
+    warnings.warn(
+        f"fixpoint group {group.name!r} stopped after its limit of {group.limit} rounds; {busy} still changed the "
+        f"{graph.kind} graph: raise the limit, or look for passes that undo each other",
+        FixpointWarning,
+        stacklevel=3,
+    )
+    return runs
+
+
+class _Graph:
+    """A graph while passes run on it, with what is known about it between two of them."""
+
+    def __init__(
+        self, gm: fx.GraphModule, kind: GraphKind, checks: tuple[Check, ...], structure: bool
+    ) -> None:
+        self.gm, self.kind, self.checks, self.structure = gm, kind, checks, structure
+        self._snapshot = Snapshot(gm.graph)
+        self._facts: Facts | None = None
+
+    def run(self, item: Pass, round: int = 0) -> PassRun:
+        """Run one pass, bring the metadata up to date, and check the result."""
+        before = self._snapshot
+        checking = time.perf_counter()
+        facts = self._known_facts()
+        remembered = [check.before(item, self.gm, self.kind) for check in self.checks]
         start = time.perf_counter()
-        before = [node.name for node in gm.graph.nodes]
-        outputs = _output_values(gm.graph)
-        remembered = [check.before(item, gm, kind) for check in self.checks]
-        try:
-            with collect_sites() as sites:
-                changed = item.apply(gm)
-        except PassError:
-            raise
-        except Exception as error:
+        changed, sites = self._apply(item)
+        applied = time.perf_counter()
+        after = Snapshot(self.gm.graph)
+        differing = before.changed(after)
+        added = tuple(entry.name for entry in differing if entry.node not in before.by_node)
+        modified = tuple(entry.name for entry in differing if entry.node in before.by_node)
+        removed = tuple(entry.name for entry in before.entries if entry.node not in after.by_node)
+        really = bool(differing or removed) or [e.node for e in before.entries] != [
+            e.node for e in after.entries
+        ]
+        if really and not changed:
             raise PassError(
-                f"{type(error).__name__}: {error}", failing_node(error, gm), pass_name=item.name, graph=kind
-            ) from error
-        after = [node.name for node in gm.graph.nodes]
-        if not isinstance(changed, bool):
-            raise PassError(
-                f"apply returned {changed!r}; it must return whether it changed anything, True or False",
-                pass_name=item.name,
-                graph=kind,
+                "apply returned False but changed the graph", pass_name=item.name, graph=self.kind
             )
         if changed:
-            self._check(item, gm, kind, outputs)
+            differences = self._refresh(item, before, after)
+            if facts is not None:
+                self._facts = check_structure(
+                    item, self.gm, self.kind, facts, differences, tuple(sites.claimed), sites.made_at
+                )
             for check, memory in zip(self.checks, remembered, strict=True):
-                check.after(item, gm, kind, memory, tuple(sites.claimed))
-        elif before != after:
-            raise PassError("apply returned False but changed the graph", pass_name=item.name, graph=kind)
+                check.after(item, self.gm, self.kind, memory, tuple(sites.claimed))
+            self._snapshot = after = (
+                self._facts.snapshot if self._facts is not None else Snapshot(self.gm.graph)
+            )
         run = PassRun(
             name=item.name,
-            graph=kind,
-            changed=changed,
-            seconds=time.perf_counter() - start,
-            nodes_before=len(before),
-            nodes_after=len(after),
-            added=_missing(after, before),
-            removed=_missing(before, after),
+            graph=self.kind,
+            changed=really,
+            seconds=applied - start,
+            nodes_before=len(before.entries),
+            nodes_after=len(after.entries),
+            added=added,
+            removed=removed,
+            modified=modified,
             sites=tuple(sites.claimed),
+            check_seconds=time.perf_counter() - applied + start - checking,
+            round=round,
+            options=str(item),
+            _before=before,
+            _after=after,
         )
         log.debug("%s", run)
         return run
 
-    def _check(self, item: Pass, gm: fx.GraphModule, kind: GraphKind, outputs: list[object]) -> None:
+    def _known_facts(self) -> Facts | None:
+        if self.structure and self._facts is None:
+            self._facts = Facts(self.gm.graph, self._snapshot)
+        return self._facts
+
+    def _apply(self, item: Pass) -> tuple[bool, Sites]:
         try:
-            gm.graph.lint()
+            with collect_sites() as sites, new_nodes(self.gm, sites.made):
+                changed = item.apply(self.gm)
+        except PassError:
+            raise
         except Exception as error:
             raise PassError(
-                f"the graph is not well formed afterwards: {error}", pass_name=item.name, graph=kind
-            ) from error
-        for node in gm.graph.nodes:
-            if node.op == "call_function" and "val" not in node.meta and node.users:
-                raise PassError(
-                    "a new node has no fake value; make nodes with fxpasses.insert_call",
-                    locate(node),
-                    pass_name=item.name,
-                    graph=kind,
-                )
-        after = _output_values(gm.graph)
-        if len(after) != len(outputs):
-            raise PassError(
-                f"the graph returned {len(outputs)} values before and returns {len(after)} now",
+                f"{type(error).__name__}: {error}",
+                failing_node(error, self.gm),
                 pass_name=item.name,
-                graph=kind,
+                graph=self.kind,
+            ) from error
+        if not isinstance(changed, bool):
+            raise PassError(
+                f"apply returned {changed!r}; it must return whether it changed anything, True or False",
+                pass_name=item.name,
+                graph=self.kind,
             )
-        for position, (a, b) in enumerate(zip(outputs, after, strict=True)):
-            if (was := _describe(a)) != (now := _describe(b)):
-                raise PassError(f"output {position} was {was} and is {now}", pass_name=item.name, graph=kind)
+        return changed, sites
 
-
-def _missing(names: list[str], others: list[str]) -> tuple[str, ...]:
-    """Those of ``names`` that are not among ``others``, in order."""
-    known = set(others)
-    return tuple(name for name in names if name not in known)
-
-
-def _output_values(graph: fx.Graph) -> list[object]:
-    (output,) = graph.find_nodes(op="output")
-    returned = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
-    return [value_of(v) if isinstance(v, fx.Node) else v for v in returned]
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{value.dtype}{tuple(value.shape)} on {value.device}"
-    return type(value).__name__
+    def _refresh(self, item: Pass, before: Snapshot, after: Snapshot) -> list[Difference]:
+        """Compute fake values again where calls, or values that the pass has set, are new."""
+        changed = {entry.node for entry in before.changed(after)}
+        changed |= {
+            entry.node
+            for entry in after.entries
+            if (old := before.by_node.get(entry.node)) is not None and old.value is not entry.value
+        }
+        try:
+            return refresh(self.gm, changed, before)
+        except Exception as error:
+            raise PassError(
+                f"the graph cannot be run any more: {type(error).__name__}: {error}",
+                failing_node(error, self.gm),
+                pass_name=item.name,
+                graph=self.kind,
+            ) from error

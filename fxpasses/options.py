@@ -6,17 +6,21 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fxpasses._torch import inductor_config, inductor_mode_options
 from fxpasses.contract import Pass
 from fxpasses.errors import OptionsError, unknown_name
-from fxpasses.passes import DEFAULT_PASSES, default_passes, library
+from fxpasses.passes import DEFAULT_PASSES, default_passes
+from fxpasses.registry import active_passes, available_passes
+from fxpasses.specification import parse_pass
 
 __all__ = ["Options"]
 
 Compiler = Literal["inductor", "eager"]
 OnFailure = Literal["raise", "eager"]
+CheckLevel = Literal["structure", "values", "off"]
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,10 @@ class Options:
     Each field is a key of the ``options`` dictionary. :meth:`parse` checks names, types and values.
 
     Attributes:
-        passes: the passes to run, in order: :class:`~fxpasses.Pass` objects or names of the library's
-            passes; the word ``"default"`` stands for the default pipeline. ``[]`` runs none.
+        passes: the passes to run: :class:`~fxpasses.Pass` objects, or names of available passes with their options
+            (``"constants{max_bytes=1024}"``); the word ``"default"`` stands for the default pipeline. ``[]``
+            runs none. Those of surrounding :func:`fxpasses.use_passes` blocks are added. They run in this order
+            where their contracts allow it.
         memory_budget: between 0.0 and 1.0. How much of what an unconstrained minimum cut would save for
             the backward pass may be saved. Less memory costs more recomputation. ``None`` takes torch's own
             setting (``torch._functorch.config.activation_memory_budget``, 1.0 unless changed).
@@ -39,9 +45,14 @@ class Options:
             stands for the Inductor options that torch gives it, and ``inductor`` overrides single ones.
         on_failure: ``"raise"`` an error that names the stage, or run the graph in ``"eager"`` and count it
             in :func:`fxpasses.stats`.
+        check: what is checked after each pass: the ``"structure"`` of the graph, also its ``"values"`` on the inputs of
+            the first calls and on others (see :mod:`fxpasses.checking`; slow), or nothing (``"off"``).
         report: a directory for the captured graphs as readable files, or ``None``.
         accelerate: whether AOTAutograd's tracing runs on ``fake``'s dispatch cache: the same graphs and
             guards in less time. Without effect on a version of torch that ``fake`` does not know.
+        regions: which repeated layers are compiled once and called wherever they occur: ``"auto"`` those that save
+            more than they cost, ``"always"`` every repeat, a list of patterns the modules whose paths match one
+            (``["blocks.*"]``), ``"off"`` none. See :func:`fxpasses.regions`.
         compiled_autograd: whether the backward passes that go through what is compiled here are captured as
             one graph each, hooks and gradient accumulation included, and compiled with the same options (see
             :mod:`compiled_autograd`); those that cannot be captured run as they would without.
@@ -56,8 +67,10 @@ class Options:
     inductor: Mapping[str, Any] = field(default_factory=dict)
     mode: str | None = None
     on_failure: OnFailure = "raise"
+    check: CheckLevel = "structure"
     report: str | None = None
     accelerate: bool = True
+    regions: Literal["auto", "off", "always"] | tuple[str, ...] = "off"
     compiled_autograd: bool = False
 
     @classmethod
@@ -87,7 +100,13 @@ class Options:
         if mode is not None:
             given.setdefault("mode", mode)
         checked = {name: _CHECKS[name](name, value) for name, value in given.items()}
-        return cls(**checked)
+        parsed = cls(**checked)
+        added = tuple(item for item in active_passes() if item not in parsed.passes)
+        return dataclasses.replace(parsed, passes=(*parsed.passes, *added)) if added else parsed
+
+    def repro_directory(self) -> Path:
+        """Where files go that show a wrong pass."""
+        return Path(self.report or ".") / "fxpasses_repros"
 
     def inductor_patches(self) -> dict[str, Any]:
         """The settings of ``torch._inductor.config`` that these options stand for."""
@@ -113,11 +132,8 @@ def _check_passes(name: str, value: Any) -> tuple[Pass, ...]:
             chosen.append(item)
         elif item == DEFAULT_PASSES:
             chosen.extend(default_passes())
-        elif isinstance(item, str) and item in library():
-            chosen.append(library()[item]())
         elif isinstance(item, str):
-            valid = [*library(), DEFAULT_PASSES]
-            raise OptionsError(name, value, valid=valid, problem=unknown_name("pass", item, valid))
+            chosen.append(parse_pass(item, available_passes()))
         elif isinstance(item, type) and issubclass(item, Pass):
             raise OptionsError(
                 name, value, f"an instance: write {item.__name__}() instead of {item.__name__}"
@@ -187,6 +203,14 @@ def _check_flag(name: str, value: Any) -> bool:
     return value
 
 
+def _check_regions(name: str, value: Any) -> str | tuple[str, ...]:
+    if isinstance(value, str):
+        return _check_choice(("auto", "off", "always"))(name, value)
+    if not isinstance(value, Sequence) or not value or not all(isinstance(v, str) for v in value):
+        raise OptionsError(name, value, "'auto', 'off', 'always', or a list of module path patterns")
+    return tuple(value)
+
+
 def _check_directory(name: str, value: Any) -> str | None:
     if value is None or isinstance(value, (str, os.PathLike)):
         return None if value is None else os.fspath(value)
@@ -200,7 +224,9 @@ _CHECKS = {
     "inductor": _check_inductor,
     "mode": _check_mode,
     "on_failure": _check_choice(get_args(OnFailure)),
+    "check": _check_choice(get_args(CheckLevel)),
     "report": _check_directory,
     "accelerate": _check_flag,
+    "regions": _check_regions,
     "compiled_autograd": _check_flag,
 }

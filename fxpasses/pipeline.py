@@ -24,7 +24,15 @@ from torch import fx
 
 import fake
 from fxpasses import _torch
-from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError
+from fxpasses.checking.watch import ValueCheck
+from fxpasses.errors import (
+    CaptureError,
+    HandoverError,
+    PartitionError,
+    PassError,
+    StageError,
+    ValueMismatchError,
+)
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.options import Options
 from fxpasses.provenance import annotate, failing_node
@@ -50,6 +58,9 @@ class Compiler(Protocol):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split the joint graph."""
 
+    def partition_keeps_random_draws(self, joint: fx.GraphModule) -> bool:
+        """Whether the partition leaves random operators as they are, so that graphs can be compared across it."""
+
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
         """Compile a forward or inference graph."""
 
@@ -69,16 +80,45 @@ class Observer:
     def graph(self, kind: str, gm: fx.GraphModule) -> None:
         """A joint, forward, backward or inference graph after its passes."""
 
+    def regions(self, report: object) -> None:
+        """The repeats that were found in the Dynamo graph, and what becomes of them."""
+
+    def of_region(self) -> Observer:
+        """What observes the compilation of one region of this graph."""
+        return Observer()
+
 
 class Pipeline:
     """The stages for one Dynamo graph, with the same error handling around each."""
 
-    def __init__(self, options: Options, compiler: Compiler, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self,
+        options: Options,
+        compiler: Compiler,
+        observers: Sequence[Observer] = (),
+        values: ValueCheck | None = None,
+        *,
+        counts: bool = True,
+    ) -> None:
+        """``counts`` is false for a piece of a graph that is counted already."""
         self.options = options
+        self._counts = counts
         self.compiler = compiler
-        self.manager = PassManager(options.passes)
+        if values is None and options.check == "values":
+            values = ValueCheck(options.repro_directory())
+        self._values = values
+        self.manager = PassManager(
+            options.passes,
+            [self._values] if self._values else [],
+            structure=options.check != "off",
+        )
         self.observers = observers
         self._was_called = False
+
+    @property
+    def from_cache(self) -> bool:
+        """Whether the last graph came whole from AOTAutograd's cache: no stage has run."""
+        return not self._was_called
 
     def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a Dynamo graph into a callable with its calling convention.
@@ -112,10 +152,11 @@ class Pipeline:
             failure.__cause__ = error
             return self._eager_instead(failure, gm.forward)
         self._count_graph()
-        if not self._was_called:
-            counters.count("cache_hits")
-        counters.add_seconds("total", time.perf_counter() - start)
-        return compiled
+        if self._counts:
+            if self.from_cache:
+                counters.count("cache_hits")
+            counters.add_seconds("total", time.perf_counter() - start)
+        return self._eager_if_wrong(compiled, gm.forward)
 
     def _partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
@@ -126,8 +167,13 @@ class Pipeline:
         for observer in self.observers:
             observer.joint(joint)
         self._run_passes(joint, "joint")
+        if self._values is not None and self.compiler.partition_keeps_random_draws(joint):
+            self._values.to_be_partitioned(joint)
         with self._stage(PartitionError, joint, "joint"):
-            return self.compiler.partition(joint, joint_inputs, **aot)
+            forward, backward = self.compiler.partition(joint, joint_inputs, **aot)
+        if self._values is not None:
+            self._values.partitioned(forward, backward)
+        return forward, backward
 
     def _forward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         counters.count("forward")
@@ -149,14 +195,48 @@ class Pipeline:
         try:
             self._run_passes(gm, kind)
             with self._stage(HandoverError, gm, kind):
-                return compile()
+                compiled = compile()
+            return compiled if self._values is None else self._watched(kind, compiled)
         except StageError as error:
             return self._eager_instead(error, _torch.make_boxed_func(eager))
 
+    def _watched(self, kind: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """The compiled graph with its first calls checked by value."""
+
+        def graph_before(error: StageError, before: fx.GraphModule) -> Callable[..., Any]:
+            return self._eager_instead(error, before.forward)
+
+        assert self._values is not None
+        # A wrong forward graph leaves the whole to eager (see _eager_if_wrong); for a wrong backward graph it is
+        # too late for that: the graph before the wrong pass runs instead.
+        return self._values.watch(kind, compiled, graph_before if kind == "backward" else None)
+
+    def _eager_if_wrong(self, compiled: Callable[..., Any], eager: Callable[..., Any]) -> Callable[..., Any]:
+        """``compiled``, until the value check finds it wrong: eager from then on (``on_failure="eager"``)."""
+        if self._values is None or self.options.on_failure == "raise":
+            return compiled
+        running = compiled
+
+        def run(*inputs: Any) -> Any:
+            nonlocal running
+            try:
+                return running(*inputs)
+            except ValueMismatchError as error:
+                running = self._eager_instead(error, eager)
+                return running(*inputs)
+
+        return run
+
     def _run_passes(self, gm: fx.GraphModule, kind: Any) -> None:
         start = time.perf_counter()
-        runs = self.manager.run(gm, kind)
+        try:
+            runs = self.manager.run(gm, kind)
+        except PassError as error:
+            if self._values is not None:
+                self._values.explain(error)
+            raise
         counters.add_seconds("passes", time.perf_counter() - start)
+        counters.add_seconds("checks", sum(run.check_seconds for run in runs))
         for run in runs:
             if run.changed:
                 counters.add_pass_change(run.name)
@@ -198,6 +278,8 @@ class Pipeline:
         return eager
 
     def _count_graph(self) -> None:
+        if not self._counts:
+            return
         counters.count("graphs")
         compile_id = _torch.CompileContext.current_compile_id()
         if compile_id is not None and compile_id.frame_compile_id:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +12,18 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from fxpasses._torch import FakeTensor, detect_fake_mode
+from fxpasses._torch import FakeTensor, detect_fake_mode, enable_python_dispatcher
 
-__all__ = ["copy_graph", "fake_mode_of", "insert_call", "replace", "same_metadata", "value_of"]
+__all__ = [
+    "compute_value",
+    "copy_graph",
+    "fake_mode_of",
+    "insert_call",
+    "replace",
+    "same_metadata",
+    "same_size",
+    "value_of",
+]
 
 _PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "fxpasses", "recompute", "ac_graph_id", "partitioner_tag", "custom", "autograd_backward")  # fmt: skip
 
@@ -42,11 +53,41 @@ def insert_call(
     """Insert a call at the graph's insert point, with its fake value computed and ``like``'s provenance."""
     node = graph.call_function(target, args, dict(kwargs or {}))
     node.meta.update({key: like.meta[key] for key in _PROVENANCE if key in like.meta})
-    fake_args, fake_kwargs = map_arg((node.args, node.kwargs), value_of)
     mode = fake_mode_of(graph)
-    with torch.no_grad(), mode if mode is not None else torch.device("meta"):
-        node.meta["val"] = target(*fake_args, **fake_kwargs)
+    if mode is not None:
+        node.meta["val"] = compute_value(node, mode)
+    else:
+        fake_args, fake_kwargs = map_arg((node.args, node.kwargs), value_of)
+        with torch.no_grad(), torch.device("meta"):
+            node.meta["val"] = target(*fake_args, **fake_kwargs)
     return node
+
+
+def compute_value(node: fx.Node, mode: Any) -> Any:
+    """The fake value of a call, from those of its arguments; adds no guard on symbolic sizes."""
+    args: Any = map_arg(node.args, lambda n: _in_mode(value_of(n), mode))
+    kwargs: Any = map_arg(node.kwargs, lambda n: _in_mode(value_of(n), mode))
+    if node.target is operator.getitem:
+        return args[0][args[1]]
+    environment = getattr(mode, "shape_env", None)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(mode)
+        if environment is not None:
+            stack.enter_context(environment.suppress_guards())
+            stack.enter_context(environment.ignore_fresh_unbacked_symbols())
+            stack.enter_context(enable_python_dispatcher())
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _in_mode(value: Any, mode: Any) -> Any:
+    """A value of another fake mode (tracing real tensors makes one for each) as one of this mode."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(_in_mode(v, mode) for v in value)
+    if not isinstance(value, FakeTensor) or value.fake_mode is mode:
+        return value
+    with mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
@@ -75,11 +116,11 @@ def same_metadata(a: Any, b: Any) -> bool:
     if a.layout is not torch.strided:
         return False
     pairs = [*zip(a.shape, b.shape, strict=True), *zip(a.stride(), b.stride(), strict=True)]
-    return all(_equal(x, y) for x, y in pairs)
+    return all(same_size(x, y) for x, y in pairs)
 
 
-def _equal(x: Any, y: Any) -> bool:
+def same_size(x: Any, y: Any) -> bool:
+    """Whether two sizes are equal, known without a guard: symbolic ones if they are the same expression."""
     if isinstance(x, int) and isinstance(y, int):
         return x == y
-    # Two symbolic sizes are the same only if they are the same expression: a guard must not be added here.
     return getattr(getattr(x, "node", None), "expr", x) == getattr(getattr(y, "node", None), "expr", y)

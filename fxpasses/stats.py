@@ -36,8 +36,12 @@ class Stats:
         forward: forward graphs compiled.
         backward: backward graphs compiled.
         inference: graphs without gradients compiled.
+        regions: regions compiled: repeated layers, each kind once in a graph.
+        region_calls: calls of regions in the graphs compiled.
+        region_reports: for each graph, the last hundred of them: a :class:`fxpasses.RegionReport`.
         fallbacks: what runs in eager instead, and why.
-        seconds: time spent in each stage, in seconds; ``total`` includes AOTAutograd's tracing.
+        seconds: time spent in each stage, in seconds; ``total`` includes AOTAutograd's tracing, ``passes`` the
+            ``checks`` after each of them.
         pass_changes: for each pass, how many graphs it changed.
     """
 
@@ -48,6 +52,9 @@ class Stats:
     forward: int = 0
     backward: int = 0
     inference: int = 0
+    regions: int = 0
+    region_calls: int = 0
+    region_reports: tuple[object, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
     pass_changes: dict[str, int] = field(default_factory=dict)
@@ -75,6 +82,17 @@ class _Counters:
     def add_fallback(self, fallback: Fallback) -> None:
         with self._lock:
             self._stats = replace(self._stats, fallbacks=(*self._stats.fallbacks, fallback))
+
+    def add_region_report(self, report: object, regions: int, calls: int) -> None:
+        with self._lock:
+            now = self._stats
+            reports = (*now.region_reports[-99:], report)
+            self._stats = replace(
+                now,
+                regions=now.regions + regions,
+                region_calls=now.region_calls + calls,
+                region_reports=reports,
+            )
 
     def snapshot(self) -> Stats:
         with self._lock:

@@ -6,8 +6,9 @@ that processes can write at the same time and none loses anything; loading reads
 them into one when they become many. A segment that is truncated, corrupt or not ours is ignored, with one warning.
 
 A segment is ``MAGIC``, the build, a SHA-256 of the payload, and the payload: a pickled dictionary from engine and
-operator to the pickled ``{key: recipe}`` of that operator, which is read when the operator is first used. Unpickling is
-restricted to the names that keys and recipes are made of.
+operator to the pickled ``{key: recipe}`` of that operator, which is read when the operator is first used; results on
+symbolic sizes are kept with their symbols renamed, under an engine name of their own. Unpickling is restricted to the
+names that keys and recipes are made of.
 """
 
 from __future__ import annotations
@@ -36,12 +37,18 @@ _MERGE_ABOVE = 16
 
 _ALLOWED = frozenset(
     (
-        *(("builtins", name) for name in ("int", "float", "bool", "complex", "str", "list", "tuple", "type")),
+        *(
+            ("builtins", name)
+            for name in ("int", "float", "bool", "complex", "str", "list", "tuple", "type", "frozenset")
+        ),
         *(("fake.cache.recipe", name) for name in ("Argument", "Constant", "Fresh", "Sequence", "View")),
+        *(("fake.cache.renamed", name) for name in ("Entry", "RenamedMetadata")),
+        ("fake.cache.symbolic_recipe", "SymbolicConstant"),
         ("fake.cache.key", "_intern_token"),
         ("fake.metadata", "intern"),
         ("torch", "device"),
         ("torch", "Generator"),
+        ("torch.serialization", "_get_layout"),
         ("torch.fx.experimental.symbolic_shapes", "ShapeEnvSettings"),
     )
 )
@@ -70,7 +77,8 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED:
             return super().find_class(module, name)
-        if module.split(".")[0] == "torch":
+        # A memory format is pickled as ``torch.x`` of whichever module imported torch first.
+        if module.split(".")[0] == "torch" or name.startswith("torch."):
             constant = getattr(torch, name.removeprefix("torch."), None)
             if isinstance(constant, (torch.dtype, torch.layout, torch.memory_format)):
                 return constant
@@ -192,10 +200,19 @@ class DiskCache:
         for place, chunks in self._pending.items():
             table = tables.setdefault(place, {})
             for chunk in chunks:
-                table.update(_unpickle(chunk))
+                _add_entries(table, _unpickle(chunk))
         if self.save(tables) is not None:
             for path in paths:
                 path.unlink(missing_ok=True)
+
+
+def _add_entries(table: dict[Any, Any], more: dict[Any, Any]) -> None:
+    """Merge entries; several results for one key (a tuple of them) are all kept."""
+    for key, value in more.items():
+        known = table.get(key)
+        if isinstance(value, tuple) and isinstance(known, tuple):
+            value = (*known, *(way for way in value if way not in known))
+        table[key] = value
 
 
 def _pickle_table(table: dict[Any, Any]) -> bytes | None:

@@ -7,30 +7,24 @@ and the recipe's closure. A miss goes to :meth:`Engine.miss`, which dispatches f
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from .. import _torch as _t
-from ..errors import CacheCrossCheckError
 from ..tensor import Unkeyable, forget
+from .calls import compare_leaf, is_mutable, renew, tensors_of
 from .disk import DiskCache
 from .key import compile_key, plain_key
 from .recipe import Mark, Recipe, build
 from .record import describe, verify
 from .replacements import REPLACEMENTS
 from .store import Bypass, Store
-from .symbolic import (
-    Stale,
-    SymbolicState,
-    is_symbolic_key,
-    metadata_of,
-    state_of,
-    symbols_of_key,
-    symbols_of_recipe,
-)
+from .symbolic import as_known_now, is_symbolic_key, metadata_of, symbols_of_key
+from .symbolic_recipe import Stale, symbols_of_recipe
+from .symbolic_tables import SymbolicCall, SymbolicTables
 
 __all__ = ["Dispatch", "Engine", "Handler", "mark_of", "uncacheable_reason"]
 
@@ -53,7 +47,12 @@ def make(func, get, hit, miss, {names}):
         return miss(mode, func, types, args, kwargs, key)
       if rebuild.__class__ is not Bypass: hit()
       return rebuild(mode, args, kwargs)
-    return handler
+    def lookup(mode, func, args, kwargs):
+      try:
+{key}        return get(key)
+      except (Unkeyable, TypeError, AttributeError):
+        return None
+    return handler, lookup
 """
 
 
@@ -89,11 +88,12 @@ class Engine:
         self.dispatch = dispatch
         self.store = Store(limit)
         self.handlers: dict[int, Handler] = {}
+        self.lookups: dict[int, Callable] = {}
         self._funcs: list[Any] = []  # keeps the operators alive, so that an id is never used again
         self._lock = threading.Lock()
         self._disk: DiskCache | None = None
         self._disk_name = ""
-        self._symbolic_states: weakref.WeakSet[SymbolicState] = weakref.WeakSet()
+        self.symbolic = SymbolicTables(tensor_class)
         REPLACEMENTS.watch_for(self)
 
     def handler(self, func: Any) -> Handler:
@@ -127,10 +127,20 @@ class Engine:
         self._fill_from_disk(func)
         code = _TEMPLATE.format(names=", ".join(names), key=source)
         namespace: dict[str, Any] = {}
-        exec(compile(code, f"<fake handler of {func}>", "exec"), namespace)
-        handler = namespace["make"](func, table.get, self.store.hit, self.miss, **names)
+        file = f"<fake handler of {func}>"
+        _t.HIDDEN_FILES.add(file)
+        exec(compile(code, file, "exec"), namespace)
+        handler, self.lookups[id(func)] = namespace["make"](
+            func, table.get, self.store.hit, self.miss, **names
+        )
         _t.skip_code(handler.__code__)
         return handler
+
+    def recipe(self, func: Any, mode: Any, args: Any, kwargs: Any) -> Any:
+        """What rebuilds the outputs of a call on plain sizes, if an entry serves it, else None."""
+        lookup = self.lookups.get(id(func))
+        rebuild = None if lookup is None else lookup(mode, func, args, kwargs)
+        return None if type(rebuild) is Bypass else rebuild
 
     def attach_disk(self, disk: DiskCache | None, name: str) -> None:
         """Serve entries from a disk cache, under the name that this engine has there."""
@@ -145,6 +155,19 @@ class Engine:
         for key, recipe in self._disk.entries(self._disk_name, func.name()):
             if key not in table:
                 self.store.insert(func, table, key, _Unbuilt(recipe, self.tensor_class, table, key), None)
+        for key, ways in self._disk.entries(symbolic_name(self._disk_name), func.name()):
+            for entry in ways:
+                self.symbolic.renamed.add(func, key, entry, is_new=False)
+
+    def take_new_entries(self, name: str) -> dict[tuple[str, str], dict[Any, Any]]:
+        """What was recorded since the last call, by place on the disk under a name for this engine."""
+        places: dict[tuple[str, str], dict[Any, Any]] = {}
+        for func, described in self.store.take_described().items():
+            places[name, func.name()] = described
+        for func, key, entry in self.symbolic.renamed.take_new():
+            table = places.setdefault((symbolic_name(name), func.name()), {})
+            table[key] = (*table.get(key, ()), entry)
+        return places
 
     def _make_custom_handler(self, func: Any) -> Handler:
         """Custom operators: only where the mode trusts their fake kernels to be pure, keyed by the kernel itself."""
@@ -189,31 +212,44 @@ class Engine:
             # Reached through a tensor, outside the mode: the operator runs again inside it.
             with mode:
                 return func(*args, **kwargs)
+        call = None
         if key is None:
             self.store.count_bypass(reason or "unknown")
         elif mode.shape_env is not None:
-            rebuild = self._find_symbolic(mode, func, key)
+            rebuild = self.symbolic.find(mode.shape_env, func, key)
+            if rebuild is None and is_symbolic_key(key):
+                try:
+                    call = SymbolicCall(self.symbolic, mode.shape_env, func, key)
+                except Unkeyable as refused:
+                    self.store.count_bypass(refused.reason)
+                    key = None
+                else:
+                    if call.is_outdated and renew(args, kwargs):
+                        return self.handler(func)(mode, func, types, args, kwargs)
+                    rebuild = call.find_renamed(mark_of(mode))
             if rebuild is not None:
                 try:
                     outputs = rebuild(mode, args, kwargs)
                 except Stale:
-                    self._forget_symbolic(mode, func, key)
-                else:
-                    if type(rebuild) is not Bypass:
-                        self.store.hit()
-                    return outputs
-        watched = _tensors_of(args, kwargs) if _is_mutable(func) else ()
+                    self.symbolic.forget(mode.shape_env, func, key)
+                    return self.miss(mode, func, types, args, kwargs, key)
+                if type(rebuild) is not Bypass:
+                    self.store.hit()
+                return outputs
+        watched = tensors_of(args, kwargs) if is_mutable(func) else ()
         before = [(tensor, self._peek(tensor)) for tensor in watched if type(tensor) is self.tensor_class]
         generation = REPLACEMENTS.generation
+        questions = None
         try:
-            outputs = self.dispatch(mode, func, types, args, kwargs)
+            with nullcontext() if call is None else call.watch() as questions:
+                outputs = self.dispatch(mode, func, types, args, kwargs)
         finally:
             changed = self._metadata_changed(before)
         if key is not None and outputs is not NotImplemented and generation == REPLACEMENTS.generation:
             if changed:
-                self._remember_bypass(mode, func, key, "metadata of an argument changes")
+                self._remember_bypass(func, key, "metadata of an argument changes", call, questions)
             else:
-                self._record(mode, func, args, kwargs, key, outputs)
+                self._record(mode, func, args, kwargs, key, outputs, call, questions)
         return outputs
 
     @staticmethod
@@ -227,67 +263,56 @@ class Engine:
         changed = False
         for tensor, interned in before:
             tensor._interned = None
-            if interned is None or self._peek(tensor) is not interned:
+            if interned is None or self._peek(tensor) is not as_known_now(interned):
                 forget(tensor)
                 changed = True
         return changed
 
-    def _record(self, mode: Any, func: Any, args: Any, kwargs: Any, key: Any, outputs: Any) -> None:
-        symbolic = mode.shape_env is not None and is_symbolic_key(key)
-        if symbolic and _t.guards_are_suppressed():
-            self.store.count_bypass(
-                "suppressed guards"
-            )  # a later hit would owe the guards that were not recorded
-            return
+    def _record(
+        self, mode: Any, func: Any, args: Any, kwargs: Any, key: Any, outputs: Any, call: Any, questions: Any
+    ) -> None:
         try:
             recipe = describe(func, args, kwargs, outputs, self.tensor_class)
-            if not symbols_of_recipe(recipe) <= (symbols_of_key(key) if symbolic else set()):
+            if not symbols_of_recipe(recipe) <= (set() if call is None else symbols_of_key(key)):
                 raise Unkeyable("unrepresented symbol in output")
             mark = mark_of(mode)
             rebuild = build(recipe, self.tensor_class, mark)
             verify(recipe, mark, mode, args, kwargs, outputs)
         except Unkeyable as refused:
-            self._remember_bypass(mode, func, key, refused.reason)
+            self._remember_bypass(func, key, refused.reason, call, questions)
             return
         except Stale:
             return
-        self.store.count_miss()
-        if symbolic:
-            self._symbolic_table(mode, func)[key] = rebuild
-        else:
+        if call is None:
             self.store.insert(func, self.store.table(func), key, rebuild, recipe)
+        else:
+            try:
+                call.remember(rebuild, recipe, questions)
+            except Unkeyable as refused:
+                self.store.count_bypass(refused.reason)
+                return
+        self.store.count_miss()
 
-    def _remember_bypass(self, mode: Any, func: Any, key: Any, reason: str) -> None:
+    def _remember_bypass(self, func: Any, key: Any, reason: str, call: Any, questions: Any) -> None:
         self.store.count_bypass(reason)
         negative = Bypass(reason, func, self._again)
-        if mode.shape_env is not None and is_symbolic_key(key):
-            self._symbolic_table(mode, func)[key] = negative
-        else:
+        if call is None:
             self.store.insert(func, self.store.table(func), key, negative, None)
-
-    def _symbolic_table(self, mode: Any, func: Any) -> dict[Any, Any]:
-        state = state_of(mode.shape_env)
-        self._symbolic_states.add(state)
-        return state.table(func, self.tensor_class)
-
-    def _find_symbolic(self, mode: Any, func: Any, key: Any) -> Any:
-        state = mode.shape_env.__dict__.get("_fake_dispatch")
-        return None if state is None else state.table(func, self.tensor_class).get(key)
-
-    def _forget_symbolic(self, mode: Any, func: Any, key: Any) -> None:
-        self._symbolic_table(mode, func).pop(key, None)
+            return
+        try:
+            call.remember(negative, None, questions)
+        except Unkeyable:
+            return  # the reason is counted; the next call finds it again
 
     def clear(self) -> None:
         """Drop all entries, also those on shape environments, and reset the counters."""
         self.store.clear()
-        for state in list(self._symbolic_states):
-            state.clear()
+        self.symbolic.clear()
 
     def invalidate(self) -> None:
         """Drop all entries, because a kernel of torch was replaced; the counters go on."""
         self.store.drop_entries()
-        for state in list(self._symbolic_states):
-            state.clear()
+        self.symbolic.clear()
 
     def _again(self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any, reason: str) -> Any:
         return self.miss(mode, func, types, args, kwargs, None, reason)
@@ -306,27 +331,19 @@ class Engine:
         """
         hits = self.store.hit_count()
         outputs = self.handler(func)(mode, func, types, args, kwargs)
-        if self.store.hit_count() == hits or func in _t.DISPATCH_META_HANDLERS or _is_mutable(func):
+        if self.store.hit_count() == hits or func in _t.DISPATCH_META_HANDLERS or is_mutable(func):
             return outputs
         fresh = self.dispatch(mode, func, types, args, kwargs or {})
         for path, (served, expected) in enumerate(
             zip(_t.tree_leaves(outputs), _t.tree_leaves(fresh), strict=True)
         ):
-            _compare_leaf(func, path, served, expected)
+            compare_leaf(func, path, served, expected)
         return outputs
 
 
-def _compare_leaf(func: Any, path: int, served: Any, expected: Any) -> None:
-    if not isinstance(served, torch.Tensor):
-        if type(served) is not type(expected) or served != expected:
-            raise CacheCrossCheckError(
-                func, f"output {path} is {served!r}, a fresh dispatch gives {expected!r}"
-            )
-        return
-    try:
-        _t.assert_metadata_eq(_t.assert_eq, expected, served)
-    except AssertionError as difference:
-        raise CacheCrossCheckError(func, f"output {path}: {difference}") from difference
+def symbolic_name(name: str) -> str:
+    """The name on the disk of an engine's results on symbolic sizes."""
+    return f"{name}, symbolic"
 
 
 class _Unbuilt:
@@ -350,17 +367,3 @@ def mark_of(mode: Any) -> Mark:
 def _handle_directly(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     with _t.in_kernel_invocation_manager(mode):
         return func(*args, **(kwargs or {}))
-
-
-def _is_mutable(func: Any) -> bool:
-    return isinstance(func, _t.OpOverload) and func._schema.is_mutable
-
-
-def _tensors_of(args: Any, kwargs: Any) -> list[torch.Tensor]:
-    found = []
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found.extend(item for item in value if isinstance(item, torch.Tensor))
-    return found

@@ -13,7 +13,8 @@ import torch
 from .. import _torch as _t
 from ..tensor import Unkeyable, flags_of
 from .recipe import Argument, Constant, Fresh, Mark, Path, Recipe, Sequence, View, build, follow
-from .symbolic import SymbolicConstant, metadata_of, token
+from .symbolic import metadata_of, token
+from .symbolic_recipe import SymbolicConstant
 
 __all__ = ["describe", "verify"]
 

@@ -11,18 +11,42 @@ from __future__ import annotations
 
 from fxpasses.contract import Pass
 from fxpasses.passes.accumulate import AccumulateInPlaceOfZeros
+from fxpasses.passes.broadcast_products import BroadcastProducts
+from fxpasses.passes.bucket_collectives import BucketCollectives
+from fxpasses.passes.chunked_logits import ChunkedLogits
 from fxpasses.passes.common_subexpressions import CommonSubexpressions
 from fxpasses.passes.constants import FoldConstants
 from fxpasses.passes.dead_code import DeadCodeElimination
+from fxpasses.passes.early_selection import EarlySelection
+from fxpasses.passes.grouped_attention import GroupedAttention
+from fxpasses.passes.index_ranges import IndexRanges
+from fxpasses.passes.nested_concatenations import NestedConcatenations
 from fxpasses.passes.no_ops import RemoveNoOps
+from fxpasses.passes.one_hot_products import OneHotProducts
+from fxpasses.passes.packed_masks import PackedMasks
+from fxpasses.passes.padded_convolutions import PaddedConvolutions
+from fxpasses.passes.product_order import ProductOrder
+from fxpasses.passes.saved_precision import SavedPrecision
 
 __all__ = [
     "DEFAULT_PASSES",
     "AccumulateInPlaceOfZeros",
+    "BroadcastProducts",
+    "BucketCollectives",
+    "ChunkedLogits",
     "CommonSubexpressions",
     "DeadCodeElimination",
+    "EarlySelection",
     "FoldConstants",
+    "GroupedAttention",
+    "IndexRanges",
+    "NestedConcatenations",
+    "OneHotProducts",
+    "PackedMasks",
+    "PaddedConvolutions",
+    "ProductOrder",
     "RemoveNoOps",
+    "SavedPrecision",
     "default_passes",
     "library",
 ]
@@ -47,9 +71,21 @@ def library() -> dict[str, type[Pass]]:
     """All passes that can be asked for by name."""
     classes = (
         AccumulateInPlaceOfZeros,
+        BroadcastProducts,
+        BucketCollectives,
+        ChunkedLogits,
         CommonSubexpressions,
         DeadCodeElimination,
+        EarlySelection,
         FoldConstants,
+        GroupedAttention,
+        IndexRanges,
+        NestedConcatenations,
+        OneHotProducts,
+        PackedMasks,
+        PaddedConvolutions,
+        ProductOrder,
         RemoveNoOps,
+        SavedPrecision,
     )
     return {c.name: c for c in classes}

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from fxpasses.contract import GraphKind, Pass
+from fxpasses.contract import Contract, Pass
 from fxpasses.rewriting import insert_call, replace, same_metadata, value_of
+from fxpasses.sites import claim
 
 __all__ = ["AccumulateInPlaceOfZeros"]
 
@@ -47,7 +48,9 @@ class AccumulateInPlaceOfZeros(Pass):
     """
 
     name: ClassVar[str] = "accumulate"
-    graphs: ClassVar[frozenset[GraphKind]] = frozenset({"joint", "backward"})
+    contract: ClassVar[Contract] = Contract(
+        ("joint", "backward"), invalidates="no_dead_code", metadata="exact"
+    )
 
     def apply(self, gm: fx.GraphModule) -> bool:
         changed = False
@@ -64,6 +67,8 @@ class AccumulateInPlaceOfZeros(Pass):
                     continue
                 if not same_metadata(value_of(add), value_of(dense)):
                     continue
+                if not claim(add):
+                    break
                 with gm.graph.inserting_before(add):
                     args = (dense, *scattered.args[1:])
                     total = insert_call(gm.graph, scattered.target, args, scattered.kwargs, like=scattered)

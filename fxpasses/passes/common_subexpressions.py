@@ -10,8 +10,9 @@ from torch import fx
 
 from fxpasses._torch import OpOverload, has_effects
 from fxpasses.aliasing import AliasInfo, is_mutating, is_random
-from fxpasses.contract import GraphKind, Pass
+from fxpasses.contract import Contract, Pass
 from fxpasses.rewriting import replace
+from fxpasses.sites import claim
 
 __all__ = ["CommonSubexpressions"]
 
@@ -38,7 +39,7 @@ class CommonSubexpressions(Pass):
     """
 
     name: ClassVar[str] = "common_subexpressions"
-    graphs: ClassVar[frozenset[GraphKind]] = frozenset({"joint", "inference"})
+    contract: ClassVar[Contract] = Contract(("joint", "inference"), numerics="bitwise", metadata="exact")
 
     def apply(self, gm: fx.GraphModule) -> bool:
         aliases = AliasInfo(gm.graph)
@@ -52,6 +53,8 @@ class CommonSubexpressions(Pass):
             if first is node:
                 continue
             if aliases.roots(first) & aliases.output and aliases.roots(node) & aliases.output:
+                continue
+            if not claim(node):
                 continue
             # Whoever is returned through `node` is returned through `first` from here on.
             if aliases.roots(node) & aliases.output:

@@ -11,8 +11,9 @@ from torch.fx.node import map_arg
 
 from fxpasses._torch import FakeTensor, OpOverload, disable_current_modes, has_effects
 from fxpasses.aliasing import AliasInfo, is_mutating, is_random
-from fxpasses.contract import GraphKind, Pass
+from fxpasses.contract import Contract, Pass
 from fxpasses.rewriting import fake_mode_of, insert_call, replace, value_of
+from fxpasses.sites import claim
 
 __all__ = ["FoldConstants"]
 
@@ -61,7 +62,9 @@ class FoldConstants(Pass):
     """
 
     name: ClassVar[str] = "constants"
-    graphs: ClassVar[frozenset[GraphKind]] = frozenset({"joint", "inference"})
+    contract: ClassVar[Contract] = Contract(
+        ("joint", "inference"), invalidates="no_dead_code", metadata="exact"
+    )
     max_bytes: int = 65536
     min_calls: int = 4
 
@@ -83,12 +86,14 @@ class FoldConstants(Pass):
             if aliases.roots(node) & aliases.output and len(aliases.roots(node) - {node}):
                 continue  # a returned view of another value has to stay one
             fill = _uniform_value(constants[node])
+            small = constants[node].nbytes <= self.max_bytes and len(calls[node]) >= self.min_calls
+            if not (fill is not None or small) or not claim(node):
+                continue
             if fill is not None:
                 _replace_by_full(gm, node, constants[node], fill)
-                changed = True
-            elif constants[node].nbytes <= self.max_bytes and len(calls[node]) >= self.min_calls:
+            else:
                 _replace_by_attribute(gm, node, constants[node])
-                changed = True
+            changed = True
         return changed
 
     def _evaluate(

@@ -9,7 +9,8 @@ from torch import fx
 
 from fxpasses._torch import OpOverload, has_effects
 from fxpasses.aliasing import is_mutating, is_random
-from fxpasses.contract import GraphKind, Pass
+from fxpasses.contract import Contract, Pass
+from fxpasses.sites import claim
 
 __all__ = ["DeadCodeElimination"]
 
@@ -35,12 +36,14 @@ class DeadCodeElimination(Pass):
     """
 
     name: ClassVar[str] = "dead_code"
-    graphs: ClassVar[frozenset[GraphKind]] = frozenset({"joint", "inference", "forward", "backward"})
+    contract: ClassVar[Contract] = Contract(
+        "any", provides="no_dead_code", numerics="bitwise", metadata="exact"
+    )
 
     def apply(self, gm: fx.GraphModule) -> bool:
         changed = False
         for node in reversed(gm.graph.nodes):
-            if not node.users and _may_be_erased(node):
+            if not node.users and _may_be_erased(node) and claim(node):
                 gm.graph.erase_node(node)
                 changed = True
         return changed

@@ -9,8 +9,9 @@ import torch
 from torch import fx
 
 from fxpasses.aliasing import AliasInfo
-from fxpasses.contract import GraphKind, Pass
+from fxpasses.contract import Contract, Pass
 from fxpasses.rewriting import replace, same_metadata, value_of
+from fxpasses.sites import claim
 
 __all__ = ["RemoveNoOps"]
 
@@ -64,7 +65,9 @@ class RemoveNoOps(Pass):
     """
 
     name: ClassVar[str] = "no_ops"
-    graphs: ClassVar[frozenset[GraphKind]] = frozenset({"joint", "inference"})
+    contract: ClassVar[Contract] = Contract(
+        ("joint", "inference"), invalidates="no_dead_code", numerics="bitwise", metadata="exact"
+    )
 
     def apply(self, gm: fx.GraphModule) -> bool:
         aliases = AliasInfo(gm.graph)
@@ -82,8 +85,9 @@ class RemoveNoOps(Pass):
                 continue
             if node.target in _COPIES and not _copy_is_private(node, equal, aliases):
                 continue
-            replace(node, equal)
-            changed = True
+            if claim(node):
+                replace(node, equal)
+                changed = True
         return changed
 
 
@@ -93,9 +97,11 @@ def _shorten_chain(node: fx.Node, source: fx.Node) -> bool:
     if not isinstance(base, fx.Node):
         return False
     if node.target in _RESHAPES and source.target in _RESHAPES and _reshapes_directly(base, node):
+        if not claim(node):
+            return False
         node.args = (base, *node.args[1:])
         return True
-    if node.target is aten.permute.default and source.target is aten.permute.default:
+    if node.target is aten.permute.default and source.target is aten.permute.default and claim(node):
         rank = value_of(node).dim()
         inner, outer = ([d % rank for d in n.args[1]] for n in (source, node))  # type: ignore[union-attr]
         node.args = (base, [inner[d] for d in outer])

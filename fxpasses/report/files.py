@@ -19,7 +19,8 @@ __all__ = ["GraphFiles", "annotated_code"]
 
 class GraphFiles(Observer):
     """Writes each graph to ``DIRECTORY/graph_N/``: ``traced.py`` (before passes), ``joint.py``, ``forward.py``,
-    ``backward.py`` or ``inference.py`` (after them), ``passes.txt``, and ``partition.txt`` (what is saved and why).
+    ``backward.py`` or ``inference.py`` (after them), ``passes.txt``, ``partition.txt`` (what is saved and why), and, where the graph has
+    repeats, ``regions.txt`` and the same files for each region in ``regions/``.
 
     Raises:
         OSError: when the directory cannot be written.
@@ -50,6 +51,12 @@ class GraphFiles(Observer):
         (self.directory / "passes.txt").write_text("".join(f"{run}\n" for run in self.runs))
         if META_KEY in gm.meta:
             (self.directory / "partition.txt").write_text(f"{gm.meta[META_KEY]}\n")
+
+    def regions(self, report: object) -> None:
+        (self.directory / "regions.txt").write_text(f"{report}\n")
+
+    def of_region(self) -> GraphFiles:
+        return GraphFiles(str(self.directory / "regions"))
 
     def _write(self, name: str, gm: fx.GraphModule) -> None:
         (self.directory / f"{name}.py").write_text(annotated_code(gm))

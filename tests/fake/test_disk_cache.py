@@ -13,7 +13,7 @@ from fake.cache import disk
 from fake.cache.disk import DiskCache, DiskCacheWarning
 from fake.cache.recipe import Constant
 from fake.mode import ENGINE
-from tests.fake.support import describe
+from tests.fake.support import describe, dynamic, symbolic_mode
 
 WORK = """
 import sys, torch, fake
@@ -125,3 +125,44 @@ def test_entries_of_this_process_alone_are_left_out(opened):
     saved.save({("fake", "op"): table})
     assert dict(DiskCache(opened).entries("fake", "op")) == {(1,): Constant(1)}
     assert ENGINE.store.take_described() is not None
+
+
+def symbolic_work(sizes):
+    """Results and guards on symbolic sizes."""
+    mode = symbolic_mode()
+    x = dynamic(mode, torch.ones(sizes), "x")
+    y = dynamic(mode, torch.ones(sizes), "y")
+    with mode:
+        made = [x + y, x.view(-1), x @ y.t(), x.reshape(-1, 2), torch.cat([x, y]), x.clone().add_(1)]
+        made += [torch.nn.functional.layer_norm(x, (x.shape[1],)), *x.split(x.shape[0] // 2)]
+    return [describe(t) for t in made], [str(guard.expr) for guard in mode.shape_env.guards]
+
+
+def test_symbolic_entries_come_back_for_other_symbols(opened):
+    expected = {sizes: symbolic_work(sizes) for sizes in ((6, 4), (10, 8), (9, 2))}
+    assert fake.save_disk_cache() is not None
+    for sizes, answer in expected.items():
+        fake.cache_clear()
+        fake.enable_disk_cache(opened)
+        renamed = ENGINE.symbolic.renamed
+        assert symbolic_work(sizes) == answer
+        assert not renamed.take_new()
+    fake.cache_clear()
+    fake.enable_disk_cache(opened)
+    unseen = symbolic_work((12, 6))
+    fake.disable_disk_cache()
+    fake.cache_clear()
+    assert unseen == symbolic_work((12, 6))
+
+
+def test_merging_keeps_every_way_of_a_key(tmp_path):
+    place = {("fake, symbolic", "aten::view"): {("a key",): ("one way",)}}
+    other = {("fake, symbolic", "aten::view"): {("a key",): ("one way", "another")}}
+    for number in range(disk._MERGE_ABOVE + 1):
+        DiskCache(tmp_path).save(other if number == 3 else place)
+    DiskCache(tmp_path)
+    assert len(list(tmp_path.iterdir())) < disk._MERGE_ABOVE
+    assert dict(DiskCache(tmp_path).entries("fake, symbolic", "aten::view"))[("a key",)] == (
+        "one way",
+        "another",
+    )

@@ -3,10 +3,14 @@
 import itertools
 import operator
 import random
+from typing import Any
 
 import pytest
 import torch
+from functorch.compile import default_partition, make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.source import ConstantSource
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -171,3 +175,26 @@ def test_equal_sizes_keep_nodes_of_their_own():
         for a, b in itertools.combinations(sums, 2):
             assert a.node is not b.node
             assert a.node.expr == b.node.expr
+
+
+def test_sizes_of_forward_values_are_not_read_from_tangents():
+    """What is known before a trace, the tangents, shares no node with what the trace makes."""
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Dropout(0.5))
+    seen: list[str] = []
+
+    def partition(joint: torch.fx.GraphModule, inputs: Any, **settings: Any) -> Any:
+        seen.extend(str(node.args[0]) for node in joint.graph.nodes if "sym_size" in str(node.target))
+        return default_partition(joint, inputs, **settings)
+
+    backend = aot_autograd(
+        fw_compiler=lambda gm, inputs: make_boxed_func(gm.forward),
+        decompositions=select_decomp_table(),
+        partition_fn=partition,
+    )
+    with fake.accelerate():
+        compiled = torch.compile(model, backend=backend, dynamic=True)
+        for batch in (2, 3):
+            compiled(torch.randn(batch, 3, 8, 8)).sum().backward()
+    assert seen
+    assert not [name for name in seen if name.startswith("tangents")]

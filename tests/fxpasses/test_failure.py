@@ -166,15 +166,25 @@ def test_a_pass_that_hides_a_change_is_refused():
     assert "returned False but changed" in error.reason
 
 
-def test_a_new_node_without_a_value_is_refused():
-    @fxpasses.graph_pass(graphs=["joint"])
+def test_a_new_node_without_a_value_gets_one():
+    values = []
+
+    @fxpasses.graph_pass(graphs=["inference"], metadata="outputs")
     def bare(gm):
-        node = next(iter(gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)))
+        (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
         with gm.graph.inserting_before(node):
-            node.replace_input_with(
-                node.args[0], gm.graph.call_function(torch.ops.aten.neg.default, (node.args[0],))
-            )
+            new = gm.graph.call_function(torch.ops.aten.neg.default, (node.args[0],))
+            node.replace_input_with(node.args[0], new)
         return True
 
-    error, _ = failure({"passes": [bare]})
-    assert "insert_call" in error.reason
+    @fxpasses.graph_pass(graphs=["inference"])
+    def looks(gm):
+        values.extend(
+            n.meta["val"] for n in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.neg.default)
+        )
+        return False
+
+    with torch.no_grad():
+        result, _ = call({"passes": [bare, looks]}, backward=False)
+    assert torch.allclose(result, f(torch.linspace(0, 1, 4)))
+    assert [(tuple(v.shape), v.dtype) for v in values] == [((4,), torch.float32)]

@@ -1,7 +1,7 @@
-"""``FakeTensorProp``: write what every node of an FX graph would be into ``node.meta["val"]``.
+"""The tape of a propagation: what was computed, and how to bring it up to date.
 
-A first run walks the graph once, operator by operator, through the dispatch cache: a layer that repeats is served from
-what the first one left there. The run is kept as a *tape*; the next run on the same graph and mode only looks for what
+A first run walks the graph once, operator by operator, through the dispatch cache: a layer that repeats is
+found as such (``segments.py``), and its values are rebuilt from what the first one left. The run is kept as a *tape*; the next run on the same graph and mode only looks for what
 has changed (nodes, arguments, inputs) and propagates from there down. A pass that rewrites three nodes pays for three
 nodes and for those below whose metadata really became different.
 """
@@ -9,26 +9,26 @@ nodes and for those below whose metadata really became different.
 from __future__ import annotations
 
 import operator
-import weakref
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
-from . import _torch as _t
-from .cache.key import thread_state
-from .cache.replacements import REPLACEMENTS
-from .cache.symbolic import metadata_of
-from .mode import ENGINE, FakeTensorMode
-from .tensor import FakeTensor, Unkeyable
+from .. import _torch as _t
+from ..cache.key import thread_state
+from ..cache.replacements import REPLACEMENTS
+from ..cache.symbolic import metadata_of
+from ..mode import ENGINE
+from ..tensor import FakeTensor, Unkeyable
+from .segments import Repeats, Segment, find_segments
 
-__all__ = ["FakeTensorProp"]
+__all__ = ["NotOnTape", "Tape"]
 
 _COMPOSITE = _t.DispatchKey.CompositeImplicitAutograd
 
 
-class _NotOnTape(Exception):
+class NotOnTape(Exception):
     """The graph does something that only running it node by node can answer."""
 
 
@@ -43,68 +43,7 @@ class _Record:
     value: Any
 
 
-class FakeTensorProp(_t.TorchFakeTensorProp):
-    """Propagates fake tensors through a graph, and on later runs only through what changed.
-
-    Args:
-        module: the graph to propagate through.
-        mode: the mode that the values belong to; a new one by default.
-
-    A subclass that overrides ``run_node`` or ``call_function`` is run node by node, as torch's is; so are graphs with
-    operators that write to their inputs, with symbolic sizes, or with inputs that require gradients.
-
-    >>> import torch
-    >>> from torch.fx.experimental.proxy_tensor import make_fx
-    >>> from fake import FakeTensorMode, FakeTensorProp
-    >>> graph = make_fx(lambda x, w: (x @ w).relu())(torch.ones(2, 3), torch.ones(3, 4))
-    >>> FakeTensorProp(graph, FakeTensorMode()).propagate(torch.ones(8, 3), torch.ones(3, 4))
-    FakeTensor(..., size=(8, 4))
-    >>> [tuple(n.meta["val"].shape) for n in graph.graph.nodes if n.op == "call_function"]
-    [(8, 4), (8, 4)]
-    """
-
-    def __init__(self, module: GraphModule, mode: Any = None) -> None:
-        super().__init__(module, FakeTensorMode() if mode is None else mode)
-
-    def propagate_dont_convert_inputs(self, *args: object) -> Any:
-        """Propagate from inputs that are fake already; returns what the graph would return."""
-        if not self._may_use_tape(args):
-            return super().propagate_dont_convert_inputs(*args)
-        graph: Any = self.module.graph
-        tapes = self._mode.__dict__.get("_tapes")
-        if tapes is None:
-            tapes = self._mode.__dict__["_tapes"] = weakref.WeakKeyDictionary()
-        tape = tapes.get(graph)
-        if tape is None:
-            tape = tapes[graph] = _Tape()
-        try:
-            return tape.run(graph, self._mode, args)
-        except _NotOnTape:
-            tape.unusable = True
-            return super().propagate_dont_convert_inputs(*args)
-
-    def _may_use_tape(self, args: tuple[object, ...]) -> bool:
-        mode = self._mode
-        if type(self) is not FakeTensorProp or type(mode) is not FakeTensorMode or not mode.cache_enabled:
-            return False
-        if mode.propagate_real_tensors or mode.cache_crosscheck_enabled or _t.dispatch_modes_active():
-            return False
-        if not torch.is_grad_enabled():
-            return not any(_is_special(a, mode) for a in args)
-        return not any(
-            _is_special(a, mode) or (isinstance(a, torch.Tensor) and a.requires_grad) for a in args
-        )
-
-
-def _is_special(value: object, mode: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return (
-            type(value) is not FakeTensor or value.fake_mode is not mode or value._has_symbolic_sizes_strides
-        )
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
-
-
-class _Tape:
+class Tape:
     """The last run over one graph in one mode."""
 
     def __init__(self) -> None:
@@ -116,7 +55,7 @@ class _Tape:
     def run(self, graph: Graph, mode: Any, inputs: tuple[Any, ...]) -> Any:
         """Bring all values up to date; returns the value of the output node."""
         if self.unusable:
-            raise _NotOnTape
+            raise NotOnTape
         state = (REPLACEMENTS.generation, *thread_state(mode))
         if state == self.state and self._is_current(graph, inputs):
             return self.records[-1].value
@@ -156,17 +95,67 @@ class _Walk:
         """Nodes whose value is another object than last time."""
 
     def run(self) -> list[_Record]:
-        records = []
+        records: list[_Record] = []
+        nodes = list(self.graph.nodes)
+        segments = [] if self.known else find_segments(nodes)
         # Handlers run with the mode entered and off the stack, as the dispatcher calls them.
         with self.mode, _t.unset_fake_temporarily():
-            for node in self.graph.nodes:
-                value = self._value_of(node)
-                if value is not _MISSING_INPUT:
-                    self.values[node] = value
-                if node.op != "output":
-                    node.meta["val"] = value
-                records.append(_Record(node, node.target, node._args, node._kwargs, value))
+            start = 0
+            for segment in segments:
+                records += [self._visit(node) for node in nodes[start : segment.start]]
+                records += self._visit_repeats(nodes, segment)
+                start = segment.end
+            records += [self._visit(node) for node in nodes[start:]]
         return records
+
+    def _visit(self, node: Node) -> _Record:
+        value = self._value_of(node)
+        if value is not _MISSING_INPUT:
+            self.values[node] = value
+        if node.op != "output":
+            node.meta["val"] = value
+        return _Record(node, node.target, node._args, node._kwargs, value)
+
+    def _visit_repeats(self, nodes: list[Node], segment: Segment) -> list[_Record]:
+        """The instances of a repeated segment: what one of them left serves those with inputs like its own."""
+        records: list[_Record] = []
+        repeats = Repeats()
+        for instance in segment.instances(nodes):
+            key = repeats.key(instance, self.values)
+            steps = repeats.steps.get(key) if key is not None else None
+            if steps is not None:
+                for node, step in zip(instance, steps, strict=True):
+                    value = step(self.mode, self.values, node) if step is not None else self._compute(node)
+                    self.values[node] = node.meta["val"] = value
+                    records.append(_Record(node, node.target, node._args, node._kwargs, value))
+                continue
+            records += [self._visit(node) for node in instance]
+            if key is not None:
+                repeats.steps[key] = [self._step(node) for node in instance]
+        return records
+
+    def _step(self, node: Node) -> Any:
+        """How to make the value of a node like one that was just computed, or None if it must be computed."""
+        if node.target is operator.getitem:
+            return _take_item
+        args: Any = torch.fx.node.map_arg(node.args, self.values.__getitem__)
+        kwargs: Any = torch.fx.node.map_arg(node.kwargs, self.values.__getitem__)
+        if _needs_dispatcher(node.target, args):
+            return None
+        rebuild = ENGINE.recipe(node.target, self.mode, args, kwargs)
+        if rebuild is None:
+            return None
+        plain = not node.kwargs and not any(isinstance(arg, (list, tuple, dict, slice)) for arg in node.args)
+
+        def step(mode: Any, values: dict[Node, Any], node: Node) -> Any:
+            if plain:
+                return rebuild(mode, [values[a] if a.__class__ is Node else a for a in node._args], {})
+            fetch = values.__getitem__
+            return rebuild(
+                mode, torch.fx.node.map_arg(node.args, fetch), torch.fx.node.map_arg(node.kwargs, fetch)
+            )
+
+        return step
 
     def _value_of(self, node: Node) -> Any:
         before = self.known.get(node)
@@ -178,7 +167,7 @@ class _Walk:
         if node.op == "output":
             return torch.fx.node.map_arg(node.args[0], self.values.__getitem__)
         if node.op != "call_function":
-            raise _NotOnTape
+            raise NotOnTape
         if before is not None and self._unchanged(node, before):
             return before.value
         return self._keep(node, before, self._compute(node))
@@ -225,13 +214,24 @@ class _Walk:
         if target is operator.getitem:
             return args[0][args[1]]
         if not isinstance(target, _t.OpOverload) or target._schema.is_mutable:
-            raise _NotOnTape
+            raise NotOnTape
         return _checked(_call(target, self.mode, args, kwargs))
+
+
+def _take_item(mode: Any, values: dict[Node, Any], node: Node) -> Any:
+    return values[node._args[0]][node._args[1]]  # type: ignore[index]
+
+
+def _needs_dispatcher(target: Any, args: Any) -> bool:
+    """Whether something above the mode would see a call."""
+    return _t.has_kernel(target, _COMPOSITE) or any(
+        isinstance(a, torch.Tensor) and a.is_complex() for a in args
+    )
 
 
 def _call(target: Any, mode: Any, args: Any, kwargs: Any) -> Any:
     """Through the handler where nothing above the mode would see the call, else through the dispatcher."""
-    if _t.has_kernel(target, _COMPOSITE) or any(isinstance(a, torch.Tensor) and a.is_complex() for a in args):
+    if _needs_dispatcher(target, args):
         with mode:
             return target(*args, **kwargs)
     return ENGINE.handler(target)(mode, target, (), tuple(args), kwargs)
@@ -242,9 +242,9 @@ def _checked(value: Any) -> Any:
     for item in value if isinstance(value, (tuple, list)) else (value,):
         if isinstance(item, torch.Tensor):
             if _t.has_symbols(item) or item.requires_grad:
-                raise _NotOnTape
+                raise NotOnTape
         elif isinstance(item, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            raise _NotOnTape
+            raise NotOnTape
     return value
 
 

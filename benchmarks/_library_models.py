@@ -1,0 +1,305 @@
+"""Models on which each pass of the library is measured: small versions of where its pattern occurs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fxpasses.demo.model import GPT
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and its inputs, and whether a step is a training step."""
+
+    description: str
+    build: Callable[[], tuple[Callable[..., Tensor], tuple[Tensor, ...]]]
+    training: bool = True
+
+
+class OneHotFeatures(nn.Module):
+    """Categorical features as one-hot rows into a linear layer, as tabular models do it."""
+
+    def __init__(self, classes: int = 2000, width: int = 128) -> None:
+        super().__init__()
+        self.classes = classes
+        self.layers = nn.Sequential(nn.Linear(classes, width), nn.ReLU(), nn.Linear(width, 1))
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.layers(F.one_hot(index, self.classes).to(self.layers[0].weight.dtype))
+
+
+class SeparablePadded(nn.Module):
+    """Depthwise separable blocks with padding layers of their own, as ported from Keras."""
+
+    def __init__(self, width: int = 64, blocks: int = 3) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.ZeroPad2d(1),
+                nn.Conv2d(width, width, 3, groups=width, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(),
+                nn.Conv2d(width, width, 1, bias=False),
+                nn.BatchNorm2d(width),
+            )
+            for _ in range(blocks)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = F.relu(x + block(x))
+        return x.mean((2, 3))
+
+
+class GroupedQueryLayer(nn.Module):
+    """Self-attention with 4 query heads for each key head, over a cache of earlier keys and values or without one."""
+
+    def __init__(self, width: int = 512, heads: int = 16, key_heads: int = 4) -> None:
+        super().__init__()
+        self.heads, self.key_heads, self.size = heads, key_heads, width // heads
+        self.query, self.out = nn.Linear(width, width), nn.Linear(width, width)
+        self.key, self.value = (nn.Linear(width, key_heads * self.size) for _ in range(2))
+
+    def forward(self, x: Tensor, keys: Tensor | None = None, values: Tensor | None = None) -> Tensor:
+        batch, time, width = x.shape
+        q = self.query(x).view(batch, time, self.heads, self.size).transpose(1, 2)
+        k = self.key(x).view(batch, time, self.key_heads, self.size).transpose(1, 2)
+        v = self.value(x).view(batch, time, self.key_heads, self.size).transpose(1, 2)
+        if keys is not None and values is not None:
+            k, v = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        groups = self.heads // self.key_heads
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=keys is None)
+        return self.out(y.transpose(1, 2).reshape(batch, time, width))
+
+
+class LowRank(nn.Module):
+    """Layers whose frozen weight has a low-rank update, added as a matrix."""
+
+    def __init__(self, width: int = 512, rank: int = 8, layers: int = 3) -> None:
+        super().__init__()
+        self.down = nn.ParameterList(torch.randn(width, rank) * 0.02 for _ in range(layers))
+        self.up = nn.ParameterList(torch.randn(rank, width) * 0.02 for _ in range(layers))
+        self.base = nn.ModuleList(nn.Linear(width, width).requires_grad_(False) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for down, up, base in zip(self.down, self.up, self.base, strict=True):
+            x = F.gelu(base(x) + x @ (down @ up))
+        return x
+
+
+class LinearAttention(nn.Module):
+    """Attention without softmax, written as for softmax: scores first."""
+
+    def __init__(self, width: int = 256, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        q, k, v = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        y = (F.elu(q) + 1) @ (F.elu(k) + 1).transpose(-1, -2) @ v / time
+        return self.out(y.transpose(1, 2).reshape(batch, time, width))
+
+
+class Dense(nn.Module):
+    """Each layer's output is appended to all before it (DenseNet)."""
+
+    def __init__(self, width: int = 64, growth: int = 32, layers: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, growth) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        width = self.layers[0].in_features
+        for layer in self.layers:
+            x = torch.cat([x, F.relu(layer(x[:, :width]))], 1)
+        return x
+
+
+class NextToken(nn.Module):
+    """A language model that answers with the logits of the last position."""
+
+    def __init__(self, layers: int = 2, width: int = 256, vocabulary: int = 8000) -> None:
+        super().__init__()
+        self.gpt = GPT(layers, width, 4, 256, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.gpt.token(tokens) + self.gpt.position(torch.arange(tokens.shape[1]))
+        for block in self.gpt.blocks:
+            x = block(x)
+        return self.gpt.head(self.gpt.norm(x))[:, -1]
+
+
+class FirstToken(nn.Module):
+    """A vision transformer's blocks and a classifier on the first token."""
+
+    def __init__(self, layers: int = 3, width: int = 192) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            width, 3, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.head = nn.Linear(width, 100)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(x)[:, 0])
+
+
+class Pairs(nn.Module):
+    """A relation network: a layer on every pair of objects."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2 * width, 128), nn.Linear(128, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, count, width = x.shape
+        left = x[:, :, None].expand(batch, count, count, width)
+        right = x[:, None].expand(batch, count, count, width)
+        return self.second(F.relu(self.first(torch.cat([left, right], -1)))).sum((1, 2))
+
+
+class Conditioned(nn.Module):
+    """A field network: a vector that is the same for all points is appended to each."""
+
+    def __init__(self, width: int = 128, condition: int = 256) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width + condition, 128), nn.Linear(128, 4)
+
+    def forward(self, points: Tensor, condition: Tensor) -> Tensor:
+        batch, count, _ = points.shape
+        repeated = condition[:, None].expand(batch, count, condition.shape[1])
+        return self.second(F.relu(self.first(torch.cat([points, repeated], -1))))
+
+
+class LanguageLoss(nn.Module):
+    """The output layer of a language model and its loss."""
+
+    def __init__(self, width: int = 128, vocabulary: int = 16000) -> None:
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.norm(x)), targets)
+
+
+class Dropped(nn.Module):
+    """A transformer layer with dropout, trained."""
+
+    def __init__(self, width: int = 256, dropout: float = 0.1, activation: str = "relu") -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(width, 4 * width),
+                nn.ReLU(),
+                nn.Dropout(dropout),
+                nn.Linear(4 * width, width),
+                nn.Dropout(dropout),
+            )
+            for _ in range(2)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + layer(norm(x))
+        return x
+
+
+class Residual(nn.Module):
+    """Residual convolution blocks with batch norm."""
+
+    def __init__(self, width: int = 32, blocks: int = 2) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(
+            nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2 * blocks)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(2 * blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(0, len(self.convs), 2):
+            y = F.relu(self.norms[i](self.convs[i](x)))
+            x = F.relu(x + self.norms[i + 1](self.convs[i + 1](y)))
+        return x
+
+
+def _tokens(*shape: int, high: int = 256) -> Tensor:
+    return torch.randint(high, shape)
+
+
+CASES: dict[str, tuple[Case, ...]] = {
+    "index_ranges": (
+        Case(
+            "GPT, 1 layer, 2 x 256 tokens, context 1024",
+            lambda: (GPT(1, 256, 4, 1024), (_tokens(2, 256), _tokens(2, 256))),
+        ),
+    ),
+    "one_hot_products": (
+        Case("one-hot features, 256 x 2000", lambda: (OneHotFeatures(), (_tokens(256, high=2000),))),
+    ),
+    "padded_convolutions": (
+        Case("separable blocks, training", lambda: (SeparablePadded(), (torch.randn(2, 64, 56, 56),))),
+        Case(
+            "separable blocks, inference",
+            lambda: (SeparablePadded().eval(), (torch.randn(2, 64, 56, 56),)),
+            training=False,
+        ),
+    ),
+    "grouped_attention": (
+        Case(
+            "one token, 2048 in the cache",
+            lambda: (
+                GroupedQueryLayer(),
+                (torch.randn(1, 1, 512), torch.randn(1, 4, 2048, 32), torch.randn(1, 4, 2048, 32)),
+            ),
+            training=False,
+        ),
+        Case("training, 2 x 256 tokens", lambda: (GroupedQueryLayer(), (torch.randn(2, 256, 512),))),
+    ),
+    "product_order": (
+        Case("low-rank updates, 256 x 512", lambda: (LowRank(), (torch.randn(256, 512),))),
+        Case("linear attention, 512 tokens", lambda: (LinearAttention(), (torch.randn(2, 512, 256),))),
+    ),
+    "packed_masks": (Case("two MLP blocks with dropout", lambda: (Dropped(), (torch.randn(512, 256),))),),
+    "saved_precision": (
+        Case(
+            "GPT, 2 layers, 2 x 256 tokens", lambda: (GPT(2, 256, 4, 256), (_tokens(2, 256), _tokens(2, 256)))
+        ),
+        Case("residual convolutions", lambda: (Residual(), (torch.randn(4, 32, 32, 32),))),
+    ),
+    "broadcast_products": (
+        Case("layer on all pairs of 4 x 48 objects", lambda: (Pairs(), (torch.randn(4, 48, 64),))),
+        Case(
+            "condition for 4 x 1024 points",
+            lambda: (Conditioned(), (torch.randn(4, 1024, 128), torch.randn(4, 256))),
+        ),
+    ),
+    "chunked_logits": (
+        Case(
+            "loss of 1024 tokens, vocabulary 16000",
+            lambda: (LanguageLoss(), (torch.randn(1024, 128), _tokens(1024, high=16000))),
+        ),
+    ),
+    "early_selection": (
+        Case(
+            "GPT, 2 layers, next token after 256",
+            lambda: (NextToken().eval(), (_tokens(1, 256),)),
+            training=False,
+        ),
+        Case(
+            "ViT, 3 layers, 4 x 197 tokens",
+            lambda: (FirstToken().eval(), (torch.randn(4, 197, 192),)),
+            training=False,
+        ),
+    ),
+    "nested_concatenations": (
+        Case("dense layers, 8 x 32, batch 256", lambda: (Dense(), (torch.randn(256, 64),))),
+    ),
+}

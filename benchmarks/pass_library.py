@@ -1,0 +1,111 @@
+"""What each pass of the library gains: a model with and without it through Inductor, in turns, one line a pass.
+
+``step`` is the median time of a step with the pass as a share of that without it, ``saved`` the bytes that
+the forward keeps for the backward pass, ``compile`` the time of the first step (without caches). Below 1.00 is better with the pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import fxpasses
+from benchmarks._library_models import CASES, Case
+from benchmarks._timing import interleaved
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Ratios of one case, with the pass over without it."""
+
+    milliseconds: float
+    step: float
+    compile: float
+    saved: float | None
+    fired: bool
+
+
+def measure(name: str, case: Case, rounds: int) -> Measured:
+    """Compile the case with and without the pass and time both in turns."""
+    steps: dict[str, Callable[[], object]] = {}
+    first: dict[str, float] = {}
+    saved: dict[str, int] = {}
+    for label, passes in (("without", ["default"]), ("with", ["default", name, "default"])):
+        torch.manual_seed(0)
+        model, inputs = case.build()
+        if case.training:
+            saved[label] = fxpasses.capture(model, *inputs, passes=passes, decompose=True).saved_bytes
+        compiled = torch.compile(
+            _own_function(model), backend="fxpasses", options={"passes": passes}, dynamic=False
+        )
+        steps[label] = _step(compiled, model, inputs, case.training)
+        start = time.perf_counter()
+        steps[label]()
+        first[label] = time.perf_counter() - start
+        steps[label]()
+    changes = fxpasses.stats().pass_changes.get(name, 0)
+    medians = interleaved(steps, rounds)
+    return Measured(
+        medians["without"] * 1e3,
+        medians["with"] / medians["without"],
+        first["with"] / first["without"],
+        saved["with"] / saved["without"] if saved.get("without") else None,
+        bool(changes),
+    )
+
+
+def _own_function(model: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of its own around the model: Dynamo keeps its compilations there."""
+    return lambda *inputs: model(*inputs)
+
+
+def _step(
+    compiled: Callable[..., Tensor], model: Callable[..., Tensor], inputs: tuple[Tensor, ...], training: bool
+) -> Callable[[], object]:
+    parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+
+    def train() -> None:
+        for tensor in (*parameters, *inputs):
+            tensor.grad = None
+        output = compiled(*inputs)
+        (output if output.dim() == 0 else output.float().pow(2).mean()).backward()
+
+    def infer() -> None:
+        with torch.no_grad():
+            compiled(*inputs)
+
+    return train if training else infer
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks pass_library", description=__doc__)
+    parser.add_argument("names", nargs="*", help="passes to measure; all by default")
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args(argv)
+    console = Console(width=150)
+    table = Table(title="With the pass / without it (CPU, Inductor)")
+    for heading in ("pass", "model", "ms without", "step", "saved", "compile", "fired"):
+        table.add_column(heading, justify="left" if heading in ("pass", "model") else "right")
+    torch.compile(lambda x: x.sin().sum(), backend="fxpasses")(torch.ones(3, requires_grad=True)).backward()
+    with torch._inductor.config.patch(force_disable_caches=True):
+        for name, cases in CASES.items():
+            if arguments.names and name not in arguments.names:
+                continue
+            for case in cases:
+                torch._dynamo.reset()
+                fxpasses.reset_stats()
+                result = measure(name, case, arguments.rounds)
+                saved = "" if result.saved is None else f"{result.saved:.2f}"
+                table.add_row(
+                    name, case.description, f"{result.milliseconds:.2f}", f"{result.step:.2f}", saved,
+                    f"{result.compile:.2f}", "yes" if result.fired else "NO",
+                )  # fmt: skip
+    console.print(table)
+    return 0

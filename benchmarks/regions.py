@@ -1,0 +1,186 @@
+"""Compile time over depth, with every repeated layer compiled once: first training step, later steps, memory.
+
+``python -m benchmarks regions [--layers 4 12 48] [--shapes static dynamic] [--who ...]``. Each measurement is a process
+of its own with caches off (or, with ``--warm``, one that fills the caches and one that reads them), after a
+warm-up compilation that loads torch's compiler. Contestants: ``inductor``; ``deduplicated`` (``inductor`` with torch's
+``use_graph_deduplication``); ``by hand`` (each block compiled on its own: the regional recipe); ``whole`` (fxpasses
+without regions); ``regions`` (fxpasses with ``options={"regions": "auto"}``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import fxpasses
+from fxpasses.backend import fxpasses as backend
+from fxpasses.demo.model import GPT
+
+WHO = ("inductor", "deduplicated", "by hand", "whole", "regions")
+
+
+def contestant(who: str, model: GPT, dynamic: bool) -> Callable[..., Any]:
+    """The model, compiled in one of the ways that are compared."""
+    if who in ("whole", "regions"):
+        options = {"regions": "auto" if who == "regions" else "off"}
+        return torch.compile(model, backend=backend, options=options, dynamic=dynamic)
+    if who == "by hand":
+        for block in model.blocks:
+            block.compile(backend="inductor", dynamic=dynamic)
+        return model
+    torch._dynamo.config.use_graph_deduplication = who == "deduplicated"
+    return torch.compile(model, backend="inductor", dynamic=dynamic)
+
+
+def measure(settings: argparse.Namespace) -> dict[str, float]:
+    """Seconds of the first training step (by the clock, and of CPU, which other processes disturb less) and of later
+    ones, and peak memory, in this process."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    torch.compile(lambda x: x.sin().sum(), dynamic=settings.dynamic)(
+        torch.ones(3, requires_grad=True)
+    ).backward()
+    torch._dynamo.reset()
+    model = GPT(settings.layers, settings.width, settings.heads, settings.tokens, 512)
+    tokens, targets = torch.randint(512, (2, settings.batch, settings.tokens))
+    call = contestant(settings.who, model, settings.dynamic)
+
+    def step() -> None:
+        model.zero_grad()
+        call(tokens, targets).backward()
+
+    start, used = time.perf_counter(), _cpu_seconds()
+    step()
+    first, first_cpu = time.perf_counter() - start, _cpu_seconds() - used
+    later = []
+    for _ in range(settings.steps):
+        start = time.perf_counter()
+        step()
+        later.append(time.perf_counter() - start)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    result = {
+        "first": first,
+        "cpu": first_cpu,
+        "later": statistics.median(later) if later else 0.0,
+        "peak": float(peak),
+    }
+    if settings.who in ("whole", "regions"):
+        result |= {f"seconds in {name}": value for name, value in fxpasses.stats().seconds.items()}
+    return result
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process and of the compilers that it has started."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def in_a_process(settings: argparse.Namespace, cache: str | None) -> dict[str, float]:
+    """The same in a fresh process, without caches, or with the caches in a directory."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    if cache is None:
+        environment["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+        with tempfile.TemporaryDirectory() as fresh:
+            return _run(settings, {**environment, "TORCHINDUCTOR_CACHE_DIR": fresh})
+    return _run(settings, {**environment, "TORCHINDUCTOR_CACHE_DIR": cache})
+
+
+def _run(settings: argparse.Namespace, environment: dict[str, str]) -> dict[str, float]:
+    given = json.dumps(vars(settings))
+    command = [sys.executable, "-m", "benchmarks", "regions", "--measure", given]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{settings.who} failed:\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def search_seconds(calls: int) -> tuple[int, float]:
+    """The size of a Dynamo graph of about that many calls, and how long the search for regions takes in it."""
+    found: list[tuple[int, float]] = []
+
+    def look(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        reports = [fxpasses.regions(gm) for _ in range(3)]
+        found.append((reports[0].calls, statistics.median(r.search_seconds for r in reports)))
+        return gm
+
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    torch.compile(GPT(calls // 17, 8, 2, 4, 16), backend=look)(tokens, tokens)
+    return found[0]
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks regions", description=__doc__)
+    parser.add_argument("--layers", type=int, nargs="+", default=[4, 12, 48])
+    parser.add_argument("--shapes", nargs="+", choices=["static", "dynamic"], default=["static", "dynamic"])
+    parser.add_argument("--who", nargs="+", choices=WHO, default=list(WHO))
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=5, help="later steps, of which the median is shown")
+    parser.add_argument("--repeats", type=int, default=1, help="processes for each measurement")
+    parser.add_argument(
+        "--warm", action="store_true", help="a second process with the caches of the first instead"
+    )
+    parser.add_argument("--search", type=int, default=0, help="only search a graph of that many calls")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.measure:
+        print(json.dumps(measure(argparse.Namespace(**json.loads(arguments.measure)))))
+        return 0
+    console = Console(width=130)
+    if arguments.search:
+        calls, seconds = search_seconds(arguments.search)
+        console.print(f"{calls} calls searched in {seconds:.3f} s")
+        return 0
+    table = Table(
+        "shapes",
+        "layers",
+        "what",
+        "first step (s)",
+        "ratio",
+        "later step (ms)",
+        "ratio",
+        "peak (MB)",
+        "ratio",
+    )
+    for shapes in arguments.shapes:
+        for layers in arguments.layers:
+            reference: dict[str, float] = {}
+            for who in arguments.who:
+                chosen = ("width", "heads", "batch", "tokens", "steps")
+                fields = {name: getattr(arguments, name) for name in chosen}
+                settings = argparse.Namespace(who=who, layers=layers, dynamic=shapes == "dynamic", **fields)
+                for label, result in _results(settings, arguments.repeats, arguments.warm):
+                    console.log(shapes, layers, label, {k: round(v, 3) for k, v in result.items()})
+                    reference = reference or result
+                    cells = [f"{shapes}", f"{layers}", label]
+                    for name, unit in (("first", 1.0), ("cpu", 1.0), ("later", 1e3), ("peak", 1e-6)):
+                        cells += [
+                            f"{result[name] * unit:.2f}",
+                            f"{result[name] / (reference[name] or 1.0):.2f}",
+                        ]
+                    table.add_row(*cells)
+    console.print(table)
+    return 0
+
+
+def _results(settings: argparse.Namespace, repeats: int, warm: bool) -> list[tuple[str, dict[str, float]]]:
+    if warm:
+        with tempfile.TemporaryDirectory() as cache:
+            cold, again = in_a_process(settings, cache), in_a_process(settings, cache)
+        return [(f"{settings.who}, cold", cold), (f"{settings.who}, warm", again)]
+    runs = [in_a_process(settings, None) for _ in range(repeats)]
+    return [(settings.who, {name: statistics.median(run[name] for run in runs) for name in runs[0]})]

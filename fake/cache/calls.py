@@ -1,0 +1,56 @@
+"""What the engine asks about the arguments and outputs of a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import _torch as _t
+from ..errors import CacheCrossCheckError
+from .symbolic import SymbolicMetadata
+
+__all__ = ["compare_leaf", "is_mutable", "renew", "tensors_of"]
+
+
+def is_mutable(func: Any) -> bool:
+    """Whether an operator writes to an argument."""
+    return isinstance(func, _t.OpOverload) and func._schema.is_mutable
+
+
+def tensors_of(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors among the arguments, those in lists too."""
+    found = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend(item for item in value if isinstance(item, torch.Tensor))
+    return found
+
+
+def renew(args: Any, kwargs: Any) -> bool:
+    """Let tensors forget metadata whose symbols were replaced; says whether there were any."""
+    renewed = False
+    for tensor in tensors_of(args, kwargs):
+        interned = getattr(tensor, "_interned", None)
+        if type(interned) is SymbolicMetadata and not interned.symbols.isdisjoint(
+            interned.shape_env.replacements
+        ):
+            tensor._interned = None  # type: ignore[attr-defined]
+            renewed = True
+    return renewed
+
+
+def compare_leaf(func: Any, path: int, served: Any, expected: Any) -> None:
+    """Raise ``CacheCrossCheckError`` if an output that the cache gave differs from that of a fresh dispatch."""
+    if not isinstance(served, torch.Tensor):
+        if type(served) is not type(expected) or served != expected:
+            raise CacheCrossCheckError(
+                func, f"output {path} is {served!r}, a fresh dispatch gives {expected!r}"
+            )
+        return
+    try:
+        _t.assert_metadata_eq(_t.assert_eq, expected, served)
+    except AssertionError as difference:
+        raise CacheCrossCheckError(func, f"output {path}: {difference}") from difference

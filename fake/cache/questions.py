@@ -1,0 +1,171 @@
+"""What a dispatch asks of a shape environment, so that the same can be asked again for other symbols.
+
+A dispatch on symbolic sizes is a program whose every decision is the answer to a question. If the same questions, about
+renamed symbols, have the same answers, it takes the same way, leaves the same guards, and gives the same result. So a
+miss is watched: questions that the environment's facts do not answer by themselves are noted, and a hit asks them again.
+
+The watch puts methods on the environment object itself for as long as the dispatch runs; remembered answers of lean
+nodes are reported by ``fake.symbols.node``. Anything else that changes the environment ends the recording.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .. import _torch as _t
+from ..symbols.node import lean_state
+
+__all__ = ["Questions", "hints_do_not_matter", "refuse", "watch"]
+
+
+class Questions:
+    """The questions of one dispatch, in order.
+
+    Attributes:
+        asked: ``(kind, expression, size_oblivious, answer)``; kinds are ``"evaluate"`` (guard on the answer) and
+            ``"look"`` (the answer was used, and no guard recorded: guards were suppressed, or facts imply it).
+        hints_matter: False while a kernel looks at hints only to find what it would find at all of them.
+        refused: why the dispatch cannot be repeated by its questions alone, or None.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any, bool, Any]] = []
+        self.hints_matter = True
+        self.refused: str | None = None
+        self.thread = threading.get_ident()
+
+    def remembered(self, expr: Any, answer: Any) -> None:
+        """A lean node answered from memory: the guard, if it needed one, is a fact of the environment."""
+        if getattr(expr, "free_symbols", None):
+            self.note("look", expr, False, answer)
+
+    def hint_read(self, expr: Any, value: Any) -> None:
+        """A kernel looked at the value at hand: the dispatch is known for this value only."""
+        if self.hints_matter and getattr(expr, "free_symbols", None):
+            if value.__class__ in (int, bool):
+                self.note("look", expr, False, value)
+            else:
+                self.refused = "a hint that is no integer"
+
+    def note(self, kind: str, expr: Any, size_oblivious: bool, answer: Any) -> None:
+        """Add a question."""
+        if threading.get_ident() != self.thread:
+            self.refused = "several threads in one shape environment"
+        self.asked.append((kind, expr, size_oblivious, answer))
+
+    def include(self, other: Questions) -> None:
+        """Add the questions of a dispatch inside this one, or of a recipe that stood for it."""
+        self.asked.extend(other.asked)
+        self.refused = self.refused or other.refused
+
+
+@contextmanager
+def watch(shape_env: Any) -> Iterator[Questions]:
+    """Note what is asked inside; a watch inside another reports to both."""
+    state = lean_state(shape_env)
+    outer: Questions | None = state.log
+    questions = state.log = Questions()
+    installed = _install(shape_env, state) if outer is None else ()
+    try:
+        yield questions
+    except BaseException:
+        questions.refused = questions.refused or "an error"
+        raise
+    finally:
+        state.log = outer
+        for name in installed:
+            del shape_env.__dict__[name]
+        if outer is not None:
+            outer.include(questions)
+
+
+@contextmanager
+def hints_do_not_matter(shape_env: Any) -> Iterator[None]:
+    """Inside, hints are read to no effect on the outcome."""
+    log = lean_state(shape_env).log
+    if log is None:
+        yield
+        return
+    before, log.hints_matter = log.hints_matter, False
+    try:
+        yield
+    finally:
+        log.hints_matter = before
+
+
+def refuse(shape_env: Any, reason: str) -> None:
+    """Say that the dispatch that runs now depends on more than its questions (a kernel that may read hints)."""
+    log = lean_state(shape_env).log
+    if log is not None:
+        log.refused = reason
+
+
+def _install(shape_env: Any, state: Any) -> list[str]:
+    """Listen at the environment's methods; changes that an evaluation makes are a part of it."""
+    depth = 0
+
+    def evaluate_expr(expr: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        if depth:
+            return methods["evaluate_expr"](expr, *args, **kwargs)
+        depth += 1
+        before = _knowledge(shape_env)
+        try:
+            answer = methods["evaluate_expr"](expr, *args, **kwargs)
+        except BaseException:
+            state.log.refused = "a question without an answer"
+            raise
+        finally:
+            depth -= 1
+        size_oblivious = bool(args[2] if len(args) > 2 else kwargs.get("size_oblivious", False))
+        if kwargs.get("forcing_spec"):
+            state.log.refused = "forced specialisation"
+        if _t.guards_are_suppressed():
+            state.log.note("look", expr, size_oblivious, answer)
+        elif _knowledge(shape_env) != before:  # else facts answer it, as they will for symbols of equal facts
+            state.log.note("evaluate", expr, size_oblivious, answer)
+        return answer
+
+    def guard_or_defer_runtime_assert(*args: Any, **kwargs: Any) -> Any:
+        deferred = shape_env.num_deferred_runtime_asserts
+        answer = methods["guard_or_defer_runtime_assert"](
+            *args, **kwargs
+        )  # guards by way of ``evaluate_expr``
+        if shape_env.num_deferred_runtime_asserts != deferred or _t.guards_are_suppressed():
+            state.log.refused = "a runtime assertion"
+        return answer
+
+    def refusing(name: str) -> Callable:
+        def change(*args: Any, **kwargs: Any) -> Any:
+            if not depth:
+                state.log.refused = f"{name} of the shape environment"
+            return methods[name](*args, **kwargs)
+
+        return change
+
+    listeners = {
+        "evaluate_expr": evaluate_expr,
+        "guard_or_defer_runtime_assert": guard_or_defer_runtime_assert,
+        **{name: refusing(name) for name in _t.shape_env_changes},
+    }
+    own = shape_env.__dict__
+    methods = {name: getattr(shape_env, name) for name in listeners if name not in own}
+    if len(methods) < len(listeners):  # someone else listens, too
+        state.log.refused = "a shape environment with methods of its own"
+        return []
+    own.update(listeners)
+    return list(listeners)
+
+
+def _knowledge(shape_env: Any) -> tuple[int, ...]:
+    """Changes with every fact that a question leaves behind."""
+    return (
+        len(shape_env.guards),
+        shape_env.num_deferred_runtime_asserts,
+        len(shape_env.replacements),
+        len(shape_env.divisible),
+        len(shape_env.axioms),
+    )

@@ -1,0 +1,364 @@
+"""Symbolic results found for other symbols: what ``add(s0 x s1)`` gave serves ``add(s5 x s7)``.
+
+A call is looked up by its key with the symbols numbered in the order in which they appear, together with all that the
+shape environment knows about them: ranges, divisibility, recorded facts that mention them. What was found is used if
+every question that the recorded dispatch asked has the same answer here; the questions are then asked of this
+environment, which leaves the guards that a dispatch would leave. Otherwise the operator is dispatched.
+
+Only backed integer symbols are renamed. A dispatch that could see more than the answers (a kernel that reads hints, a
+user's kernel) is not recorded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from .. import _torch as _t
+from ..tensor import Unkeyable
+from .expressions import Encoded, decode, encode, evaluate
+from .questions import Questions
+from .recipe import Fresh, Recipe, Sequence, View
+from .symbolic import (
+    SizeToken,
+    SymbolicMetadata,
+    intern_symbolic,
+    state_of,
+    token_of_expression,
+)
+from .symbolic_recipe import SymbolicConstant
+
+__all__ = ["Entry", "Renamed", "RenamedCall", "RenamedMetadata"]
+
+
+@dataclass(frozen=True)
+class RenamedMetadata:
+    """Metadata with encoded sizes."""
+
+    shape: tuple[Encoded, ...]
+    stride: tuple[Encoded, ...]
+    dtype: Any
+    device: Any
+    offset: Encoded
+    flags: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was found for a call up to the names of its symbols.
+
+    Attributes:
+        recipe: with :class:`RenamedMetadata`, encoded storage sizes and encoded symbolic constants.
+        questions: ``(kind, encoded expression, size_oblivious, answer)``, in order.
+    """
+
+    recipe: Recipe
+    questions: tuple[tuple[str, Encoded, bool, Any], ...]
+
+
+class RenamedCall:
+    """One call with the symbols of its key numbered.
+
+    Args:
+        key: the key of the call in its environment.
+
+    Raises:
+        Unkeyable: a symbol is unbacked, or has been replaced; an expression cannot be encoded; the environment is
+            frozen or records no guards in this thread.
+    """
+
+    def __init__(self, key: Any, shape_env: Any) -> None:
+        if shape_env.frozen or _t.guards_are_suppressed() or _t.backed_size_oblivious():
+            raise Unkeyable("no guards are recorded")
+        if shape_env.prefer_deferred_runtime_asserts_over_guards:
+            raise Unkeyable("assertions instead of guards")
+        self.shape_env = shape_env
+        self.symbols: list[Any] = []
+        self._numbers: dict[Any, int] = {}
+        self._growing = True
+        renamed = self._rename(key)
+        self.key = (renamed, *_facts(self))
+        self._growing = False
+        self.values = [int(shape_env.backed_var_to_val[symbol]) for symbol in self.symbols]
+
+    def number_of(self, symbol: Any) -> int:
+        """The number of a symbol; the next one if it is new."""
+        number = self._numbers.get(symbol)
+        if number is None:
+            if not self._growing:
+                raise Unkeyable("unrepresented symbol")
+            hint = self.shape_env.backed_var_to_val.get(symbol)
+            if hint is None or not hint.is_Integer or symbol in self.shape_env.replacements:
+                raise Unkeyable("unbacked symbol")
+            number = self._numbers[symbol] = len(self.symbols)
+            self.symbols.append(symbol)
+        return number
+
+    def encode(self, value: Any) -> Encoded:
+        """A number, token or expression as plain data that :meth:`decode` turns back."""
+        if value.__class__ in (int, bool):
+            return value
+        return encode(value.expr if value.__class__ is SizeToken else value, self.number_of)
+
+    def decode(self, encoded: Encoded) -> Any:
+        """The expression about this call's symbols."""
+        return decode(encoded, self.symbols)
+
+    def _rename(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+        parts: list[Any] = []
+        for part in key:
+            kind = type(part)
+            if kind is SymbolicMetadata:
+                parts.append(self.rename_metadata(part))
+            elif kind is SizeToken:
+                parts.append(("size", self.encode(part)))
+            elif kind is tuple:
+                parts.append(self._rename(part))
+            else:
+                parts.append(part)
+        return tuple(parts)
+
+    def rename_metadata(self, metadata: Any) -> Any:
+        """Symbolic metadata with encoded sizes; other metadata is its own."""
+        if type(metadata) is not SymbolicMetadata:
+            return metadata
+        return RenamedMetadata(
+            tuple([self.encode(size) for size in metadata.shape]),
+            tuple([self.encode(size) for size in metadata.stride]),
+            metadata.dtype,
+            metadata.device,
+            self.encode(metadata.offset),
+            metadata.flags,
+        )
+
+    def entry(self, recipe: Recipe, questions: Questions) -> Entry:
+        """What to keep of a dispatch.
+
+        Raises:
+            Unkeyable: it cannot be repeated for other symbols.
+        """
+        if questions.refused is not None:
+            raise Unkeyable(questions.refused)
+        asked: dict[Any, None] = {}
+        for kind, expr, size_oblivious, answer in questions.asked:
+            encoded = self._faithful(expr)
+            asked[(kind, encoded, size_oblivious, _plain(answer))] = None
+        return Entry(self._rename_recipe(recipe), tuple(asked))
+
+    def _faithful(self, expr: Any) -> Encoded:
+        """An encoding that decodes to the very same expression."""
+        encoded = self.encode(expr)
+        if self.decode(encoded) != expr:
+            raise Unkeyable("expression in a special form")
+        return encoded
+
+    def _rename_recipe(self, recipe: Any) -> Any:
+        if isinstance(recipe, Sequence):
+            return Sequence(recipe.type, tuple([self._rename_recipe(item) for item in recipe.items]))
+        if isinstance(recipe, SymbolicConstant):
+            return SymbolicConstant(self._faithful(recipe.value.expr))
+        if isinstance(recipe, Fresh):
+            return Fresh(self.rename_metadata(recipe.metadata), self.encode(recipe.nbytes))
+        if isinstance(recipe, View):
+            return View(self.rename_metadata(recipe.metadata), recipe.path, recipe.same_dtype)
+        return recipe
+
+    def fits(self, entry: Entry) -> bool:
+        """Whether the questions of a recorded dispatch have the same answers at this call's sizes."""
+        try:
+            return all(evaluate(encoded, self.values) == answer for _, encoded, _, answer in entry.questions)
+        except ArithmeticError:
+            return False
+
+    def ask(self, entry: Entry) -> bool:
+        """Ask the environment what the recorded dispatch asked; False as soon as an answer differs."""
+        settled = state_of(self.shape_env).settled
+        for kind, encoded, size_oblivious, answer in entry.questions:
+            if kind == "look":
+                continue
+            expr = self.decode(encoded)
+            question = (expr, size_oblivious)
+            if question in settled:
+                continue
+            if self.shape_env.evaluate_expr(expr, size_oblivious=size_oblivious) != answer:
+                return False
+            settled.add(question)
+        return True
+
+    def questions(self, entry: Entry) -> Questions:
+        """The questions of an entry about this call's symbols."""
+        made = Questions()
+        for kind, encoded, size_oblivious, answer in entry.questions:
+            made.note(kind, self.decode(encoded), size_oblivious, answer)
+        return made
+
+    def recipe(self, entry: Entry) -> Recipe:
+        """The recipe for this call's symbols, once the questions have been asked: they may have replaced some."""
+        return self._restore(entry.recipe)
+
+    def _restore(self, recipe: Any) -> Any:
+        if isinstance(recipe, Sequence):
+            return Sequence(recipe.type, tuple([self._restore(item) for item in recipe.items]))
+        if isinstance(recipe, SymbolicConstant):
+            token = self._token(recipe.value)
+            if token.__class__ is int:
+                raise Unkeyable("a size that is known now")
+            return SymbolicConstant(token)
+        if isinstance(recipe, Fresh):
+            return Fresh(self._restore_metadata(recipe.metadata), self._token(recipe.nbytes))
+        if isinstance(recipe, View):
+            return View(self._restore_metadata(recipe.metadata), recipe.path, recipe.same_dtype)
+        return recipe
+
+    def _restore_metadata(self, metadata: Any) -> Any:
+        if type(metadata) is not RenamedMetadata:
+            return metadata
+        shape = tuple([self._token(size) for size in metadata.shape])
+        stride = tuple([self._token(size) for size in metadata.stride])
+        offset = self._token(metadata.offset)
+        return intern_symbolic(
+            self.shape_env, shape, stride, metadata.dtype, metadata.device, offset, metadata.flags
+        )
+
+    def _token(self, encoded: Encoded) -> Any:
+        if encoded.__class__ is int:
+            return encoded
+        return token_of_expression(self.shape_env.replace(self.decode(encoded)), self.shape_env)
+
+
+def _plain(answer: Any) -> Any:
+    """An answer as a Python number."""
+    if answer.__class__ in (bool, int):
+        return answer
+    if answer.is_Boolean:
+        return bool(answer)
+    if answer.is_Integer:
+        return int(answer)
+    raise Unkeyable("an answer that is no integer")
+
+
+def _facts(call: RenamedCall) -> tuple[Any, ...]:
+    """All that the environment knows about the symbols of a call, and about those that its facts tie them to."""
+    shape_env = call.shape_env
+    state = state_of(shape_env)
+    facts = _all_facts(shape_env, state)
+    asked = tuple(call.symbols)
+    remembered = state.facts_about.get(asked)
+    if remembered is None:
+        known = _facts_about(call, facts)
+        state.facts_about[asked] = (tuple(call.symbols[len(asked) :]), known)
+    else:
+        others, known = remembered
+        for symbol in others:
+            call.number_of(symbol)
+    about = []
+    for symbol in call.symbols:
+        bounds = shape_env.var_to_range[symbol]
+        assumptions = (symbol.is_integer, symbol.is_positive, symbol.is_nonnegative)
+        about.append(
+            (call.encode(bounds.lower), call.encode(bounds.upper), symbol in shape_env.size_like, assumptions)
+        )
+    return (tuple(about), known)
+
+
+def _all_facts(shape_env: Any, state: Any) -> list[tuple[str, Any, Any, frozenset]]:
+    """``(kind, expression, value, symbols)`` of every fact, collected again when there are more."""
+    version = (
+        _t.replacements_version(shape_env),
+        shape_env._version_counter,
+        len(shape_env.guards),
+        len(shape_env.axioms),
+        len(shape_env.divisible),
+        shape_env.num_deferred_runtime_asserts,
+    )
+    if state.facts_version != version:
+        facts = [("axiom", fact, value) for fact, value in shape_env.axioms.items()]
+        facts += [("divisible", fact, True) for fact in shape_env.divisible]
+        facts += [("guard", shape_env.replace(guard.expr), True) for guard in shape_env.guards]
+        facts += [
+            ("assert", asserted.expr, True)
+            for asserts in shape_env.deferred_runtime_asserts.values()
+            for asserted in asserts
+        ]
+        state.facts = [(kind, expr, value, expr.free_symbols) for kind, expr, value in facts]
+        state.facts_about.clear()
+        state.facts_version = version
+    return state.facts
+
+
+def _facts_about(call: RenamedCall, facts: list[tuple[str, Any, Any, frozenset]]) -> frozenset:
+    """The facts that mention a symbol of a call, encoded; other symbols in them are numbered too."""
+    chosen: list[tuple[str, Any, Any, frozenset]] = []
+    done = 0
+    while done < len(call.symbols):  # the symbols that are reached may be mentioned by further facts
+        reached, done = set(call.symbols), len(call.symbols)
+        chosen = [fact for fact in facts if not fact[3].isdisjoint(reached)]
+        for *_, symbols in chosen:
+            for symbol in sorted(symbols - reached, key=str):
+                call.number_of(symbol)
+    return frozenset([(kind, call.encode(expr), call.encode(value)) for kind, expr, value, _ in chosen])
+
+
+class Renamed:
+    """What one engine found, by operator and renamed key.
+
+    Args:
+        limit: the number of entries at which the older half is dropped.
+    """
+
+    WAYS = 8
+    """How many dispatches that differ in their answers are kept for one key."""
+
+    def __init__(self, limit: int = 20_000) -> None:
+        self.limit = limit
+        self.lock = threading.Lock()
+        self.tables: dict[Any, dict[Any, tuple[Entry, ...]]] = {}
+        self.new: list[tuple[Any, Any, Entry]] = []
+        self.size = 0
+
+    def find(self, func: Any, call: RenamedCall) -> Entry | None:
+        """An entry whose dispatch would take the same way for this call."""
+        for entry in self.tables.get(func, {}).get(call.key, ()):
+            if call.fits(entry):
+                return entry
+        return None
+
+    def add(self, func: Any, key: Any, entry: Entry, *, is_new: bool = True) -> None:
+        """Keep an entry.
+
+        Args:
+            is_new: whether the disk should learn of it.
+        """
+        with self.lock:
+            if self.size >= self.limit:
+                self._evict()
+            table = self.tables.setdefault(func, {})
+            ways = table.get(key, ())
+            if entry in ways or len(ways) >= self.WAYS:
+                return
+            table[key] = (*ways, entry)
+            self.size += 1
+            if is_new:
+                self.new.append((func, key, entry))
+
+    def take_new(self) -> list[tuple[Any, Any, Entry]]:
+        """The entries since the last call."""
+        with self.lock:
+            taken, self.new = self.new, []
+            return taken
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        with self.lock:
+            self.tables.clear()
+            self.new.clear()
+            self.size = 0
+
+    def _evict(self) -> None:
+        for table in self.tables.values():
+            for key in list(itertools.islice(table, (len(table) + 1) // 2)):
+                del table[key]
+        self.new.clear()
+        self.size = sum(len(ways) for table in self.tables.values() for ways in table.values())

@@ -1,0 +1,166 @@
+"""Recipes with symbolic sizes.
+
+``make_fx`` knows sizes by their nodes, and looks a size up where it first met its node. What is rebuilt in one trace
+therefore shares no nodes with what was made outside of it, its inputs above all: else a size of a forward value would be
+read from a tangent that happens to have the same one.
+
+Outputs are made by a lazy clone of a prototype, which copies symbolic sizes without calling back into Python for
+each of them; building the same tensor from its sizes costs twenty times as much. A recipe whose symbols have been
+replaced since (an equality or a specialisation became known) is *stale*: it is dropped and the operator runs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import _torch as _t
+from ..tensor import Unkeyable, make_fake, plain_of
+from .recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
+from .symbolic import SymbolicMetadata, number_of, token
+
+__all__ = ["Stale", "SymbolicConstant", "build_symbolic", "symbols_of_recipe"]
+
+
+class Stale(Exception):
+    """A recipe mentions a symbol that has been replaced since."""
+
+
+class SymbolicConstant(Constant):
+    """A symbolic integer among the outputs (``value`` is its token)."""
+
+
+def symbols_of_recipe(recipe: Any) -> set[Any]:
+    """All symbols that a recipe needs."""
+    if isinstance(recipe, Sequence):
+        return set().union(*[symbols_of_recipe(item) for item in recipe.items])
+    if isinstance(recipe, SymbolicConstant):
+        return set(recipe.value.symbols)
+    return set(getattr(getattr(recipe, "metadata", None), "symbols", ()))
+
+
+def build_symbolic(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
+    """Compile a recipe whose metadata is symbolic."""
+    if type(recipe) is SymbolicConstant:
+        return _build_constant(recipe)
+    if type(recipe) is Fresh:
+        return _build_fresh(recipe, tensor_class, mark)
+    return _build_view(recipe, tensor_class, mark)
+
+
+def _fresh_or_stale(owner: Any) -> Callable[[], None]:
+    """A check that costs an integer comparison as long as nothing was replaced."""
+    shape_env, symbols = owner.shape_env, owner.symbols
+    seen = len(shape_env.replacements)
+    if not symbols.isdisjoint(shape_env.replacements):
+        raise Unkeyable("replaced symbol")
+
+    def check() -> None:
+        nonlocal seen
+        now = len(shape_env.replacements)
+        if now != seen:
+            if not symbols.isdisjoint(shape_env.replacements):
+                raise Stale
+            seen = now
+
+    return check
+
+
+def _build_constant(recipe: Any) -> Rebuild:
+    value = recipe.value
+    check = _fresh_or_stale(value)
+
+    def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        check()
+        return value.symbol()
+
+    return rebuild
+
+
+def _numbers(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple([number_of(value) for value in values])
+
+
+def _place(metadata: Any) -> tuple[Any, ...]:
+    """Sizes, strides and offset, with nodes of their own."""
+    return _numbers(metadata.shape), _numbers(metadata.stride), number_of(metadata.offset)
+
+
+def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
+    metadata = recipe.metadata
+    check = _fresh_or_stale(metadata)
+    prototype, made_in = _prototype(recipe), _t.current_trace()
+    lazy_clone, device, interned = _t.variable_functions._lazy_clone, metadata.device, metadata.to_keep()
+
+    def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal prototype, made_in
+        check()
+        trace = _t.current_trace()
+        if trace != made_in:
+            prototype, made_in = _prototype(recipe), trace
+        return make_fake(lazy_clone(prototype), device, mode, interned, mark, tensor_class)
+
+    return rebuild
+
+
+def _prototype(recipe: Fresh) -> torch.Tensor:
+    """A meta tensor with the sizes and the storage size of a recipe."""
+    metadata: Any = recipe.metadata
+    shape, stride, dtype = _numbers(metadata.shape), _numbers(metadata.stride), metadata.dtype
+    try:
+        with metadata.shape_env.suppress_guards():
+            made = torch.empty_strided(shape, stride, dtype=dtype, device=_t.META_DEVICE)
+            if metadata.offset == 0 and token(made.untyped_storage().nbytes()) is recipe.nbytes:
+                return made
+            # Sizes and strides give the same number in another form: (s0 - 1) * 4 + 4 for 4 * s0.
+            whole = torch.empty(
+                (number_of(recipe.nbytes) // dtype.itemsize,), dtype=dtype, device=_t.META_DEVICE
+            )
+            if token(whole.untyped_storage().nbytes()) is recipe.nbytes:
+                return whole.as_strided(shape, stride, number_of(metadata.offset))
+    except _t.GuardOnDataDependentSymNode as unknown:
+        raise Unkeyable("data dependent symnode") from unknown
+    raise Unkeyable("storage size of the output")
+
+
+def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
+    metadata: Any = recipe.metadata
+    if not recipe.same_dtype:
+        raise Unkeyable("symbolic view with another dtype")
+    check = _fresh_or_stale(metadata)
+    place, made_in = _place(metadata), _t.current_trace()
+    shape_env, path, device, interned = metadata.shape_env, recipe.path, metadata.device, metadata.to_keep()
+
+    def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal place, made_in
+        check()
+        trace = _t.current_trace()
+        if trace != made_in:
+            place, made_in = _place(metadata), trace
+        base = follow(path, args, kwargs)
+        plain = base._plain
+        if plain is None:
+            with shape_env.suppress_guards():
+                plain = plain_of(base)
+        return make_fake(plain.as_strided(*place), device, mode, interned, mark, tensor_class)
+
+    return rebuild
+
+
+class _BuildersBySymbols:
+    """Fresh tensors and views are compiled differently if their metadata is symbolic."""
+
+    def __init__(self, static: Callable[..., Rebuild]) -> None:
+        self.static = static
+
+    def __call__(self, recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
+        if type(recipe.metadata) is SymbolicMetadata:
+            return build_symbolic(recipe, tensor_class, mark)
+        return self.static(recipe, tensor_class, mark)
+
+
+for _kind in (Fresh, View):
+    BUILDERS[_kind] = _BuildersBySymbols(BUILDERS[_kind])
+BUILDERS[SymbolicConstant] = build_symbolic

@@ -1,0 +1,182 @@
+"""Lookup and recording of calls on symbolic sizes: first in their environment, then with symbols renamed.
+
+An entry of an environment (``SymbolicState.tables``) serves the very same symbols and owes nothing: its guards are
+recorded there. Entries about unbacked symbols hold as long as nothing new became known, because every fact may change
+what is decided without a guard. Entries for renamed symbols (``fake.cache.renamed``) are shared by all environments.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+from .. import _torch as _t
+from ..symbols.node import lean_state
+from ..tensor import Unkeyable
+from .questions import Questions, watch
+from .recipe import Mark, build
+from .renamed import Renamed, RenamedCall
+from .replacements import REPLACEMENTS
+from .symbolic import SymbolicState, state_of, symbols_of_key
+from .symbolic_recipe import Stale
+
+__all__ = ["Kept", "SymbolicCall", "SymbolicTables"]
+
+
+class Kept:
+    """An entry of one environment.
+
+    Attributes:
+        rebuild: makes the outputs.
+        questions: gives what the dispatch asked, for a recording that uses the entry.
+        facts: what must still be all that is known, or None for backed symbols.
+        symbols: the unbacked symbols that the facts are about.
+    """
+
+    __slots__ = ("facts", "questions", "rebuild", "symbols")
+
+    def __init__(
+        self,
+        rebuild: Any,
+        questions: Callable[[], Questions],
+        facts: Any = None,
+        symbols: tuple[Any, ...] = (),
+    ) -> None:
+        self.rebuild, self.questions, self.facts, self.symbols = rebuild, questions, facts, symbols
+
+
+class SymbolicTables:
+    """The symbolic entries of one engine.
+
+    Args:
+        tensor_class: the exact class of the engine's tensors.
+        limit: the number of entries of one environment at which the older half is dropped.
+    """
+
+    def __init__(self, tensor_class: type, limit: int = 50_000) -> None:
+        self.tensor_class = tensor_class
+        self.limit = limit
+        self.renamed = Renamed()
+        self._states: weakref.WeakSet[SymbolicState] = weakref.WeakSet()
+
+    def find(self, shape_env: Any, func: Any, key: Any) -> Any:
+        """What rebuilds the outputs of a call that was seen with these symbols, or None."""
+        state = shape_env.__dict__.get("_fake_dispatch")
+        if state is None:
+            return None
+        kept = state.table(func, self.tensor_class).get(key)
+        if kept is None:
+            return None
+        if kept.facts is not None and kept.facts != _knowledge_about(shape_env, kept.symbols):
+            return None
+        log = lean_state(shape_env).log
+        if log is not None:
+            log.include(kept.questions())
+        return kept.rebuild
+
+    def insert(self, state: SymbolicState, func: Any, key: Any, kept: Kept) -> None:
+        """Add an entry to an environment, making room first if the limit is reached."""
+        self._states.add(state)
+        if state.size >= self.limit:
+            for table in state.tables.values():
+                for old in list(itertools.islice(table, (len(table) + 1) // 2)):
+                    del table[old]
+            state.size = sum(map(len, state.tables.values()))
+        table = state.table(func, self.tensor_class)
+        state.size += key not in table
+        table[key] = kept
+
+    def forget(self, shape_env: Any, func: Any, key: Any) -> None:
+        """Drop an entry of an environment."""
+        state_of(shape_env).table(func, self.tensor_class).pop(key, None)
+
+    def clear(self) -> None:
+        """Drop all entries, those on environments too."""
+        self.renamed.clear()
+        for state in list(self._states):
+            state.clear()
+
+
+class SymbolicCall:
+    """One call that its environment has no entry for.
+
+    Raises:
+        Unkeyable: nothing may be cached in this environment.
+    """
+
+    def __init__(self, tables: SymbolicTables, shape_env: Any, func: Any, key: Any) -> None:
+        if _t.backed_size_oblivious():
+            raise Unkeyable("backed_size_oblivious")
+        self.tables, self.shape_env, self.func, self.key = tables, shape_env, func, key
+        self.state = state_of(shape_env)
+        symbols = symbols_of_key(key)
+        self.is_outdated = not symbols.isdisjoint(shape_env.replacements)
+        unbacked = sorted((s for s in symbols if s not in shape_env.backed_var_to_val), key=str)
+        self.unbacked = tuple(unbacked)
+        self.facts = _knowledge_about(shape_env, self.unbacked) if unbacked else None
+        self.renamed: RenamedCall | None = None
+        if not unbacked and not self.is_outdated:
+            try:
+                self.renamed = RenamedCall(key, shape_env)
+            except Unkeyable:
+                self.renamed = None  # this call is dispatched, and kept for its own symbols
+
+    def find_renamed(self, mark: Mark) -> Any:
+        """What rebuilds the outputs, from a call that was the same up to the names of its symbols; or None."""
+        call = self.renamed
+        entry = None if call is None else self.tables.renamed.find(self.func, call)
+        if call is None or entry is None:
+            return None
+        try:
+            if not call.ask(entry):
+                return None
+            rebuild = build(call.recipe(entry), self.tables.tensor_class, mark)
+        except (Unkeyable, Stale, _t.GuardOnDataDependentSymNode):
+            return None
+        questions = partial(call.questions, entry)
+        log = lean_state(self.shape_env).log
+        if log is not None:
+            log.include(questions())
+        self.tables.insert(self.state, self.func, self.key, Kept(rebuild, questions))
+        return rebuild
+
+    def watch(self) -> AbstractContextManager[Questions]:
+        """Note what the dispatch asks (one inside another notes for both)."""
+        return watch(self.shape_env)
+
+    def remember(self, rebuild: Any, recipe: Any, questions: Questions) -> None:
+        """Keep the outcome of the dispatch; ``recipe`` is None for a negative entry.
+
+        Raises:
+            Unkeyable: the environment records no guards now: a later hit would owe them.
+        """
+        if _t.guards_are_suppressed() or self.shape_env.frozen:
+            raise Unkeyable("suppressed guards")
+        kept = Kept(rebuild, lambda: questions, self.facts, self.unbacked)
+        self.tables.insert(self.state, self.func, self.key, kept)
+        if recipe is None or self.renamed is None or REPLACEMENTS.any_builtin:
+            return
+        if not _t.library_utils.is_builtin(self.func):
+            return  # its fake kernel may read anything of the sizes
+        try:
+            entry = self.renamed.entry(recipe, questions)
+        except Unkeyable:
+            return  # kept for its own symbols only
+        self.tables.renamed.add(self.func, self.renamed.key, entry)
+
+
+def _knowledge_about(shape_env: Any, symbols: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Changes with everything that becomes known in an environment, and with the ranges of some symbols."""
+    return (
+        shape_env._version_counter,
+        _t.replacements_version(shape_env),
+        len(shape_env.guards),
+        len(shape_env.axioms),
+        shape_env.num_deferred_runtime_asserts,
+        tuple([shape_env.var_to_range.get(symbol) for symbol in symbols]),
+        tuple([symbol in shape_env.size_like for symbol in symbols]),
+    )

@@ -1,0 +1,48 @@
+"""Fewer runs of the garbage collector while a model is traced.
+
+Tracing makes hundreds of thousands of objects that live until it ends, and Python's collector looks at them again and
+again: a tenth of the time. :class:`RarerCollection` raises the collector's first threshold, so that it still runs, and
+puts it back.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+__all__ = ["RarerCollection"]
+
+
+class RarerCollection:
+    """The one owner of the collector's thresholds while someone asks for rarer collections.
+
+    A program that has turned the collector off, or made it rarer itself, is left alone, and so are thresholds that are
+    changed meanwhile.
+    """
+
+    OBJECTS = 50_000
+    """How many more objects there must be than at the last collection (Python's own value is 700)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._before: tuple[int, int, int] | None = None
+        self._ours: tuple[int, int, int] | None = None
+
+    def acquire(self) -> None:
+        """Make collections rarer until as many calls of :meth:`release`."""
+        with self._lock:
+            self._holders += 1
+            thresholds = gc.get_threshold()
+            if self._holders == 1 and 0 < thresholds[0] < self.OBJECTS:
+                self._before, self._ours = thresholds, (self.OBJECTS, *thresholds[1:])
+                gc.set_threshold(*self._ours)
+
+    def release(self) -> None:
+        """Undo one :meth:`acquire`."""
+        with self._lock:
+            self._holders -= 1
+            if self._holders == 0 and self._before is not None:
+                if gc.get_threshold() == self._ours:
+                    gc.set_threshold(*self._before)
+                self._before = self._ours = None

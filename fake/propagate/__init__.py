@@ -1,0 +1,5 @@
+"""Propagation of fake tensors over FX graphs: incremental, and quick about layers that repeat."""
+
+from .prop import FakeTensorProp
+
+__all__ = ["FakeTensorProp"]

@@ -1,0 +1,265 @@
+"""Which stage, pass, match site or lowering makes a script fail: found by running it again and again.
+
+The script is run in processes of its own, each with a compilation that ends somewhere else
+(:mod:`fxpasses.checking.limits`): Dynamo's graph alone, AOTAutograd's, the partition, one pass after the other,
+Inductor. Of two neighbours one works and one fails; between them it goes on with the pass's match sites, or with the
+operators that Inductor lowers. Each answer is written to a state file, so that a search that was killed goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fxpasses.checking.limits import VARIABLE, Limits
+from fxpasses.errors import BisectError
+
+__all__ = ["Verdict", "bisect_script"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a search found.
+
+    Attributes:
+        stage: the stage at which the script starts to fail; "" when it does not fail.
+        pass_name: the guilty pass, or "".
+        site: its match site, or for Inductor the operator whose lowering is to blame, or "".
+        position: the position of that site or operator in the process, from 0; -1 when there is none.
+        repro: a file that shows the fault, or "".
+        runs: how many processes were needed, those of an earlier search with the same state included.
+        text: all that in one paragraph.
+    """
+
+    stage: str
+    pass_name: str
+    site: str
+    position: int
+    repro: str
+    runs: int
+    text: str
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """One run of the script."""
+
+    failed: bool
+    record: dict[str, Any]
+    output: str
+
+
+class _Search:
+    """The runs of one script, remembered in a file."""
+
+    def __init__(
+        self,
+        script: Path,
+        args: Sequence[str],
+        state: Path,
+        output: Path,
+        timeout: float | None,
+        tick: Callable[[], None],
+    ) -> None:
+        self._command = [sys.executable, str(script), *args]
+        self._state, self._output, self._timeout, self._tick = state, output, timeout, tick
+        key = hashlib.sha256(script.read_bytes() + repr(list(args)).encode()).hexdigest()
+        self._answers: dict[str, dict[str, Any]] = {}
+        if state.exists():
+            known = json.loads(state.read_text())
+            if known.get("script") == key:  # otherwise the answers are another script's
+                self._answers = known["answers"]
+        self._key = key
+
+    @property
+    def runs(self) -> int:
+        return len(self._answers)
+
+    def answer(self, limits: Limits) -> _Answer:
+        """Run the script so, or remember that it was."""
+        key = limits.to_json()
+        if key not in self._answers:
+            self._answers[key] = self._run(limits)
+            self._save()
+        self._tick()
+        return _Answer(**self._answers[key])
+
+    def _run(self, limits: Limits) -> dict[str, Any]:
+        self._output.mkdir(parents=True, exist_ok=True)
+        record = self._output.resolve() / "record.json"
+        record.unlink(missing_ok=True)
+        environment = {
+            **os.environ,
+            VARIABLE: replace(limits, record=str(record)).to_json(),
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",  # what comes from a cache ran through no pass
+        }
+        try:
+            done = subprocess.run(
+                self._command,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=self._timeout,
+                check=False,
+            )
+            failed, text = done.returncode != 0, done.stdout + done.stderr
+        except subprocess.TimeoutExpired:
+            failed, text = True, f"no end after {self._timeout} seconds"
+        found = json.loads(record.read_text()) if record.exists() else {}
+        return {"failed": failed, "record": found, "output": text[-2000:]}
+
+    def _save(self) -> None:
+        self._state.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._state.with_suffix(".part")
+        partial.write_text(json.dumps({"script": self._key, "answers": self._answers}, indent=1))
+        partial.replace(self._state)
+
+    def first_failing(self, works: int, fails: int, limits: Callable[[int], Limits]) -> int:
+        """The smallest number that fails, between one that works and one that fails."""
+        while fails - works > 1:
+            middle = (works + fails) // 2
+            if self.answer(limits(middle)).failed:
+                fails = middle
+            else:
+                works = middle
+        return fails
+
+
+def bisect_script(
+    script: str | Path,
+    args: Sequence[str] = (),
+    *,
+    state: str | Path | None = None,
+    output: str | Path = "fxpasses_bisect",
+    timeout: float | None = None,
+    console: Console | None = None,
+) -> Verdict:
+    """Find out which part of the compilation makes a script fail.
+
+    The script fails when it exits with another status than 0: because of an exception, a failed assertion, or
+    ``sys.exit(1)``. It has to compile with ``backend="fxpasses"`` and to compare its results itself.
+
+    Args:
+        script: the file.
+        args: its arguments.
+        state: where answers are kept; ``OUTPUT/state.json`` by default. A search with the same script, arguments and
+            state goes on where the last one ended.
+        output: a directory for the state and the repro file.
+        timeout: after how many seconds a run counts as failed.
+        console: where the progress bar is drawn; standard error by default.
+
+    Raises:
+        BisectError: when the script does not exist, or fails without being compiled by fxpasses.
+    """
+    script, output = Path(script), Path(output)
+    if not script.is_file():
+        raise BisectError(f"there is no script {str(script)!r}")
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console or Console(stderr=True),
+    )
+    with bar:
+        task = bar.add_task("running the script as it is", total=8)
+        search = _Search(
+            script,
+            args,
+            Path(state) if state else output / "state.json",
+            output,
+            timeout,
+            lambda: bar.advance(task),
+        )
+
+        def say(text: str, more: int) -> None:
+            bar.update(task, description=text, total=int(bar.tasks[0].completed) + more)
+
+        verdict = _find(search, say)
+        bar.update(task, description="done", total=bar.tasks[0].completed)
+    (output / "verdict.txt").write_text(verdict.text + "\n")
+    return verdict
+
+
+def _find(search: _Search, say: Callable[[str, int], None]) -> Verdict:
+    full = search.answer(Limits())
+    if not full.failed:
+        return Verdict("", "", "", -1, "", search.runs, "The script does not fail: there is nothing to find.")
+    if "passes" not in full.record:
+        raise BisectError(
+            "the script fails before anything is compiled with backend='fxpasses'; its last words:\n"
+            + full.output
+        )
+    say("without compiling", 6)
+    if search.answer(Limits(stage="eager")).failed:
+        text = "The script fails even when the graphs run in eager as Dynamo captured them: no stage of fxpasses is to blame."
+        return Verdict("eager", "", "", -1, "", search.runs, text)
+    names: list[str] = full.record["passes"]
+    steps = [
+        Limits(stage="eager"),
+        Limits(stage="capture"),
+        Limits(stage="partition"),
+        *(Limits(stage="passes", passes=count + 1) for count in range(len(names))),
+        Limits(stage="inductor", lowerings=0),
+        Limits(),
+    ]
+    say("which stage", len(steps).bit_length() + 4)
+    first = search.first_failing(0, len(steps) - 1, steps.__getitem__)
+    guilty = steps[first]
+    if guilty.stage == "passes":
+        return _pass(search, guilty, names[(guilty.passes or 1) - 1], say)
+    if guilty.stage == "inductor" and guilty.lowerings is None:
+        return _lowering(search, guilty, say)
+    what = {
+        "capture": "AOTAutograd's capture of the joint graph (its decompositions and functionalization)",
+        "partition": "the partition into a forward and a backward graph",
+        "inductor": "Inductor, even when it lowers no operator itself: its own passes, its scheduler or its wrapper",
+    }[guilty.stage]
+    text = f"The script works up to the stage before and fails with {what}. {search.runs} runs."
+    return Verdict(guilty.stage, "", "", -1, "", search.runs, text)
+
+
+def _pass(search: _Search, limits: Limits, name: str, say: Callable[[str, int], None]) -> Verdict:
+    sites: list[str] = search.answer(limits).record.get("sites", [])
+    say(f"which match site of {name}", len(sites).bit_length() + 1)
+    place, position = "", -1
+    if sites:
+        position = search.first_failing(0, len(sites), lambda count: replace(limits, sites=count)) - 1
+        place = sites[position]
+    say(f"writing a repro file for {name}", 1)
+    repro = search.answer(replace(limits, check=True)).record.get("repro", "")
+    where = f" at match site {position + 1} of {len(sites)}, {place}" if sites else ""
+    shown = (
+        f" `python {repro}` shows it on a small graph." if repro else " The value check finds no difference."
+    )
+    text = (
+        f"The script fails because of pass {name!r}{where}: it works with the passes before it and fails as soon as "
+        f"this pass runs, with the graphs run operator by operator.{shown} {search.runs} runs."
+    )
+    return Verdict("pass", name, place, position, repro, search.runs, text)
+
+
+def _lowering(search: _Search, limits: Limits, say: Callable[[str, int], None]) -> Verdict:
+    nodes: list[str] = search.answer(limits).record.get("lowerings", [])
+    say("which of Inductor's lowerings", len(nodes).bit_length())
+    if not nodes:
+        text = f"The script fails only with Inductor, on graphs without an operator to lower. {search.runs} runs."
+        return Verdict("inductor", "", "", -1, "", search.runs, text)
+    count = search.first_failing(0, len(nodes), lambda count: replace(limits, lowerings=count))
+    place = nodes[count - 1]
+    text = (
+        f"The script fails because of Inductor: it works with the first {count - 1} of {len(nodes)} operators lowered and "
+        f"the others called as they are, and fails as soon as operator {count}, {place}, is lowered, too. "
+        f"{VARIABLE}='{replace(limits, lowerings=count).to_json()}' makes the script fail so. {search.runs} runs."
+    )
+    return Verdict("inductor", "", place, count - 1, "", search.runs, text)

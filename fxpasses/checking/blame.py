@@ -1,0 +1,163 @@
+"""From a difference between two graphs to the match site and the node that cause it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor, fx
+
+from fxpasses.checking.inputs import cloned
+from fxpasses.checking.interpret import ExactRun, RoundedRun, Run
+from fxpasses.checking.tolerance import deviation
+from fxpasses.checking.values import Mismatch, Reference, compare, value_names
+from fxpasses.contract import GraphKind, Pass
+from fxpasses.errors import Location
+from fxpasses.provenance import locate
+from fxpasses.rewriting import copy_graph
+from fxpasses.sites import MatchSite, collect_sites
+
+__all__ = ["apply_pass", "changed_nodes", "first_difference", "guilty_sites", "minimise", "rewritten_places"]
+
+T = TypeVar("T")
+_SEED = 20
+
+
+def apply_pass(
+    item: Pass, gm: fx.GraphModule, allowed: Callable[[int], bool] = lambda index: True
+) -> tuple[fx.GraphModule, tuple[MatchSite, ...]]:
+    """A copy of ``gm`` that ``item`` rewrote at the allowed sites, and the sites that it asked for.
+
+    Raises:
+        Exception: whatever the pass raises.
+    """
+    copy = copy_graph(gm)
+    with collect_sites(allowed) as sites:
+        item.apply(copy)
+    copy.recompile()
+    return copy, tuple(sites.claimed)
+
+
+def minimise(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
+    """A subset of ``items`` that still fails, from which no single item can be left out.
+
+    Delta debugging (A. Zeller and R. Hildebrandt, "Simplifying and isolating failure-inducing input", 2002).
+
+    >>> minimise(range(40), lambda chosen: 17 in chosen and 23 in chosen)
+    [17, 23]
+    """
+    kept, parts = list(items), 2
+    while len(kept) > 1:
+        size = -(-len(kept) // parts)
+        chunks = [kept[i : i + size] for i in range(0, len(kept), size)]
+        smaller = next((chunk for chunk in chunks if len(chunk) < len(kept) and fails(chunk)), None)
+        if smaller is not None:
+            kept, parts = smaller, 2
+            continue
+        without = ([x for x in kept if x not in chunk] for chunk in chunks) if parts > 2 else iter(())
+        smaller = next((rest for rest in without if rest and fails(rest)), None)
+        if smaller is not None:
+            kept, parts = smaller, max(parts - 1, 2)
+        elif parts >= len(kept):
+            break
+        else:
+            parts = min(len(kept), parts * 2)
+    return kept
+
+
+def guilty_sites(
+    item: Pass,
+    before: fx.GraphModule,
+    kind: GraphKind,
+    sites: Sequence[MatchSite],
+    inputs: Sequence[Any],
+    bitwise: bool,
+) -> tuple[MatchSite, ...]:
+    """The fewest of the pass's match sites at which its rewrite alone makes the graph wrong."""
+    if not sites:
+        return ()
+    reference, names = Reference(before, inputs), value_names(before, kind)
+
+    def fails(chosen: list[int]) -> bool:
+        try:
+            candidate, _ = apply_pass(item, before, set(chosen).__contains__)
+        except Exception:  # noqa: BLE001  (a pass that cannot leave these sites out tells nothing about the others)
+            return False
+        return bool(compare(reference, candidate, names, bitwise))
+
+    guilty = set(minimise([site.index for site in sites if site.applied], fails))
+    return tuple(site for site in sites if site.index in guilty)
+
+
+def changed_nodes(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[str], set[str]]:
+    """Names of the nodes of each graph that the other has not, or has with another target or other arguments."""
+
+    def described(gm: fx.GraphModule) -> dict[str, str]:
+        return {n.name: f"{n.op} {n.target} {n.args} {n.kwargs}" for n in gm.graph.nodes}
+
+    old, new = described(before), described(after)
+    return (
+        {name for name, text in old.items() if new.get(name) != text},
+        {name for name, text in new.items() if old.get(name) != text},
+    )
+
+
+def rewritten_places(before: fx.GraphModule, after: fx.GraphModule) -> list[set[str]]:
+    """What a pass that claims no sites changed: connected groups of changed nodes, in order of the graph before."""
+    old, new = changed_nodes(before, after)
+    neighbours: dict[str, set[str]] = {name: set() for name in old | new}
+    for gm, changed in ((before, old), (after, new)):
+        for node in gm.graph.nodes:
+            if node.name in changed and node.op != "output":
+                for value in node.all_input_nodes:
+                    if value.name in neighbours and value.op not in ("placeholder", "get_attr"):
+                        neighbours[node.name].add(value.name)
+                        neighbours[value.name].add(node.name)
+    groups: list[set[str]] = []
+    for name in [n.name for gm in (before, after) for n in gm.graph.nodes if n.name in neighbours]:
+        if any(name in group for group in groups):
+            continue
+        group, pending = {name}, [name]
+        while pending:
+            fresh = neighbours[pending.pop()] - group
+            group |= fresh
+            pending += fresh
+        groups.append(group)
+    return groups
+
+
+def first_difference(before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]) -> Location:
+    """The first node, in the order of the graph before, that has another value afterwards than rounding explains.
+
+    Nodes are matched by name. When none of those that both graphs have differs, the first changed one is named.
+    """
+    kept = [Run(gm, keep=True) for gm in (before, after)]
+    samples = [RoundedRun(before, seed, keep=True) for seed in range(4)]
+    exact = ExactRun(before, keep=True)
+    for run in (*kept, exact, *samples):
+        try:
+            run(cloned(inputs), _SEED)
+        except Exception:  # noqa: BLE001  (what was computed before it raised is compared)
+            continue
+    old, new = changed_nodes(before, after)
+    for node in before.graph.nodes:
+        name = node.name
+        if node.op != "call_function" or name not in kept[0].values or name not in kept[1].values:
+            continue
+        mine, theirs = kept[0].values[name], kept[1].values[name]
+        if not (isinstance(mine, Tensor) and isinstance(theirs, Tensor)):
+            continue
+        if (mine.shape, mine.dtype) != (theirs.shape, theirs.dtype):
+            return locate(node)
+        others = [s.values[name] for s in samples if name in s.values]
+        if deviation(mine, exact.values.get(name), others, theirs) is not None:
+            return locate(node)
+    changed = [n for n in before.graph.nodes if n.name in old and n.op == "call_function"]
+    changed += [n for n in after.graph.nodes if n.name in new and n.op == "call_function"]
+    return locate(changed[0]) if changed else Location()
+
+
+def describe(mismatches: Sequence[Mismatch]) -> str:
+    """The mismatches in one line: the first, and how many others."""
+    more = f" (and {len(mismatches) - 1} more)" if len(mismatches) > 1 else ""
+    return f"{mismatches[0]}{more}"

@@ -1,0 +1,226 @@
+"""Inputs to run a graph on: copies of real ones, gradients of outputs, and others of other sizes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx
+
+from fxpasses._torch import shape_env_of, symbol_hints
+from fxpasses.rewriting import value_of
+
+__all__ = [
+    "Unsupported",
+    "bindings",
+    "cloned",
+    "from_hints",
+    "other_sizes",
+    "placeholders",
+    "resized",
+    "tangents",
+]
+
+_SIZES = (2, 3, 4, 5, 7, 8, 12, 16, 17, 31, 32, 33, 64, 65, 100, 128)
+_MOST_ELEMENTS = 1 << 22
+Bindings = Mapping[sympy.Symbol, int]
+
+
+class Unsupported(Exception):
+    """An input that cannot be copied or made up, such as a tensor subclass: its graph is not checked by value."""
+
+
+def placeholders(gm: fx.GraphModule) -> list[fx.Node]:
+    """The graph's inputs, in order."""
+    return list(gm.graph.find_nodes(op="placeholder"))
+
+
+def cloned(values: Sequence[Any]) -> list[Any]:
+    """Copies with the same strides, that share memory where the originals do.
+
+    Raises:
+        Unsupported: for a tensor that is not plain strided memory.
+    """
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def one(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if type(value) not in (Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+            raise Unsupported(f"an input of type {type(value).__name__}, layout {value.layout}")
+        value = value.detach()
+        storage = value.untyped_storage()
+        copy = storages.setdefault(storage._cdata, storage.clone())
+        empty = torch.empty((), dtype=value.dtype, device=value.device)
+        return empty.set_(copy, value.storage_offset(), value.shape, value.stride())
+
+    with torch.no_grad():
+        return [one(value) for value in values]
+
+
+def bindings(inputs: Sequence[fx.Node], values: Sequence[Any]) -> dict[sympy.Symbol, int]:
+    """The value of each symbol that is an input, or a size of one."""
+    found: dict[sympy.Symbol, int] = {}
+    for node, value in zip(inputs, values, strict=False):
+        fake = value_of(node)
+        pairs: list[tuple[Any, Any]] = [(fake, value)]
+        if isinstance(fake, Tensor) and isinstance(value, Tensor):
+            pairs = [
+                *zip(fake.shape, value.shape, strict=True),
+                *zip(fake.stride(), value.stride(), strict=True),
+            ]
+        for symbolic, number in pairs:
+            if isinstance(symbolic, torch.SymInt) and isinstance(symbolic.node.expr, sympy.Symbol):
+                found.setdefault(symbolic.node.expr, int(number))
+    return found
+
+
+def tangents(nodes: Sequence[fx.Node], bound: Bindings, kind: str, generator: torch.Generator) -> list[Any]:
+    """Values for the inputs of a joint or backward graph that are gradients of outputs.
+
+    Args:
+        nodes: the inputs.
+        bound: the value of each symbol.
+        kind: ``"random"``, ``"ones"`` (as a sum gives them) or ``"zero"``.
+        generator: of the random ones.
+
+    Raises:
+        Unsupported: when one is not a tensor of floating point numbers.
+    """
+
+    def one(node: fx.Node) -> Any:
+        fake = value_of(node)
+        if not isinstance(fake, Tensor) or not (fake.is_floating_point() or fake.is_complex()):
+            raise Unsupported(f"an output gradient of type {type(fake).__name__}")
+        result = _strided(fake, bound)
+        if kind == "zero":
+            return result.zero_()
+        if kind == "ones":
+            return result.fill_(1)
+        return result.copy_(torch.randn(result.shape, generator=generator, dtype=torch.float32))
+
+    with torch.no_grad():
+        return [one(node) for node in nodes]
+
+
+def from_hints(inputs: Sequence[fx.Node]) -> list[Any]:
+    """Made-up inputs of the sizes that were seen while compiling: random numbers, and zeros for integers and flags.
+
+    Raises:
+        Unsupported: for an input that is neither a tensor nor a number.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def one(node: fx.Node) -> Any:
+        fake = value_of(node)
+        if isinstance(fake, torch.SymInt):
+            return _size(fake, {})
+        if fake is None or isinstance(fake, (int, float)):
+            return fake
+        if not isinstance(fake, Tensor):
+            raise Unsupported(f"an input of type {type(fake).__name__}")
+        result = _strided(fake, {})
+        if not fake.is_floating_point():
+            return result.zero_()
+        return result.copy_(torch.randn(result.shape, generator=generator, dtype=torch.float32))
+
+    with torch.no_grad():
+        return [one(node) for node in inputs]
+
+
+def other_sizes(inputs: Sequence[fx.Node], real: Bindings) -> Iterator[dict[sympy.Symbol, int]]:
+    """Other values for the symbols, within the ranges and guards that were recorded while tracing.
+
+    Each symbol alone takes a series of sizes, smallest first, then all of them together. No guard is added.
+    """
+    env = shape_env_of([value_of(node) for node in inputs])
+    if env is None or not real:
+        return
+    fixed = symbol_hints(env)
+    seen = {tuple(real.values())}
+    alone = [{symbol: size} for size in _SIZES for symbol in real]
+    together = [dict.fromkeys(real, size) for size in _SIZES]
+    for change in itertools.chain.from_iterable(itertools.zip_longest(alone, together, fillvalue={})):
+        chosen = {**real, **change}
+        key = tuple(chosen.values())
+        if key not in seen and _allowed(env, {**fixed, **chosen}):
+            seen.add(key)
+            yield chosen
+
+
+def _allowed(env: Any, values: Bindings) -> bool:
+    for symbol, value in values.items():
+        bounds = env.var_to_range.get(symbol)
+        if bounds is not None and not (bounds.lower <= value <= bounds.upper):
+            return False
+        replaced = env.replacements.get(symbol)
+        if replaced is not None and _number(replaced, values) not in (None, value):
+            return False
+    for guard in env.guards:
+        if _replaced(guard.expr, values) is sympy.false:
+            return False
+    return all(_number(expression, values) in (None, 0) for expression in env.divisible)
+
+
+def _number(expression: sympy.Expr, values: Bindings) -> int | None:
+    result = _replaced(expression, values)
+    return int(result) if result.is_number else None
+
+
+def _replaced(expression: Any, values: Bindings) -> sympy.Expr:
+    return sympy.sympify(sympy.sympify(expression).xreplace({k: sympy.Integer(v) for k, v in values.items()}))
+
+
+def resized(
+    inputs: Sequence[fx.Node], real: Sequence[Any], chosen: Bindings, generator: torch.Generator
+) -> list[Any]:
+    """Inputs for other sizes, with values like the real ones.
+
+    Integers and flags are drawn from the real values (they may be indices), floating ones have the mean and the
+    spread of the real ones. What has no symbolic size stays as it is.
+
+    Raises:
+        Unsupported: for inputs of more than a few million elements, or of other types.
+    """
+
+    def one(node: fx.Node, value: Any) -> Any:
+        fake = value_of(node)
+        if isinstance(fake, torch.SymInt):
+            return _size(fake, chosen)
+        if not isinstance(fake, Tensor):
+            return value
+        if not any(isinstance(s, torch.SymInt) for s in (*fake.shape, *fake.stride())):
+            return cloned([value])[0]
+        result = _strided(fake, chosen)
+        if not value.numel():
+            return result.zero_()
+        if value.is_floating_point():
+            spread = value.double().std().item() if value.numel() > 1 else 1.0
+            drawn = torch.randn(result.shape, generator=generator) * spread + value.double().mean().item()
+            return result.copy_(drawn)
+        index = torch.randint(value.numel(), result.shape, generator=generator).to(value.device)
+        return result.copy_(value.flatten()[index])
+
+    with torch.no_grad():
+        return [one(node, value) for node, value in zip(inputs, real, strict=True)]
+
+
+def _strided(fake: Tensor, bound: Bindings) -> Tensor:
+    shape = [_size(s, bound) for s in fake.shape]
+    stride = [_size(s, bound) for s in fake.stride()]
+    if sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) > _MOST_ELEMENTS:
+        raise Unsupported(f"an input of size {shape}")
+    return torch.empty_strided(shape, stride, dtype=fake.dtype, device=fake.device)
+
+
+def _size(size: Any, bound: Bindings) -> int:
+    if isinstance(size, int):
+        return size
+    env = size.node.shape_env
+    value = _replaced(env.replace(size.node.expr), {**symbol_hints(env), **bound})
+    if not value.is_number:
+        raise Unsupported(f"a size that depends on data: {size}")
+    return int(value)

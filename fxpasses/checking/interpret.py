@@ -1,0 +1,275 @@
+"""Running a graph for comparison: uninitialised memory poisoned, random draws repeatable, in three precisions.
+
+* :class:`Run`: as it is.
+* :class:`ExactRun`: every floating value in float64, whatever the graph casts to.
+* :class:`RoundedRun`: as it is, but each result is moved by a random amount of the size of that operator's rounding
+  error. Several such runs show how far rounding alone takes each output. (Monte Carlo arithmetic: D. S. Parker,
+  "Monte Carlo Arithmetic: exploiting randomness in floating-point arithmetic", 1997; CESTAC: J. Vignes, 1974.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_aggregate, map_arg
+from torch.utils._pytree import tree_map
+
+from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
+from fxpasses.aliasing import is_random
+
+__all__ = ["ExactRun", "Poison", "RoundedMode", "RoundedRun", "Run", "allocates", "seeded", "spacing"]
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+Poison = Literal["nan", "huge"]
+"""What uninitialised memory holds: NaN (for integers the largest value), or huge numbers (the smallest)."""
+
+_UNINITIALISED = {
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.empty_permuted.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+    prims.empty_strided.default,
+    prims.empty_permuted.default,
+}
+_WIDE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex32: torch.complex128,
+    torch.complex64: torch.complex128,
+}
+
+
+def allocates(gm: fx.GraphModule) -> bool:
+    """Whether the graph makes uninitialised memory."""
+    return any(node.target in _UNINITIALISED for node in gm.graph.nodes)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Surroundings of a run: this seed for all devices, no gradients, no autocast; all as before afterwards."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with (
+        torch.random.fork_rng(devices),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+        disable_current_modes(),
+    ):
+        torch.manual_seed(seed)
+        yield
+
+
+class Run(fx.Interpreter):
+    """Runs a graph with its uninitialised memory poisoned.
+
+    Args:
+        gm: the graph.
+        poison: what uninitialised memory holds.
+        keep: whether to keep a copy of each node's value in ``values``, by name.
+
+    Attributes:
+        values: the values of the nodes, when they are kept.
+        current: the node that is being run: the one at fault when the run raises.
+    """
+
+    def __init__(self, gm: fx.GraphModule, poison: Poison = "nan", keep: bool = False) -> None:
+        super().__init__(gm, garbage_collect_values=True)
+        self.values: dict[str, Any] = {}
+        self.current: fx.Node | None = None
+        self.extra_traceback = False  # the node is named in our own message
+        self._poison, self._keep = poison, keep
+
+    def __call__(self, inputs: Sequence[Any], seed: int = 0) -> list[Any]:
+        """Run on ``inputs``, which the graph may change; returns the outputs as a list."""
+        with seeded(seed):
+            result = self.run(*inputs, enable_io_processing=False)
+        return list(result) if isinstance(result, (list, tuple)) else [result]
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.current = n
+        result = super().run_node(n)
+        if n.target in _UNINITIALISED:
+            _fill(result, self._poison)
+        if self._keep and n.op != "output":
+            self.values[n.name] = tree_map(_copied, result)
+        return result
+
+
+class ExactRun(Run):
+    """Runs a graph in float64, as far as operators go: the yardstick for the errors of the other runs.
+
+    Floating inputs, constants and every cast are widened. Random operators run in their own precision, so that
+    they draw what they draw otherwise.
+
+    Raises:
+        Exception: whatever an operator raises that does not know float64.
+    """
+
+    def __init__(self, gm: fx.GraphModule, poison: Poison = "nan", keep: bool = False) -> None:
+        super().__init__(gm, poison, keep)
+        self.inputs: list[Any] = []
+        """The widened inputs, in which the graph's writes to its inputs are seen."""
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        self.inputs.append(tree_map(_widened, super().placeholder(target, args, kwargs)))
+        return self.inputs[-1]
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return tree_map(_widened, super().get_attr(target, args, kwargs))
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op != "call_function":
+            return super().run_node(n)
+        self.current = n
+        if is_random(n):
+            narrow = map_arg((n.args, n.kwargs), lambda a: _like(self.env[a], a.meta.get("val")))
+            result = tree_map(_widened, n.target(*narrow[0], **narrow[1]))  # type: ignore[operator]
+        else:
+            args, kwargs = self.fetch_args_kwargs_from_env(n)
+            result = _call_wide(n.target, args, kwargs)
+        if n.target in _UNINITIALISED:
+            _fill(result, self._poison)
+        if self._keep:
+            self.values[n.name] = tree_map(_copied, result)
+        return result
+
+
+class RoundedRun(Run):
+    """Runs a graph with each result moved by a random amount of the size of the operator's rounding error.
+
+    That error is measured, not assumed: the operator runs on the same arguments in float64, too. What comes out equal
+    (copies, masks, permutations) stays as it is. Views, random draws and writes are left alone.
+
+    Args:
+        gm: the graph.
+        seed: of the random amounts.
+        keep: as for :class:`Run`.
+    """
+
+    def __init__(self, gm: fx.GraphModule, seed: int, keep: bool = False) -> None:
+        super().__init__(gm, "huge", keep)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return _rounded_call(target, args, kwargs, self._generator)
+
+
+class RoundedMode(TorchDispatchMode):
+    """The same for a program that is not a graph: inside, every operator's result is moved by its rounding error."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _rounded_call(func, args, kwargs or {}, self._generator)
+
+
+def _rounded_call(target: Any, args: Any, kwargs: Any, generator: torch.Generator) -> Any:
+    if not _rounds(target):
+        return target(*args, **kwargs)
+    wide = _try_wide(target, args, kwargs)
+    result = target(*args, **kwargs)
+    if isinstance(result, Tensor):
+        return _moved(result, wide, generator)
+    if isinstance(result, (tuple, list)):
+        wides = wide if isinstance(wide, (tuple, list)) else [None] * len(result)
+        return type(result)(_moved(a, b, generator) for a, b in zip(result, wides, strict=True))
+    return result
+
+
+def _moved(result: Any, exact: Any, generator: torch.Generator) -> Any:
+    if not isinstance(result, Tensor) or not result.is_floating_point() or not result.numel():
+        return result
+    got = result.double()
+    if isinstance(exact, Tensor) and exact.shape == got.shape:
+        error = (got - exact).abs().nan_to_num(0, 0, 0)
+        if not error.any():
+            return result
+    else:
+        error = torch.zeros_like(got)
+    amount = torch.rand(got.shape, generator=generator, dtype=torch.float64).to(got.device)
+    moved = got + (2 * amount - 1) * (error + spacing(got, result.dtype) / 2)
+    # Zero is exact nearly always: a mask, a clamp, a product with zero.
+    moved = torch.where((got == 0) | ~got.isfinite(), got, moved)
+    return torch.empty_like(result).copy_(moved)
+
+
+def spacing(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The distance from each (float64) value to the next one of ``dtype``: one unit in the last place.
+
+    >>> spacing(torch.tensor([1.0, 3.0, 0.0], dtype=torch.float64), torch.bfloat16)[:2]
+    tensor([0.0078, 0.0156], dtype=torch.float64)
+    """
+    info = torch.finfo(dtype)
+    magnitude = value.abs().clamp(info.smallest_normal, info.max)
+    _, exponent = torch.frexp(magnitude)
+    return torch.ldexp(torch.full_like(magnitude, info.eps / 2), exponent)
+
+
+def _rounds(target: Any) -> bool:
+    """Whether the operator makes new values by arithmetic."""
+    if not isinstance(target, OpOverload) or target._schema.is_mutable or target in _UNINITIALISED:
+        return False
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        return False
+    return not any(r.alias_info is not None for r in target._schema.returns)
+
+
+def _call_wide(target: Any, args: Any, kwargs: Any) -> Any:
+    """Call with floating tensors, and floating types among the arguments, as float64."""
+    args, kwargs = map_aggregate((args, kwargs), _widened)
+    if isinstance(target, OpOverload) and target is not aten.view.dtype:
+        args, kwargs = map_aggregate(
+            (args, kwargs), lambda a: _WIDE.get(a, a) if type(a) is torch.dtype else a
+        )
+        names = [a.name for a in target._schema.arguments]
+        if "half_to_float" in names:  # float64 needs no wider softmax
+            position = names.index("half_to_float")
+            args = tuple(False if i == position else a for i, a in enumerate(args))
+    return target(*args, **kwargs)
+
+
+def _try_wide(target: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return _call_wide(target, args, kwargs)
+    except (RuntimeError, TypeError, NotImplementedError):
+        return None  # no float64 kernel: its rounding is taken to be that of its type
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dtype in _WIDE:
+        return value.to(_WIDE[value.dtype])
+    return value
+
+
+def _like(value: Any, example: Any) -> Any:
+    if isinstance(value, Tensor) and isinstance(example, Tensor):
+        return value.to(example.dtype)
+    return value
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _fill(result: Any, poison: Poison) -> None:
+    if not isinstance(result, Tensor) or not result.numel():
+        return
+    if result.dtype is torch.bool:
+        result.fill_(poison == "nan")
+    elif result.is_floating_point():
+        result.fill_(float("nan") if poison == "nan" else torch.finfo(result.dtype).max / 4)
+    elif result.is_complex():
+        result.fill_(complex("nan") if poison == "nan" else 1e30)
+    else:
+        info = torch.iinfo(result.dtype)
+        result.fill_(info.max if poison == "nan" else info.min)

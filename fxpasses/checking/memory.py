@@ -1,0 +1,146 @@
+"""Which writes each node of a graph can see, and whether a rewritten graph reads memory at another time than before.
+
+Every write to a piece of memory makes a new *version* of it. A node *sees* a version when it reads it, or reads what was
+computed from it. After a rewrite a node that stays may see less (``x - x`` became zero), but not another version of the same
+memory than before: that is a read which has moved across a write, or a copy that was removed although it was needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from fxpasses.aliasing import AliasInfo, is_alias
+from fxpasses.runs import Snapshot
+
+__all__ = ["Memory", "stale_read"]
+
+Version = tuple[fx.Node, fx.Node | None]
+"""The memory behind a root, after a write to it (``None``: as it was at first)."""
+
+
+class Memory:
+    """The writes of one graph, and the versions that each node sees.
+
+    Attributes:
+        seen: for each node that reads, the versions that it sees.
+        final: for each root that is written to, the versions behind what is left in it at the end.
+        writes: for each root that is written to, the writes, in order.
+        position: the place of each node in the graph.
+    """
+
+    def __init__(self, graph: fx.Graph, aliases: AliasInfo, writes: list[fx.Node]) -> None:
+        self.aliases = aliases
+        self.writes: dict[fx.Node, list[fx.Node]] = {}
+        for write in writes:
+            for root in aliases.written_by(write):
+                self.writes.setdefault(root, []).append(write)
+        self.seen: dict[fx.Node, frozenset[Version]] = {}
+        self.position: dict[fx.Node, int] = {}
+        writing = set(writes)
+        contents: dict[fx.Node, frozenset[Version]] = {}
+        """What is in the memory of each root at this point of the walk."""
+        for position, node in enumerate(graph.nodes):
+            self.position[node] = position
+            if not node.all_input_nodes:
+                contents[node] = frozenset([(node, None)] if node in self.writes else ())
+                continue
+            seen: frozenset[Version] = frozenset().union(
+                *(contents[root] for value in node.all_input_nodes for root in aliases.roots(value))
+            )
+            written = aliases.written_by(node) if node in writing else frozenset()
+            self.seen[node] = seen
+            if node.op == "output":
+                break
+            for root in written:
+                # A version stands for all that led to it: what was in this memory before is not listed again.
+                others = frozenset(v for v in seen | contents[root] if v[0] is not root)
+                contents[root] = others | {(root, node)}
+            if node in aliases.roots(node):
+                contents[node] = seen | (frozenset([(node, None)]) if node in self.writes else frozenset())
+        self.final = {root: contents[root] for root in self.writes}
+
+
+def stale_read(
+    graph: fx.Graph, snapshot: Snapshot, before: Memory | None, after: Memory | None
+) -> tuple[fx.Node, str] | None:
+    """The first node that sees memory at another time than before, and what is wrong with that."""
+    known = snapshot.by_node
+    same_write = _matching_writes(before, after)
+    for node in graph.nodes:
+        old = known.get(node)
+        if old is None:
+            continue
+        if before is not None and after is not None and (found := _moved(node, before, after, same_write)):
+            return node, found
+        if after is not None and (found := _newly_overwritten(node, old.args, after, same_write)):
+            return node, found
+    if before is not None and after is not None:
+        for new, write in same_write.items():
+            if new is not write and (
+                found := _unseen(after.seen[new], before.seen[write], before, same_write)
+            ):
+                return new, found
+        for root in after.writes.keys() & before.writes.keys():
+            if found := _unseen(after.final[root], before.final[root], before, same_write):
+                return after.writes[root][-1], f"what is left in {root.name} is not the same: {found}"
+    return None
+
+
+def _matching_writes(before: Memory | None, after: Memory | None) -> dict[fx.Node, fx.Node]:
+    """For each write after the pass, the write before it that it is or stands for."""
+    if before is None or after is None:
+        return {}
+    found: dict[fx.Node, fx.Node] = {}
+    for root, writes in after.writes.items():
+        old = before.writes.get(root, [])
+        found.update((write, write) for write in writes if write in old)
+        new, gone = [w for w in writes if w not in old], [w for w in old if w not in writes]
+        if len(new) == len(gone):
+            found.update(zip(new, gone, strict=True))
+    return found
+
+
+def _moved(node: fx.Node, before: Memory, after: Memory, same_write: dict[fx.Node, fx.Node]) -> str | None:
+    """Whether ``node`` sees a version that it did not see."""
+    if node.op != "output" and is_alias(node) and node not in same_write:
+        return None  # it reads nothing: those who use it do
+    return _unseen(after.seen.get(node, frozenset()), before.seen.get(node, frozenset()), before, same_write)
+
+
+def _unseen(
+    now: frozenset[Version], was: frozenset[Version], before: Memory, same_write: dict[fx.Node, fx.Node]
+) -> str | None:
+    """A version among ``now`` that was not among ``was``, in words."""
+    for root, write in now:
+        if root not in before.writes or (write is not None and write not in same_write):
+            continue
+        if (root, same_write[write] if write is not None else None) not in was:
+            return _describe(root, write, [w for r, w in was if r is root])
+    return None
+
+
+def _describe(root: fx.Node, write: fx.Node | None, was: list[fx.Node | None]) -> str:
+    now = f"after {write.name} has written to it" if write is not None else "as it was at first"
+    if not was:
+        return f"it reads the memory of {root.name} {now}, from which it was independent before"
+    return f"it reads the memory of {root.name} {now}, and read it at another time before: a read was moved across a write, or a copy removed that kept them apart"
+
+
+def _newly_overwritten(
+    node: fx.Node, old_args: Any, after: Memory, same_write: dict[fx.Node, fx.Node]
+) -> str | None:
+    """Whether an argument that ``node`` had before is overwritten by a new write before ``node`` reads it."""
+    kept: set[fx.Node] = set()
+    fx.node.map_arg(old_args, lambda n: kept.add(n) or n)  # type: ignore[func-returns-value]
+    for value in node.all_input_nodes:
+        if value not in kept:
+            continue
+        for root in after.aliases.roots(value):
+            for write in after.writes.get(root, ()):
+                if write in same_write or write is node:
+                    continue
+                if after.position[value] < after.position[write] < after.position[node]:
+                    return f"it reads {value.name}, whose memory {write.name} overwrites now"
+    return None

@@ -1,0 +1,61 @@
+"""A forward and a backward graph as one graph with the interface of the joint graph that they were cut from."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fxpasses.checking.inputs import placeholders
+from fxpasses.rewriting import value_of
+
+__all__ = ["joined"]
+
+
+def joined(joint: fx.GraphModule, forward: fx.GraphModule, backward: fx.GraphModule) -> fx.GraphModule | None:
+    """The graph that runs ``forward``, then ``backward`` on what it saved; ``None`` if they take other inputs.
+
+    Inputs and outputs are those of ``joint``. Saved values are handed over as AOTAutograd does it: in the forward
+    graph's outputs, symbols last; in the backward graph's inputs, symbols first.
+    """
+    names = [node.name for node in placeholders(joint)]
+    taken = placeholders(backward)
+    handed = [node for node in taken if node.name not in names or not node.name.startswith("tangents_")]
+    (output,) = forward.graph.find_nodes(op="output")
+    (returned,) = joint.graph.find_nodes(op="output")
+    (gradients,) = backward.graph.find_nodes(op="output")
+    count = len(returned.args[0]) - len(gradients.args[0])  # type: ignore[arg-type]
+    inputs = [n for n in placeholders(forward) if n.name not in names]
+    symbols = [n for n in handed if isinstance(value_of(n), (torch.SymInt, int))]
+    rest = [n for n in handed if n not in symbols]
+    saved = list(output.args[0])[count:]  # type: ignore[arg-type]
+    if inputs or len(saved) != len(handed):
+        return None  # random states handed to both, for instance
+    graph = fx.Graph()
+    inner: dict[fx.Node, fx.Node] = {}
+    by_name = {}
+    for node in placeholders(joint):
+        by_name[node.name] = graph.placeholder(node.name)
+        by_name[node.name].meta = dict(node.meta)
+    for node in placeholders(forward):
+        inner[node] = by_name[node.name]
+    outputs = graph.graph_copy(forward.graph, inner)
+    assert isinstance(outputs, (list, tuple))
+    values = list(outputs)[count:]
+    ordered = [*rest, *symbols]
+    inner = {node: by_name[node.name] for node in taken if node not in handed}
+    inner.update(zip(ordered, values, strict=True))
+    results = graph.graph_copy(backward.graph, inner)
+    assert isinstance(results, (list, tuple))
+    graph.output([*list(outputs)[:count], *results])
+    attributes = {**_attributes(forward), **_attributes(backward)}
+    return fx.GraphModule(attributes, graph)
+
+
+def _attributes(gm: fx.GraphModule) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value: object = gm
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        found[str(node.target)] = value
+    return found

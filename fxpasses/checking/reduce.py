@@ -1,0 +1,199 @@
+"""Cutting a graph on which a pass is wrong down to the few nodes that it takes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses.checking.blame import changed_nodes, minimise
+from fxpasses.checking.inputs import cloned
+from fxpasses.checking.interpret import Run
+from fxpasses.rewriting import value_of
+
+__all__ = ["Case", "cut", "reduce_nodes", "smaller_sizes"]
+
+_SEED = 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph and inputs on which something fails.
+
+    Attributes:
+        gm: the graph.
+        inputs: what it is run on.
+        traced: inputs of the sizes that it was traced with, where they are other ones: sizes are then symbolic.
+    """
+
+    gm: fx.GraphModule
+    inputs: list[Any]
+    traced: list[Any] | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of operator calls."""
+        return sum(node.op == "call_function" for node in self.gm.graph.nodes)
+
+
+Fails = Callable[[Case], bool]
+
+
+def reduce_nodes(case: Case, after: fx.GraphModule | None, suspects: Collection[str], fails: Fails) -> Case:
+    """The smallest part of the graph that still fails.
+
+    A part is a set of calls. Values from outside of it become inputs, with the value that they had in a run of the
+    whole graph; values that are used outside of it become outputs. First the surroundings of the suspects are tried,
+    one step wider at a time, then those of all that the pass changed; then single calls are left out.
+
+    Args:
+        case: what fails.
+        after: the graph after the pass, which tells where to start; ``None`` when the pass raises.
+        suspects: names of nodes that are to blame.
+        fails: whether a part still fails.
+    """
+    values = _recorded(case.gm, case.inputs)
+    traced = _recorded(case.gm, case.traced) if case.traced is not None else None
+    calls = [n for n in case.gm.graph.nodes if n.op == "call_function"]
+
+    def part(chosen: Iterable[fx.Node]) -> Case | None:
+        return cut(case.gm, set(chosen), values, traced)
+
+    def still(chosen: list[fx.Node]) -> bool:
+        smaller = part(chosen)
+        return smaller is not None and fails(smaller)
+
+    start = calls
+    for near in _surroundings(case.gm, after, suspects):
+        ordered = [n for n in calls if n in near]
+        if 0 < len(ordered) < len(calls) and still(ordered):
+            start = ordered
+            break
+    if start is calls and not still(calls):
+        return case  # it fails only with the graph's own inputs and outputs
+    return part(minimise(start, still)) or case
+
+
+def _surroundings(
+    gm: fx.GraphModule, after: fx.GraphModule | None, suspects: Collection[str]
+) -> Iterator[set[fx.Node]]:
+    """Wider and wider sets of nodes around the suspects, then around all that changed."""
+    names = set(suspects)
+    changed: set[str] = set()
+    if after is not None:
+        old, new = changed_nodes(gm, after)
+        changed = old | {v.name for n in after.graph.nodes if n.name in new for v in n.all_input_nodes}
+    for start in (names, changed):
+        near = {n for n in gm.graph.nodes if n.name in start and n.op == "call_function"}
+        for _ in range(5):
+            yield near
+            near = near | {m for n in near for m in (*n.all_input_nodes, *n.users) if m.op == "call_function"}
+
+
+def _recorded(gm: fx.GraphModule, inputs: list[Any]) -> dict[str, Any]:
+    run = Run(gm, keep=True)
+    run(cloned(inputs), _SEED)
+    return run.values
+
+
+def cut(
+    gm: fx.GraphModule, chosen: set[fx.Node], values: dict[str, Any], traced: dict[str, Any] | None = None
+) -> Case | None:
+    """The graph of the chosen calls alone, with recorded values as inputs; ``None`` if nothing is left.
+
+    A call that returns several values goes together with those that take them apart.
+    """
+    chosen = {n for n in chosen if n.target is not operator.getitem or n.args[0] in chosen}
+    for node in list(chosen):
+        chosen |= {user for user in node.users if user.target is operator.getitem and _many(node)}
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    inputs: list[str] = []
+    outputs: list[fx.Node] = []
+    needed = {v for n in chosen for v in n.all_input_nodes if v not in chosen}
+    for node in gm.graph.nodes:
+        if node in needed:
+            if (
+                isinstance(node.target, str)
+                and node.op == "get_attr"
+                and not isinstance(values.get(node.name), Tensor)
+            ):
+                return None  # a subgraph cannot be an input
+            made[node] = graph.placeholder(node.name)
+            made[node].meta = dict(node.meta)
+            inputs.append(node.name)
+        elif node in chosen:
+            made[node] = graph.node_copy(node, made.__getitem__)
+            made[node].meta = dict(node.meta)
+            outside = any(user not in chosen for user in node.users) or not node.users
+            if outside and not _many(node) and value_of(node) is not None:
+                outputs.append(made[node])
+    if not outputs:
+        return None
+    graph.output(tuple(outputs))
+    others = None if traced is None else [traced[name] for name in inputs]
+    return Case(fx.GraphModule(gm, graph), [values[name] for name in inputs], others)
+
+
+def _many(node: fx.Node) -> bool:
+    return isinstance(value_of(node), (tuple, list))
+
+
+def smaller_sizes(case: Case, rebuild: Callable[[Case], Case | None], fails: Fails) -> Case:
+    """The case with each size made as small as it goes while it still fails.
+
+    A size is a number that occurs as a dimension of an input. Its multiples among the graph's arguments shrink along, so
+    that a view of ``[batch * time, width]`` stays one.
+
+    Args:
+        case: what fails; its graph has numbers for sizes.
+        rebuild: computes the metadata of a changed graph anew, or ``None`` where its sizes do not fit together.
+        fails: whether a case still fails.
+    """
+    sizes = sorted({n for v in case.inputs if isinstance(v, Tensor) for n in v.shape if n > 1}, reverse=True)
+    for size in sizes:
+        for small in (1, 2, 3, size // 2):
+            if small < size:
+                shrunk = rebuild(_shrunk(case, size, small))
+                if shrunk is not None and fails(shrunk):
+                    case = shrunk
+                    break
+    return case
+
+
+def _shrunk(case: Case, size: int, small: int) -> Case:
+    def number(value: Any) -> Any:
+        if type(value) is int and value and value % size == 0:
+            return value // size * small
+        return value
+
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    for node in case.gm.graph.nodes:
+        made[node] = graph.node_copy(node, made.__getitem__)
+        if node.op == "call_function" and _takes_sizes(node):
+            made[node].args = fx.node.map_aggregate(made[node].args, number)
+    inputs = [_narrowed(v, size, small) if isinstance(v, Tensor) else number(v) for v in case.inputs]
+    return Case(fx.GraphModule(case.gm, graph), inputs)
+
+
+def _takes_sizes(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any("size" in a.name or "shape" in a.name for a in schema.arguments)
+
+
+def _narrowed(value: Tensor, size: int, small: int) -> Tensor:
+    for dim, length in enumerate(value.shape):
+        if length == size:
+            value = value.narrow(dim, 0, small)
+    order = sorted(range(value.dim()), key=lambda d: -int(value.stride()[d]))
+    inverse = sorted(range(value.dim()), key=order.__getitem__)
+    return (
+        value.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)
+        if value.dim()
+        else value
+    )

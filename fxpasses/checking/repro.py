@@ -1,0 +1,279 @@
+"""A small file that shows that a pass is wrong, and what it calls to do so."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses._torch import propagate_fakes
+from fxpasses.checking.blame import apply_pass
+from fxpasses.checking.inputs import Unsupported
+from fxpasses.checking.reduce import Case, reduce_nodes, smaller_sizes
+from fxpasses.checking.source import CannotEmbed, pass_source
+from fxpasses.checking.values import Mismatch, Reference, compare, value_names
+from fxpasses.contract import Contract, FunctionPass, Pass
+from fxpasses.errors import PassError, StructureError
+from fxpasses.manager import PassManager
+from fxpasses.provenance import is_backward
+from fxpasses.rewriting import copy_graph
+
+__all__ = ["make_repro", "mismatches_of", "replay", "structural_faults", "with_metadata"]
+
+
+def replay(
+    graph: Callable[..., Any],
+    inputs: Sequence[Any],
+    item: Pass,
+    *,
+    dynamic: bool = False,
+    traced: Sequence[Any] | None = None,
+    backward: Collection[int] = (),
+    bitwise: bool = False,
+) -> int:
+    """Run ``item`` on the graph of a function and compare before with after; what a repro file calls.
+
+    Args:
+        graph: a function of operator calls, which becomes a graph call by call.
+        inputs: what to run it on.
+        item: the pass.
+        dynamic: whether the graph's sizes are symbolic.
+        traced: inputs of the sizes that the pass sees as hints, when they are other ones than ``inputs`` have.
+        backward: positions of the calls that are marked as the backward pass's, as AOTAutograd does it.
+        bitwise: whether results have to be equal bit by bit.
+
+    Returns:
+        1 when the pass is wrong, 0 otherwise: an exit status.
+
+    >>> import torch, fxpasses
+    >>> @fxpasses.graph_pass
+    ... def wrong(gm):
+    ...     for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+    ...         node.target = torch.ops.aten.cos.default
+    ...     return True
+    >>> replay(lambda x: (torch.ops.aten.sin.default(x),), [torch.zeros(2)], wrong)
+    pass 'wrong' is wrong: output 0: off by 1 from float64 at [0] (1.9e+45 ulp; the reference is off by 0), 2 elements
+    1
+    """
+    case = with_metadata(
+        Case(fx.symbolic_trace(graph), list(inputs), None if traced is None else list(traced)),
+        dynamic,
+        backward,
+    )
+    found = structural_faults(item, case) or mismatches_of(item, case, bitwise)
+    if not found:
+        print(f"pass {item.name!r} is right on these inputs")
+        return 0
+    print(f"pass {item.name!r} is wrong: " + "; ".join(map(str, found)))
+    return 1
+
+
+def structural_faults(item: Pass, case: Case) -> list[Mismatch]:
+    """What a pass manager says when it runs the pass alone on the graph: nothing, or why it refuses the result."""
+    contract = Contract(item.graphs, numerics=item.contract.numerics, metadata=item.contract.metadata)
+    alone = FunctionPass(function=item.apply, name=item.name, contract=contract)
+    try:
+        PassManager([alone]).run(copy_graph(case.gm), min(item.graphs))
+    except PassError as error:
+        return [Mismatch("structure" if isinstance(error, StructureError) else "error", "", -1, error.reason)]
+    return []
+
+
+def mismatches_of(item: Pass, case: Case, bitwise: bool = False) -> list[Mismatch]:
+    """How the pass changes what the graph computes on its inputs.
+
+    Raises:
+        Unsupported: when the graph cannot be run on them.
+    """
+    reference = Reference(case.gm, case.inputs)
+    assert reference.native is not None
+    try:
+        after, _ = apply_pass(item, case.gm)
+    except Exception as error:  # noqa: BLE001  (whatever a wrong pass raises is the finding)
+        return [Mismatch("error", "", -1, f"the pass raises {type(error).__name__}: {error}")]
+    return compare(reference, after, value_names(case.gm, "joint"), bitwise)
+
+
+def with_metadata(case: Case, dynamic: bool, backward: Collection[int] = ()) -> Case:
+    """The case with no metadata but fake values computed from its inputs, and marks on the backward pass's calls.
+
+    Raises:
+        Exception: when an operator refuses its inputs.
+    """
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(case.gm.graph, {}))
+    gm = fx.GraphModule(case.gm, graph)
+    for node in graph.nodes:
+        node.meta = {}
+    propagate_fakes(gm, case.inputs if case.traced is None else case.traced, dynamic)
+    for position, node in enumerate(_calls(gm)):
+        if position in backward:
+            node.meta |= BACKWARD_MARKS
+    return Case(gm, case.inputs, case.traced)
+
+
+def _calls(gm: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in gm.graph.nodes if node.op == "call_function"]
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What a graph needs, besides its calls, for the pass to be wrong on it."""
+
+    dynamic: bool
+    marked: bool
+
+    def rebuild(self, case: Case) -> Case:
+        return with_metadata(case, self.dynamic, self.backward(case))
+
+    def backward(self, case: Case) -> list[int]:
+        """Positions of the calls to mark."""
+        return [i for i, node in enumerate(_calls(case.gm)) if self.marked and is_backward(node)]
+
+
+def make_repro(
+    item: Pass,
+    before: fx.GraphModule,
+    after: fx.GraphModule | None,
+    inputs: Sequence[Any],
+    traced: Sequence[Any] | None,
+    suspects: Collection[str],
+    fault: str,
+    bitwise: bool,
+    directory: Path,
+    headline: str,
+) -> tuple[Path | None, int, str]:
+    """Reduce what fails and write the repro file.
+
+    Returns:
+        The file (``None`` if there is none), the number of calls in its graph, and why there is none.
+    """
+    whole = Case(before, list(inputs), None if traced is None else list(traced))
+
+    def rebuilt(case: Case) -> Case | None:
+        try:
+            return setting.rebuild(case)
+        except Exception:  # noqa: BLE001  (sizes that do not fit together are not a smaller case)
+            return None
+
+    def fails(case: Case) -> bool:
+        fresh = rebuilt(case)
+        if fresh is None:
+            return False
+        if fault in ("structure", "error"):
+            return any(m.fault == fault for m in structural_faults(item, fresh))
+        try:
+            return any(m.fault == fault for m in mismatches_of(item, fresh, bitwise))
+        except Unsupported:
+            return False
+
+    for dynamic, marked in itertools.product((False, True) if traced is None else (True,), (False, True)):
+        setting = _Setting(dynamic, marked)
+        if fails(whole):
+            break
+    else:
+        return None, 0, "the fault does not show on the graph alone, without the metadata of its compilation"
+    case = reduce_nodes(whole, after, suspects, fails)
+    if not setting.dynamic:
+        case = smaller_sizes(case, lambda c: c if rebuilt(c) else None, fails)
+    plain = [_random(value) for value in case.inputs]
+    texts: list[str] | None = [text for text, _ in plain]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        drawn = [make() for _, make in plain]
+    if not fails(Case(case.gm, drawn, case.traced)):
+        texts = None
+    try:
+        source, expression = pass_source(item)
+    except CannotEmbed as reason:
+        return None, case.size, f"the pass cannot be written to a file: {reason}"
+    file = _fresh_directory(directory, item.name) / "repro.py"
+    marks = setting.backward(case)
+    call = "graph, inputs, PASS" + ", dynamic=True" * setting.dynamic + ", bitwise=True" * bitwise
+    call += ", traced=traced" * (case.traced is not None)
+    call += f", backward={marks}" * bool(marks)
+    paths = [f"sys.path.insert(0, {path!r})" for path in source.paths]
+    lines = [
+        f'"""{headline}',
+        "",
+        'Exits with 1 as long as the pass is wrong. Written by fxpasses."""',
+        "",
+        *(["import sys"] if paths else []),
+        *(["from pathlib import Path"] if texts is None else []),
+        "",
+        "import torch",
+        *(["", *paths] if paths else []),
+        "",
+        *dict.fromkeys([*(i for i in source.imports if i != "import torch"), _REPLAY]),
+        "",
+        *source.definitions,
+        f"PASS = {expression}",
+        "",
+        "",
+        _code(case.gm),
+        "",
+    ]
+    if texts is None:
+        torch.save(case.inputs, file.with_name("inputs.pt"))
+        lines.append('inputs = torch.load(Path(__file__).with_name("inputs.pt"))')
+    else:
+        lines += ["torch.manual_seed(0)", "inputs = [", *(f"    {text}," for text in texts), "]"]
+    if case.traced is not None:
+        lines += ["traced = [", *(f"    {_random(value)[0]}," for value in case.traced), "]"]
+    lines += ["", 'if __name__ == "__main__":', f"    raise SystemExit(replay({call}))", ""]
+    file.write_text("\n".join(lines))
+    return file, case.size, ""
+
+
+BACKWARD_MARKS = {"partitioner_tag": "is_backward", "autograd_backward": True}
+_REPLAY = "from fxpasses.checking.repro import replay"
+
+
+def _code(gm: fx.GraphModule) -> str:
+    """The graph as a function of operator calls."""
+    code = gm.graph.python_code("self").src
+    code = re.sub(r";  (\w+ = )+None", "", code)
+    code = re.sub(r"(?m)^( *\w+) : [^=\n]*=", r"\1 =", code)
+    code = code.replace("def forward(self, ", "def graph(").replace("def forward(self", "def graph(")
+    code = re.sub(r"\bdevice\(", "torch.device(", code).replace("torch.torch.", "torch.")
+    code = re.sub(r"(?<![\w.])(inf|nan)(?!\w)", r"float('\1')", code)
+    return "\n".join(line.rstrip() for line in code.strip().splitlines() if line.strip())
+
+
+def _random(value: Any) -> tuple[str, Callable[[], Any]]:
+    """An expression for a random value like this one, and what it does."""
+    if not isinstance(value, Tensor):
+        return repr(value), lambda: value
+    shape, dtype, device = tuple(value.shape), value.dtype, value.device
+    if dtype is torch.bool:
+        text = f"torch.rand({shape}) < 0.5"
+    elif dtype.is_floating_point or dtype.is_complex:
+        text = f"torch.randn({shape}, dtype={dtype})"
+        if dtype.itemsize == 1:
+            text = f"torch.randn({shape}).to({dtype})"
+    else:
+        low, high = (int(value.min()), int(value.max())) if value.numel() else (0, 0)
+        text = f"torch.randint({low}, {high + 1}, {shape}, dtype={dtype})"
+    if not value.is_contiguous():
+        text = f"torch.empty_strided({shape}, {tuple(value.stride())}, dtype={dtype}).copy_({text})"
+    if device.type != "cpu":
+        text = f"({text}).to({str(device)!r})"
+    return text, lambda: eval(text, {"torch": torch})
+
+
+def _fresh_directory(root: Path, name: str) -> Path:
+    name = re.sub(r"\W+", "_", name)
+    for number in itertools.count():
+        directory = root / (f"{name}_{number}" if number else name)
+        try:
+            directory.mkdir(parents=True)
+            return directory
+        except FileExistsError:
+            continue
+    raise AssertionError("itertools.count() ended")

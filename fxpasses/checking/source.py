@@ -1,0 +1,215 @@
+"""A pass as text that makes it again in another process: imported by its module's path, or with its source embedded."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+import inspect
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fxpasses._torch import OpOverload
+from fxpasses.contract import FunctionPass, Pass
+
+__all__ = ["CannotEmbed", "PassSource", "pass_source"]
+
+
+class CannotEmbed(Exception):
+    """Something that the pass uses can be neither imported nor written as text."""
+
+
+class PassSource:
+    """Collects the lines that a file needs before it can name the pass.
+
+    Attributes:
+        paths: directories that have to be on ``sys.path``.
+        imports: import lines.
+        definitions: assignments, functions and classes, in order.
+    """
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.imports: list[str] = []
+        self.definitions: list[str] = []
+        self._bound: dict[str, Any] = {}
+
+    def bind(self, name: str, value: Any) -> None:
+        """Make ``name`` stand for ``value`` in the file.
+
+        Raises:
+            CannotEmbed: when there is no way to write it.
+        """
+        if name in self._bound:
+            if self._bound[name] is not value:
+                raise CannotEmbed(f"{name!r} stands for two things")
+            return
+        self._bound[name] = value
+        if (text := _literal(value)) is not None:
+            self.definitions.append(f"{name} = {text}")
+        elif isinstance(value, types.ModuleType):
+            self._importable(value.__name__, getattr(value, "__file__", None))
+            self.imports.append(
+                f"import {value.__name__} as {name}" if value.__name__ != name else f"import {name}"
+            )
+        elif isinstance(value, Pass):
+            self.definitions.append(f"{name} = {self.make(value)}")
+        elif (origin := self._importable_as(value)) is not None:
+            module, attribute = origin
+            self.imports.append(
+                f"from {module} import {attribute}" + (f" as {name}" if attribute != name else "")
+            )
+        elif isinstance(value, (types.FunctionType, type)):
+            self._embed(value)
+            if value.__name__ != name:
+                self.definitions.append(f"{name} = {value.__name__}")
+        else:
+            raise CannotEmbed(f"{name!r} is a {type(value).__name__}")
+
+    def make(self, item: Pass) -> str:
+        """An expression for the pass."""
+        if isinstance(item, FunctionPass):
+            self.bind("fxpasses", sys.modules["fxpasses"])
+            self.bind(item.function.__name__, item.function)
+            contract = item.contract
+            promises = f"numerics={contract.numerics!r}, metadata={contract.metadata!r}"
+            return (
+                f"fxpasses.graph_pass({item.function.__name__}, name={item.name!r}, "
+                f"graphs={sorted(item.graphs)!r}, {promises})"
+            )
+        self.bind(type(item).__name__, type(item))
+        options = []
+        for field in fields(item):
+            value = getattr(item, field.name)
+            if field.default is not MISSING and value == field.default:
+                continue
+            text = _literal(value)
+            if text is None:
+                raise CannotEmbed(f"option {field.name!r} is a {type(value).__name__}")
+            options.append(f"{field.name}={text}")
+        return f"{type(item).__name__}({', '.join(options)})"
+
+    def _importable_as(self, value: Any) -> tuple[str, str] | None:
+        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+        if not module or module == "__main__" or not name.isidentifier():
+            return None
+        loaded = sys.modules.get(module)
+        if getattr(loaded, name, None) is not value or not self._importable(
+            module, getattr(loaded, "__file__", None)
+        ):
+            return None
+        return module, name
+
+    def _importable(self, module: str, file: str | None) -> bool:
+        """Whether a new process finds the module; remembers the directory that it needs for that."""
+        try:
+            spec = importlib.util.find_spec(module)
+        except (ImportError, ValueError):
+            return False
+        if spec is None or (file and spec.origin and not Path(spec.origin).samefile(file)):
+            return False
+        if file and module not in sys.stdlib_module_names and "site-packages" not in file:
+            depth = module.count(".") + (Path(file).name == "__init__.py")
+            root = str(Path(file).resolve().parents[depth])
+            if root not in self.paths and not file.startswith(sys.prefix):
+                self.paths.append(root)
+        return True
+
+    def _embed(self, definition: Any) -> None:
+        try:
+            text = textwrap.dedent(inspect.getsource(definition))
+        except (OSError, TypeError) as error:
+            raise CannotEmbed(f"the source of {definition.__qualname__} cannot be read") from error
+        tree = ast.parse(text)
+        body = tree.body[0]
+        if isinstance(body, ast.FunctionDef):
+            # Its decorators made a pass of it; the pass is made anew.
+            text = "\n".join(text.splitlines()[body.lineno - 1 :])
+            body.decorator_list = []
+        local = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+        local |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        known = _names_around(definition)
+        annotations = {id(m) for n in ast.walk(body) for a in _annotations(n) for m in ast.walk(a)}
+        for node in ast.walk(body):
+            if isinstance(node, ast.Name) and node.id not in local and node.id != definition.__name__:
+                if node.id in known:
+                    self.bind(node.id, known[node.id])
+                elif not hasattr(builtins, node.id) and id(node) not in annotations:
+                    raise CannotEmbed(f"{node.id!r} is not known where {definition.__qualname__} is defined")
+        self.definitions += ["", text, ""]
+
+
+def _names_around(definition: Any) -> Mapping[str, Any]:
+    """The globals and the closures that the definition's code sees."""
+    functions = [definition] if inspect.isfunction(definition) else list(vars(definition).values())
+    known = dict(vars(sys.modules[definition.__module__])) if definition.__module__ in sys.modules else {}
+    for function in functions:
+        if not inspect.isfunction(function):
+            continue
+        known.update(function.__globals__)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if cell != types.CellType():
+                known[name] = cell.cell_contents
+    return known
+
+
+def _annotations(node: ast.AST) -> list[ast.AST]:
+    found = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+    return [a for a in found if isinstance(a, ast.AST)]
+
+
+def _literal(value: Any) -> str | None:
+    """The value as an expression, or ``None``."""
+    if value is None or isinstance(value, (bool, int, str, torch.dtype)):
+        return repr(value)
+    if isinstance(value, float):
+        return repr(value) if value - value == 0 else f"float({str(value)!r})"
+    if isinstance(value, (tuple, list, set, frozenset)) and type(value) in _BRACKETS:
+        parts = [_literal(v) for v in value]
+        if any(part is None for part in parts):
+            return None
+        return _BRACKETS[type(value)](parts)  # type: ignore[arg-type]
+    if isinstance(value, dict):
+        pairs = [(_literal(k), _literal(v)) for k, v in value.items()]
+        return (
+            None
+            if any(None in pair for pair in pairs)
+            else "{" + ", ".join(f"{k}: {v}" for k, v in pairs) + "}"
+        )
+    if isinstance(value, OpOverload) or type(value).__name__ == "OpOverloadPacket":
+        return f"torch.ops.{value}"
+    if type(value).__name__ == "_OpNamespace":
+        return f"torch.ops.{value.name}"
+    return None
+
+
+_BRACKETS: dict[type, Callable[[list[str]], str]] = {
+    tuple: lambda p: "(" + "".join(f"{x}, " for x in p) + ")",
+    list: lambda p: "[" + ", ".join(p) + "]",
+    set: lambda p: "{" + ", ".join(p) + "}" if p else "set()",
+    frozenset: lambda p: "frozenset([" + ", ".join(p) + "])",
+}
+
+
+def pass_source(item: Pass) -> tuple[PassSource, str]:
+    """The lines that a file needs to make ``item``, and the expression that makes it.
+
+    Raises:
+        CannotEmbed: when that cannot be written down.
+    """
+    source = PassSource()
+    if isinstance(item, FunctionPass):
+        module = item.function.__module__
+        loaded = sys.modules.get(module)
+        for name, value in (vars(loaded) if loaded and module != "__main__" else {}).items():
+            if value is item and source._importable(module, getattr(loaded, "__file__", None)):
+                source.imports.append(f"from {module} import {name}")
+                return source, name
+    return source, source.make(item)

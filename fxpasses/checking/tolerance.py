@@ -1,0 +1,159 @@
+"""How far a result may be from another one that is the same but for rounding.
+
+The reference runs in float64 (the yardstick), in its own precision, and a few times with every operator's rounding
+error redrawn at random (:class:`~fxpasses.checking.interpret.RoundedRun`). The distances of these runs from the yardstick
+are what rounding does to each element: in a cancellation much, in a copy nothing. A candidate is wrong where it is
+several times as far away. No tolerance is written down anywhere: only how much *worse* than the reference a rewrite
+may round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fxpasses.checking.interpret import spacing
+
+__all__ = ["WORSE", "Deviation", "deviation", "same_bits"]
+
+WORSE = 5.0
+"""How much worse than the reference's the rounding of a rewrite may be, as a root mean square over many elements: 5 is
+what 25 times as many roundings of the same size add up to. Over ``n`` elements it is ``5 * (1 + 3 / sqrt(2 n))``, since the
+root mean square of ``n`` errors scatters itself: three of its standard deviations are added."""
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How a value differs from the reference's.
+
+    Attributes:
+        error: largest distance from the float64 run.
+        reference_error: that of the reference, where the difference is worst.
+        ulps: ``error`` in units in the last place of the value's dtype.
+        times: how many times as far away as rounding takes the reference; infinite for a NaN or an integer.
+        elements: how many elements differ.
+        index: the element where the difference is worst.
+    """
+
+    error: float
+    reference_error: float
+    ulps: float
+    times: float
+    elements: int
+    index: tuple[int, ...]
+
+    def __str__(self) -> str:
+        where = f" at {list(self.index)}" if self.index else ""
+        return (
+            f"off by {self.error:.3g} from float64{where} ({self.ulps:.3g} ulp; the reference is off by "
+            f"{self.reference_error:.3g}), {self.elements} element{'s' * (self.elements != 1)}"
+        )
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype are equal, NaN to NaN."""
+    return bool(torch.equal(a, b) or ((a == b) | ((a != a) & (b != b))).all())
+
+
+def deviation(
+    native: Tensor,
+    exact: Tensor | None,
+    samples: Sequence[Tensor],
+    candidate: Tensor,
+    bitwise: bool = False,
+    limit: float = WORSE,
+) -> Deviation | None:
+    """How ``candidate`` differs from the reference, or ``None`` when it does not, but for rounding.
+
+    Args:
+        native: the reference in its own precision.
+        exact: the reference in float64, or ``None`` where it cannot be had.
+        samples: the reference with its rounding redrawn.
+        candidate: what to judge; of the same shape and dtype.
+        bitwise: whether every bit has to be equal.
+        limit: see :data:`WORSE`.
+    """
+    if not native.numel() or same_bits(native, candidate):
+        return None
+    if native.is_complex():
+        native, candidate, *samples = (torch.view_as_real(t) for t in (native, candidate, *samples))
+        exact = torch.view_as_real(exact) if exact is not None else None
+    undefined = _undefined(native, samples)
+    if bitwise or not native.is_floating_point():
+        return _exact_difference(native, exact, samples, candidate, undefined, bitwise)
+    center = (native if exact is None else exact).double()
+    got, usual = candidate.double(), native.double()
+    # Where the reference overflows its type, or is NaN itself, there is no distance to compare.
+    broken = (got.isnan() != usual.isnan()) | (got.isinf() & usual.isfinite())
+    broken &= ~undefined & ~(usual.isinf() | center.isinf())
+    counts = usual.isfinite() & center.isfinite() & got.isfinite() & ~undefined
+    unit = spacing(center.nan_to_num(), native.dtype)
+    distances = [(s.double() - center)[counts] for s in (native, *samples)]
+    # A correctly rounded result is off by 1/sqrt(12) of a unit, root mean square.
+    variance = (
+        torch.stack([d.nan_to_num(math.inf).square() for d in distances]).mean(0) + unit[counts].square() / 12
+    )
+    error = torch.where(broken, math.inf, (got - center).abs())
+    times = torch.zeros_like(center)
+    times[counts] = (got - center)[counts].abs() / variance.sqrt()
+    times[broken] = math.inf
+    rms = times[counts].square().mean().sqrt().item() if counts.any() else 0.0
+    single = _allowed(limit, 1)
+    bad = times > single
+    if not bad.any() and rms <= _allowed(limit, int(counts.sum())):
+        return None
+    worst = int(times.argmax())
+    return Deviation(
+        error=error[counts | broken].max().item(),
+        reference_error=(usual - center).abs().flatten()[worst].item(),
+        ulps=(error / unit).flatten()[worst].item(),
+        times=times.max().item(),
+        elements=int(bad.sum()) or int((times > limit).sum()),
+        index=tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), times.shape)),
+    )
+
+
+def _allowed(limit: float, elements: int) -> float:
+    return limit * (1 + 3 / math.sqrt(2 * max(elements, 1)))
+
+
+def _undefined(native: Tensor, samples: Sequence[Tensor]) -> Tensor:
+    """Elements that hold uninitialised memory: NaN with one poison, a number with the other."""
+    if not native.is_floating_point() or not samples:
+        return torch.zeros(native.shape, dtype=torch.bool, device=native.device)
+    return native.isnan() & ~samples[0].isnan()
+
+
+def _exact_difference(
+    native: Tensor,
+    exact: Tensor | None,
+    samples: Sequence[Tensor],
+    candidate: Tensor,
+    undefined: Tensor,
+    bitwise: bool,
+) -> Deviation | None:
+    differs = (native != candidate) & ~((native != native) & (candidate != candidate)) & ~undefined
+    if not bitwise:
+        # A comparison, or an index of a largest element, that rounding alone turns over.
+        for other in (*samples, *([exact] if exact is not None and exact.dtype is native.dtype else [])):
+            differs &= other == native
+    if not differs.any():
+        return None
+    a, b = candidate.double(), (native if exact is None else exact).double()
+    distance = torch.where(differs, (a - b).abs(), 0.0)
+    worst = int(torch.where(differs, distance.nan_to_num(math.inf) + 1, 0.0).argmax())
+    floating = native.is_floating_point()
+    return Deviation(
+        error=distance.flatten()[worst].item(),
+        reference_error=(native.double() - b).abs().flatten()[worst].item(),
+        ulps=(distance / spacing(b.nan_to_num(), native.dtype)).flatten()[worst].item()
+        if floating
+        else math.inf,
+        times=math.inf,
+        elements=int(differs.sum()),
+        index=tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), differs.shape)),
+    )

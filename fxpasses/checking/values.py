@@ -1,0 +1,276 @@
+"""Comparing two graphs by running them on the same inputs."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses.checking.inputs import Unsupported, cloned, placeholders
+from fxpasses.checking.interpret import ExactRun, Poison, RoundedRun, Run, allocates, spacing
+from fxpasses.checking.tolerance import Deviation, deviation, same_bits
+
+__all__ = ["Mismatch", "Outcome", "Reference", "compare", "largest_error", "value_names"]
+
+_SAMPLES, _MORE_SAMPLES = 4, 24
+_SEED = 20
+Fault = Literal["value", "metadata", "aliasing", "structure", "error"]
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One way in which a graph differs from its reference.
+
+    Attributes:
+        fault: a wrong value, wrong metadata, memory that is shared wrongly, a finding of the structure check, or an exception.
+        value: which of the graph's results, in words.
+        position: its position among the results (outputs, then inputs after the run); -1 for an exception.
+        problem: what is wrong, in words.
+        deviation: for a wrong value, how far off it is.
+    """
+
+    fault: Fault
+    value: str
+    position: int
+    problem: str
+    deviation: Deviation | None = None
+
+    def __str__(self) -> str:
+        return f"{self.value}: {self.problem}" if self.value else self.problem
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run of a graph left behind.
+
+    Attributes:
+        values: its outputs, then its inputs after the run.
+        shared: pairs of positions in ``values`` whose memory overlaps.
+    """
+
+    values: list[Any]
+    shared: frozenset[tuple[int, int]]
+
+
+class Reference:
+    """A graph to compare others with, on fixed inputs. It runs in each precision when that is first asked for.
+
+    Args:
+        gm: the graph.
+        inputs: its inputs; they are copied for each run.
+
+    Raises:
+        Unsupported: for inputs that cannot be copied.
+    """
+
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        self.gm = gm
+        self.inputs = cloned(inputs)
+        self._samples: list[list[Any]] = []
+
+    @functools.cached_property
+    def native(self) -> Outcome:
+        """The graph's own results.
+
+        Raises:
+            Unsupported: when the graph cannot be run on these inputs.
+        """
+        try:
+            return _run(self.gm, self.inputs)
+        except Exception as error:
+            raise Unsupported(f"the graph itself raises {type(error).__name__}: {error}") from error
+
+    @functools.cached_property
+    def exact(self) -> list[Any]:
+        """The results in float64; ``None`` for each where an operator cannot be run so."""
+        run = ExactRun(self.gm)
+        try:
+            return [*run(cloned(self.inputs), _SEED), *run.inputs]
+        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError):
+            return [None] * len(self.native.values)
+
+    def samples(self, count: int) -> list[list[Any]]:
+        """The results of ``count`` runs with the rounding redrawn."""
+        while len(self._samples) < count:
+            inputs = cloned(self.inputs)
+            outputs = RoundedRun(self.gm, len(self._samples))(inputs, _SEED)
+            self._samples.append([*outputs, *inputs])
+        return self._samples[:count]
+
+
+def compare(
+    reference: Reference, candidate: fx.GraphModule, names: Sequence[str], bitwise: bool = False
+) -> list[Mismatch]:
+    """How ``candidate`` differs from ``reference`` on its inputs: empty when it does not.
+
+    Args:
+        reference: the graph before, with inputs.
+        candidate: the graph after.
+        names: of the results, for messages: see :func:`value_names`.
+        bitwise: whether the values have to be equal bit by bit.
+
+    Raises:
+        Unsupported: when the reference cannot be run on the inputs.
+    """
+    expected = reference.native
+    poisons: list[Poison] = ["nan", "huge"] if allocates(candidate) else ["nan"]
+    for poison in poisons:
+        try:
+            got = _run(candidate, reference.inputs, poison)
+        except Exception as error:  # noqa: BLE001  (whatever a wrong graph raises is the finding)
+            return [Mismatch("error", "", -1, f"the graph now raises {type(error).__name__}: {error}")]
+        found = [*_shapes(expected, got, names), *_memory(expected, got, names)]
+        if not any(m.fault == "metadata" for m in found):
+            found += _numbers(reference, got, names, bitwise)
+        if found:
+            return found
+    return []
+
+
+def value_names(gm: fx.GraphModule, kind: str) -> list[str]:
+    """A name for each output of the graph, and for each input after the run."""
+    inputs = placeholders(gm)
+    (output,) = gm.graph.find_nodes(op="output")
+    returned = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
+    names = [f"output {i}" for i in range(len(returned))]
+    primals = [n for n in inputs if not is_tangent(n)]
+    if kind == "joint" and len(primals) < len(returned):
+        count = len(returned) - len(primals)
+        names[count:] = [f"gradient of {describe_input(node)}" for node in primals]
+    elif kind == "backward":
+        names = [f"gradient {i}" for i in range(len(returned))]
+    return names + [f"input {describe_input(node)} after the run" for node in inputs]
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Whether an input of a joint or backward graph is the gradient of an output."""
+    return str(node.target).startswith("tangents_")
+
+
+def describe_input(node: fx.Node) -> str:
+    """The input's name, with that of the parameter that it is where AOTAutograd knows it."""
+    target = getattr(node.meta.get("desc"), "target", None)
+    return f"{node.name} ({target})" if isinstance(target, str) else node.name
+
+
+def largest_error(exact: Tensor, value: Tensor) -> tuple[float, float]:
+    """The largest distance from the exact values, and in units in the last place of ``value``'s type.
+
+    For the latter, elements count that are at least a thousandth of the largest one: what is nearly zero by
+    cancellation is off by any number of its own units. Both are 0 for whole numbers.
+    """
+    if not value.numel() or not value.is_floating_point():
+        return 0.0, 0.0
+    center, got = exact.double(), value.double()
+    known = center.isfinite()
+    if not known.any():
+        return 0.0, 0.0
+    distance = (got - center)[known].abs().nan_to_num(math.inf)
+    magnitude = center[known].abs()
+    units = distance / spacing(center[known], value.dtype)
+    matter = magnitude >= magnitude.max() / 1000
+    return distance.max().item(), units[matter].max().item()
+
+
+def _run(gm: fx.GraphModule, inputs: Sequence[Any], poison: Poison = "nan") -> Outcome:
+    copies = cloned(inputs)
+    values = [*Run(gm, poison)(copies, _SEED), *copies]
+    return Outcome(values, _shared(values, len(values) - len(copies)))
+
+
+def _shapes(expected: Outcome, got: Outcome, names: Sequence[str]) -> list[Mismatch]:
+    if len(expected.values) != len(got.values):
+        return [Mismatch("metadata", "", -1, f"{len(expected.values)} results became {len(got.values)}")]
+    found = []
+    for position, (a, b) in enumerate(zip(expected.values, got.values, strict=True)):
+        was, now = _describe(a), _describe(b)
+        if was != now:
+            found.append(Mismatch("metadata", names[position], position, f"was {was} and is {now}"))
+    return found
+
+
+def _describe(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value) if isinstance(value, (int, float, bool, type(None))) else type(value).__name__
+    text = f"{value.dtype}{tuple(value.shape)} on {value.device}"
+    if value.layout is torch.strided and value.numel():
+        # The stride of a dimension of size 1 says nothing.
+        text += (
+            f" with strides {tuple(s for n, s in zip(value.shape, value.stride(), strict=True) if n != 1)}"
+        )
+    return text
+
+
+def _memory(expected: Outcome, got: Outcome, names: Sequence[str]) -> list[Mismatch]:
+    def pair(a: int, b: int) -> str:
+        return f"{names[a]} and {names[b].removesuffix(' after the run')}"
+
+    new = [
+        Mismatch("aliasing", pair(a, b), a, "share memory and did not")
+        for a, b in got.shared - expected.shared
+    ]
+    lost = [
+        Mismatch("aliasing", pair(a, b), a, "shared memory and do not any more")
+        for a, b in expected.shared - got.shared
+        if not names[a].startswith("gradient")  # nobody relies on gradients being views of each other
+    ]
+    return sorted([*new, *lost], key=lambda m: m.position)
+
+
+def _numbers(reference: Reference, got: Outcome, names: Sequence[str], bitwise: bool) -> list[Mismatch]:
+    found = []
+    for position, (native, value) in enumerate(zip(reference.native.values, got.values, strict=True)):
+        if not isinstance(native, Tensor) or same_bits(native, value):
+            continue
+        for count in (_SAMPLES, _MORE_SAMPLES):  # a suspicion is looked into with more samples
+            how = deviation(
+                native,
+                reference.exact[position],
+                [sample[position] for sample in reference.samples(count)],
+                value,
+                bitwise,
+            )
+            if how is None:
+                break
+        if how is not None:
+            found.append(Mismatch("value", names[position], position, str(how), how))
+    return found
+
+
+def _shared(values: Sequence[Any], outputs: int) -> frozenset[tuple[int, int]]:
+    """Pairs of an output and a later value (an output or an input) whose memory overlaps."""
+    by_storage: dict[int, list[int]] = {}
+    for position, value in enumerate(values):
+        if isinstance(value, Tensor) and value.layout is torch.strided and value.numel():
+            by_storage.setdefault(value.untyped_storage()._cdata, []).append(position)
+    return frozenset(
+        (a, b)
+        for group in by_storage.values()
+        for i, a in enumerate(group)
+        if a < outputs
+        for b in group[i + 1 :]
+        if _overlap(values[a], values[b])
+    )
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one storage have an element in common (exactly, not just their ranges)."""
+    if a.dtype.itemsize != b.dtype.itemsize:
+        return True
+    ranges = [(t.storage_offset(), t.storage_offset() + _extent(t)) for t in (a, b)]
+    (start, stop), (other, end) = ranges
+    if stop <= other or end <= start:
+        return False
+    low = min(start, other)
+    marks = torch.zeros(max(stop, end) - low, dtype=torch.bool)
+    marks.as_strided(a.shape, a.stride(), start - low).fill_(True)
+    return bool(marks.as_strided(b.shape, b.stride(), other - low).any())
+
+
+def _extent(t: Tensor) -> int:
+    return sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1

@@ -1,0 +1,15 @@
+"""Repeated layers: found in the graph, compiled once, called wherever they occur.
+
+::
+
+    Dynamo graph ── facts ── search ──── repeats worth a region
+        each kind:  piece (a graph of its own) ── compile (AOTAutograd, passes, partition, Inductor) ── operators
+    Dynamo graph ── stitch ── the same graph with calls of the operators ── the pipeline, as any other graph
+"""
+
+from fxpasses.regional.cost import CostModel
+from fxpasses.regional.errors import RegionContractError
+from fxpasses.regional.explain import RegionReport, Repeated, regions
+from fxpasses.regional.stitch import with_regions
+
+__all__ = ["CostModel", "RegionContractError", "RegionReport", "Repeated", "regions", "with_regions"]

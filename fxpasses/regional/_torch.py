@@ -1,0 +1,249 @@
+"""Every private torch name that the regions rely on, and every difference between torch versions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.symbolic_convert import TensorifyState
+from torch._dynamo.utils import detect_fake_mode
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._guards import TracingContext, tracing
+from torch._inductor import config as inductor_config
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+__all__ = [
+    "FakeTensor",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "TensorifyScalarRestartAnalysis",
+    "capture_surroundings",
+    "detect_fake_mode",
+    "enable_python_dispatcher",
+    "enters_autocast",
+    "evaluate",
+    "exits_autocast",
+    "expression",
+    "forward_metadata",
+    "free_symbols",
+    "has_unbacked",
+    "is_transform",
+    "mark_as_dynamo_graph",
+    "may_contain_regions",
+    "output_strides",
+    "sets_grad_mode",
+    "storage_of",
+    "symbol_facts",
+    "unsupported_metadata",
+]
+
+_ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
+_EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
+_SET_GRAD = torch._C._set_grad_enabled
+
+INLINED_OPERATORS = frozenset({"tag_activation_checkpoint", "autograd_function_apply"})
+"""Higher-order operators that AOTAutograd traces through: their bodies are part of the graph around them."""
+
+
+def enters_autocast(node: fx.Node) -> bool:
+    """Whether Dynamo wrote this node for the start of an autocast block."""
+    return node.target is _ENTER_AUTOCAST
+
+
+def exits_autocast(node: fx.Node) -> bool:
+    """Whether Dynamo wrote this node for the end of an autocast block."""
+    return node.target is _EXIT_AUTOCAST
+
+
+def sets_grad_mode(node: fx.Node) -> bool:
+    """Whether this node turns recording of gradients on or off."""
+    return node.target is _SET_GRAD
+
+
+def context_calls() -> tuple[Any, Any, Any]:
+    """What enters autocast, what leaves it, and what sets whether gradients are recorded."""
+    return _ENTER_AUTOCAST, _EXIT_AUTOCAST, _SET_GRAD
+
+
+def is_transform(node: fx.Node) -> bool:
+    """Whether the node opens or closes a function transform (``vmap``, ``grad``, ``jvp``) or another mode of torch's."""
+    module = str(getattr(node.target, "__module__", "") or "")
+    name = str(getattr(node.target, "__name__", ""))
+    if module.startswith(("torch._functorch", "torch._C._functorch", "torch.autograd.forward_ad")):
+        return True
+    return name.startswith(("_enter_", "_exit_", "_vmap_", "_grad_", "_jvp_")) and not (
+        enters_autocast(node) or exits_autocast(node)
+    )
+
+
+def is_inlined_operator(target: Any) -> bool:
+    """Whether a higher-order operator is one whose body AOTAutograd inlines."""
+    return isinstance(target, HigherOrderOperator) and target.name() in INLINED_OPERATORS
+
+
+def expression(value: Any) -> Any:
+    """The sympy expression of a symbolic number; a plain number where it is known; the value itself otherwise."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        expr = value.node.expr
+        if isinstance(expr, sympy.Integer):
+            return int(expr)
+        if isinstance(expr, sympy.Float):
+            return float(expr)
+        if expr in (sympy.true, sympy.false):
+            return bool(expr)
+        return expr
+    return value
+
+
+def evaluate(value: Any, bindings: Mapping[Any, Any]) -> Any:
+    """A recorded size with its symbols replaced by ``bindings``: a number, or a symbolic one of the caller's."""
+    if not isinstance(value, sympy.Basic):
+        return value
+    if value in bindings:
+        return bindings[value]
+    return sympy_interp(PythonReferenceAnalysis, dict(bindings), value)
+
+
+def has_unbacked(value: Any) -> bool:
+    """Whether a symbolic number depends on data."""
+    return bool(free_unbacked_symbols(value))
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """An identity that tensors share when they share memory."""
+    return tensor.untyped_storage()._cdata
+
+
+def symbol_facts(shape_env: Any, symbol: sympy.Symbol) -> tuple[str, str]:
+    """The size that a symbol stands for at compile time, and the range it was given: all that guards depend on."""
+    return str(_backed_values(shape_env).get(symbol)), str(shape_env.var_to_range.get(symbol))
+
+
+@contextlib.contextmanager
+def capture_surroundings(fake_mode: Any) -> Iterator[None]:
+    """AOTAutograd for a region: a tracing context of its own, its backward graph at once, and no cache.
+
+    A hit in AOTAutograd's cache would give a callable for both passes; what we need are the two inside.
+    Inductor's own cache is not touched.
+    """
+    with (
+        tracing(TracingContext(fake_mode)),
+        functorch_config.patch({"force_non_lazy_backward_lowering": True, "enable_autograd_cache": False}),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def output_strides() -> Iterator[list[Any]]:
+    """A list that Inductor fills with the strides that a graph's outputs will have."""
+    with TracingContext.report_output_strides() as strides:
+        yield strides if strides is not None else []
+
+
+def forward_metadata() -> Any:
+    """AOTAutograd's metadata of the graph that it is compiling now."""
+    return TracingContext.get().fw_metadata
+
+
+def unsupported_metadata(metadata: Any) -> str:
+    """Why AOTAutograd's metadata of a region rules it out, or ""."""
+    if any(info.mutates_data or info.mutates_metadata for info in metadata.input_info):
+        return "it changes one of its inputs"
+    allowed = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
+    if any(info.output_type not in allowed for info in metadata.output_info):
+        return "one of its outputs shares memory with an input or another output"
+    if getattr(metadata, "tokens", None):
+        return "it has side effects whose order matters"
+    if metadata.is_rng_op_functionalized or getattr(metadata, "num_graphsafe_rng_states", 0):
+        return "its random numbers need a state of their own"
+    return ""
+
+
+def outputs_with_gradient(metadata: Any) -> list[bool]:
+    """For each output, whether the backward graph takes a gradient for it."""
+    return [bool(info.requires_grad) for info in metadata.output_info]
+
+
+def mark_as_dynamo_graph(gm: fx.GraphModule) -> None:
+    """Let AOTAutograd read from the placeholders which of them live as long as the model, as it does with Dynamo's."""
+    gm.meta["dynamo_compile_id"] = None
+    gm._param_name_to_source = {}  # type: ignore[assignment]
+    for node in gm.graph.find_nodes(op="placeholder"):
+        node._dynamo_source = None  # type: ignore[attr-defined]
+
+
+def may_contain_regions() -> str:
+    """Why settings of this process rule regions out, or ""."""
+    if getattr(inductor_config, "cpp_wrapper", False) or getattr(inductor_config, "fx_wrapper", False):
+        return "Inductor's cpp_wrapper and fx_wrapper have no calls back into Python"
+    if inductor_config.freezing and not torch.is_grad_enabled():
+        return "freezing makes each layer's parameters constants of its own code"
+    if functorch_config.functionalize_rng_ops:
+        return "functionalize_rng_ops hands the random state through the whole graph"
+    return ""
+
+
+def ambient_state() -> str:
+    """The process's state that decides how operators are traced."""
+    devices = ("cpu", "cuda")
+    autocast = [(d, str(torch.get_autocast_dtype(d))) for d in devices if torch.is_autocast_enabled(d)]
+    return repr((autocast, torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()))
+
+
+def hint(size: Any) -> int:
+    """A number for a symbolic size, without a guard; 0 where it depends on data."""
+    if isinstance(size, int):
+        return size
+    return int(size.node.hint) if size.node.has_hint() else 0
+
+
+_TENSOR_ARITHMETIC = frozenset(
+    {"add", "sub", "mul", "truediv", "div", "pow", "iadd", "isub", "imul", "itruediv"}
+)
+
+
+def specialize_floats(gm: fx.GraphModule) -> None:
+    """Ask Dynamo for another graph with constants in the place of floats that AOTAutograd could not keep dynamic.
+
+    AOTAutograd finds out after tracing the whole graph (``torch.fx.passes._tensorify_python_scalars``, whose rule this
+    is: a float stays dynamic where it is an operand of tensor arithmetic). Asking at once saves that.
+
+    Raises:
+        TensorifyScalarRestartAnalysis: when there is such a float; Dynamo catches it and traces again.
+    """
+    kept: set[Any] = set()
+    shape_env: Any = None
+    for node in gm.graph.nodes:
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.SymFloat):
+            shape_env = value.node.shape_env
+            names = [getattr(user.target, "__name__", user.target) for user in node.users]
+            if names and all(name in _TENSOR_ARITHMETIC for name in names):
+                kept |= value.node._expr.free_symbols
+    if shape_env is None:
+        return
+    restart = False
+    for symbol in _backed_values(shape_env):
+        if symbol_is_type(symbol, SymT.FLOAT) and symbol not in kept:
+            restart = restart or not TensorifyState.should_specialize(str(symbol))
+            TensorifyState.specialize(str(symbol))
+    if restart:
+        raise TensorifyScalarRestartAnalysis
+
+
+def _backed_values(shape_env: Any) -> Mapping[Any, Any]:
+    values = getattr(shape_env, "backed_var_to_val", None)
+    return shape_env.var_to_val if values is None else values

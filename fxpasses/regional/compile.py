@@ -1,0 +1,230 @@
+"""One region through the pipeline: traced once, its passes run once, partitioned once, compiled once each way."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses.errors import StageError
+from fxpasses.inductor import EagerCompiler, InductorCompiler, cache_identity
+from fxpasses.options import Options
+from fxpasses.pipeline import Compiler, Observer, Pipeline
+from fxpasses.regional import _torch
+from fxpasses.regional.aliases import separate, spec_of
+from fxpasses.regional.errors import RegionRefused
+from fxpasses.regional.piece import Piece
+from fxpasses.regional.runtime import CompiledRegion, Source, table
+
+__all__ = ["compile_piece"]
+
+
+def compile_piece(piece: Piece, options: Options, observers: Sequence[Observer] = ()) -> CompiledRegion:
+    """Compile a region, and put it where the operators find it.
+
+    Raises:
+        RegionRefused: when AOTAutograd shows that it is no function of tensors to fresh tensors.
+        StageError: when a stage fails.
+    """
+    start = time.perf_counter()
+    inputs = piece.example_inputs
+    # The graph around the regions is what a CUDA graph captures.
+    inductor = {**options.inductor_patches(), "triton.cudagraphs": False}
+    own = dataclasses.replace(options, inductor=inductor, mode=None, on_failure="raise")
+    recorder = _Recorder(_compiler(own, piece.gm, inputs), piece)
+    fake_mode = _torch.detect_fake_mode(piece.inputs)
+    try:
+        with _torch.capture_surroundings(fake_mode):
+            Pipeline(own, recorder, observers, counts=False).compile(piece.gm, inputs)
+    except StageError as error:
+        refused = _cause(error, RegionRefused)
+        if refused is not None:
+            raise refused from error
+        raise
+    region = recorder.region()
+    text = piece.text + recorder.text + str(cache_identity(own)) + repr(region_metadata(region))
+    region.key = hashlib.sha256(text.encode()).hexdigest()[:32]
+    region.seconds = time.perf_counter() - start
+    table.add(region)
+    return region
+
+
+def region_metadata(region: CompiledRegion) -> Any:
+    """All that the graph around a region relies on."""
+    return (
+        region.forward_specs, region.backward_specs, region.outputs, region.saved, region.gradients, region.tangents,
+        region.differentiable, region.random,
+    )  # fmt: skip
+
+
+def _compiler(options: Options, gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiler:
+    if options.compiler == "inductor":
+        return InductorCompiler(options, gm, inputs)
+    return EagerCompiler(options, decompose=True)
+
+
+def _cause(error: BaseException | None, kind: type[RegionRefused]) -> RegionRefused | None:
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+class _Recorder:
+    """Hands the graphs of a region to the real compiler, without the memory that their outputs share, and keeps what
+    it returns; what AOTAutograd gets to call is never called."""
+
+    def __init__(self, compiler: Compiler, piece: Piece) -> None:
+        self._compiler, self._piece = compiler, piece
+        self._num_outputs = 0
+        self._region: CompiledRegion | None = None
+        self._strides: list[Any] = []
+        self.text = ""
+
+    def region(self) -> CompiledRegion:
+        """What was compiled."""
+        if self._region is None:
+            raise RegionRefused("AOTAutograd compiled nothing")
+        return self._region
+
+    @contextlib.contextmanager
+    def settings(self) -> Iterator[None]:
+        with self._compiler.settings():
+            yield
+
+    def aot_arguments(self) -> dict[str, Any]:
+        return self._compiler.aot_arguments()
+
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        self._num_outputs = aot["num_fwd_outputs"]
+        return self._compiler.partition(joint, joint_inputs, **aot)
+
+    def partition_keeps_random_draws(self, joint: fx.GraphModule) -> bool:
+        return self._compiler.partition_keeps_random_draws(joint)
+
+    def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
+        self._refuse()
+        metadata = _torch.forward_metadata()
+        outputs = _outputs(gm)
+        count = len(outputs) if inference else self._num_outputs
+        kept = outputs[count:]
+        tensors = [n for n in kept if isinstance(n.meta["val"], torch.Tensor)]
+        sizes = [n for n in kept if not isinstance(n.meta["val"], torch.Tensor)]
+        if any(not isinstance(n.meta["val"], (int, torch.SymInt)) for n in sizes):
+            raise RegionRefused("its backward pass needs an opaque object")
+        returned, sources = separate(gm, [*outputs[:count], *tensors])
+        if any(source is None for source in sources[:count]):
+            raise RegionRefused("it returns something else than tensors")
+        visible = 1 + max((s.index for s in sources if s and _keeps_strides(s, sources[:count])), default=-1)
+        if self._piece.symbols:
+            visible = len(returned)  # Inductor reports other strides as numbers only
+        self._return(gm, returned)
+        random = any(_is_random(node) for node in gm.graph.nodes)
+        self.text += gm.graph.python_code("self").src
+        with _torch.output_strides() as strides:
+            compiled = self._compile_forward(gm, inputs, visible, inference)
+        self._strides = _known(strides, returned, dynamic=bool(self._piece.symbols))
+        self._region = CompiledRegion(
+            symbols=list(self._piece.symbols),
+            forward=compiled,
+            forward_specs=[spec_of(n.meta["val"], s) for n, s in zip(returned, self._strides, strict=True)],
+            outputs=sources[:count],  # type: ignore[arg-type]
+            differentiable=[False] * count if inference else _torch.outputs_with_gradient(metadata),
+            random=random,
+            saved=sources[count:],  # type: ignore[arg-type]
+            saved_sizes=[_torch.expression(n.meta["val"]) for n in sizes],
+        )
+        return _never
+
+    def _compile_forward(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], visible: int, inference: bool
+    ) -> Callable[..., Any]:
+        if isinstance(self._compiler, InductorCompiler):
+            self._compiler.visible_outputs = visible
+        return self._compiler.forward(gm, inputs, inference=inference)
+
+    def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        region = self.region()
+        placeholders = gm.graph.find_nodes(op="placeholder")
+        values = [n.meta["val"] for n in placeholders]
+        tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
+        saved = tensors[: len(region.saved)]
+        tangents = tensors[len(region.saved) :]
+        if len(values) - len(tensors) != len(region.saved_sizes) or len(tangents) != sum(
+            region.differentiable
+        ):
+            raise RegionRefused("its backward graph takes other values than its forward graph saves")
+        if any(isinstance(v, torch.Tensor) for v in values[: len(region.saved_sizes)]):
+            raise RegionRefused("its backward graph does not take its sizes first")
+        given = list(inputs)
+        for i, source in zip(saved, region.saved, strict=True):
+            given[i] = self._restride(given[i], source)
+        region.tangents = [spec_of(values[i]) for i in tangents]
+        returned, sources = separate(gm, _outputs(gm))
+        self._return(gm, returned)
+        self.text += gm.graph.python_code("self").src
+        with _torch.output_strides() as strides:
+            region.backward = self._compiler.backward(gm, given)
+        known = _known(strides, returned, dynamic=bool(self._piece.symbols))
+        region.backward_specs = [spec_of(n.meta["val"], s) for n, s in zip(returned, known, strict=True)]
+        region.gradients = sources[len(self._piece.symbols) :]
+        return _never
+
+    def _restride(self, value: torch.Tensor, source: Source) -> torch.Tensor:
+        """A saved value with the strides that the compiled forward graph gives it."""
+        if source.is_input or source.steps or self._strides[source.index] is None:
+            return value
+        stride = tuple(self._strides[source.index])
+        if all(type(s) is int for s in value.stride()) and tuple(value.stride()) != stride:
+            return value.as_strided(value.shape, stride)
+        return value
+
+    def _refuse(self) -> None:
+        reason = _torch.unsupported_metadata(_torch.forward_metadata())
+        if reason:
+            raise RegionRefused(reason)
+
+    @staticmethod
+    def _return(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> None:
+        (output,) = gm.graph.find_nodes(op="output")
+        output.args = (tuple(nodes),)
+        output.meta.pop("desc", None)
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+
+
+def _keeps_strides(source: Source, user: Sequence[Source | None]) -> bool:
+    """Whether a result has to have the strides that were traced: the user sees it, or views are made of it."""
+    if source.is_input:
+        return False
+    return bool(source.steps) or any(s is source for s in user)
+
+
+def _known(strides: list[Any], returned: Sequence[fx.Node], *, dynamic: bool) -> list[Any]:
+    """For each returned tensor, the strides that the compiler reports, or ``None`` for those that were traced."""
+    if dynamic or len(strides) != len(returned):
+        return [None] * len(returned)
+    return [None if s is None else tuple(int(x) for x in s) for s in strides]
+
+
+def _outputs(gm: fx.GraphModule) -> list[Any]:
+    (output,) = gm.graph.find_nodes(op="output")
+    return list(output.args[0])  # type: ignore[arg-type]
+
+
+def _is_random(node: fx.Node) -> bool:
+    target = node.target
+    if isinstance(target, _torch.OpOverload):
+        return torch.Tag.nondeterministic_seeded in target.tags or "seed" in target._schema.name
+    return "rng" in str(target)
+
+
+def _never(*_: Any) -> Any:
+    raise AssertionError("the callable that AOTAutograd was given for a region is not the one that runs")

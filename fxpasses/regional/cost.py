@@ -1,0 +1,179 @@
+"""Whether a repeated piece of a graph is worth compiling on its own.
+
+On one side are the seconds that compiling its copies would take. On the other: what each call of a region takes to
+trace and to lower, the microseconds that each call takes at run time, and the bytes that are written and read again at
+the boundary because element-wise work is no longer fused across it. Run time counts for as many steps as a
+compiled model is expected to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses.regional import _torch
+from fxpasses.regional.facts import GraphFacts, is_static, value_of
+from fxpasses.regional.writes import target_name
+
+__all__ = ["CostModel", "Estimate"]
+
+_CHEAP = frozenset(
+    {
+        "getitem",
+        "size",
+        "view",
+        "reshape",
+        "permute",
+        "transpose",
+        "t",
+        "chunk",
+        "split",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+    }
+    | {
+        "flatten",
+        "unflatten",
+        "contiguous",
+        "to",
+        "mul_sizes",
+        "unbind",
+        "select",
+        "slice",
+        "item",
+        "dim",
+        "detach",
+    }
+)
+_KERNELS_OF_THEIR_OWN = (
+    "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "conv", "scaled_dot_product", "embedding", "sdpa", "einsum",
+    "tag_activation_checkpoint",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a region would save and cost, in seconds.
+
+    Attributes:
+        compile_seconds: what compiling one copy takes.
+        saved_seconds: what is saved of the compile time of the whole graph.
+        lost_bytes: bytes that one call moves more than fused code would, per step.
+        run_seconds: what calls and lost fusion take over the expected number of steps.
+    """
+
+    compile_seconds: float
+    saved_seconds: float
+    lost_bytes: int
+    run_seconds: float
+
+    @property
+    def gain(self) -> float:
+        """Seconds won over the life of the compiled model."""
+        return self.saved_seconds - self.run_seconds
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Constants of the estimate: measured with Inductor on a 12-layer GPT, one thread.
+
+    Attributes:
+        seconds_per_node: to compile one computing node of a Dynamo graph, forward and backward.
+        dynamic_factor: how much longer it takes with symbolic sizes.
+        seconds_per_call: to trace and lower one call of a region.
+        call_microseconds: what a call takes at run time, forward and backward.
+        bytes_per_second: memory bandwidth, by device type.
+        steps: how often the compiled model is expected to run.
+        fewest: the fewest copies that are worth a region.
+        least_saved: the fewest seconds that are.
+    """
+
+    seconds_per_node: float = 0.04
+    dynamic_factor: float = 2.2
+    seconds_per_call: float = 0.025
+    call_microseconds: float = 25.0
+    bytes_per_second_cpu: float = 1e10
+    bytes_per_second_gpu: float = 1.5e12
+    steps: int = 1000
+    fewest: int = 4
+    least_saved: float = 0.75
+
+    @classmethod
+    def for_compiler(cls, compiler: str) -> CostModel:
+        """The constants for Inductor, or for graphs that run operator by operator (tracing is all that is saved)."""
+        return cls() if compiler == "inductor" else cls(seconds_per_node=0.012, least_saved=0.3)
+
+    def weight(self, node: fx.Node) -> float:
+        """A node's share of compile time, in computing nodes."""
+        name = target_name(node)
+        if name in _CHEAP:
+            return 0.15
+        if name == "tag_activation_checkpoint":
+            return 12.0
+        return 1.0
+
+    def saved(self, weight: float, copies: int, dynamic: bool) -> float:
+        """Seconds of compile time saved by a region of that weight, in place of its copies."""
+        factor = self.dynamic_factor if dynamic else 1.0
+        return factor * ((copies - 1) * weight * self.seconds_per_node - copies * self.seconds_per_call)
+
+    def estimate(self, facts: GraphFacts, start: int, stop: int, copies: int) -> Estimate:
+        """What making a region of the window ``[start, stop)``, which occurs ``copies`` times, saves and costs."""
+        weight = sum(self.weight(node) for node in facts.calls[start:stop])
+        one = weight * self.seconds_per_node * (self.dynamic_factor if facts.dynamic else 1.0)
+        lost, device = boundary_bytes(facts, start, stop)
+        speed = self.bytes_per_second_cpu if device == "cpu" else self.bytes_per_second_gpu
+        run = self.steps * copies * (self.call_microseconds * 1e-6 + lost / speed)
+        return Estimate(one, self.saved(weight, copies, facts.dynamic), lost, run)
+
+    def verdict(self, estimate: Estimate, copies: int) -> str:
+        """Why the region is not worth it, or ""."""
+        if copies < self.fewest:
+            return f"{copies} copies: worth it from {self.fewest}"
+        if estimate.saved_seconds < self.least_saved:
+            return f"saves {estimate.saved_seconds:.2f} s of compile time: worth it from {self.least_saved:.2f} s"
+        if estimate.gain <= 0:
+            return (
+                f"saves {estimate.saved_seconds:.2f} s of compile time, costs {estimate.run_seconds:.2f} s "
+                f"in {self.steps} steps"
+            )
+        return ""
+
+
+def boundary_bytes(facts: GraphFacts, start: int, stop: int) -> tuple[int, str]:
+    """Bytes read again in the window that fused code would still have in registers, and the device they are on.
+
+    Counts the tensors that cross into the window from an element-wise operation outside: a matrix product or the
+    like writes its result to memory in any case. Whoever is on the other side of the window's end counts those.
+    """
+    total, device = 0, "cpu"
+    seen: set[fx.Node] = set()
+    for place in range(start, stop):
+        for node in facts.reads[place]:
+            at = facts.position.get(node, -1)
+            if node in seen or start <= at < stop or is_static(node):
+                continue
+            seen.add(node)
+            if at >= 0 and facts.last_use[at] < stop and not _has_own_kernel(node):
+                size, device = _bytes(value_of(node), device)
+                total += size
+    return total, device
+
+
+def _has_own_kernel(node: fx.Node) -> bool:
+    return any(part in target_name(node) for part in _KERNELS_OF_THEIR_OWN)
+
+
+def _bytes(value: Any, device: str) -> tuple[int, str]:
+    tensors: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
+    total = 0
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):
+            total += _torch.hint(tensor.numel()) * tensor.element_size()
+            device = tensor.device.type
+    return total, device

@@ -1,0 +1,150 @@
+"""What was found in a graph, why each repeat became a region or did not, and what that saves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from fxpasses.regional.cost import CostModel
+from fxpasses.regional.runtime import CompiledRegion
+from fxpasses.regional.search import Choice, Found, Search, search
+
+__all__ = ["RegionReport", "Repeated", "describe", "regions"]
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """One kind of repeat in a graph.
+
+    Attributes:
+        name: the modules that it covers (``blocks.*``), or its first and last operator.
+        copies: how often it occurs.
+        calls: how many calls of the graph one copy has.
+        nodes: the names of the first node of each copy.
+        modules: for each copy, the module around it, or "".
+        taken: whether it becomes a region.
+        reason: why it does not, or "".
+        saved_seconds: what that saves of the compile time, as estimated.
+        run_seconds: what calls and lost fusion cost in a thousand steps, as estimated.
+        compile_seconds: what compiling it took; ``None`` when it was not compiled.
+        key: its content hash; "" when it was not compiled.
+    """
+
+    name: str
+    copies: int
+    calls: int
+    nodes: tuple[str, ...]
+    modules: tuple[str, ...]
+    taken: bool
+    reason: str
+    saved_seconds: float
+    run_seconds: float
+    compile_seconds: float | None = None
+    key: str = ""
+
+    def __str__(self) -> str:
+        head = f"{self.name}: {self.copies} copies of {self.calls} calls"
+        if not self.taken:
+            return f"{head}: left, {self.reason}"
+        took = "" if self.compile_seconds is None else f", compiled in {self.compile_seconds:.2f} s"
+        return f"{head}: one region, saves about {self.saved_seconds:.1f} s of compile time{took}"
+
+
+@dataclass(frozen=True)
+class RegionReport:
+    """The repeats of one graph. ``str()`` of it is a line for each.
+
+    Attributes:
+        taken: the regions.
+        left: repeats that stay in the graph, with reasons.
+        calls: how many calls the graph has.
+        search_seconds: how long finding them took.
+        off: why regions were not looked for, or "".
+    """
+
+    taken: tuple[Repeated, ...]
+    left: tuple[Repeated, ...]
+    calls: int
+    search_seconds: float
+    off: str = ""
+
+    @property
+    def covered(self) -> int:
+        """How many of the graph's calls are in regions."""
+        return sum(item.copies * item.calls for item in self.taken)
+
+    @property
+    def region_calls(self) -> int:
+        """How many calls of regions replace them."""
+        return sum(item.copies for item in self.taken)
+
+    @property
+    def saved_seconds(self) -> float:
+        """Compile time saved, as estimated."""
+        return sum(item.saved_seconds for item in self.taken)
+
+    def __str__(self) -> str:
+        if self.off:
+            return f"no regions: {self.off}"
+        head = f"{self.covered} of {self.calls} calls in {len(self.taken)} regions; searched {self.search_seconds:.3f} s"
+        return "\n".join([head, *map(str, self.taken), *map(str, self.left)])
+
+
+def regions(graph: fx.GraphModule, choice: Choice = "auto", *, cost: CostModel | None = None) -> RegionReport:
+    """The repeats of a graph and what the backend would make of them, without compiling anything.
+
+    Args:
+        graph: a graph with fake values: Dynamo's, or one of :func:`fxpasses.capture`.
+        choice: as the option ``regions``: ``"auto"``, ``"always"`` or patterns of module paths.
+        cost: the cost model that decides under ``"auto"``.
+
+    >>> import torch, fxpasses
+    >>> model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()) for _ in range(3)))
+    >>> graph = fxpasses.capture(model, torch.ones(2, 4)).forward
+    >>> fxpasses.regions(graph).taken  # too small to be worth it
+    ()
+    """
+    return describe(graph, search(graph, choice, cost), {})
+
+
+def describe(
+    gm: fx.GraphModule, found: Search, compiled: Mapping[int, CompiledRegion], off: str = ""
+) -> RegionReport:
+    """The report of a search; ``compiled`` maps the ``id`` of what was taken to its region."""
+    taken = tuple(_describe(found, item, True, compiled.get(id(item))) for item in found.taken)
+    left = tuple(_describe(found, item, False, None) for item in found.left)
+    return RegionReport(taken, left, len(found.facts.calls), found.seconds, off)
+
+
+def _describe(found: Search, item: Found, taken: bool, region: CompiledRegion | None) -> Repeated:
+    calls: Any = found.facts.calls
+    first, last = calls[item.windows[0].start], calls[item.windows[0].stop - 1]
+    return Repeated(
+        name=_pattern(item.modules) or f"{first.name} to {last.name}",
+        copies=len(item.windows),
+        calls=item.length,
+        nodes=tuple(calls[w.start].name for w in item.windows),
+        modules=tuple(item.modules),
+        taken=taken,
+        reason=item.reason,
+        saved_seconds=item.estimate.saved_seconds,
+        run_seconds=item.estimate.run_seconds,
+        compile_seconds=region.seconds if region is not None else None,
+        key=region.key if region is not None else "",
+    )
+
+
+def _pattern(modules: list[str]) -> str:
+    """``blocks.0``, ``blocks.1``, ... as ``blocks.*``; "" when there is no common form.
+
+    >>> _pattern(["blocks.0.mlp", "blocks.1.mlp"])
+    'blocks.*.mlp'
+    """
+    forms = {re.sub(r"\b\d+\b", "*", path) for path in modules}
+    if "" in forms or len(forms) != 1:
+        return ""
+    return modules[0] if len(set(modules)) == 1 else forms.pop()

@@ -1,0 +1,378 @@
+"""What the search for repeats has to know of each node of a graph.
+
+A graph is read as the sequence of its calls. Each call gets a *token*: two calls have the same token when they
+call the same operator with the same constants on values of the same kind (shape, strides, type, device,
+gradient, whether it is a parameter), under the same ambient autocast and gradient mode. How the calls are
+wired to each other is not part of the token; :func:`wiring` compares it for one window of the sequence.
+
+Two lists that differ in length or content never describe the same computation: everything that is not known to
+be comparable gets a token of its own, which ends any repeat, and a reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from fxpasses.regional import _torch
+
+__all__ = ["GraphFacts", "is_literal", "is_static", "literal", "read_facts", "value_of", "wiring"]
+
+_FORBIDDEN_METHODS = frozenset(
+    {
+        "register_hook",
+        "requires_grad_",
+        "retain_grad",
+        "backward",
+        "set_",
+        "resize_",
+        "detach_",
+        "share_memory_",
+    }
+    | {"untyped_storage", "__setattr__", "data_ptr"}
+)
+_FORBIDDEN_NAMES = re.compile(
+    r"^(_assert|_check|manual_seed|set_rng_state|get_rng_state|trace_wrapped|wait_tensor)"
+)
+_PLAIN = (int, float, bool, str, complex, type(None), type(Ellipsis))
+_REPR = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
+
+
+def value_of(node: fx.Node) -> Any:
+    """The fake value of a node: Dynamo's, or that of an ATen graph."""
+    meta = node.meta
+    return meta["example_value"] if "example_value" in meta else meta.get("val")
+
+
+@dataclass
+class GraphFacts:
+    """One graph as a sequence of calls.
+
+    Attributes:
+        calls: the calls, in order.
+        position: each call's place in that order.
+        tokens: equal numbers for calls that do the same, seen on their own.
+        descriptions: each token as text, without addresses: the same in every process.
+        barriers: for each call, why it cannot be part of a region, or "".
+        reads: for each call, the nodes that its arguments name, in order, repeated as often as they are named.
+        last_use: for each call, the place of the last one that reads it, one past the end for an output.
+        autocast: for each place, the autocast blocks that are open before it.
+        grad_mode: for each place, what the graph set the gradient mode to before it (``None`` if nothing).
+        modules: for each call, the paths of the modules around it, outermost first, each with its address.
+        returns_several: for each call, whether its value is a tuple.
+        dynamic: whether any size is symbolic.
+    """
+
+    graph: fx.Graph
+    calls: list[fx.Node]
+    position: dict[fx.Node, int]
+    tokens: list[int]
+    descriptions: list[str]
+    barriers: list[str]
+    reads: list[list[fx.Node]]
+    last_use: list[int]
+    autocast: list[tuple[fx.Node, ...]]
+    grad_mode: list[bool | None]
+    modules: list[tuple[tuple[str, str], ...]]
+    returns_several: list[bool]
+    dynamic: bool
+
+    def reads_inside(self, start: int, stop: int, node: fx.Node) -> int:
+        """The place of ``node`` relative to a window, or -1 when it comes from outside."""
+        place = self.position.get(node, -1)
+        return place - start if start <= place < stop else -1
+
+    def balanced(self, start: int, stop: int) -> bool:
+        """Whether a window leaves autocast and gradient mode as it found them, and closes only what it opened."""
+        around = self.autocast[start]
+        return (
+            self.autocast[stop] == around
+            and self.grad_mode[stop] == self.grad_mode[start]
+            and all(self.autocast[i][: len(around)] == around for i in range(start, stop))
+        )
+
+
+def wiring(facts: GraphFacts, start: int, stop: int) -> tuple[tuple[int, ...], list[fx.Node]]:
+    """How the calls of a window are connected, and the nodes outside that they read, in order of first use.
+
+    Two windows with the same tokens compute the same function of these nodes exactly when this is equal: an
+    argument is either the place of a call in the window, or (as a negative number) the place of an outside
+    node in the list. Literal numbers count as constants.
+    """
+    outside: dict[fx.Node, int] = {}
+    wires: list[int] = []
+    position = facts.position
+    for place in range(start, stop):
+        for node in facts.reads[place]:
+            at = position.get(node, -1)
+            if start <= at < stop:
+                wires.append(at - start)
+            else:
+                wires.append(-1 - outside.setdefault(node, len(outside)))
+    return tuple(wires), list(outside)
+
+
+def read_facts(gm: fx.GraphModule) -> GraphFacts:
+    """Read a Dynamo graph, or an ATen graph with fake values."""
+    calls = [
+        n for n in gm.graph.nodes if n.op not in ("placeholder", "get_attr", "output") and not is_literal(n)
+    ]
+    position = {node: i for i, node in enumerate(calls)}
+    reader = _Reader(gm)
+    facts = GraphFacts(
+        gm.graph, calls, position, [], [], [], [], [len(calls)] * len(calls), [], [], [], [], False
+    )
+    open_autocast: tuple[fx.Node, ...] = ()
+    grad_mode: bool | None = None
+    transforms = any(_torch.is_transform(node) for node in calls)
+    for node in calls:
+        facts.autocast.append(open_autocast)
+        facts.grad_mode.append(grad_mode)
+        reads: list[fx.Node] = []
+        ambient = tuple(n.args for n in open_autocast), grad_mode
+        token, description, barrier = reader.token(node, reads, ambient)
+        if transforms:
+            barrier, token = "the graph has function transforms (vmap, grad)", reader.unique()
+        facts.tokens.append(token)
+        facts.descriptions.append(description)
+        facts.barriers.append(barrier)
+        facts.reads.append(reads)
+        facts.modules.append(module_paths(node))
+        facts.returns_several.append(isinstance(value_of(node), (list, tuple)))
+        if _torch.enters_autocast(node):
+            open_autocast = (*open_autocast, node)
+        elif _torch.exits_autocast(node):
+            open_autocast = tuple(n for n in open_autocast if n is not node.args[0])
+        elif _torch.sets_grad_mode(node):
+            grad_mode = bool(node.args[0])
+    facts.autocast.append(open_autocast)
+    facts.grad_mode.append(grad_mode)
+    for i, node in enumerate(calls):
+        users = (position.get(user, len(calls)) for user in node.users if not is_literal(user))
+        facts.last_use[i] = max(users, default=i)
+    facts.dynamic = reader.dynamic
+    return facts
+
+
+def is_literal(node: fx.Node) -> bool:
+    """Whether the node's value is a number that is known now (a float that Dynamo has specialized, say)."""
+    if node.op in ("get_attr", "output"):
+        return False
+    value = value_of(node)
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and not isinstance(
+        _torch.expression(value), sympy.Basic
+    )
+
+
+def literal(node: fx.Node) -> Any:
+    """The number that :func:`is_literal` found."""
+    return _torch.expression(value_of(node))
+
+
+def module_paths(node: fx.Node) -> tuple[tuple[str, str], ...]:
+    """The modules around a call, outermost first: path from the root, and the address that tells calls apart."""
+    stack = node.meta.get("nn_module_stack")
+    if not isinstance(stack, dict):
+        return ()
+    return tuple((clean_path(str(entry[0])), str(key)) for key, entry in stack.items())
+
+
+@functools.lru_cache(maxsize=10_000)
+def clean_path(path: str) -> str:
+    """``L['self'].blocks.0`` as ``blocks.0``.
+
+    >>> clean_path("L['self']._modules['blocks']._modules['0'].attn")
+    'blocks.0.attn'
+    """
+    path = re.sub(r"^[LG]\['[^']*'\]", "", path)
+    path = re.sub(r"\.?_modules\['([^']*)'\]", r".\1", path)
+    path = re.sub(r"\['?([^'\]]+)'?\]", r".\1", path)
+    return path.strip(".")
+
+
+class _Unknown(Exception):
+    """A constant or value that cannot be compared."""
+
+
+class _Reader:
+    """Tokens of one graph."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self._gm = gm
+        self._numbers: dict[Any, int] = {}
+        self._unique = 0
+        self._values: dict[fx.Node, Any] = {}
+        self._modules: dict[str, str] = {}
+        self.dynamic = False
+
+    def unique(self) -> int:
+        self._unique -= 1
+        return self._unique
+
+    def token(self, node: fx.Node, reads: list[fx.Node], ambient: Any) -> tuple[int, str, str]:
+        try:
+            self._refuse(node)
+            key = (
+                node.op,
+                _target(node.target),
+                tuple(self._constant(a, reads) for a in node.args),
+                tuple((k, self._constant(v, reads)) for k, v in node.kwargs.items()),
+                self._kind(node),
+                tuple(self._kind(n) for n in reads),
+                repr(ambient),
+            )
+        except _Unknown as unknown:
+            reads[:] = node.all_input_nodes
+            return self.unique(), "", str(unknown)
+        # Functions of the same name may differ: within a process the object itself decides.
+        number = self._numbers.setdefault((key, id(node.target)), len(self._numbers))
+        return number, key, ""  # type: ignore[return-value]
+
+    def _refuse(self, node: fx.Node) -> None:
+        target = node.target
+        if node.op not in ("call_function", "call_method"):
+            raise _Unknown(f"it calls {node.op} {target}")
+        name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        if node.op == "call_method" and name in _FORBIDDEN_METHODS:
+            raise _Unknown(f"it calls Tensor.{name}")
+        if _FORBIDDEN_NAMES.match(str(name)):
+            raise _Unknown(f"it calls {name}")
+        if isinstance(target, _torch.HigherOrderOperator) and not _torch.is_inlined_operator(target):
+            raise _Unknown(f"it calls the higher-order operator {target}")
+        if isinstance(target, _torch.OpOverload) and target.namespace in ("_c10d_functional", "c10d"):
+            raise _Unknown("it communicates with other processes")
+
+    def _constant(self, value: Any, reads: list[fx.Node]) -> Any:
+        if isinstance(value, fx.Node):
+            return self._node(value, reads)
+        if isinstance(value, _PLAIN):
+            return type(value).__name__, repr(value)
+        if isinstance(value, _REPR):
+            return repr(value)
+        if isinstance(value, (list, tuple)):
+            return type(value).__name__, tuple(self._constant(v, reads) for v in value)
+        if isinstance(value, dict):
+            return "dict", tuple((str(k), self._constant(v, reads)) for k, v in value.items())
+        if isinstance(value, slice):
+            return "slice", tuple(self._constant(v, reads) for v in (value.start, value.stop, value.step))
+        if (
+            callable(value)
+            and "<" not in getattr(value, "__qualname__", "<")
+            and not hasattr(value, "__self__")
+        ):
+            return _target(value)
+        raise _Unknown(f"an argument of type {type(value).__name__} cannot be compared")
+
+    def _node(self, node: fx.Node, reads: list[fx.Node]) -> Any:
+        if is_literal(node):
+            return "number", repr(literal(node))
+        if node.op == "get_attr":
+            attribute = _attribute(self._gm, str(node.target))
+            if isinstance(attribute, fx.GraphModule):
+                return "graph", self._graph(str(node.target), attribute)
+            if not isinstance(attribute, torch.Tensor):
+                raise _Unknown(f"it reads the attribute {node.target} of type {type(attribute).__name__}")
+        reads.append(node)
+        return "node"
+
+    def _graph(self, name: str, gm: fx.GraphModule) -> Any:
+        """A nested graph as text: its calls with their wiring."""
+        if name not in self._modules:
+            place: dict[fx.Node, int] = {}
+            lines = []
+            nested = _Reader(gm)
+            for number, node in enumerate(gm.graph.nodes):
+                place[node] = number
+                reads: list[fx.Node] = []
+                if node.op == "get_attr" and not isinstance(_attribute(gm, str(node.target)), fx.GraphModule):
+                    raise _Unknown("a nested graph has tensors of its own")
+                if node.op not in ("placeholder", "output", "get_attr"):
+                    nested._refuse(node)
+                constants = (
+                    nested._constant(list(node.args), reads),
+                    nested._constant(dict(node.kwargs), reads),
+                )
+                target = "" if node.op in ("placeholder", "output", "get_attr") else _target(node.target)
+                lines.append((node.op, target, constants, tuple(place[n] for n in reads), nested._kind(node)))
+            self._modules[name] = repr(lines)
+        return self._modules[name]
+
+    def _kind(self, node: fx.Node) -> Any:
+        kind = self._values.get(node)
+        if kind is None:
+            kind = self._describe(value_of(node))
+            if node.op == "get_attr" and kind == ("NoneType",):
+                attribute = _attribute(self._gm, str(node.target))
+                kind = self._describe(attribute) if isinstance(attribute, torch.Tensor) else kind
+            if is_static(node):
+                kind = ("parameter", kind)
+            self._values[node] = kind
+        return kind
+
+    def _describe(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.is_nested or value.is_quantized:
+                raise _Unknown("a value is sparse, nested or quantized")
+            if isinstance(value, _torch.FakeTensor) or type(value) in (torch.Tensor, torch.nn.Parameter):
+                return (
+                    str(value.dtype),
+                    str(value.device),
+                    self._sizes(value.shape),
+                    self._sizes(value.stride()),
+                    self._size(value.storage_offset()),
+                    value.requires_grad,
+                    value.is_conj() or value.is_neg(),
+                )
+            raise _Unknown(f"a value is a {type(value).__name__}")
+        if isinstance(value, (torch.SymInt, torch.SymBool)):
+            return "size", self._size(value)
+        if isinstance(value, torch.SymFloat):
+            if isinstance(_torch.expression(value), sympy.Basic):
+                raise _Unknown("it computes with a float that may change from call to call")
+            return "float", repr(_torch.expression(value))
+        if isinstance(value, (list, tuple)):
+            return tuple(self._describe(v) for v in value)
+        return (type(value).__name__,)
+
+    def _sizes(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(s if type(s) is int else self._size(s) for s in sizes)
+
+    def _size(self, size: Any) -> Any:
+        if type(size) is int:
+            return size
+        expr = _torch.expression(size)
+        if isinstance(expr, sympy.Basic):
+            self.dynamic = True
+            if _torch.has_unbacked(size):
+                raise _Unknown("a size depends on data")
+        return expr
+
+
+def is_static(node: fx.Node) -> bool:
+    """Whether an input of the graph lives as long as the model: a parameter or a buffer."""
+    if node.op != "placeholder":
+        return node.op == "get_attr"
+    kept = node.meta.get("tensor_dict") or {}
+    return bool(kept.get("_dynamo_static_input_type")) or isinstance(value_of(node), torch.nn.Parameter)
+
+
+def _attribute(gm: fx.GraphModule, target: str) -> Any:
+    value: Any = gm
+    for name in target.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _target(target: Any) -> str:
+    if isinstance(target, str):
+        return target
+    if isinstance(target, (_torch.OpOverload, _torch.OpOverloadPacket, _torch.HigherOrderOperator)):
+        return str(target)
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '') or target!r}"

@@ -1,0 +1,112 @@
+"""The operators that stand for regions in graphs.
+
+``fxpasses::region(key, tensors, sizes)`` is what the Dynamo graph calls. Autograd takes it apart into
+``region_forward`` and ``region_backward``, which are opaque to everything after it: their fake kernels return the
+recorded metadata. The key is the region's content hash, so a cache that holds a graph with it holds for any
+process in which the region has the same content.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fxpasses.regional.runtime import CompiledRegion, table
+
+__all__ = ["REGION", "region_call"]
+
+_library = torch.library.Library("fxpasses", "DEF")
+_SIGNATURE = "(str key, Tensor[] tensors, SymInt[] sizes) -> Tensor[]"
+_library.define(f"region{_SIGNATURE}")
+_library.define(f"region_forward{_SIGNATURE}")
+_library.define(f"region_forward_random{_SIGNATURE}", tags=(torch.Tag.nondeterministic_seeded,))
+_library.define(f"region_backward{_SIGNATURE}")
+
+
+class _Region(torch.autograd.Function):
+    """The gradient formula of a region."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, region: CompiledRegion, sizes: list[Any], *tensors: torch.Tensor
+    ) -> tuple[Any, ...]:  # type: ignore[override]
+        results = _forward_operator(region)(region.key, list(tensors), sizes)
+        bindings = region.bindings(sizes)
+        outputs = tuple(source.get(tensors, results, bindings) for source in region.outputs)
+        ctx.region, ctx.sizes = region, sizes
+        ctx.save_for_backward(*(source.base(tensors, results) for source in region.saved))
+        ctx.mark_non_differentiable(
+            *(o for o, d in zip(outputs, region.differentiable, strict=True) if not d)
+        )
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        region: CompiledRegion = ctx.region
+        bindings = region.bindings(ctx.sizes)
+        bases = ctx.saved_tensors
+        taken = [source.view(base, bindings) for source, base in zip(region.saved, bases, strict=True)]
+        wanted = [g for g, d in zip(gradients, region.differentiable, strict=True) if d]
+        for gradient, spec in zip(wanted, region.tangents, strict=True):
+            strides = spec.strides(bindings)
+            if not _same(gradient.stride(), strides) or gradient.dtype is not spec.dtype:
+                gradient = spec.empty(bindings).copy_(gradient)
+            taken.append(gradient)
+        results = torch.ops.fxpasses.region_backward.default(region.key, taken, ctx.sizes)
+        return (None, None, *(s and s.get(taken, results, bindings) for s in region.gradients))
+
+
+def _forward_operator(region: CompiledRegion) -> Any:
+    operators = torch.ops.fxpasses
+    return operators.region_forward_random.default if region.random else operators.region_forward.default
+
+
+def _same(strides: tuple[Any, ...], wanted: tuple[Any, ...]) -> bool:
+    """Whether strides are equal, as numbers or as expressions: no guard is installed for the question."""
+    return all(
+        a == b if type(a) is int and type(b) is int else str(a) == str(b)
+        for a, b in zip(strides, wanted, strict=True)
+    )
+
+
+def region_call(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+    """``fxpasses::region``: with a gradient where one is needed."""
+    region = table[key]
+    if region.backward is not None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return list(_Region.apply(region, list(sizes), *tensors))
+    results = _forward_operator(region)(key, tensors, sizes)
+    bindings = region.bindings(sizes)
+    return [source.get(tensors, results, bindings) for source in region.outputs]
+
+
+def _run_forward(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+    return table[key].run_forward(tensors, sizes)
+
+
+def _run_backward(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+    return table[key].run_backward(tensors, sizes)
+
+
+def _fake_forward(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+    region = table[key]
+    bindings = region.bindings(sizes)
+    return [spec.empty(bindings) for spec in region.forward_specs]
+
+
+def _fake_backward(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+    region = table[key]
+    bindings = region.bindings(sizes)
+    return [spec.empty(bindings) for spec in region.backward_specs]
+
+
+_library.impl("region", region_call, "CompositeImplicitAutograd")
+for _name, _kernel, _fake in (
+    ("region_forward", _run_forward, _fake_forward),
+    ("region_forward_random", _run_forward, _fake_forward),
+    ("region_backward", _run_backward, _fake_backward),
+):
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fxpasses::{_name}", _fake, lib=_library)
+REGION = torch.ops.fxpasses.region.default
+"""What a Dynamo graph calls in the place of a region."""

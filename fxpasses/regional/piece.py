@@ -1,0 +1,382 @@
+"""A repeated window of a graph as a graph of its own, and what stays of it outside.
+
+The piece takes symbols, then tensors, and returns tensors that share no memory with each other or with an input. A
+call outside may also need a value that is a view or a size: the calls that make it are copied outside, where
+they cost nothing. An input that the window writes to (a running mean, say) is copied first; its new value is one more
+output, which the graph outside copies back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from fxpasses.regional import _torch
+from fxpasses.regional.errors import RegionRefused
+from fxpasses.regional.facts import GraphFacts, is_literal, is_static, literal, value_of, wiring
+from fxpasses.regional.search import Window
+from fxpasses.regional.writes import target_name, updated_statistics
+
+__all__ = ["Piece", "cut_out", "outside_of"]
+
+_VIEWS = frozenset(
+    {
+        "view",
+        "reshape",
+        "transpose",
+        "permute",
+        "t",
+        "chunk",
+        "split",
+        "unbind",
+        "getitem",
+        "select",
+        "narrow",
+    }
+    | {
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "flatten",
+        "unflatten",
+        "contiguous",
+        "to",
+        "detach",
+        "movedim",
+        "dropout",
+    }
+    | {
+        "swapaxes",
+        "diagonal",
+        "view_as",
+        "expand_as",
+        "real",
+        "imag",
+        "size",
+        "getattr",
+        "float",
+        "type_as",
+        "slice",
+    }
+    | {
+        "tensor_split",
+        "hsplit",
+        "vsplit",
+        "mul",
+        "add",
+        "sub",
+        "floordiv",
+        "neg",
+        "numel",
+        "sym_size",
+        "double",
+    }
+)
+"""Calls that may be made once more outside: they give a view or a number, and write nothing."""
+
+
+@dataclass
+class Piece:
+    """A window's graph.
+
+    Attributes:
+        gm: symbols and tensors to the outputs, then the new values of the inputs in ``written``.
+        symbols: the symbols in its sizes, in the order in which it takes them.
+        inputs: a fake tensor for each tensor input.
+        static: which tensor inputs live as long as the model.
+        written: which tensor inputs the window writes to.
+        outputs: places in the window of the values that it returns.
+        copied: places in the window of the calls that are made once more outside.
+        same: for each place whose value is a tensor that another node stands for: that place, or, as a negative number, the
+            tensor input (-1 for the first).
+        text: what it computes, as text that is the same in every process.
+    """
+
+    gm: fx.GraphModule
+    symbols: list[sympy.Symbol]
+    inputs: list[torch.Tensor]
+    static: list[bool]
+    written: list[int]
+    outputs: list[int]
+    copied: list[int]
+    same: dict[int, int]
+    text: str
+
+    @property
+    def example_inputs(self) -> list[Any]:
+        """Symbolic sizes and fake tensors, in the order of ``gm``'s placeholders."""
+        return [node.meta["example_value"] for node in self.gm.graph.find_nodes(op="placeholder")]
+
+    @property
+    def digest(self) -> str:
+        """Hash of what the piece computes."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def outside_of(facts: GraphFacts, window: Window) -> list[fx.Node]:
+    """The tensors from outside that a window reads, in the order of its first use of them."""
+    return [
+        n for n in wiring(facts, window.start, window.stop)[1] if isinstance(_tensor(n, facts), torch.Tensor)
+    ]
+
+
+def cut_out(
+    gm: fx.GraphModule, facts: GraphFacts, windows: Sequence[Window], symbols: dict[Any, fx.Node]
+) -> Piece:
+    """Make a graph of the first of some isomorphic windows that serves them all.
+
+    Args:
+        gm: the graph around them.
+        facts: what is known of it.
+        windows: the windows; outputs are what any of them has to return.
+        symbols: the placeholder of each symbol in ``gm``.
+
+    Raises:
+        RegionRefused: when it cannot be a function of tensors to fresh tensors.
+    """
+    return _Cutter(gm, facts, windows, symbols).cut()
+
+
+class _Cutter:
+    def __init__(
+        self, gm: fx.GraphModule, facts: GraphFacts, windows: Sequence[Window], symbols: dict[Any, fx.Node]
+    ) -> None:
+        self.gm, self.facts, self.windows, self.known_symbols = gm, facts, windows, symbols
+        self.window = windows[0]
+        self.calls = facts.calls[self.window.start : self.window.stop]
+        self.place = {node: i for i, node in enumerate(self.calls)}
+        self.wires, outside = wiring(facts, self.window.start, self.window.stop)
+        self.tensors = outside_of(facts, self.window)
+        for node in outside:
+            value = _tensor(node, facts)
+            if not isinstance(value, (torch.Tensor, torch.SymInt, torch.SymBool, int)):
+                raise RegionRefused(f"it takes {node.name}, which is a {type(value).__name__}")
+        self.fake_mode: Any = _torch.detect_fake_mode([_tensor(n, facts) for n in self.tensors])
+        if self.fake_mode is None:
+            raise RegionRefused("the graph has no fake values")
+
+    def cut(self) -> Piece:
+        needed = sorted(
+            {
+                place - window.start
+                for window in self.windows
+                for place in range(window.start, window.stop)
+                if self.facts.last_use[place] >= window.stop
+            }
+        )
+        inputs = [self._fresh(_tensor(node, self.facts)) for node in self.tensors]
+        symbols = self._symbols()
+        written = self._written(symbols, inputs)
+        outputs, copied, same = self._sort(needed, written)
+        if not outputs and not written:
+            raise RegionRefused("nothing that it computes is used")
+        gm = self._graph(symbols, inputs, written, outputs)
+        descriptions = [self.facts.descriptions[i] for i in range(self.window.start, self.window.stop)]
+        shape_env = self.fake_mode.shape_env
+        facts = [(str(s), _torch.symbol_facts(shape_env, s)) for s in symbols]
+        text = repr(
+            (descriptions, self.wires, outputs, written, facts, self._ambient(), _torch.ambient_state())
+        )
+        static = [is_static(node) for node in self.tensors]
+        return Piece(gm, symbols, inputs, static, written, outputs, copied, same, text)
+
+    def _ambient(self) -> Any:
+        start = self.window.start
+        return [node.args for node in self.facts.autocast[start]], self.facts.grad_mode[start]
+
+    def _symbols(self) -> list[sympy.Symbol]:
+        if not self.facts.dynamic:
+            return []
+        found: dict[sympy.Symbol, None] = {}
+        for node in [
+            *self.tensors,
+            *self.calls,
+            *(n for i in range(*self._range) for n in self.facts.reads[i]),
+        ]:
+            for value in _leaves(_tensor(node, self.facts)):
+                found.update(dict.fromkeys(sorted(_torch.free_symbols(value), key=str)))
+        for symbol in found:
+            if symbol not in self.known_symbols:
+                raise RegionRefused(f"the size {symbol} is not an input of the graph")
+        return list(found)
+
+    @property
+    def _range(self) -> tuple[int, int]:
+        return self.window.start, self.window.stop
+
+    def _fresh(self, value: torch.Tensor) -> torch.Tensor:
+        """A fake tensor with the same metadata, a leaf with memory of its own."""
+        with self.fake_mode, torch.no_grad():
+            fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        return fresh.requires_grad_(value.requires_grad)
+
+    def _written(self, symbols: list[sympy.Symbol], inputs: list[torch.Tensor]) -> list[int]:
+        """Which inputs the window writes to: found by running it on fake tensors and looking at their versions."""
+        everything = self._graph(symbols, inputs, [], [])
+        copies = [self._fresh(value).detach() for value in inputs]
+        sizes = [self.known_symbols[s].meta["example_value"] for s in symbols]
+        try:
+            # Without the Python dispatcher, composite operators would ask for symbolic sizes as numbers.
+            with self.fake_mode, _torch.enable_python_dispatcher(), torch.no_grad():
+                everything(*sizes, *copies)
+        except Exception as error:
+            raise RegionRefused(f"it cannot run on its own: {type(error).__name__}: {error}") from error
+        written = {i for i, value in enumerate(copies) if value._version > 0}
+        slot = {node: i for i, node in enumerate(self.tensors)}
+        written |= {slot[n] for call in self.calls for n in updated_statistics(call) if n in slot}
+        for index in sorted(written):
+            if inputs[index].requires_grad and self.tensors[index].op == "placeholder":
+                raise RegionRefused(f"it writes to {self.tensors[index].name}, which needs a gradient")
+            for window in self.windows:
+                nodes = outside_of(self.facts, window)
+                storages = [_torch.storage_of(_tensor(n, self.facts)) for n in nodes]
+                if storages.count(storages[index]) > 1:
+                    raise RegionRefused(
+                        f"it writes to {nodes[index].name}, which shares memory with another input"
+                    )
+        return sorted(written)
+
+    def _sort(self, needed: list[int], written: list[int]) -> tuple[list[int], list[int], dict[int, int]]:
+        """What to return, what to compute again outside, and which values are other values by another name."""
+        outside = {_torch.storage_of(_tensor(node, self.facts)): i for i, node in enumerate(self.tensors)}
+        outputs: list[int] = []
+        copied: set[int] = set()
+        same: dict[int, int] = {}
+        base_of: dict[int, int] = {}
+        first: dict[int, int] = {}
+        for place, node in enumerate(self.calls):
+            value = value_of(node)
+            if isinstance(value, torch.Tensor):
+                first.setdefault(_torch.storage_of(value), place)
+        wanted: dict[int, list[int]] = {}
+        for place in needed:
+            value = value_of(self.calls[place])
+            if isinstance(value, torch.Tensor):
+                wanted.setdefault(_torch.storage_of(value), []).append(place)
+            elif isinstance(value, (torch.SymInt, int, torch.SymBool, torch.Size)):
+                copied |= self._copies(place, set(), set(written))
+            elif value is not None:
+                raise RegionRefused(f"its value {self.calls[place].name} is a {type(value).__name__}")
+        for storage, places in wanted.items():
+            if storage in outside:
+                index = outside[storage]
+                for place in places:
+                    if value_of(self.calls[place]) is _tensor(self.tensors[index], self.facts):
+                        same[place] = -1 - index
+                    elif index in written:
+                        raise RegionRefused(
+                            f"{self.calls[place].name} is a view of an input that it writes to"
+                        )
+                    else:
+                        copied |= self._copies(place, set(), set(written))
+                continue
+            distinct = {id(value_of(self.calls[p])): p for p in reversed(places)}
+            base = places[0] if len(distinct) == 1 else first[storage]
+            outputs.append(base)
+            base_of[storage] = base
+            for place in places:
+                if place == base:
+                    continue
+                if value_of(self.calls[place]) is value_of(self.calls[base]):
+                    same[place] = base
+                else:
+                    copied |= self._copies(place, {base}, set(written))
+        return sorted(outputs), sorted(copied), same
+
+    def _copies(self, place: int, available: set[int], written: set[int]) -> set[int]:
+        """The calls that make a view or a number out of what is known outside."""
+        node = self.calls[place]
+        if target_name(node) not in _VIEWS:
+            raise RegionRefused(
+                f"{node.name} shares memory with another value and {target_name(node)} cannot be repeated"
+            )
+        copies = {place}
+        for read in self.facts.reads[self.window.start + place]:
+            inner = self.place.get(read)
+            if inner is not None and inner not in available:
+                copies |= self._copies(inner, available, written)
+            elif inner is None and read in self.tensors and self.tensors.index(read) in written:
+                raise RegionRefused(f"{node.name} is a view of an input that it writes to")
+        return copies
+
+    def _graph(
+        self, symbols: list[sympy.Symbol], inputs: list[torch.Tensor], written: list[int], outputs: list[int]
+    ) -> fx.GraphModule:
+        graph = fx.Graph()
+        attributes: dict[str, Any] = {}
+        known: dict[Any, Any] = {}
+        for i, symbol in enumerate(symbols):
+            known[symbol] = graph.placeholder(f"size_{i}")
+            known[symbol].meta["example_value"] = self.known_symbols[symbol].meta["example_value"]
+        values: dict[fx.Node, Any] = {}
+        for i, (node, value) in enumerate(zip(self.tensors, inputs, strict=True)):
+            values[node] = graph.placeholder(f"input_{i}")
+            values[node].meta["example_value"] = value
+            if is_static(node):
+                values[node].meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
+        opened = self._open_contexts(graph)
+        for i in written:
+            before = values[self.tensors[i]]
+            values[self.tensors[i]] = graph.call_function(torch.clone, (before,))
+            values[self.tensors[i]].meta["example_value"] = before.meta["example_value"]
+
+        def argument(node: fx.Node) -> Any:
+            if node in values:
+                return values[node]
+            if is_literal(node):
+                return literal(node)
+            if node.op == "get_attr":
+                attributes[str(node.target)] = self.gm.get_submodule(str(node.target))
+                values[node] = graph.get_attr(str(node.target))
+                return values[node]
+            size = _torch.expression(value_of(node))
+            proxies = {s: fx.Proxy(known[s]) for s in known}
+            computed = _torch.evaluate(size, proxies)
+            return computed.node if isinstance(computed, fx.Proxy) else computed
+
+        for node in self.calls:
+            values[node] = graph.node_copy(node, argument)
+        self._close_contexts(graph, opened)
+        graph.output(
+            tuple(values[self.calls[p]] for p in outputs) + tuple(values[self.tensors[i]] for i in written)
+        )
+        piece = fx.GraphModule(attributes, graph)
+        _torch.mark_as_dynamo_graph(piece)
+        return piece
+
+    def _open_contexts(self, graph: fx.Graph) -> list[fx.Node]:
+        """The ambient autocast and gradient mode, which the window does not set itself."""
+        enter, _, set_grad = _torch.context_calls()
+        opened = [graph.call_function(enter, node.args) for node in self.facts.autocast[self.window.start]]
+        if self.facts.grad_mode[self.window.start] is not None:
+            graph.call_function(set_grad, (self.facts.grad_mode[self.window.start],))
+        return opened
+
+    def _close_contexts(self, graph: fx.Graph, opened: list[fx.Node]) -> None:
+        _, leave, set_grad = _torch.context_calls()
+        if self.facts.grad_mode[self.window.start] is not None:
+            graph.call_function(set_grad, (torch.is_grad_enabled(),))
+        for node in reversed(opened):
+            graph.call_function(leave, (node,))
+
+
+def _tensor(node: fx.Node, facts: GraphFacts) -> Any:
+    value = value_of(node)
+    if value is None and node.op == "get_attr":
+        owner: Any = facts.graph.owning_module
+        for name in str(node.target).split("."):
+            owner = getattr(owner, name)
+        return owner
+    return value
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value] if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymBool)) else []

@@ -1,0 +1,220 @@
+"""A compiled region, and how its compiled functions' results become those of the region.
+
+Compiled code may not return two tensors in the same memory through an opaque operator: whoever plans memory around it
+would reuse the one while the other is needed. So an operator returns each piece of memory once, and a
+:class:`Source` says how a value is made from it by views.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fxpasses.regional import _torch
+from fxpasses.regional.errors import RegionContractError
+
+__all__ = ["CompiledRegion", "Previous", "Source", "Step", "TensorSpec", "table"]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Metadata of a result; sizes may be sympy expressions of the region's symbols."""
+
+    shape: tuple[Any, ...]
+    stride: tuple[Any, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def empty(self, bindings: Mapping[Any, Any]) -> torch.Tensor:
+        """A tensor with this metadata, for given values of the symbols."""
+        shape = [_torch.evaluate(s, bindings) for s in self.shape]
+        stride = [_torch.evaluate(s, bindings) for s in self.stride]
+        return torch.empty_strided(shape, stride, dtype=self.dtype, device=self.device)
+
+    def strides(self, bindings: Mapping[Any, Any]) -> tuple[Any, ...]:
+        """The strides, for given values of the symbols."""
+        return tuple(_torch.evaluate(s, bindings) for s in self.stride)
+
+
+class Previous:
+    """Stands for the value before, in the arguments of a :class:`Step`."""
+
+    def __repr__(self) -> str:
+        return "previous"
+
+
+PREVIOUS = Previous()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One view operator: its arguments are constants, sympy expressions, and :data:`PREVIOUS`."""
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def apply(self, value: Any, bindings: Mapping[Any, Any]) -> Any:
+        def known(argument: Any) -> Any:
+            if isinstance(argument, (list, tuple)):
+                return type(argument)(known(a) for a in argument)
+            return value if isinstance(argument, Previous) else _torch.evaluate(argument, bindings)
+
+        return self.target(*known(tuple(self.args)), **{k: known(v) for k, v in self.kwargs.items()})
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a value comes from.
+
+    Attributes:
+        is_input: whether from one of the operator's inputs or one of its results.
+        index: which one.
+        steps: the views that make the value of it.
+    """
+
+    is_input: bool
+    index: int
+    steps: tuple[Step, ...] = ()
+
+    def base(self, inputs: Sequence[Any], results: Sequence[Any]) -> Any:
+        """The tensor that the value is a view of."""
+        return inputs[self.index] if self.is_input else results[self.index]
+
+    def view(self, base: Any, bindings: Mapping[Any, Any]) -> Any:
+        """The value, given its base."""
+        for step in self.steps:
+            base = step.apply(base, bindings)
+        return base
+
+    def get(self, inputs: Sequence[Any], results: Sequence[Any], bindings: Mapping[Any, Any]) -> Any:
+        """The value, given the operator's inputs and results."""
+        return self.view(self.base(inputs, results), bindings)
+
+
+@dataclass
+class CompiledRegion:
+    """One region, compiled.
+
+    Attributes:
+        symbols: the symbols whose values its operators take as ``sizes``.
+        forward: takes a list of sizes and tensors; returns what ``forward_specs`` describe.
+        outputs: how its outputs are made of its inputs and of what ``forward`` returns.
+        differentiable: which outputs the backward pass takes a gradient for.
+        random: whether it draws random numbers.
+        saved: for each tensor that ``backward`` takes before the gradients, how it is made.
+        saved_sizes: expressions of the sizes that ``backward`` takes first.
+        backward: takes a list of sizes, saved tensors, gradients; ``None`` when nothing needs a gradient.
+        gradients: for each tensor input, how its gradient is made of the tensors that ``backward`` takes and what it
+            returns; ``None`` for none.
+        tangents: metadata that ``backward`` expects of the gradients of the outputs.
+        key: content hash: what is compiled and what it returns.
+    """
+
+    symbols: list[Any]
+    forward: Callable[[list[Any]], Sequence[torch.Tensor]]
+    forward_specs: list[TensorSpec]
+    outputs: list[Source]
+    differentiable: list[bool]
+    random: bool
+    saved: list[Source] = field(default_factory=list)
+    saved_sizes: list[Any] = field(default_factory=list)
+    backward: Callable[[list[Any]], Sequence[torch.Tensor]] | None = None
+    backward_specs: list[TensorSpec] = field(default_factory=list)
+    gradients: list[Source | None] = field(default_factory=list)
+    tangents: list[TensorSpec] = field(default_factory=list)
+    key: str = ""
+    seconds: float = 0.0
+    _mend: dict[str, list[int] | None] = field(default_factory=dict)
+
+    def bindings(self, sizes: Sequence[Any]) -> dict[Any, Any]:
+        """The values of the symbols."""
+        return dict(zip(self.symbols, sizes, strict=True))
+
+    def run_forward(self, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+        """What the forward operator does."""
+        results = self.forward([*sizes, *tensors])
+        if self._mend.get("forward", ()) != []:
+            results = self._conform("forward", results, tensors, self.forward_specs, sizes)
+        return list(results)
+
+    def run_backward(self, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+        """What the backward operator does."""
+        if self.backward is None:
+            raise RegionContractError(self.key, "it has no backward graph")
+        saved = sizes
+        if self.saved_sizes != self.symbols:
+            bindings = self.bindings(sizes)
+            saved = [_torch.evaluate(e, bindings) for e in self.saved_sizes]
+        results = self.backward([*saved, *tensors])
+        if self._mend.get("backward", ()) != []:
+            results = self._conform("backward", results, tensors, self.backward_specs, sizes)
+        return list(results)
+
+    def _conform(
+        self,
+        which: str,
+        results: Sequence[torch.Tensor],
+        tensors: Sequence[torch.Tensor],
+        specs: Sequence[TensorSpec],
+        sizes: Sequence[Any],
+    ) -> list[torch.Tensor]:
+        """Hold results to what was recorded: the first call finds out which ones have to be copied for that.
+
+        Compiled code keeps strides and makes fresh results as far as we know; where it does not, a copy costs less than
+        a wrong result.
+        """
+        bindings = self.bindings(sizes)
+        results = list(results)
+        if len(results) != len(specs):
+            raise RegionContractError(self.key, f"{which} returned {len(results)} tensors, not {len(specs)}")
+        mend = self._mend.get(which)
+        if mend is None:
+            taken = {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
+            mend = []
+            for i, (result, spec) in enumerate(zip(results, specs, strict=True)):
+                shape = tuple(_torch.evaluate(s, bindings) for s in spec.shape)
+                if result.dtype is not spec.dtype or tuple(result.shape) != shape:
+                    raise RegionContractError(
+                        self.key,
+                        f"result {i} of {which} is {result.dtype} {tuple(result.shape)}, not {spec.dtype} {shape}",
+                    )
+                memory = result.untyped_storage().data_ptr()
+                if result.numel() and (memory in taken or result.stride() != spec.strides(bindings)):
+                    mend.append(i)
+                taken.add(memory)
+            self._mend[which] = mend
+        for i in mend:
+            results[i] = specs[i].empty(bindings).copy_(results[i])
+        return results
+
+
+class _Table:
+    """The compiled regions of this process, by content: the operators find them here."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._regions: dict[str, CompiledRegion] = {}
+
+    def add(self, region: CompiledRegion) -> None:
+        """Keep a region; one of the same content that is there already stays."""
+        with self._lock:
+            self._regions.setdefault(region.key, region)
+
+    def __getitem__(self, key: str) -> CompiledRegion:
+        try:
+            return self._regions[key]
+        except KeyError:
+            raise RegionContractError(key, "it was not compiled in this process") from None
+
+    def reset(self) -> None:
+        """Forget all regions. Compiled graphs that call them stop working: for tests."""
+        with self._lock:
+            self._regions.clear()
+
+
+table = _Table()

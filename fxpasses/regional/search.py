@@ -1,0 +1,259 @@
+"""Finding the repeats of a graph that are worth a region of their own.
+
+Candidates come from two sides: the modules that the calls belong to, and repeats of the token sequence, which need
+no modules at all. Each is verified for isomorphism (equal tokens, equal wiring), its boundaries are moved to where the
+least crosses them, and the cost model decides. The best go first; what they cover is no longer free.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import fx
+
+from fxpasses.regional.cost import CostModel, Estimate
+from fxpasses.regional.facts import GraphFacts, read_facts, wiring
+from fxpasses.regional.repeats import not_overlapping, repeats
+
+__all__ = ["Found", "Search", "Window", "search"]
+
+Choice = Literal["auto", "off", "always"] | tuple[str, ...]
+
+SHORTEST = 3
+"""The shortest stretch of calls that is looked at."""
+_BOUNDARIES = 4
+"""How many places for the boundary are tried for repeats that follow each other directly."""
+
+_CROSSING_SECONDS = 0.001
+"""What one more value across a boundary counts when candidates are compared."""
+_MOST_LEFT = 30
+"""How many repeats that are left in the graph are reported; the search ends when there are more."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The calls from ``start`` up to ``stop`` of a graph's sequence."""
+
+    start: int
+    stop: int
+
+
+@dataclass
+class Found:
+    """Isomorphic windows of one graph.
+
+    Attributes:
+        windows: where they are, in order; they do not overlap.
+        estimate: what a region of them would save and cost.
+        reason: why they are left in the graph, or "" when they become a region.
+        modules: for each window, the path of the innermost module around all of it, or "".
+    """
+
+    windows: list[Window]
+    estimate: Estimate
+    reason: str
+    modules: list[str]
+
+    @property
+    def length(self) -> int:
+        """How many calls each window has."""
+        return self.windows[0].stop - self.windows[0].start
+
+
+@dataclass
+class Search:
+    """What was found in one graph.
+
+    Attributes:
+        facts: the graph, as it was read.
+        taken: what becomes regions.
+        left: what does not, each with its reason.
+        seconds: how long the search took.
+    """
+
+    facts: GraphFacts
+    taken: list[Found] = field(default_factory=list)
+    left: list[Found] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def search(gm: fx.GraphModule, choice: Choice = "auto", cost: CostModel | None = None) -> Search:
+    """Find the regions of a graph.
+
+    Args:
+        gm: a Dynamo graph or an ATen graph, with fake values.
+        choice: ``"auto"`` leaves the decision to the cost model; ``"always"`` takes every repeat; patterns take the
+            modules whose paths match one of them, even a single one; ``"off"`` takes none.
+        cost: the cost model.
+    """
+    start = time.perf_counter()
+    result = Search(read_facts(gm))
+    if choice != "off":
+        _Searcher(result, choice, cost or CostModel()).run()
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+class _Searcher:
+    def __init__(self, result: Search, choice: Choice, cost: CostModel) -> None:
+        self.result, self.facts, self.choice, self.cost = result, result.facts, choice, cost
+        self.fewest = 1 if isinstance(choice, tuple) else 2
+        self.free = bytearray(b"\x01") * len(self.facts.calls)
+        self.crossing = _crossing(self.facts)
+        self.seen: set[tuple[int, int]] = set()
+        self.weights = [0.0, *itertools.accumulate(cost.weight(node) for node in self.facts.calls)]
+
+    def run(self) -> None:
+        windows = _module_windows(self.facts)
+        if isinstance(self.choice, tuple):
+            chosen = [w for w, path in windows if any(fnmatch.fnmatchcase(path, p) for p in self.choice)]
+            candidates = self._by_tokens(chosen)
+        else:
+            candidates = self._by_tokens([w for w, _ in windows])
+            for repeat in repeats(self.facts.tokens, SHORTEST, self.fewest):
+                candidates += self._phases(repeat.length, repeat.starts)
+        ranked = sorted(candidates, key=self._rank)
+        for length, starts in ranked:
+            if len(self.result.left) >= _MOST_LEFT:
+                break
+            self._consider(length, starts)
+
+    def _by_tokens(self, windows: Iterable[Window]) -> list[tuple[int, list[int]]]:
+        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for window in windows:
+            tokens = tuple(self.facts.tokens[window.start : window.stop])
+            if len(tokens) >= SHORTEST and not any(token < 0 for token in tokens):
+                groups[tokens].append(window.start)
+        return [
+            (len(tokens), sorted(set(starts)))
+            for tokens, starts in groups.items()
+            if len(set(starts)) >= self.fewest
+        ]
+
+    def _phases(self, length: int, starts: Sequence[int]) -> list[tuple[int, list[int]]]:
+        """A repeat, and, where copies follow each other directly, the same one with its boundary moved."""
+        kept = not_overlapping(starts, length)
+        if len(kept) < self.fewest or self._is_periodic(kept[0], length):
+            return []
+        found = [(length, kept)]
+        tandem = sum(b - a == length for a, b in itertools.pairwise(kept))
+        if tandem * 2 >= len(kept):
+            tokens = self.facts.tokens
+            model = tokens[kept[0] : kept[0] + length]
+            best = sorted(range(1, length), key=lambda r: self.crossing[kept[0] + r])[:_BOUNDARIES]
+            for shift in best:
+                turned = model[shift:] + model[:shift]
+                moved = [s + shift for s in kept if tokens[s + shift : s + shift + length] == turned]
+                before = kept[0] + shift - length
+                if before >= 0 and tokens[before : before + length] == turned:
+                    moved.insert(0, before)
+                if len(moved) >= self.fewest:
+                    found.append((length, moved))
+        else:
+            for cut in (1, 2, 3):
+                if length - cut >= SHORTEST:
+                    found.append((length - cut, kept))
+                    found.append((length - cut, [s + cut for s in kept]))
+        return found
+
+    def _is_periodic(self, start: int, length: int) -> bool:
+        """Whether the stretch is a shorter one one and a half times over or more: that one is a candidate too."""
+        window = self.facts.tokens[start : start + length]
+        return any(
+            window[period:] == window[:-period]
+            for period in range(SHORTEST, 2 * length // 3 + 1)
+            if window[period] == window[0]
+        )
+
+    def _rank(self, candidate: tuple[int, Sequence[int]]) -> tuple[float, int]:
+        """Most saved first, before verification; of equals the one with least across its boundary."""
+        length, starts = candidate
+        first, copies = starts[0], len(starts)
+        weight = self.weights[first + length] - self.weights[first]
+        if self.choice == "auto":
+            saved = self.cost.saved(weight, copies, self.facts.dynamic)
+        else:
+            saved = self.cost.seconds_per_node * weight * (copies - 1)
+        crossing = self.crossing[first] + self.crossing[first + length]
+        return -saved + _CROSSING_SECONDS * crossing * copies, crossing
+
+    def _consider(self, length: int, starts: Sequence[int]) -> None:
+        free = not_overlapping([s for s in starts if 0 not in self.free[s : s + length]], length)
+        if len(free) < self.fewest or (length, free[0]) in self.seen:
+            return
+        self.seen.add((length, free[0]))
+        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for start in free:
+            if self.facts.balanced(start, start + length) and not self._splits_a_tuple(start, start + length):
+                groups[wiring(self.facts, start, start + length)[0]].append(start)
+        for group in groups.values():
+            if len(group) >= self.fewest:
+                self._decide([Window(s, s + length) for s in group])
+
+    def _decide(self, windows: list[Window]) -> None:
+        first = windows[0]
+        estimate = self.cost.estimate(self.facts, first.start, first.stop, len(windows))
+        computing = sum(self.cost.weight(n) >= 1 for n in self.facts.calls[first.start : first.stop])
+        reason = ""
+        if self.choice == "auto":
+            reason = self.cost.verdict(estimate, len(windows))
+        elif self.choice == "always" and computing < 2:
+            reason = "less than two operations that compute anything"
+        found = Found(windows, estimate, reason, [self._module(w) for w in windows])
+        if reason:
+            self.result.left.append(found)
+            return
+        self.result.taken.append(found)
+        for window in windows:
+            self.free[window.start : window.stop] = bytes(window.stop - window.start)
+
+    def _splits_a_tuple(self, start: int, stop: int) -> bool:
+        """Whether a call inside returns several values that are taken apart outside."""
+        for place in range(start, stop):
+            if self.facts.last_use[place] >= stop and self.facts.returns_several[place]:
+                return True
+        return False
+
+    def _module(self, window: Window) -> str:
+        common: tuple[tuple[str, str], ...] | None = None
+        for path in self.facts.modules[window.start : window.stop]:
+            if path:
+                shared = path if common is None else common
+                common = tuple(a for a, b in zip(shared, path, strict=False) if a == b)
+        return common[-1][0] if common else ""
+
+
+def _crossing(facts: GraphFacts) -> list[int]:
+    """For each place between two calls, how many values computed before it are used after it."""
+    change = [0] * (len(facts.calls) + 2)
+    for place, last in enumerate(facts.last_use):
+        if last > place:
+            change[place + 1] += 1
+            change[last + 1] -= 1
+    total, counts = 0, []
+    for step in change[: len(facts.calls) + 1]:
+        total += step
+        counts.append(total)
+    return counts
+
+
+def _module_windows(facts: GraphFacts) -> list[tuple[Window, str]]:
+    """The stretches of calls that belong to one call of one module, with the module's path."""
+    found: list[tuple[Window, str]] = []
+    stack: list[tuple[tuple[str, str], int]] = []
+    for place in range(len(facts.calls) + 1):
+        path = facts.modules[place] if place < len(facts.calls) else ()
+        shared = 0
+        while shared < min(len(stack), len(path)) and stack[shared][0] == path[shared]:
+            shared += 1
+        while len(stack) > shared:
+            (name, _), start = stack.pop()
+            found.append((Window(start, place), name))
+        stack += [(entry, place) for entry in path[shared:]]
+    return found

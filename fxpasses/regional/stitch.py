@@ -1,0 +1,242 @@
+"""A Dynamo graph with its repeats replaced by calls of compiled regions."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import operator
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError
+from fxpasses.options import Options
+from fxpasses.pipeline import Observer
+from fxpasses.regional import _torch, operators
+from fxpasses.regional.compile import compile_piece
+from fxpasses.regional.cost import CostModel
+from fxpasses.regional.errors import RegionRefused
+from fxpasses.regional.explain import RegionReport, describe
+from fxpasses.regional.facts import value_of
+from fxpasses.regional.piece import Piece, cut_out, outside_of
+from fxpasses.regional.runtime import CompiledRegion
+from fxpasses.regional.search import Search, Window, search
+from fxpasses.regional.writes import written_by
+from fxpasses.rewriting import copy_graph
+from fxpasses.stats import Fallback, counters
+
+__all__ = ["Regionalized", "regionalize", "with_regions"]
+
+log = logging.getLogger(__name__)
+
+_INHERITED = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
+
+
+@dataclass
+class Regionalized:
+    """A graph after its regions are compiled.
+
+    Attributes:
+        gm: the graph to compile: the original where there is no region.
+        report: what was found, taken and left.
+    """
+
+    gm: fx.GraphModule
+    report: RegionReport
+
+
+def with_regions(gm: fx.GraphModule, options: Options, observers: Sequence[Observer]) -> fx.GraphModule:
+    """The graph that is compiled in the place of a Dynamo graph: the same one, or one that calls compiled regions.
+
+    A failing stage raises, or, with ``on_failure="eager"``, is counted and leaves the graph as it was.
+
+    Raises:
+        StageError: when a stage fails on a region.
+    """
+    _torch.specialize_floats(gm)
+    if options.regions == "off":
+        return gm
+    start = time.perf_counter()
+    try:
+        done = regionalize(gm, options, observers)
+    except StageError as error:
+        if options.on_failure == "raise":
+            raise
+        counters.add_fallback(Fallback(error.stage, f"in a region: {error.reason}", str(error.location)))
+        log.warning("compiling without regions instead (on_failure='eager'): %s", error)
+        return gm
+    counters.add_seconds("regions", time.perf_counter() - start)
+    log.info("%s", done.report)
+    counters.add_region_report(done.report, len(done.report.taken), done.report.region_calls)
+    if done.report.taken or done.report.left:
+        for observer in observers:
+            observer.regions(done.report)
+    return done.gm
+
+
+def regionalize(gm: fx.GraphModule, options: Options, observers: Sequence[Observer] = ()) -> Regionalized:
+    """Find a graph's repeats, compile each kind once, and call it wherever it occurs.
+
+    Args:
+        gm: a Dynamo graph; it is not changed.
+        options: the options of the compilation; ``options.regions`` decides what is taken.
+        observers: what observes the compilation of the graph; they are asked for those of its regions.
+
+    Raises:
+        StageError: when a stage fails on a region.
+    """
+    refused = _torch.may_contain_regions() if options.compiler == "inductor" else ""
+    choice = "off" if refused else options.regions
+    found = search(gm, choice, CostModel.for_compiler(options.compiler))
+    if not found.taken:
+        return Regionalized(gm, describe(gm, found, {}, refused))
+    work = copy_graph(gm)
+    _keep_dynamo_attributes(gm, work)
+    moved = _moved(found, gm, work)
+    symbols = _symbols(work)
+    compiled: dict[int, tuple[Piece, CompiledRegion]] = {}
+    for number, item in enumerate(moved.taken):
+        try:
+            compiled[number] = _compile(work, moved, item.windows, symbols, options, observers)
+        except RegionRefused as refusal:
+            item.reason = refusal.reason
+        except (CaptureError, PartitionError, HandoverError) as error:
+            # Whether it can be compiled at all is for the whole graph to show.
+            log.warning("a repeat is not compiled on its own: %s", error)
+            item.reason = f"stage {error.stage!r} failed on it: {error.reason}"
+    stitcher = _Stitcher(work, moved, symbols)
+    for number, (piece, region) in compiled.items():
+        for window in moved.taken[number].windows:
+            stitcher.replace(window, piece, region)
+    left = [item for number, item in enumerate(found.taken) if number not in compiled]
+    regions = {id(found.taken[number]): region for number, (_, region) in compiled.items()}
+    found.taken = [item for number, item in enumerate(found.taken) if number in compiled]
+    found.left = left + found.left
+    if not compiled:
+        return Regionalized(gm, describe(gm, found, {}, refused))
+    work.graph.lint()
+    work.recompile()
+    return Regionalized(work, describe(gm, found, regions, refused))
+
+
+def _compile(
+    work: fx.GraphModule,
+    found: Search,
+    windows: Sequence[Window],
+    symbols: dict[Any, fx.Node],
+    options: Options,
+    observers: Sequence[Observer],
+) -> tuple[Piece, CompiledRegion]:
+    """The piece that isomorphic windows are copies of, compiled, repeats inside of it first."""
+    piece = cut_out(work, found.facts, windows, symbols)
+    own = [observer.of_region() for observer in observers]
+    inner = regionalize(piece.gm, dataclasses.replace(options, regions=_inside(options)), own)
+    piece = dataclasses.replace(piece, gm=inner.gm)
+    return piece, compile_piece(piece, options, own)
+
+
+def _inside(options: Options) -> Any:
+    """What is looked for inside of a region: a repeat there has the cost model's consent only."""
+    return "auto" if isinstance(options.regions, tuple) else options.regions
+
+
+def _keep_dynamo_attributes(old: fx.GraphModule, new: fx.GraphModule) -> None:
+    """What Dynamo leaves on its graph for AOTAutograd: where inputs and parameters come from."""
+    for name, value in vars(old).items():
+        if name.startswith(("_param_name", "dynamo_", "_backend_id", "compile_subgraph_reason")):
+            object.__setattr__(new, name, value)
+    for a, b in zip(old.graph.nodes, new.graph.nodes, strict=True):
+        if hasattr(a, "_dynamo_source"):
+            b._dynamo_source = a._dynamo_source
+
+
+def _moved(found: Search, old: fx.GraphModule, new: fx.GraphModule) -> Search:
+    """The same findings about a copy of the graph."""
+    same = dict(zip(old.graph.nodes, new.graph.nodes, strict=True))
+    facts = found.facts
+    moved = dataclasses.replace(
+        facts,
+        graph=new.graph,
+        calls=[same[n] for n in facts.calls],
+        position={same[n]: i for n, i in facts.position.items()},
+        reads=[[same[n] for n in reads] for reads in facts.reads],
+        autocast=[tuple(same[n] for n in opened) for opened in facts.autocast],
+    )
+    return Search(moved, list(found.taken), [], found.seconds)
+
+
+def _symbols(gm: fx.GraphModule) -> dict[Any, fx.Node]:
+    """The placeholder that each symbol of the graph's sizes is given in."""
+    known: dict[Any, fx.Node] = {}
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = value_of(node)
+        if isinstance(value, torch.SymInt):
+            known.setdefault(_torch.expression(value), node)
+    return known
+
+
+class _Stitcher:
+    """Puts calls of regions in the places of windows of one graph."""
+
+    def __init__(self, gm: fx.GraphModule, found: Search, symbols: dict[Any, fx.Node]) -> None:
+        self.graph, self.facts, self.symbols = gm.graph, found.facts, symbols
+        self.replaced: dict[fx.Node, fx.Node] = {}
+        """What became of nodes that are gone."""
+        self.changing = {
+            _torch.storage_of(value)
+            for node in found.facts.calls
+            for value in map(value_of, written_by(node))
+            if isinstance(value, torch.Tensor)
+        }
+        """Memory that some call of the graph writes to."""
+
+    def replace(self, window: Window, piece: Piece, region: CompiledRegion) -> None:
+        """Put a call of the region in the place of one window."""
+        calls = self.facts.calls[window.start : window.stop]
+        outside = outside_of(self.facts, window)
+        tensors = [self._now(node) for node in outside]
+        values: dict[fx.Node, fx.Node] = {}
+        with self.graph.inserting_before(calls[-1].next):
+            given = list(tensors)
+            for index in {s.index for s in region.saved if s.is_input}:
+                # The backward pass wants the value of now, not what is written there later.
+                if _torch.storage_of(value_of(outside[index])) in self.changing:
+                    example = value_of(tensors[index])
+                    given[index] = self._call(calls[0], torch.clone, (tensors[index],), example)
+            sizes = [self.symbols[s] for s in piece.symbols]
+            results = self._call(calls[0], operators.REGION, (region.key, given, sizes), None)
+            for number, place in enumerate(piece.outputs):
+                example = value_of(calls[place])
+                values[calls[place]] = self._call(calls[0], operator.getitem, (results, number), example)
+            for number, index in enumerate(piece.written):
+                example = value_of(outside[index])
+                position = len(piece.outputs) + number
+                new = self._call(calls[0], operator.getitem, (results, position), example)
+                copy = self.graph.call_method("copy_", (tensors[index], new))
+                copy.meta["example_value"] = example
+            for place, original in piece.same.items():
+                values[calls[place]] = tensors[-1 - original] if original < 0 else values[calls[original]]
+            for place in piece.copied:
+                values[calls[place]] = self.graph.node_copy(calls[place], lambda n: values.get(n, n))
+        for old, new in values.items():
+            old.replace_all_uses_with(new)
+        self.replaced.update(values)
+        for node in reversed(calls):
+            self.graph.erase_node(node)
+
+    def _call(self, like: fx.Node, target: Any, args: tuple[Any, ...], example: Any) -> fx.Node:
+        node = self.graph.call_function(target, args)
+        node.meta = {name: like.meta[name] for name in _INHERITED if name in like.meta}
+        if example is not None:
+            node.meta["example_value"] = example
+        return node
+
+    def _now(self, node: fx.Node) -> fx.Node:
+        """What has become of a node, which may have been replaced by one that was replaced later."""
+        while node in self.replaced:
+            node = self.replaced[node]
+        return node

@@ -1,0 +1,152 @@
+"""Bisection: the stage, the pass and the site that make a script fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fxpasses import BisectError, bisect_script
+from fxpasses.checking import bisect as bisection
+from fxpasses.checking.limits import VARIABLE, Limits
+
+ROOT = Path(__file__).resolve().parents[3]
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {root!r})
+import torch
+from tests.fxpasses.checking import plants
+
+def f(x):
+    return x.neg().neg() + (x + 1).neg().neg() + (x + 17).neg().neg().sin()
+
+x = torch.linspace(0, 1, 4)
+compiled = torch.compile(f, backend="fxpasses", options={{"compiler": "eager", "passes": [plants.{item}]}})
+torch.testing.assert_close(compiled(x), f(x))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(item):
+        path = tmp_path / "script.py"
+        path.write_text(SCRIPT.format(root=str(ROOT), item=item))
+        return path
+
+    return write
+
+
+class Scripted:
+    """Stands for the processes: fails beyond some point, and counts."""
+
+    def __init__(self, fails, record=None):
+        self.fails, self.record, self.runs = fails, record or {"passes": ["a", "b", "c"]}, []
+
+    def __call__(self, search, limits):
+        self.runs.append(limits)
+        return {"failed": self.fails(limits), "record": self.record, "output": ""}
+
+
+@pytest.fixture
+def scripted(monkeypatch, tmp_path):
+    (tmp_path / "any.py").write_text("pass")
+
+    def search(fails, record=None):
+        processes = Scripted(fails, record)
+        monkeypatch.setattr(bisection._Search, "_run", lambda self, limits: processes(self, limits))
+        verdict = bisect_script(tmp_path / "any.py", output=tmp_path / "out")
+        return verdict, processes
+
+    return search
+
+
+def passes_from(count):
+    return lambda limits: limits.stage == "inductor" or (limits.stage == "passes" and limits.passes >= count)
+
+
+def test_a_wrong_pass_is_found_with_site_and_repro(script, tmp_path):
+    verdict = bisect_script(script("wrong_at_one_site"), output=tmp_path / "out")
+    assert (verdict.stage, verdict.pass_name) == ("pass", "wrong_at_one_site")
+    assert "(x + 17).neg().neg()" in verdict.site
+    assert verdict.position == 2
+    assert (tmp_path / "out" / "verdict.txt").read_text().strip() == verdict.text
+    done = subprocess.run([sys.executable, verdict.repro], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("stage", "fails"),
+    [
+        ("eager", lambda limits: True),
+        ("capture", lambda limits: limits.stage != "eager"),
+        ("partition", lambda limits: limits.stage not in ("eager", "capture")),
+        ("pass", passes_from(2)),
+        ("inductor", lambda limits: limits.stage == "inductor"),
+        ("inductor", lambda limits: limits.stage == "inductor" and limits.lowerings != 0),
+        ("", lambda limits: False),
+    ],
+)
+def test_each_stage_can_be_guilty(scripted, stage, fails):
+    verdict, _ = scripted(fails)
+    assert verdict.stage == stage
+    assert verdict.pass_name == ("b" if stage == "pass" else "")
+
+
+def test_of_forty_sites_one_is_found_in_few_runs(scripted):
+    record = {"passes": ["a", "b", "c"], "sites": [f"site {i}" for i in range(40)]}
+    fails = passes_from(2)
+    verdict, processes = scripted(
+        lambda limits: fails(limits) and (limits.sites is None or limits.sites > 17), record
+    )
+    assert (verdict.site, verdict.position) == ("site 17", 17)
+    assert len(processes.runs) <= 14
+
+
+def test_of_inductors_lowerings_one_is_found(scripted):
+    record = {"passes": [], "lowerings": [f"op {i}" for i in range(25)]}
+    verdict, _ = scripted(
+        lambda limits: limits.stage == "inductor" and (limits.lowerings is None or limits.lowerings > 9),
+        record,
+    )
+    assert (verdict.stage, verdict.site) == ("inductor", "op 9")
+
+
+def test_a_killed_search_goes_on_where_it_was(scripted, tmp_path):
+    verdict, first = scripted(passes_from(3))
+    state = tmp_path / "out" / "state.json"
+    known = json.loads(state.read_text())
+    forgotten = list(known["answers"])[-2:]
+    for key in forgotten:
+        del known["answers"][key]
+    state.write_text(json.dumps(known))
+    again, second = scripted(passes_from(3))
+    assert again.text == verdict.text
+    assert len(second.runs) == 2 < len(first.runs)
+
+
+def test_another_script_does_not_get_the_answers(scripted, tmp_path):
+    scripted(passes_from(3))
+    (tmp_path / "any.py").write_text("pass  # changed")
+    verdict, processes = scripted(passes_from(1))
+    assert verdict.pass_name == "a"
+    assert len(processes.runs) > 2
+
+
+def test_a_script_that_is_missing_or_never_compiles(tmp_path):
+    with pytest.raises(BisectError, match="no script"):
+        bisect_script(tmp_path / "nowhere.py")
+    (tmp_path / "other.py").write_text("raise SystemExit('my own fault')")
+    with pytest.raises(BisectError, match="my own fault"):
+        bisect_script(tmp_path / "other.py", output=tmp_path / "out")
+
+
+def test_limits_survive_the_environment(monkeypatch):
+    limits = Limits(stage="passes", passes=2, sites=7)
+    assert Limits.from_json(limits.to_json()) == limits
+    assert VARIABLE == "FXPASSES_LIMITS"
+    with pytest.raises(ValueError, match="unknown stage"):
+        Limits.from_json('{"stage": "everything"}')

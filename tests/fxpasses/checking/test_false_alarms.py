@@ -1,0 +1,84 @@
+"""The value check raises no alarm on right passes, over models of many kinds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+import fxpasses
+from tests.fxpasses.checking import plants
+from tests.models.zoo import ZOO
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def train(model, inputs, passes, **how):
+    options = {"compiler": "eager", "check": "values", "passes": passes}
+    outputs = torch.compile(model, backend="fxpasses", options=options, **how)(*inputs)
+    losses = [
+        v.float().sum() for v in tree_leaves(outputs) if isinstance(v, torch.Tensor) and v.requires_grad
+    ]
+    sum(losses).backward()
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_default_passes(name):
+    entry = ZOO[name]
+    train(entry.build(), entry.inputs(2), ["default"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["gpt", "relative", "many_outputs"])
+def test_passes_that_round_in_another_way(name, dtype):
+    entry = ZOO[name]
+    inputs = [
+        v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() else v for v in entry.inputs(3)
+    ]
+    inputs = [
+        v.detach().requires_grad_() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+        for v in inputs
+    ]
+    train(entry.build().to(dtype), inputs, [plants.reorders_a_product, plants.splits_products])
+
+
+@pytest.mark.parametrize("name", ["gpt", "convnet"])
+def test_symbolic_sizes(name):
+    entry = ZOO[name]
+    train(entry.build(), entry.inputs(3), ["default"], dynamic=True)
+
+
+def test_dropout():
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 12), torch.nn.Dropout(0.5), torch.nn.GELU(), torch.nn.Dropout(0.1)
+    )
+    train(model, [torch.randn(5, 6)], ["default"])
+
+
+def test_memory_that_nobody_reads_may_stay_uninitialised():
+    def f(x):
+        unused = x.new_empty(3)
+        full = torch.empty(3)
+        full.copy_(x)
+        return full.sin(), unused.shape[0]
+
+    train(f, [torch.randn(3, requires_grad=True)], ["default"])
+
+
+def test_no_guard_is_added_by_trying_other_sizes():
+    fxpasses.reset_stats()
+    options = {"compiler": "eager", "check": "values", "passes": [plants.reorders_a_product]}
+
+    @torch.compile(backend="fxpasses", dynamic=True, options=options)
+    def f(x):
+        return x * 2 * x.sum(0) / x.cos() / x.shape[0]
+
+    for size in (4, 9, 16, 33):
+        f(torch.randn(size, 3))
+    assert fxpasses.stats().graphs == 1

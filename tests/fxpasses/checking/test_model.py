@@ -1,0 +1,92 @@
+"""The whole-model check: a table of stages, and an exit status."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fxpasses
+from fxpasses.cli import main
+from tests.fxpasses.checking import plants
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def model():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+EAGER = {"compiler": "eager"}
+
+
+def test_a_right_model_passes():
+    subject = model()
+    weights = [p.clone() for p in subject.parameters()]
+    result = fxpasses.check(subject, torch.randn(3, 4), options=EAGER, show=False)
+    assert result
+    assert [s.stage for s in result.stages][:2] == ["eager", "capture"]
+    assert {"partition", "passes and partition"} <= {s.stage for s in result.stages}
+    assert all(0 < s.max_error < 1e-5 for s in result.stages)
+    assert all(torch.equal(a, b) for a, b in zip(weights, subject.parameters(), strict=True))
+    assert all(p.grad is None for p in subject.parameters())
+
+
+def test_a_wrong_pass_is_named_with_the_module(capsys):
+    options = {**EAGER, "passes": ["default", plants.wrong_gradient]}
+    result = fxpasses.check(model(), torch.randn(3, 4), options=options)
+    assert not result.ok
+    wrong = {s.stage: s for s in result.stages if not s.ok}
+    assert set(wrong) == {"pass wrong_gradient (joint)", "passes and partition"}
+    assert wrong["pass wrong_gradient (joint)"].module in (
+        "0",
+        "1",
+    )  # Dynamo counts the tanh to the layer before
+    assert wrong["passes and partition"].module == "0"  # the first parameter whose gradient is wrong
+    assert "WRONG" in str(result)
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_a_function_and_keywords():
+    result = fxpasses.check(
+        lambda x, *, y: (x * y).sin(), (torch.randn(3),), {"y": 2.0}, options=EAGER, show=False
+    )
+    assert result.ok
+
+
+def test_random_models_are_compared_graph_by_graph():
+    result = fxpasses.check(
+        nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), torch.randn(8, 4), options=EAGER, show=False
+    )
+    assert result.ok
+    assert any("random" in note for note in result.notes)
+
+
+def test_inductor_is_the_last_stage():
+    result = fxpasses.check(model(), torch.randn(3, 4), show=False)
+    assert result.ok, str(result)
+    assert result.stages[-1].stage == "inductor"
+
+
+MODULE = """
+import torch
+from torch import nn
+
+def right():
+    return nn.Linear(4, 2), (torch.ones(3, 4),)
+"""
+
+
+def test_exit_status(tmp_path, capsys):
+    path = tmp_path / "subject.py"
+    path.write_text(MODULE)
+    assert main(["check", f"{path}:right", "--compiler", "eager"]) == 0
+    assert "capture" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["check", f"{path}:wrong"])

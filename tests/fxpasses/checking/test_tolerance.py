@@ -1,0 +1,167 @@
+"""Tolerances come from rounding: what it does to each operator, in each type."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+from fxpasses.checking.inputs import cloned
+from fxpasses.checking.interpret import ExactRun, RoundedRun, Run, spacing
+from fxpasses.checking.values import Reference, compare
+
+aten = torch.ops.aten
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+def graph(function):
+    return fx.symbolic_trace(function)
+
+
+def length(x):
+    """The size as a value of the graph: a call without one would run while the graph is made."""
+    return [aten.sym_size.int(x, 0)]
+
+
+def differences(before, after, *inputs, bitwise=False):
+    names = [f"value {i}" for i in range(9)]
+    return compare(Reference(graph(before), inputs), graph(after), names, bitwise)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_spacing_is_the_distance_to_the_next_number(dtype):
+    values = torch.tensor([1.0, 1.5, 3.0, 100.0, 1e-3], dtype=dtype)
+    wide = values.double()
+    unit = spacing(wide, dtype)
+    assert (wide + unit).to(dtype).ne(values).all()
+    assert (wide + unit / 4).to(dtype).eq(values).all() or dtype is torch.float64
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_in_another_order_are_right(dtype):
+    x = torch.randn(400, 7).to(dtype)
+    assert not differences(
+        lambda x: (aten.sum.dim_IntList(x, [0]),),
+        lambda x: (aten.sum.dim_IntList(aten.flip.default(x, [0]), [0]),),
+        x,
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor"), [(torch.float32, 1 + 1e-5), (torch.bfloat16, 1.02), (torch.float16, 1.004)]
+)
+def test_a_factor_is_wrong_where_the_type_can_tell(dtype, factor):
+    x = torch.randn(400).to(dtype)
+    (found,) = differences(
+        lambda x: (aten.sin.default(x),), lambda x: (aten.mul.Tensor(aten.sin.default(x), factor),), x
+    )
+    assert found.fault == "value"
+    assert found.deviation.reference_error < found.deviation.error
+
+
+def test_what_cancels_may_be_off_by_its_terms():
+    x = torch.randn(1000) * 1e4
+    assert not differences(
+        lambda x: (aten.sum.default(aten.sub.Tensor(x, aten.mean.default(x))),),
+        lambda x: (aten.sub.Tensor(aten.sum.default(x), aten.mul.Tensor(aten.mean.default(x), 1000)),),
+        x,
+    )
+
+
+def test_an_index_that_rounding_turns_over_is_no_mistake_and_any_other_is():
+    def largest(x):
+        return (aten.argmax.default(aten.sum.dim_IntList(x, [1])),)
+
+    def in_another_order(x):
+        return (aten.argmax.default(aten.sum.dim_IntList(aten.flip.default(x, [1]), [1])),)
+
+    def smallest(x):
+        return (aten.argmin.default(aten.sum.dim_IntList(x, [1])),)
+
+    row = torch.rand(1000)
+    ties = torch.stack([row[torch.randperm(1000)] for _ in range(20)])
+    assert not differences(largest, in_another_order, ties)
+    apart = torch.rand(20, 1000)
+    assert not differences(largest, in_another_order, apart)
+    assert differences(largest, smallest, apart)
+
+
+def test_bitwise_means_every_bit():
+    x = torch.randn(100)
+    before = lambda x: (aten.div.Tensor(x, 3),)  # noqa: E731
+    after = lambda x: (aten.mul.Tensor(x, 1 / 3),)  # noqa: E731
+    assert not differences(before, after, x)
+    assert differences(before, after, x, bitwise=True)
+
+
+@pytest.mark.parametrize("poisoned", ["empty", "empty_like", "new_empty", "empty_strided"])
+def test_every_kind_of_uninitialised_memory_is_poisoned(poisoned):
+    makers = {
+        "empty": lambda x: aten.empty.memory_format(length(x)),
+        "empty_like": lambda x: aten.empty_like.default(x),
+        "new_empty": lambda x: aten.new_empty.default(x, length(x)),
+        "empty_strided": lambda x: aten.empty_strided.default(length(x), [1]),
+    }
+    found = differences(
+        lambda x: (aten.add.Tensor(x, aten.zeros.default(length(x))),),
+        lambda x: (aten.add.Tensor(x, makers[poisoned](x)),),
+        torch.ones(3),
+    )
+    assert found
+
+
+def test_uninitialised_integers_are_poisoned_too():
+    found = differences(
+        lambda x: (aten.zeros.default(length(x), dtype=torch.int64),),
+        lambda x: (aten.empty.memory_format(length(x), dtype=torch.int64),),
+        torch.ones(3),
+    )
+    assert found
+
+
+def test_what_the_reference_leaves_undefined_may_be_anything():
+    assert not differences(
+        lambda x: (aten.empty.memory_format(length(x)),),
+        lambda x: (aten.zeros.default(length(x)),),
+        torch.ones(3),
+    )
+
+
+def test_parts_of_one_memory_that_do_not_overlap_are_not_aliases():
+    def separate(x):
+        return aten.clone.default(aten.slice.Tensor(x, 1, 0, 2)), aten.clone.default(
+            aten.slice.Tensor(x, 1, 2, 4)
+        )
+
+    def shared(x):
+        y = aten.clone.default(x)
+        return aten.slice.Tensor(y, 1, 0, 2), aten.slice.Tensor(y, 1, 2, 4)
+
+    def overlapping(x):
+        y = aten.clone.default(aten.slice.Tensor(x, 1, 0, 2))
+        return y, aten.view.default(y, [3, 2])
+
+    x = torch.randn(3, 4)
+    assert {m.fault for m in differences(separate, shared, x)} == {"metadata"}  # the strides, not the memory
+    same = torch.cat([x[:, :2], x[:, :2]], 1)
+    assert {m.fault for m in differences(separate, overlapping, same)} == {"aliasing"}
+
+
+def test_copies_share_memory_where_the_originals_do():
+    base = torch.randn(3, 4)
+    first, second = cloned([base.t(), base[1]])
+    assert first.stride() == base.t().stride()
+    first.zero_()
+    assert not second.any()
+    assert base.any()
+
+
+def test_three_precisions_draw_the_same_random_numbers():
+    gm = graph(lambda x: (aten.mul.Tensor(x, aten.bernoulli.p(x, 0.5)),))
+    for node in gm.graph.nodes:
+        node.meta["val"] = torch.randn(8)
+    x = torch.rand(8) + 1
+    runs = [run([x.clone()]) for run in (Run(gm), ExactRun(gm), RoundedRun(gm, 1))]
+    masks = [(out != 0).tolist() for (out,) in runs]
+    assert masks[0] == masks[1] == masks[2]
+    assert runs[1][0].dtype is torch.float64

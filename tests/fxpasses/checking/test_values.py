@@ -1,0 +1,220 @@
+"""The value check: planted wrong passes are found, blamed and cut down to a file; right ones raise no alarm."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fxpasses
+from fxpasses import PassError, StructureError, ValueMismatchError
+from tests.fxpasses.checking import plants
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+def leaf(*shape, dtype=torch.float32):
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def through_tanh(x):
+    y = (x * 2).tanh()
+    return y * x.cos()
+
+
+def through_mean(x):
+    return x.sin().mean(0) * 3
+
+
+def scattered(x, index):
+    table = torch.zeros(6, 3)
+    return table.index_put((index,), x.sin()) * 2
+
+
+def copied(x):
+    return x.clone(), x.sin()
+
+
+def random_twice(x):
+    return x * torch.rand(4), x + torch.rand(4)
+
+
+def forty_sites(x):
+    total = x
+    for k in range(40):
+        total = total + (x + k).neg().neg().sin()
+    return total
+
+
+def angles(position):
+    return (position.float() * 30.7).sin().bfloat16()
+
+
+def through_product(x, w):
+    y = x @ w
+    return y.tanh() * y
+
+
+def updated(x, state):
+    state.add_(x.detach().sum())
+    return x * state
+
+
+def summed(x):
+    return x.sin().sum(0)
+
+
+PLANTS = {
+    "gradient": (plants.wrong_gradient, through_tanh, lambda: [leaf(5, 3)], {}),
+    "size": (plants.bakes_the_size_in, through_mean, lambda: [leaf(6, 3)], {"dynamic": True}),
+    "odd_size": (plants.wrong_for_odd_sizes, summed, lambda: [leaf(7, 3)], {}),
+    "empty": (plants.empty_for_zeros, scattered, lambda: [leaf(2, 3), torch.tensor([1, 4])], {}),
+    "aliasing": (plants.drops_a_copy, copied, lambda: [torch.randn(4)], {}),
+    "random": (plants.reorders_random_draws, random_twice, lambda: [leaf(4)], {}),
+    "one_site": (plants.wrong_at_one_site, forty_sites, lambda: [leaf(4)], {}),
+    "one_place": (plants.wrong_at_one_place, forty_sites, lambda: [leaf(4)], {}),
+    "bfloat16": (plants.multiplies_in_bfloat16, angles, lambda: [leaf(30, 2, dtype=torch.bfloat16)], {}),
+    "bfloat16_scale": (
+        plants.scales_in_bfloat16,
+        through_tanh,
+        lambda: [leaf(32, 8, dtype=torch.bfloat16)],
+        {},
+    ),
+    "backward_graph": (plants.wrong_backward_graph, through_tanh, lambda: [leaf(5, 3)], {}),
+    "saved_value": (plants.wrong_saved_value, through_product, lambda: [leaf(5, 3), leaf(3, 2)], {}),
+    "input": (plants.forgets_a_write, updated, lambda: [leaf(3), torch.zeros(())], {}),
+    "stride": (plants.wrong_stride, through_tanh, lambda: [leaf(5, 3)], {}),
+}
+
+
+SEEN_WITHOUT_RUNNING = {"aliasing", "random", "stride"}
+"""What the structure check finds before there is anything to run."""
+
+
+def step(function, inputs, options, **how):
+    compiled = torch.compile(function, backend="fxpasses", options={"compiler": "eager", **options}, **how)
+    outputs = compiled(*inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    if any(out.requires_grad for out in outputs):
+        sum(out.float().sum() for out in outputs if out.requires_grad).backward()
+    return outputs
+
+
+def found(name, tmp_path, extra=()):
+    item, function, inputs, how = PLANTS[name]
+    options = {"passes": [*extra, item], "check": "values", "report": str(tmp_path)}
+    with pytest.raises(Exception) as caught:
+        step(function, inputs(), options, **how)
+    error = getattr(caught.value, "inner_exception", caught.value)
+    assert isinstance(error, PassError), error
+    return error
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_pass_is_found_and_blamed(name, tmp_path):
+    error = found(name, tmp_path, extra=["default"])
+    assert error.pass_name == PLANTS[name][0].name
+    assert isinstance(error, StructureError if name in SEEN_WITHOUT_RUNNING else ValueMismatchError)
+    assert error.location.node
+    assert f"{__file__}:" in error.location.source
+    assert Path(error.repro).is_file()
+    assert error.repro_calls <= 4, Path(error.repro).read_text()
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_without_the_check_the_plants_run(name):
+    item, function, inputs, how = PLANTS[name]
+    step(function, inputs(), {"passes": ["default", item], "check": "off"}, **how)
+
+
+def test_of_forty_sites_the_guilty_one_is_named(tmp_path):
+    error = found("one_site", tmp_path)
+    (site,) = error.sites
+    assert site.index == 17
+    assert "1 of 80 match sites" in str(error)
+
+
+def test_without_sites_the_place_is_named(tmp_path):
+    error = found("one_place", tmp_path)
+    assert not error.sites
+    assert error.location.node == "sin_17"  # the first node that is still there and has another value
+    assert "that changed" in str(error)
+
+
+@pytest.mark.parametrize("name", ["gradient", "size", "bfloat16", "one_site"])
+def test_the_repro_shows_the_fault_in_a_new_process(name, tmp_path):
+    error = found(name, tmp_path)
+    done = subprocess.run([sys.executable, error.repro], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert f"pass {error.pass_name!r} is wrong" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["gradient", "backward_graph", "aliasing"])
+def test_eager_takes_over_on_request(name, tmp_path):
+    item, function, inputs, _ = PLANTS[name]
+    given = inputs()
+    wanted = function(*given)
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    if wanted[0].requires_grad:
+        wanted[0].sum().backward()
+    gradient, given[0].grad = given[0].grad, None
+    options = {"passes": [item], "check": "values", "report": str(tmp_path), "on_failure": "eager"}
+    outputs = step(function, given, options)
+    assert all(torch.equal(a, b) for a, b in zip(outputs, wanted, strict=True))
+    assert gradient is None or torch.allclose(gradient, given[0].grad)
+    (fallback,) = fxpasses.stats().fallbacks
+    assert fallback.stage in ("check", "pass")
+
+
+def test_a_pass_that_raises_gets_a_repro_file_too(tmp_path):
+    options = {"passes": [plants.raises_at_cos], "check": "values", "report": str(tmp_path)}
+    with pytest.raises(Exception, match="no cosine") as caught:
+        step(through_tanh, [leaf(5, 3)], options)
+    error = getattr(caught.value, "inner_exception", caught.value)
+    assert error.repro_calls == 1
+    done = subprocess.run([sys.executable, error.repro], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "no cosine" in done.stdout
+
+
+def test_a_pass_made_in_a_function_is_written_out(tmp_path):
+    options = {"passes": [plants.a_local_pass(3.0)], "check": "values", "report": str(tmp_path)}
+    with pytest.raises(ValueMismatchError) as caught:
+        step(through_tanh, [leaf(5, 3)], options)
+    text = Path(caught.value.repro).read_text()
+    assert "factor = 3.0" in text
+    assert "def scale(gm" in text
+    done = subprocess.run([sys.executable, caught.value.repro], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+
+
+def test_data_is_saved_where_random_data_does_not_show_the_fault(tmp_path):
+    options = {"passes": [plants.wrong_beyond_a_thousand], "check": "values", "report": str(tmp_path)}
+    x = torch.tensor([1.0, 2000.0, 3.0], requires_grad=True)
+    with pytest.raises(ValueMismatchError) as caught:
+        step(through_tanh, [x], options)
+    assert Path(caught.value.repro).with_name("inputs.pt").is_file()
+    done = subprocess.run([sys.executable, caught.value.repro], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+
+
+def test_what_a_contract_promises_is_what_is_checked(tmp_path):
+    def through(item):
+        step(through_tanh, [leaf(5, 3)], {"passes": [item], "check": "values", "report": str(tmp_path)})
+
+    through(plants.rounds_otherwise("tolerance"))
+    through(plants.changes_numbers("none"))
+    with pytest.raises(ValueMismatchError):
+        through(plants.rounds_otherwise("bitwise"))
+    with pytest.raises(ValueMismatchError):
+        through(plants.changes_numbers("tolerance"))

@@ -1,0 +1,498 @@
+"""Models of many shapes, trained with regions: outputs, gradients and buffers as in eager."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import fxpasses
+from tests.fxpasses.regional.support import Block, Stack, check, copies, reasons, taken
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def same_weights_each_time():
+    torch.manual_seed(0)
+
+
+class Attention(nn.Module):
+    """Self-attention with a mask that all layers share, returning a tuple."""
+
+    def __init__(self, width=8, heads=2):
+        super().__init__()
+        self.qkv, self.out, self.heads = nn.Linear(width, 3 * width), nn.Linear(width, width), heads
+
+    def forward(self, x, mask):
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        weights = ((q @ k.transpose(-1, -2)) / 2 + mask).softmax(-1)
+        y = (weights @ v).transpose(1, 2).reshape(batch, length, width)
+        return x + self.out(y), k
+
+
+class Decoder(nn.Module):
+    def __init__(self, layers=4, keep=True):
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.layers = nn.ModuleList(Attention() for _ in range(layers))
+        self.keep = keep
+
+    def forward(self, x):
+        length = x.shape[1]
+        mask = torch.full((length, length), -1e4).triu(1)
+        x = self.first(x)
+        kept = []
+        for layer in self.layers:
+            x, k = layer(x, mask)
+            kept.append(k)
+        return (x, *kept) if self.keep else x
+
+
+@pytest.mark.parametrize("keep", [False, True], ids=["hidden only", "keys returned"])
+def test_shared_mask_and_tuples(keep):
+    assert check(Decoder(keep=keep), [torch.randn(2, 5, 8)])[0] == 4
+
+
+def test_dynamic_batch_and_sequence():
+    sizes = [(2, 5, 8), (3, 7, 8), (6, 4, 8)]
+    model = Decoder()
+    found = check(model, [torch.randn(sizes[0])], more=[[torch.randn(s)] for s in sizes[1:]], dynamic=True)
+    assert found == [4]
+    assert fxpasses.stats().graphs == 1
+
+
+class ConvStage(nn.Module):
+    def __init__(self, channels=4):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
+        self.conv2, self.norm2 = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
+
+    def forward(self, x):
+        y = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        return F.relu(x + self.norm2(self.conv2(y)), inplace=True)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_convolutions_with_batch_norm(training):
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), *(ConvStage() for _ in range(4))).train(training)
+    x = torch.randn(2, 3, 6, 6)
+    assert check(model, [x], more=[[x + 1]], tolerance=1e-4)[0] == 4
+
+
+def test_buffers_updated_in_place():
+    class Counting(Block):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(8))
+            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x):
+            self.calls += 1
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+            return super().forward(x) - self.mean
+
+    assert check(Stack([Counting() for _ in range(4)]), [X], more=[[X * 2]]) == [4]
+
+
+def test_a_buffer_that_the_gradient_depends_on_is_updated_in_place():
+    class Scaling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.register_buffer("scale", torch.ones(8))
+
+        def forward(self, x):
+            y = torch.tanh(self.linear(x) * self.scale.clone())
+            self.scale.mul_(0.5)
+            return x + y * self.scale.clone()
+
+    assert check(Stack([Scaling() for _ in range(4)]), [X], more=[[X * 2]]) == [4]
+
+
+def test_an_input_that_is_changed_after_the_layer():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("shift", torch.ones(8))
+
+        def forward(self, x, other):
+            return torch.sin(torch.tanh(x * 2) + self.shift) * other.sigmoid().exp()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.layers = nn.ModuleList(Layer() for _ in range(3))
+            self.register_buffer("step", torch.ones(8))
+
+        def forward(self, x):
+            x = self.first(x)
+            for layer in self.layers:
+                y = layer(x, self.step)
+                x.add_(1)
+                self.step.add_(1)
+                x = x * y
+            return x
+
+    assert check(Net(), [X])[0] == 3
+
+
+def test_one_buffer_updated_by_all_layers():
+    class Shared(Block):
+        def forward(self, x, total):
+            total.add_(x.detach().sum())
+            return super().forward(x) * torch.sigmoid(total)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.layers = nn.ModuleList(Shared() for _ in range(4))
+            self.register_buffer("total", torch.zeros(()))
+
+        def forward(self, x):
+            x = self.first(x)
+            for layer in self.layers:
+                x = layer(x, self.total)
+            return x
+
+    assert check(Net(), [X])[0] == 4
+
+
+def test_an_activation_changed_in_place_without_gradients():
+    class Adds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x):
+            x += self.down(torch.relu(self.up(x)))
+            return x
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Adds() for _ in range(4))
+
+        def forward(self, x):
+            with torch.no_grad():
+                y = x * 2
+                z = y.view(-1)
+                for layer in self.layers:
+                    y = layer(y)
+            return y, z
+
+    assert check(Net(), [X])[0] >= 2
+
+
+def test_recurrent_steps_unrolled():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.GRUCell(8, 8)
+            self.out = nn.Linear(8, 2)
+
+        def forward(self, x):
+            h = x.new_zeros(x.shape[0], 8)
+            for t in range(x.shape[1]):
+                h = self.cell(x[:, t], h)
+            return self.out(h)
+
+    check(Recurrent(), [torch.randn(3, 6, 8)])
+
+
+def test_time_steps_without_modules():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.u = nn.Parameter(torch.randn(8, 8) / 3), nn.Parameter(torch.randn(8, 8) / 3)
+
+        def forward(self, x):
+            h = torch.tanh(x[:, 0] @ self.w)
+            for t in range(1, 7):
+                h = torch.tanh(x[:, t] @ self.w + h @ self.u) + h
+            return h
+
+    check(Plain(), [torch.randn(3, 7, 8)])
+
+
+def test_functional_code_without_modules():
+    weights = nn.ParameterList(nn.Parameter(torch.randn(8, 8) / 3) for _ in range(6))
+
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = weights
+
+        def forward(self, x):
+            for w in self.weights:
+                x = x + torch.tanh(F.layer_norm(x, (8,)) @ w) @ w.t()
+            return x
+
+    assert check(Functional(), [torch.randn(4, 8, requires_grad=True)])[0] >= 5
+
+
+def test_encoder_and_decoder():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.ModuleList(
+                nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in range(3)
+            )
+            self.decoder = nn.ModuleList(
+                nn.TransformerDecoderLayer(8, 2, 16, 0.0, batch_first=True) for _ in range(3)
+            )
+            self.first = nn.Linear(8, 8)
+
+        def forward(self, x, y):
+            x, y = self.first(x), self.first(y)
+            for layer in self.encoder:
+                x = layer(x)
+            for layer in self.decoder:
+                y = layer(y, x)
+            return y
+
+    found = check(Net(), [torch.randn(2, 5, 8), torch.randn(2, 4, 8)])
+    assert found[:2] == [3, 3]
+
+
+class Experts(nn.Module):
+    """Every expert on every token, weighted by a router."""
+
+    def __init__(self, experts=4):
+        super().__init__()
+        self.router = nn.Linear(8, experts)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(experts)
+        )
+
+    def forward(self, x):
+        weights = self.router(x).softmax(-1)
+        y = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            y = y + expert(x) * weights[:, i : i + 1]
+        return x + y
+
+
+def test_experts_alone_and_experts_inside_of_layers():
+    assert check(Stack([Experts()]), [X])[0] == 4
+    assert check(Stack([Experts() for _ in range(3)]), [X])[0] == 3
+    assert fxpasses.stats().joint > 2  # the experts inside of the layer are a region of it
+
+
+def test_checkpointed_layers():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.layers = nn.ModuleList(Block() for _ in range(4))
+
+        def forward(self, x):
+            x = self.first(x)
+            for layer in self.layers:
+                x = torch.tanh(checkpoint(layer, x, use_reentrant=False)) + 1
+            return x
+
+    assert check(Net(), [X])[0] >= 3
+
+
+def test_autocast_inside_of_layers():
+    class Mixed(Block):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                y = self.down(F.gelu(self.up(self.norm(x))))
+            return x + y.float()
+
+    assert check(Stack([Mixed() for _ in range(4)]), [X], tolerance=3e-2) == [4]
+
+
+def test_autocast_around_layers():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Block() for _ in range(6))
+
+        def forward(self, x):
+            x = x * 2
+            for layer in self.layers[:3]:
+                x = layer(x)
+            with torch.autocast("cpu", torch.bfloat16):
+                for layer in self.layers[3:]:
+                    x = layer(x)
+            return x.float()
+
+    found = check(Net(), [torch.randn(4, 8, requires_grad=True)], tolerance=3e-2)
+    assert found[:2] == [3, 3]
+
+
+def test_autocast_around_the_call():
+    model = Stack([Block() for _ in range(4)])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert check(model, [X], tolerance=3e-2) == [4]
+
+
+def test_no_grad_around_some_layers():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Block() for _ in range(6))
+
+        def forward(self, x):
+            x = x * 2
+            with torch.no_grad():
+                for layer in self.layers[:3]:
+                    x = layer(x)
+            for layer in self.layers[3:]:
+                x = layer(x)
+            return x
+
+    model = Net()
+    found = check(model, [torch.randn(4, 8, requires_grad=True)])
+    assert found[:2] in ([2, 2], [3, 3])  # the first of three has an input of another kind
+
+
+def test_frozen_layers_and_trained_ones():
+    layers = [Block() for _ in range(6)]
+    for layer in layers[:3]:
+        layer.requires_grad_(False)
+    found = check(Stack(layers), [X])
+    assert sum(item.copies == 3 for item in taken()) >= 2 or 6 in found
+
+
+def test_inference():
+    model = Stack([Block() for _ in range(4)]).eval()
+    with torch.no_grad():
+        assert check(model, [X]) == [4]
+    with torch.inference_mode():
+        assert check(model, [X]) == [4]
+    counted = fxpasses.stats()
+    assert (counted.joint, counted.inference) == (0, 2)
+
+
+def test_dropout_is_random_in_each_layer_and_zero_at_the_same_places_backward():
+    class Drops(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(
+                nn.Sequential(nn.Identity(), nn.Dropout(0.5), nn.Identity()) for _ in range(4)
+            )
+
+        def forward(self, x):
+            return torch.stack([torch.sin(layer(x) * 1.0) for layer in self.layers])
+
+    from tests.fxpasses.regional.support import compiled
+
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+    model = Drops()
+    x = torch.ones(1000, requires_grad=True)
+    y = compiled(model)(x)
+    y.sum().backward()
+    dropped = y == 0
+    assert copies() == [4]
+    assert not torch.equal(dropped[0], dropped[1])
+    assert 0.4 < dropped.float().mean() < 0.6
+    torch.testing.assert_close(x.grad, ((~dropped) * 2 * torch.cos(torch.tensor(2.0))).sum(0))
+
+
+def test_views_of_inputs_and_of_each_other():
+    class Views(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.both = nn.Linear(8, 16)
+
+        def forward(self, x):
+            y = torch.tanh(self.both(x))
+            a, b = y.chunk(2, -1)
+            return x.view(2, -1), a, b, y.t(), torch.sin(a) * b
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.layers = nn.ModuleList(Views() for _ in range(3))
+
+        def forward(self, x):
+            x = self.first(x)
+            outputs = []
+            for layer in self.layers:
+                v, a, b, t, x = layer(x)
+                outputs += [v, a, b, t]
+            return (x, *outputs)
+
+    assert check(Net(), [X])[0] == 3
+
+
+def test_hidden_states_that_are_returned_may_be_changed():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.layers = nn.ModuleList(Block() for _ in range(4))
+
+        def forward(self, x):
+            x = self.first(x)
+            hidden = []
+            for layer in self.layers:
+                x = layer(x)
+                hidden.append(x * 1)
+            hidden[1].mul_(2)
+            return tuple(hidden)
+
+    assert check(Net(), [X])[0] == 4
+
+
+def test_data_dependent_sizes_stay_outside():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, x):
+            x = x[x[:, 0].abs() > 0.1]
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        check(Net(), [torch.randn(6, 8, requires_grad=True)])
+    assert not taken()
+    assert reasons() == ""
+
+
+def test_autograd_functions_inside_of_layers():
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            return 3 * x * gradient  # on purpose not the derivative
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return x + torch.tanh(Square.apply(self.linear(x)))
+
+    check(Stack([Layer() for _ in range(4)]), [X])
+
+
+def test_constants_in_the_code_of_a_layer():
+    class Layer(nn.Module):
+        def __init__(self, shift):
+            super().__init__()
+            self.linear, self.shift = nn.Linear(8, 8), shift
+
+        def forward(self, x):
+            return x + torch.tanh(self.linear(x) + torch.tensor(self.shift)) * 2
+
+    found = check(Stack([Layer([0.1] * 8), Layer([0.1] * 8), Layer([0.7] * 8), Layer([0.7] * 8)]), [X])
+    assert found
