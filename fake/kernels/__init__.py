@@ -8,6 +8,9 @@ they do not, :func:`find` returns the rule that does.
 True
 """
 
+from pathlib import Path
+
+from fake._torch import HIDDEN_FILES
 from fake.kernels import (  # noqa: F401  (they register their rules)
     composites,
     data_dependent,
@@ -32,6 +35,11 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
 from fake.kernels.registry import Rule, find, rule, rule_when, rules, takes_sparse
 
 __all__ = ["Rule", "find", "rule", "rule_when", "rules", "takes_sparse"]
+
+for _path in Path(__file__).parent.glob("*.py"):
+    HIDDEN_FILES.add(
+        str(_path)
+    )  # a guard that a rule asks for is told with the line that called the operator
 
 composites.install()
 lazy_parameters.install()

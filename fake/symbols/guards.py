@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -35,7 +36,8 @@ __all__ = [
     "responsible",
 ]
 
-_MOST_PROOFS = 200
+
+_LONGEST_CHAIN = 24
 
 
 @dataclass(frozen=True)
@@ -303,9 +305,10 @@ def _minimal(
             relations.setdefault(_simplest(shape_env, guard.expr), guard)
     symbols = set().union(*(condition.free_symbols for condition in relations))
     all_ranges = _ranges(shape_env, symbols) if ranges is None else ranges
-    for condition in sorted(relations, key=sympy.count_ops, reverse=True)[:_MOST_PROOFS]:
-        others = [other for other in relations if other is not condition]
-        if _facts(others, all_ranges).implies(condition):
+    facts = _facts(relations, all_ranges)
+    for condition in sorted(relations, key=sympy.count_ops, reverse=True):
+        if facts.implies(condition, without=[condition]):
+            facts.remove(condition)
             del relations[condition]
     kept = list(ranges or ())
     if relations:
@@ -363,18 +366,27 @@ def responsible(shape_env: Any, condition: sympy.Basic, reasons: Sequence[Reason
 
     Where that cannot be proved, all reasons that are about the condition's symbols.
     """
-    symbols = set(condition.free_symbols).union(*(reason.condition.free_symbols for reason in reasons))
+    reached, connected = set(condition.free_symbols), list[Reason]()
+    for _ in range(_LONGEST_CHAIN):
+        connected = [reason for reason in reasons if reason.condition.free_symbols & reached]
+        grown = reached.union(*(reason.condition.free_symbols for reason in connected))
+        if grown == reached:
+            break
+        reached = grown
+
+    facts = _initial_facts(shape_env, *reached)
+    for reason in connected:
+        facts.add(reason.condition)
 
     def forced_by(chosen: Sequence[Reason]) -> bool:
-        facts = _initial_facts(shape_env, *symbols)
-        for reason in chosen:
-            facts.add(reason.condition)
-        return facts.implies(condition)
+        used = {reason.condition for reason in chosen}
+        return facts.implies(condition, [r.condition for r in connected if r.condition not in used])
 
-    candidates = list(reasons)
-    if not forced_by(candidates):
+    if not forced_by(connected):
         return tuple(r for r in reasons if r.condition.free_symbols & condition.free_symbols)
-    for reason in reversed(reasons):
+    count = bisect_left(range(len(connected)), True, key=lambda size: forced_by(connected[:size]))
+    candidates = connected[:count]
+    for reason in candidates[-2 : -_LONGEST_CHAIN - 2 : -1]:  # the last one is needed
         others = [other for other in candidates if other is not reason]
         if forced_by(others):
             candidates = others

@@ -1,30 +1,29 @@
 """What follows from ranges, equalities, inequalities and divisibility of integers: a small decision procedure.
 
-``facts.implies(condition)`` answers yes only if the facts together with the negated condition have no integer
-solution. The proof is the Omega test (W. Pugh, "The Omega test: a fast and practical integer programming algorithm for
-dependence analysis", 1991) without its dark shadow: equalities are solved exactly over the integers, inequalities are
-tightened by the common divisor of their coefficients and eliminated by Fourier and Motzkin's method. That refutes only
-what is false; what it cannot refute within its limits counts as not proved.
+``facts.implies(condition)`` answers yes only if the facts together with the negated condition are refuted, that is,
+:mod:`fake.symbols.omega` proves that they have no integer solution. What it cannot refute within its limits counts as
+not proved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from math import gcd, lcm
+from dataclasses import dataclass, replace
+from math import lcm
 
 import sympy
 
 from . import _torch as _t
 from .expr import ONE, Conjunction, Form, Linearizer, Literal, NotLinear, combine, factors_of, normalize
+from .omega import Effort, has_no_solution
 
-__all__ = ["Facts", "has_no_solution"]
+__all__ = ["Facts"]
 
 Bounds = tuple[int | None, int | None]
 
-_MOST_INEQUALITIES = 250
-_MOST_STEPS = 60
-_MOST_BRANCHES = 48
+_MOST_BRANCHING = 6
+_MOST_CLAUSES = 40
 
 
 class Facts:
@@ -39,17 +38,21 @@ class Facts:
     (True, False)
     """
 
-    def __init__(self) -> None:
-        self._conditions: list[sympy.Basic] = []
-        self._verbatim: set[sympy.Basic] = set()
+    def __init__(self, effort: int = 40_000) -> None:
+        self._conditions: dict[sympy.Basic, None] = {}
         self._bounds: dict[sympy.Basic, Bounds] = {}
-        self._prepared: tuple[_System, _Rename] | None = None
+        self._prepared: _Prepared | None = None
+        self._effort = Effort(effort)
 
     def add(self, condition: sympy.Basic) -> None:
         """Take a condition as true."""
-        self._conditions.append(condition)
-        self._verbatim.add(condition)
+        self._conditions[condition] = None
         self._prepared = None
+
+    def remove(self, condition: sympy.Basic) -> None:
+        """Do not take a condition as true any more."""
+        del self._conditions[condition]
+        self._prepared = None if self._prepared is None else self._prepared.without(frozenset((condition,)))
 
     def bound(self, symbol: sympy.Symbol, lower: int | None = None, upper: int | None = None) -> None:
         """Take ``lower <= symbol <= upper`` as true; ``None`` is no bound."""
@@ -60,36 +63,65 @@ class Facts:
         )
         self._prepared = None
 
-    def implies(self, condition: sympy.Basic) -> bool:
-        """Whether ``condition`` holds wherever all facts hold. ``False`` also means "not proved"."""
-        if condition in self._verbatim:
+    def implies(self, condition: sympy.Basic, without: Iterable[sympy.Basic] = ()) -> bool:
+        """Whether ``condition`` holds wherever all facts hold. ``False`` also means "not proved".
+
+        Args:
+            without: facts not to use.
+        """
+        left_out = frozenset(without)
+        if condition in self._conditions and condition not in left_out:
             return True
         if self._prepared is None:
-            self._prepared = self._prepare()
-        system, rename = self._prepared
-        return system.implies(rename(condition))
+            self._prepared = self._prepare(self._conditions)
+        facts = self._prepared.without(left_out)
+        if facts is None:
+            facts = self._prepare(other for other in self._conditions if other not in left_out)
+        return facts.implies(condition, self._effort)
 
-    def _prepare(self) -> tuple[_System, _Rename]:
+    def _prepare(self, conditions: Iterable[sympy.Basic]) -> _Prepared:
         """The facts over symbols of which sympy knows what is known here, ``k*t`` for what ``k`` divides.
 
         With ``k*t``, sympy and torch's functions simplify divisions by themselves.
         """
+        conditions = list(conditions)
         plain = _Rename(self._bounds, {})
         divisors: dict[sympy.Basic, int] = {}
-        for condition in self._conditions:
+        divisibilities: set[sympy.Basic] = set()
+        for condition in conditions:
             match plain(condition):
                 case sympy.Eq(args=((_t.Mod() | _t.PythonMod()) as remainder, sympy.Integer(p=0))):
                     base, divisor = remainder.args
                     if base in plain.originals and isinstance(divisor, sympy.Integer):
                         symbol = plain.originals[base]
+                        divisibilities.add(condition)
                         divisors[symbol] = lcm(divisors.get(symbol, 1), int(divisor))
         rename = _Rename(self._bounds, divisors) if divisors else plain
         system = _System()
         for symbol in self._bounds:
             system.bound(rename.symbol_for(symbol), *rename.bounds_of(symbol))
-        for condition in self._conditions:
-            system.add(rename(condition))
-        return system, rename
+        for condition in conditions:
+            system.add(rename(condition), condition)
+        return _Prepared(system, rename, frozenset(divisibilities))
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Facts as clauses, perhaps without some of them."""
+
+    system: _System
+    rename: _Rename
+    divisibilities: frozenset[sympy.Basic]
+    left_out: frozenset[sympy.Basic] = frozenset()
+
+    def without(self, facts: frozenset[sympy.Basic]) -> _Prepared | None:
+        """The same without some facts; ``None`` if the others have been rewritten by one of them."""
+        if not facts.isdisjoint(self.divisibilities):
+            return None
+        return replace(self, left_out=self.left_out | facts)
+
+    def implies(self, condition: sympy.Basic, effort: Effort) -> bool:
+        return self.system.implies(self.rename(condition), self.left_out, effort)
 
 
 class _Rename:
@@ -130,105 +162,108 @@ class _Rename:
         return lower, upper
 
 
+@dataclass(frozen=True)
+class _Clause:
+    """Conjunctions, one of which holds; ``origin`` is the fact that says so, ``None`` for what always holds."""
+
+    alternatives: tuple[Conjunction, ...]
+    symbols: frozenset[sympy.Basic]
+    origin: sympy.Basic | None = None
+
+
 class _System:
     """Clauses over linear forms, and the search for a contradiction among them."""
 
     def __init__(self) -> None:
         self._linearizer = Linearizer()
-        self._clauses: list[tuple[Conjunction, ...]] = []
+        self._clauses: list[_Clause] = []
         self._bounds: dict[sympy.Basic, Bounds] = {}
+        self._described: set[sympy.Basic] = set()
 
-    def add(self, condition: sympy.Basic) -> None:
+    def add(self, condition: sympy.Basic, origin: sympy.Basic | None = None) -> None:
         with suppress(NotLinear):  # then nothing follows from it
-            self._clauses.append(self._linearizer.alternatives(condition))
+            self._add(self._linearizer.alternatives(condition), origin)
 
     def bound(self, symbol: sympy.Basic, lower: int | None, upper: int | None) -> None:
-        literals = []
-        if lower is not None:
-            literals.append(Literal.of(combine({symbol: 1}, {ONE: -lower})))
-        if upper is not None:
-            literals.append(Literal.of(combine({ONE: upper}, {symbol: -1})))
+        literals = _between({symbol: 1}, lower, upper)
         if literals:
-            self._clauses.append((tuple(literals),))
+            self._add((literals,))
         self._bounds[symbol] = (lower, upper)
 
-    def implies(self, condition: sympy.Basic) -> bool:
+    def _add(self, alternatives: tuple[Conjunction, ...], origin: sympy.Basic | None = None) -> None:
+        symbols = _symbols(literal for part in alternatives for literal in part)
+        self._clauses.append(_Clause(alternatives, frozenset(symbols), origin))
+
+    def implies(self, condition: sympy.Basic, left_out: frozenset[sympy.Basic], effort: Effort) -> bool:
         try:
             refuted = self._linearizer.alternatives(condition, truth=False)
         except NotLinear:
             return False
-        return all(self._excludes(conjunction) for conjunction in refuted)
+        self._describe()
+        effort.start()
+        return all(self._excludes(conjunction, left_out, effort) for conjunction in refuted)
 
-    def _excludes(self, conjunction: Conjunction) -> bool:
-        """Whether the conjunction contradicts the facts."""
-        relevant = self._relevant(conjunction)
+    def _describe(self) -> None:
+        """Add what holds of the terms and products that have come up."""
+        for term, clauses in list(self._linearizer.definitions.items()):
+            if term not in self._described:
+                self._described.add(term)
+                for clause in clauses:
+                    self._add(clause)
+        for term in list(self._linearizer.products):
+            if term not in self._described:
+                self._described.add(term)
+                for literals in self._about_product(term):
+                    self._add((literals,))
+
+    def _excludes(self, conjunction: Conjunction, left_out: frozenset[sympy.Basic], effort: Effort) -> bool:
+        """Whether the conjunction contradicts the clauses."""
+        relevant = self._relevant(conjunction, left_out)
         fixed = [*conjunction, *(literal for clause in relevant if len(clause) == 1 for literal in clause[0])]
         branching = sorted((clause for clause in relevant if len(clause) != 1), key=len)
-        return self._refute(fixed, branching, [_MOST_BRANCHES])
+        return _refute(fixed, branching[:_MOST_BRANCHING], effort)
 
-    def _refute(
-        self, fixed: list[Literal], branching: list[tuple[Conjunction, ...]], budget: list[int]
-    ) -> bool:
-        if budget[0] <= 0:
-            return False
-        budget[0] -= 1
-        if has_no_solution(fixed):
-            return True
-        if not branching:
-            return False
-        first, *others = branching
-        return all(self._refute([*fixed, *alternative], others, budget) for alternative in first)
-
-    def _relevant(self, conjunction: Conjunction) -> list[tuple[Conjunction, ...]]:
-        """The facts, and the definitions of the terms in them, that share symbols with a conjunction."""
-        clauses = [*self._clauses, *self._definitions(), *self._about_products()]
-        symbols_of = [_symbols(literal for part in clause for literal in part) for clause in clauses]
+    def _relevant(
+        self, conjunction: Conjunction, left_out: frozenset[sympy.Basic]
+    ) -> list[tuple[Conjunction, ...]]:
+        """The clauses that share symbols with a conjunction, or with one that does, nearest first."""
         reached = _symbols(conjunction)
-        pending = list(range(len(clauses)))
-        chosen: list[int] = []
-        grown = True
-        while grown:
-            near = [place for place in pending if symbols_of[place] & reached or not symbols_of[place]]
-            grown = bool(near)
+        pending = [clause for clause in self._clauses if clause.origin not in left_out]
+        chosen: list[_Clause] = []
+        while len(chosen) < _MOST_CLAUSES:
+            near = [
+                clause for clause in pending if not clause.symbols.isdisjoint(reached) or not clause.symbols
+            ]
+            if not near:
+                break
+            near.sort(key=lambda clause: len(clause.symbols - reached))
             chosen += near
-            for place in near:
-                pending.remove(place)
-                reached |= symbols_of[place]
-        return [clauses[place] for place in sorted(chosen)]
+            taken = set(map(id, near))
+            pending = [clause for clause in pending if id(clause) not in taken]
+            reached = reached.union(*(clause.symbols for clause in near))
+        return [clause.alternatives for clause in chosen[:_MOST_CLAUSES]]
 
-    def _definitions(self) -> Iterable[tuple[Conjunction, ...]]:
-        for clauses in list(self._linearizer.definitions.values()):
-            yield from clauses
-
-    def _about_products(self) -> Iterable[tuple[Conjunction, ...]]:
-        """``(x - low_x) * (y - low_y) >= 0`` and its like, for each product and each way to split off a factor."""
-        for term in list(self._linearizer.products):
-            lower, upper = self._bounds_of(term)
-            if lower is not None:
-                yield ((Literal.of({term: 1, ONE: -lower} if lower else {term: 1}),),)
-            if upper is not None:
-                yield ((Literal.of(combine({ONE: upper}, {term: -1})),),)
-            for factor in set(factors_of(term)):
-                rest = term / factor
-                rest_form = self._linearizer.form(rest) if rest.is_integer else None
-                low_x, high_x = self._bounds.get(factor, (None, None))
-                low_y, high_y = self._bounds_of(rest)
-                if rest_form is None:
+    def _about_product(self, term: sympy.Basic) -> Iterator[Conjunction]:
+        """``(x - low_x) * (y - low_y) >= 0`` and its like, for each way to split off a factor."""
+        yield _between({term: 1}, *self._bounds_of(term))
+        for factor in set(factors_of(term)):
+            rest = term / factor
+            low_x, high_x = self._bounds.get(factor, (None, None))
+            low_y, high_y = self._bounds_of(rest)
+            rest_form = self._linearizer.form(rest)
+            for bound_x, bound_y, sign in (
+                (low_x, low_y, 1),
+                (high_x, high_y, 1),
+                (low_x, high_y, -1),
+                (high_x, low_y, -1),
+            ):
+                if bound_x is None or bound_y is None:
                     continue
-                x: Form = {factor: 1}
-                for bound_x, bound_y, sign in (
-                    (low_x, low_y, 1),
-                    (high_x, high_y, 1),
-                    (low_x, high_y, -1),
-                    (high_x, low_y, -1),
-                ):
-                    if bound_x is None or bound_y is None:
-                        continue
-                    form = combine({term: 1}, rest_form, -bound_x)
-                    form = combine(combine(form, x, -bound_y), {ONE: bound_x * bound_y})
-                    yield ((Literal.of(combine({}, form, sign)),),)
+                form = combine({term: 1}, rest_form, -bound_x)
+                form = combine(combine(form, {factor: 1}, -bound_y), {ONE: bound_x * bound_y})
+                yield (Literal.of(combine({}, form, sign)),)
 
-    def _bounds_of(self, term: sympy.Basic) -> tuple[int | None, int | None]:
+    def _bounds_of(self, term: sympy.Basic) -> Bounds:
         """Bounds of a product of symbols that are all known not to be negative."""
         lower, upper = 1, 1
         unbounded = False
@@ -244,143 +279,28 @@ class _System:
         return lower, None if unbounded else upper
 
 
+def _between(form: Form, lower: int | None, upper: int | None) -> Conjunction:
+    literals = []
+    if lower is not None:
+        literals.append(Literal.of(combine(form, {ONE: -lower} if lower else {})))
+    if upper is not None:
+        literals.append(Literal.of(combine({ONE: upper} if upper else {}, form, -1)))
+    return tuple(literals)
+
+
+def _refute(fixed: list[Literal], branching: list[tuple[Conjunction, ...]], effort: Effort) -> bool:
+    """Whether literals contradict each other, whichever alternative of each clause is added."""
+    if has_no_solution(fixed, effort):
+        return True
+    if not branching or not effort.spend(1):
+        return False
+    first, *others = branching
+    return all(_refute([*fixed, *alternative], others, effort) for alternative in first)
+
+
 def _symbols(literals: Iterable[Literal]) -> set[sympy.Basic]:
     found: set[sympy.Basic] = set()
     for literal in literals:
         for atom, _ in literal.terms:
             found |= atom.free_symbols
     return found
-
-
-def has_no_solution(literals: Iterable[Literal]) -> bool:
-    """Whether literals are proved to have no common integer solution.
-
-    >>> x, y = sympy.symbols("x y", integer=True)
-    >>> has_no_solution([Literal.of({x: 2, y: -4, ONE: -1}, equal=True)])  # an even number is not odd
-    True
-    """
-    equalities: list[Form] = []
-    inequalities: list[Form] = []
-    for literal in literals:
-        (equalities if literal.equal else inequalities).append(literal.form)
-    return _Contradiction.found_in(equalities, inequalities)
-
-
-class _Contradiction(Exception):
-    """Raised where a system turns out to have no solution."""
-
-    @classmethod
-    def found_in(cls, equalities: list[Form], inequalities: list[Form]) -> bool:
-        try:
-            reduced = _solve_equalities(equalities, inequalities)
-            if reduced is not None:
-                _eliminate(reduced)
-        except cls:
-            return True
-        return False
-
-
-def _solve_equalities(equalities: list[Form], inequalities: list[Form]) -> list[Form] | None:
-    """Substitute the solutions of all equalities; ``None`` if that takes too many steps."""
-    fresh = 0
-    for _ in range(_MOST_STEPS):
-        equalities = [form for form in map(_tighten_equality, equalities) if form]
-        if not equalities:
-            return inequalities
-        form = min(equalities, key=lambda f: (min(abs(c) for a, c in f.items() if a is not ONE), len(f)))
-        atom, coefficient = min(
-            ((a, c) for a, c in form.items() if a is not ONE), key=lambda item: abs(item[1])
-        )
-        if abs(coefficient) == 1:
-            solution = {a: -coefficient * c for a, c in form.items() if a != atom}
-            equalities.remove(form)
-        else:
-            # Pugh's step: with a new variable, the coefficients of the equality shrink.
-            fresh += 1
-            modulus = abs(coefficient) + 1
-            sign = 1 if coefficient > 0 else -1
-            solution = {a: sign * _symmetric_mod(c, modulus) for a, c in form.items() if a != atom}
-            solution = {a: c for a, c in solution.items() if c}
-            solution[sympy.Dummy(f"omega{fresh}", integer=True)] = -sign * modulus
-        equalities = [_substitute(f, atom, solution) for f in equalities]
-        inequalities = [_substitute(f, atom, solution) for f in inequalities]
-    return None
-
-
-def _symmetric_mod(value: int, modulus: int) -> int:
-    """``value`` modulo ``modulus``, in ``[-modulus/2, modulus/2)``."""
-    return value - modulus * ((2 * value + modulus) // (2 * modulus))
-
-
-def _substitute(form: Form, atom: sympy.Basic, solution: Form) -> Form:
-    coefficient = form.get(atom)
-    if coefficient is None:
-        return form
-    return combine({a: c for a, c in form.items() if a != atom}, solution, coefficient)
-
-
-def _divisor(form: Form) -> int:
-    return gcd(*(c for a, c in form.items() if a is not ONE))
-
-
-def _tighten_equality(form: Form) -> Form:
-    divisor = _divisor(form)
-    constant = form.get(ONE, 0)
-    if divisor == 0:
-        if constant:
-            raise _Contradiction
-        return {}
-    if constant % divisor:
-        raise _Contradiction
-    return {a: c // divisor for a, c in form.items()}
-
-
-def _tighten(form: Form) -> Form:
-    """Divide an inequality by the common divisor of its coefficients, rounding its constant down."""
-    divisor = _divisor(form)
-    if divisor == 0:
-        if form.get(ONE, 0) < 0:
-            raise _Contradiction
-        return {}
-    reduced = {a: c // divisor for a, c in form.items() if a is not ONE}
-    constant = form.get(ONE, 0) // divisor
-    return {**reduced, ONE: constant} if constant else reduced
-
-
-def _strongest(forms: Iterable[Form]) -> list[Form]:
-    """Of inequalities with the same coefficients, the strictest; opposite ones that cross are a contradiction."""
-    best: dict[frozenset, int] = {}
-    for form in forms:
-        form = _tighten(form)
-        if not form:
-            continue
-        key = frozenset((a, c) for a, c in form.items() if a is not ONE)
-        constant = form.get(ONE, 0)
-        best[key] = min(best.get(key, constant), constant)
-    for key, constant in best.items():
-        opposite = best.get(frozenset((a, -c) for a, c in key))
-        if opposite is not None and constant + opposite < 0:
-            raise _Contradiction
-    return [{**dict(key), **({ONE: constant} if constant else {})} for key, constant in best.items()]
-
-
-def _eliminate(inequalities: list[Form]) -> None:
-    """Fourier and Motzkin's elimination, one atom at a time; gives up silently when the system grows too large."""
-    for _ in range(_MOST_STEPS):
-        inequalities = _strongest(inequalities)
-        counts: dict[sympy.Basic, list[int]] = {}
-        for form in inequalities:
-            for atom, coefficient in form.items():
-                if atom is not ONE:
-                    counts.setdefault(atom, [0, 0])[coefficient > 0] += 1
-        if not counts or len(inequalities) > _MOST_INEQUALITIES:
-            return
-        atom = min(counts, key=lambda a: counts[a][0] * counts[a][1] - sum(counts[a]))
-        above = [form for form in inequalities if form.get(atom, 0) > 0]
-        below = [form for form in inequalities if form.get(atom, 0) < 0]
-        kept = [form for form in inequalities if atom not in form]
-        for low in above:
-            for high in below:
-                scaled = combine({}, low, -high[atom])
-                kept.append(combine(scaled, high, low[atom]))
-        inequalities = kept

@@ -181,3 +181,25 @@ def test_members_of_modules_are_called_as_in_the_program():
     with fake.using_shape_env():
         env = run_compiled(Model(), torch.ones(4, 5))
     assert "self.tables[0].size(0) == x.size(1)" in str(env.guards.minimal())
+
+
+def test_a_backend_may_adopt_dynamos_environment():
+    """Dynamo goes on with the same object: its guards are then the minimal ones, and right for other sizes."""
+    reports = []
+
+    def backend(gm, inputs):
+        env = fake.ShapeEnv.adopt(torch._guards.TracingContext.get().fake_mode.shape_env)
+        compiled = torch._dynamo.lookup_backend("aot_eager")(gm, inputs)
+        reports.append(fake.explain(env))
+        return compiled
+
+    torch._dynamo.reset()
+    run = torch.compile(program, backend=backend, dynamic=True)
+    for rows, inner, columns in ((8, 6, 12), (4, 7, 3), (2, 2, 2), (10, 6, 5)):
+        x, y = torch.randn(rows, inner), torch.randn(inner, columns)
+        assert torch.allclose(run(x, y), program(x, y), atol=1e-5)
+    with pytest.raises(RuntimeError):
+        run(torch.randn(5, 3), torch.randn(3, 3))
+    torch._dynamo.reset()
+    assert "x.size(0) % 2 == 0" in [guard.expression for guard in reports[0]]
+    assert len(reports) <= 2, "two rows make a result of one row, which is traced on its own"
