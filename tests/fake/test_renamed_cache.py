@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import threading
 
 import pytest
 import torch
@@ -334,3 +335,47 @@ def test_guards_name_the_line_that_asked(served):
     package = os.path.dirname(fake.__file__)
     assert not any(file.startswith((package, "<fake handler")) for file in files)
     assert files[-1] == __file__
+
+
+def test_sizes_that_may_be_empty_are_kept_at_their_hints():
+    """Row-major strides of a size that is zero at other hints: the layout there is not taken from here."""
+
+    def program(rows):
+        mode = FakeTensorMode(shape_env=ShapeEnv())
+        x, _, _ = inputs(mode, [(rows, 4), (6, 4), (4, 6)])
+        with mode:
+            part = x.new_empty((3, x.shape[0] - 6, 2))
+            return [describe(t) for t in (part + 1, part.sum(0), part * part)]
+
+    for first, second in itertools.permutations((6, 8, 9), 2):
+        fake.cache_clear()
+        expected = program(second)
+        fake.cache_clear()
+        program(first)
+        assert program(second) == expected
+
+
+def test_threads_in_environments_of_their_own():
+    fake.cache_clear()
+    expected = {name: run(names, SIZES[name]) for name, names in THREADS.items()}
+    fake.cache_clear()
+    found: dict[str, list] = {name: [] for name in THREADS}
+
+    def work(name):
+        for _ in range(4):
+            found[name].append(run(THREADS[name], SIZES[name]))
+
+    workers = [threading.Thread(target=work, args=(name,)) for name in THREADS]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for name, runs in found.items():
+        assert runs == [expected[name]] * 4
+
+
+THREADS = {
+    "as before": ["add", "mm", "even", "slice"],
+    "other hints": ["even", "add", "cat", "mm"],
+    "odd": ["slice", "even", "mm", "softmax"],
+}
