@@ -152,6 +152,84 @@ class FirstToken(nn.Module):
         return self.head(self.blocks(x)[:, 0])
 
 
+class Pairs(nn.Module):
+    """A relation network: a layer on every pair of objects."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2 * width, 128), nn.Linear(128, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, count, width = x.shape
+        left = x[:, :, None].expand(batch, count, count, width)
+        right = x[:, None].expand(batch, count, count, width)
+        return self.second(F.relu(self.first(torch.cat([left, right], -1)))).sum((1, 2))
+
+
+class Conditioned(nn.Module):
+    """A field network: a vector that is the same for all points is appended to each."""
+
+    def __init__(self, width: int = 128, condition: int = 256) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width + condition, 128), nn.Linear(128, 4)
+
+    def forward(self, points: Tensor, condition: Tensor) -> Tensor:
+        batch, count, _ = points.shape
+        repeated = condition[:, None].expand(batch, count, condition.shape[1])
+        return self.second(F.relu(self.first(torch.cat([points, repeated], -1))))
+
+
+class LanguageLoss(nn.Module):
+    """The output layer of a language model and its loss."""
+
+    def __init__(self, width: int = 128, vocabulary: int = 16000) -> None:
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, x: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.norm(x)), targets)
+
+
+class Dropped(nn.Module):
+    """A transformer layer with dropout, trained."""
+
+    def __init__(self, width: int = 256, dropout: float = 0.1, activation: str = "relu") -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(width, 4 * width),
+                nn.ReLU(),
+                nn.Dropout(dropout),
+                nn.Linear(4 * width, width),
+                nn.Dropout(dropout),
+            )
+            for _ in range(2)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + layer(norm(x))
+        return x
+
+
+class Residual(nn.Module):
+    """Residual convolution blocks with batch norm."""
+
+    def __init__(self, width: int = 32, blocks: int = 2) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(
+            nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2 * blocks)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm2d(width) for _ in range(2 * blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i in range(0, len(self.convs), 2):
+            y = F.relu(self.norms[i](self.convs[i](x)))
+            x = F.relu(x + self.norms[i + 1](self.convs[i + 1](y)))
+        return x
+
+
 def _tokens(*shape: int, high: int = 256) -> Tensor:
     return torch.randint(high, shape)
 
@@ -188,6 +266,26 @@ CASES: dict[str, tuple[Case, ...]] = {
     "product_order": (
         Case("low-rank updates, 256 x 512", lambda: (LowRank(), (torch.randn(256, 512),))),
         Case("linear attention, 512 tokens", lambda: (LinearAttention(), (torch.randn(2, 512, 256),))),
+    ),
+    "packed_masks": (Case("two MLP blocks with dropout", lambda: (Dropped(), (torch.randn(512, 256),))),),
+    "saved_precision": (
+        Case(
+            "GPT, 2 layers, 2 x 256 tokens", lambda: (GPT(2, 256, 4, 256), (_tokens(2, 256), _tokens(2, 256)))
+        ),
+        Case("residual convolutions", lambda: (Residual(), (torch.randn(4, 32, 32, 32),))),
+    ),
+    "broadcast_products": (
+        Case("layer on all pairs of 4 x 48 objects", lambda: (Pairs(), (torch.randn(4, 48, 64),))),
+        Case(
+            "condition for 4 x 1024 points",
+            lambda: (Conditioned(), (torch.randn(4, 1024, 128), torch.randn(4, 256))),
+        ),
+    ),
+    "chunked_logits": (
+        Case(
+            "loss of 1024 tokens, vocabulary 16000",
+            lambda: (LanguageLoss(), (torch.randn(1024, 128), _tokens(1024, high=16000))),
+        ),
     ),
     "early_selection": (
         Case(

@@ -93,6 +93,8 @@ __all__ = [
     "is_control_flow",
     "make_boxed_func",
     "new_compiler_extra",
+    "new_nodes",
+    "outside_tracing",
     "propagate_fakes",
     "reset_code",
     "reset_cudagraph_trees",
@@ -205,16 +207,6 @@ def size_hint(size: Any) -> int:
     return int(size.node.hint) if size.node.has_hint() else 0
 
 
-def trace_calls(
-    function: Callable[..., Any], inputs: Sequence[Any], decompositions: dict[Any, Any]
-) -> fx.GraphModule:
-    """The operators that ``function`` calls on fake inputs, whatever modes, gradients or autocasting surround the call."""
-    with disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), tracing(None):
-        mode = detect_fake_mode(inputs)
-        with mode if mode is not None else contextlib.nullcontext():
-            return make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*inputs)
-
-
 def shape_env_of(values: Sequence[Any]) -> Any:
     """The shape environment of the first symbolic size among ``values`` and their sizes, or ``None``."""
     for value in values:
@@ -273,4 +265,31 @@ def filter_lowerings(allowed: Callable[[str], bool]) -> Iterator[None]:
         return not allowed(debug_info() if debug_info is not None else "")
 
     with mock.patch.object(CompilerBisector, "disable_subsystem", disabled):
+        yield
+
+
+@contextlib.contextmanager
+def new_nodes(gm: fx.GraphModule, made: Callable[[fx.Node], None]) -> Iterator[None]:
+    """Call ``made`` with every node that is made in the graph of ``gm`` meanwhile."""
+    gm._register_create_node_hook(made)
+    try:
+        yield
+    finally:
+        gm._unregister_create_node_hook(made)
+
+
+def trace_calls(
+    function: Callable[..., Any], inputs: Sequence[Any], decompositions: dict[Any, Any]
+) -> fx.GraphModule:
+    """The operators that ``function`` calls on fake inputs, whatever modes, gradients or autocasting surround the call."""
+    with disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), tracing(None):
+        mode = detect_fake_mode(inputs)
+        with mode if mode is not None else contextlib.nullcontext():
+            return make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*inputs)
+
+
+@contextlib.contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Surroundings in which tensors are real, and a new fake mode may be made, in the middle of a compilation."""
+    with disable_current_modes(), tracing(None):
         yield

@@ -16,7 +16,7 @@ from torch import fx
 
 from fxpasses._torch import OpOverload, has_effects
 
-__all__ = ["AliasInfo", "has_effect", "is_alias", "is_mutating", "is_random"]
+__all__ = ["AliasInfo", "draws_random", "has_effect", "is_alias", "is_mutating", "is_random"]
 
 
 def is_mutating(node: fx.Node) -> bool:
@@ -29,6 +29,22 @@ def is_random(node: fx.Node) -> bool:
     """Whether the node draws from a random number generator."""
     target = node.target
     return isinstance(target, OpOverload) and _of(target).is_random
+
+
+def draws_random(node: fx.Node) -> bool:
+    """Whether the node really draws random numbers: attention and dropout with probability zero do not."""
+    target = node.target
+    if not isinstance(target, OpOverload) or not _of(target).is_random:
+        return False
+    position = _of(target).dropout
+    if position is None:
+        return True
+    given = (
+        node.args[position]
+        if position < len(node.args)
+        else node.kwargs.get(_of(target).names[position], 0.0)
+    )
+    return bool(given != 0.0)
 
 
 def has_effect(node: fx.Node) -> bool:
@@ -93,6 +109,9 @@ class _Aliasing:
         self.written = tuple(i for i, info in enumerate(infos) if info is not None and info.is_write)
         self.is_mutable = bool(schema.is_mutable)
         self.is_random = torch.Tag.nondeterministic_seeded in target.tags
+        self.dropout = self.names.index("dropout_p") if "dropout_p" in self.names else None
+        if target is torch.ops.aten.native_dropout.default:
+            self.dropout = self.names.index("p")
         self.returns_nothing = not schema.returns
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import fx
@@ -12,6 +13,7 @@ from torch import fx
 from fxpasses import _torch
 from fxpasses.backward_capture import captures_backward
 from fxpasses.checking.limits import Limits, in_force
+from fxpasses.contract import GRAPH_KINDS
 from fxpasses.history import recent, record
 from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
 from fxpasses.manager import PassManager
@@ -88,13 +90,17 @@ def _pipeline(
 
 def limited(options: Options, limits: Limits) -> Options:
     """The options of a compilation that ends where ``limits`` say."""
-    passes = limits.allowed_passes(PassManager(options.passes).passes)
+    manager = PassManager(options.passes)
+    passes = limits.allowed_passes(
+        list(dict.fromkeys(p for kind in GRAPH_KINDS for p in manager.order(kind)))
+    )
     return dataclasses.replace(
         options,
         passes=passes,
         compiler=options.compiler if limits.stage == "inductor" else "eager",
         regions=options.regions if limits.stage == "inductor" else "off",
         check="values" if limits.check else options.check,
+        report=str(Path(limits.record).parent) if limits.check and limits.record else options.report,
         on_failure="raise",
     )
 

@@ -46,6 +46,10 @@ class OptionsError(FxPassesError, ValueError):
         )
 
 
+class BisectError(FxPassesError):
+    """A script cannot be searched: it does not exist, or fails before anything is compiled."""
+
+
 class ContractError(FxPassesError, ValueError):
     """A contract is not valid, or passes cannot be put into one pipeline.
 
@@ -68,10 +72,6 @@ class PatternError(FxPassesError, ValueError):
     def __init__(self, function: str, problem: str) -> None:
         self.function = function
         super().__init__(f"{function}: {problem}")
-
-
-class BisectError(FxPassesError):
-    """A script cannot be searched: it does not exist, or fails before anything is compiled."""
 
 
 def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
@@ -155,17 +155,30 @@ class CaptureError(StageError):
 
 
 class PassError(StageError):
-    """A pass raised, or left a graph that is not well formed."""
+    """A pass raised, or left a graph that is wrong.
+
+    Attributes:
+        repro: with ``options={"check": "values"}``, a file that shows the fault on a small graph, or "".
+        repro_calls: the number of operator calls in that graph.
+    """
 
     stage = "pass"
     advice = "Leave the pass out with options={'passes': [...]} to see whether the rest works."
+    repro = ""
+    repro_calls = 0
+
+    def add_repro(self, file: str, calls: int) -> None:
+        """Point to a repro file, in the message too."""
+        self.repro, self.repro_calls = file, calls
+        shown = f"{file} shows it on a graph of {calls} call{'s' * (calls != 1)}."
+        self.args = (f"{self.args[0]}\n  {shown}",)
 
 
 class StructureError(PassError):
     """A pass left a graph that is not about the same memory, effects, outputs or metadata as before.
 
     Attributes:
-        problem: lint, metadata, outputs, aliasing, order, mutation or stale alias.
+        problem: lint, inputs, metadata, outputs, aliasing, order, mutation or stale alias.
         site: the index of the match site that is to blame, or ``None``.
     """
 
@@ -191,8 +204,6 @@ class ValueMismatchError(PassError):
     Attributes:
         mismatches: which results differ, and how: :class:`fxpasses.checking.values.Mismatch`.
         sites: the match sites at which the pass is wrong; empty for a pass that claims none.
-        repro: a file that shows the fault on a small graph, or "".
-        repro_calls: the number of operator calls in that graph.
     """
 
     stage = "check"
@@ -207,19 +218,9 @@ class ValueMismatchError(PassError):
         mismatches: Iterable[object] = (),
         sites: Iterable[object] = (),
         place: str = "",
-        repro: str = "",
-        repro_calls: int = 0,
-        no_repro: str = "",
     ) -> None:
         self.mismatches, self.sites = tuple(mismatches), tuple(sites)
-        self.repro, self.repro_calls = repro, repro_calls
-        shown = (
-            f"python {repro} shows it on a graph of {repro_calls} call{'s' * (repro_calls != 1)}."
-            if repro
-            else ""
-        )
-        unshown = f"There is no repro file: {no_repro}." if no_repro else ""
-        self.advice = " ".join(filter(None, [place and f"Wrong at {place}.", shown or unshown]))
+        self.advice = f"Wrong at {place}." if place else ""
         super().__init__(reason, location, pass_name=pass_name, graph=graph)
 
 

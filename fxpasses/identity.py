@@ -15,22 +15,16 @@ imported, and it exists for passes typed into a prompt.
 from __future__ import annotations
 
 import dataclasses
-import dis
 import enum
 import functools
 import hashlib
-import importlib.metadata
-import inspect
 import logging
 import re
-import sys
-import sysconfig
 import threading
 import types
 import typing
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -40,6 +34,18 @@ import sympy
 import torch
 
 from fxpasses._torch import OpOverload, OpOverloadPacket
+from fxpasses.codereading import (
+    attribute_names,
+    constants,
+    generated_methods,
+    global_names,
+    is_installed,
+    is_state,
+    module_of,
+    slots,
+    top_level,
+    version_of,
+)
 
 __all__ = ["Identity", "identify"]
 
@@ -73,14 +79,11 @@ def identify(item: Any) -> Identity:
     """The identity of a pass (or of any function, class or object).
 
     >>> from fxpasses.passes import DeadCodeElimination
-    >>> for label in identify(DeadCodeElimination()).factors: print(label)
-    code fxpasses.aliasing.is_mutating
-    code fxpasses.aliasing.is_random
+    >>> for label in identify(DeadCodeElimination()).factors:
+    ...     if "dead_code" in label: print(label)
     code fxpasses.passes.dead_code.DeadCodeElimination
     code fxpasses.passes.dead_code.DeadCodeElimination.apply
     code fxpasses.passes.dead_code._may_be_erased
-    version fxpasses
-    version torch
     """
     walk = _Walk(_homes(item))
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
@@ -112,7 +115,7 @@ _BY_REPR = (
     PurePath,
 )
 
-_FRAMEWORK = {"fxpasses.contract", __name__}
+_FRAMEWORK = {"fxpasses.contract", "fxpasses.codereading", __name__}
 """Modules that every pass reaches through its base class, and that decide nothing of what it does."""
 
 _IGNORED = {
@@ -141,10 +144,10 @@ class _Walk:
         """The label of a function, class or module, which becomes a factor when it is met first."""
         if id(value) in self._labels:
             return self._labels[id(value)]
-        module = value.__name__ if isinstance(value, types.ModuleType) else _module_of(value)
+        module = value.__name__ if isinstance(value, types.ModuleType) else module_of(value)
         if not self._is_followed(module):
-            label = f"version {_top(module)}"
-            self.factors[label] = _version(_top(module))
+            label = f"version {top_level(module)}"
+            self.factors[label] = version_of(top_level(module))
             return f"{module}.{getattr(value, '__qualname__', '')}"
         kind = "module" if isinstance(value, types.ModuleType) else "code"
         own_name = "" if kind == "module" else f".{value.__qualname__}"
@@ -182,13 +185,13 @@ class _Walk:
                 value = cell.cell_contents
             except ValueError:
                 continue  # not assigned yet
-            if _is_state(function.__code__, name, value):
+            if is_state(function.__code__, name, value):
                 self.factors[label] = "state"
                 self.unknown.append(label)
             elif value is not function:
                 parts.append(self._named(label, value))
         scope = function.__globals__
-        for name in _global_names(function.__code__):
+        for name in global_names(function.__code__):
             if name in scope:
                 parts.append(self._named(f"constant {function.__module__}.{name}", scope[name]))
                 self._attributes(scope[name], function.__code__)
@@ -208,7 +211,7 @@ class _Walk:
     def _attributes(self, value: Any, code: types.CodeType) -> None:
         """What ``code`` reads from a module of ours: ``helpers.fuse``."""
         if isinstance(value, types.ModuleType) and self._is_followed(value.__name__):
-            for name in _attribute_names(code):
+            for name in attribute_names(code):
                 if name in vars(value):
                     self._named(f"constant {value.__name__}.{name}", vars(value)[name])
                     self._attributes(vars(value)[name], code)
@@ -216,7 +219,7 @@ class _Walk:
     def _class(self, value: type) -> str:
         parts = [self.text(base) for base in value.__bases__]
         for name, attribute in sorted(vars(value).items()):
-            if name in _IGNORED or (name.startswith("__dataclass") or name in _generated(value)):
+            if name in _IGNORED or (name.startswith("__dataclass") or name in generated_methods(value)):
                 continue
             if isinstance(attribute, (types.MemberDescriptorType, types.GetSetDescriptorType)):
                 continue
@@ -224,12 +227,10 @@ class _Walk:
         return "\n".join(parts)
 
     def _code(self, code: types.CodeType) -> str:
-        constants = [
-            self._code(c) if isinstance(c, types.CodeType) else self.text(c) for c in _constants(code)
-        ]
+        values = [self._code(c) if isinstance(c, types.CodeType) else self.text(c) for c in constants(code)]
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-        return repr((code.co_code.hex(), constants, names, shape, code.co_exceptiontable.hex()))
+        return repr((code.co_code.hex(), values, names, shape, code.co_exceptiontable.hex()))
 
     def text(self, value: Any) -> str:
         """A value as text that is equal for equal values and differs for others. Raises ``_Unknown``."""
@@ -257,14 +258,14 @@ class _Walk:
         if dataclasses.is_dataclass(value):
             names = [f.name for f in dataclasses.fields(value)]
         else:
-            slots = [s for c in kind.__mro__ for s in _slots(c)]
-            names = sorted({*getattr(value, "__dict__", {}), *slots})
+            declared = [s for c in kind.__mro__ for s in slots(c)]
+            names = sorted({*getattr(value, "__dict__", {}), *declared})
         state = [f"{name}={self.text(getattr(value, name))}" for name in names if hasattr(value, name)]
         return f"{self.text(kind)}({', '.join(state)})"
 
     def _is_followed(self, module: str) -> bool:
-        top = _top(module)
-        return module not in _FRAMEWORK and (top in self.homes or not _is_installed(top))
+        top = top_level(module)
+        return module not in _FRAMEWORK and (top in self.homes or not is_installed(top))
 
 
 _Writer = Callable[[_Walk, Any], str]
@@ -338,121 +339,11 @@ def _is_plain(value: Any) -> bool:
     )
 
 
-def _constants(code: types.CodeType) -> Iterator[Any]:
-    """The constants of the code, without its docstring: what it says does not decide what it does."""
-    documented = code.co_consts and isinstance(code.co_consts[0], str) and not _reads_constant(code, 0)
-    yield from code.co_consts[1:] if documented else code.co_consts
-
-
-@functools.cache
-def _reads_constant(code: types.CodeType, index: int) -> bool:
-    return any(
-        i.opname in ("LOAD_CONST", "RETURN_CONST") and i.arg == index for i in dis.get_instructions(code)
-    )
-
-
-@functools.cache
-def _global_names(code: types.CodeType) -> tuple[str, ...]:
-    """The global names that the code reads, those of the functions inside it included."""
-    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names.update(_global_names(constant))
-    return tuple(sorted(names))
-
-
-@functools.cache
-def _attribute_names(code: types.CodeType) -> tuple[str, ...]:
-    """The names that the code may read as attributes."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names.update(_attribute_names(constant))
-    return tuple(sorted(names))
-
-
-_WRITING_METHODS = {
-    "append",
-    "extend",
-    "insert",
-    "add",
-    "update",
-    "setdefault",
-    "pop",
-    "clear",
-    "remove",
-    "appendleft",
-}
-
-
-def _is_state(code: types.CodeType, name: str, value: Any) -> bool:
-    """Whether a closed-over variable is there to be written to: by assignment, or as a container that the code may fill."""
-    instructions = list(dis.get_instructions(code))
-    if any(i.opname == "STORE_DEREF" and i.argval == name for i in instructions):
-        return True
-    if not isinstance(value, (list, dict, set, deque)):
-        return False
-    return any(i.opname == "STORE_SUBSCR" for i in instructions) or not _WRITING_METHODS.isdisjoint(
-        _attribute_names(code)
-    )
-
-
-def _generated(kind: type) -> set[str]:
-    """Names of methods that ``dataclass`` writes: they follow from the fields."""
-    if "__dataclass_fields__" not in vars(kind):
-        return set()
-    functions = {n: inspect.unwrap(v) for n, v in vars(kind).items() if isinstance(v, types.FunctionType)}
-    return {name for name, function in functions.items() if function.__code__.co_filename == "<string>"}
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-def _module_of(value: Any) -> str:
-    if isinstance(value, (types.FunctionType, type)):
-        return value.__module__ or ""
-    return value.__name__ if isinstance(value, types.ModuleType) else type(value).__module__
-
-
 def _homes(item: Any) -> frozenset[str]:
     """The top-level modules that the item belongs to: that of its class and those of the functions that it was given."""
     given = vars(item).values() if dataclasses.is_dataclass(item) and not isinstance(item, type) else ()
     owners = [item, *(value for value in given if isinstance(value, types.FunctionType))]
-    return frozenset(_top(_module_of(owner)) for owner in owners)
-
-
-def _top(module: str) -> str:
-    return module.partition(".")[0]
-
-
-_INSTALLED = tuple(
-    str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
-
-
-@functools.cache
-def _is_installed(top: str) -> bool:
-    """Whether a top-level module comes with Python or from an installed distribution: neither changes without its version."""
-    if top in sys.stdlib_module_names or top in ("", "torch"):
-        return top != "__main__"
-    file = getattr(sys.modules.get(top), "__file__", None)
-    return file is not None and str(Path(file).resolve()).startswith(_INSTALLED)
-
-
-@functools.cache
-def _version(top: str) -> str:
-    if top in sys.stdlib_module_names or not top:
-        return sys.version
-    module = sys.modules.get(top)
-    found = getattr(module, "__version__", None)
-    if found is None:
-        try:
-            found = importlib.metadata.version(top)
-        except importlib.metadata.PackageNotFoundError:
-            return "unknown"
-    return str(found)
+    return frozenset(top_level(module_of(owner)) for owner in owners)
 
 
 def _file_hash(module: types.ModuleType) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import fx
 
+from fxpasses._torch import new_nodes
 from fxpasses.checking.structure import Facts, check_structure
 from fxpasses.contract import Check, GraphKind, Pass
 from fxpasses.errors import PassError
@@ -158,7 +159,7 @@ class _Graph:
             differences = self._refresh(item, before, after)
             if facts is not None:
                 self._facts = check_structure(
-                    item, self.gm, self.kind, facts, differences, tuple(sites.claimed)
+                    item, self.gm, self.kind, facts, differences, tuple(sites.claimed), sites.made_at
                 )
             for check, memory in zip(self.checks, remembered, strict=True):
                 check.after(item, self.gm, self.kind, memory, tuple(sites.claimed))
@@ -192,7 +193,7 @@ class _Graph:
 
     def _apply(self, item: Pass) -> tuple[bool, Sites]:
         try:
-            with collect_sites() as sites:
+            with collect_sites() as sites, new_nodes(self.gm, sites.made):
                 changed = item.apply(self.gm)
         except PassError:
             raise

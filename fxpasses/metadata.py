@@ -31,12 +31,14 @@ class Difference:
         recorded: the value that it had.
         computed: the value that it has now.
         problem: what differs, in words.
+        follows: whether an input of the node became different too: what was recorded may have been right when it was.
     """
 
     node: fx.Node
     recorded: Any
     computed: Any
     problem: str
+    follows: bool
 
 
 def refresh(
@@ -53,7 +55,7 @@ def refresh(
     if mode is None or not changed:
         return []
     pending = set(changed)
-    differences = []
+    differences: dict[fx.Node, Difference] = {}
     for node in gm.graph.nodes:
         if node not in pending or node.op == "output":
             continue
@@ -67,14 +69,15 @@ def refresh(
             if recorded is None:
                 node.meta["val"] = computed
             elif (problem := metadata_difference(recorded, computed)) is not None:
-                differences.append(Difference(node, recorded, computed, problem))
+                follows = any(n in differences for n in node.all_input_nodes)
+                differences[node] = Difference(node, recorded, computed, problem, follows)
                 node.meta["val"] = computed
             elif is_alias(node):
                 node.meta["val"] = computed  # the same metadata, in the memory of its new base
             else:
                 continue
             pending.update(node.users)
-    return differences
+    return list(differences.values())
 
 
 def metadata_difference(a: Any, b: Any, strides: bool = True) -> str | None:
@@ -149,7 +152,8 @@ def _is_computable(node: fx.Node) -> bool:
     if any(value_of(n) is None for n in node.all_input_nodes):
         return False
     if not isinstance(target, OpOverload):
-        return getattr(target, "__module__", None) in ("_operator", "math", "torch.sym")
+        pure = getattr(target, "__module__", None) in ("_operator", "math", "torch.sym")
+        return pure or (value_of(node) is None and callable(target))
     tags = target.tags
     if torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags:
         return value_of(node) is None

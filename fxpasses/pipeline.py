@@ -25,7 +25,14 @@ from torch import fx
 import fake
 from fxpasses import _torch
 from fxpasses.checking.watch import ValueCheck
-from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError, ValueMismatchError
+from fxpasses.errors import (
+    CaptureError,
+    HandoverError,
+    PartitionError,
+    PassError,
+    StageError,
+    ValueMismatchError,
+)
 from fxpasses.manager import PassManager, PassRun
 from fxpasses.options import Options
 from fxpasses.provenance import annotate, failing_node
@@ -222,8 +229,14 @@ class Pipeline:
 
     def _run_passes(self, gm: fx.GraphModule, kind: Any) -> None:
         start = time.perf_counter()
-        runs = self.manager.run(gm, kind)
+        try:
+            runs = self.manager.run(gm, kind)
+        except PassError as error:
+            if self._values is not None:
+                self._values.explain(error)
+            raise
         counters.add_seconds("passes", time.perf_counter() - start)
+        counters.add_seconds("checks", sum(run.check_seconds for run in runs))
         for run in runs:
             if run.changed:
                 counters.add_pass_change(run.name)

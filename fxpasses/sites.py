@@ -49,6 +49,13 @@ class Sites:
 
     allowed: Callable[[int], bool]
     claimed: list[MatchSite] = field(default_factory=list)
+    made_at: dict[fx.Node, int] = field(default_factory=dict)
+    """For nodes that were made since a site was claimed, the index of that site."""
+
+    def made(self, node: fx.Node) -> None:
+        """Note that ``node`` was made for the site that was claimed last."""
+        if self.claimed:
+            self.made_at[node] = self.claimed[-1].index
 
     @property
     def applied(self) -> int:

@@ -40,7 +40,8 @@ class Stats:
         region_calls: calls of regions in the graphs compiled.
         region_reports: for each graph, the last hundred of them: a :class:`fxpasses.RegionReport`.
         fallbacks: what runs in eager instead, and why.
-        seconds: time spent in each stage, in seconds; ``total`` includes AOTAutograd's tracing.
+        seconds: time spent in each stage, in seconds; ``total`` includes AOTAutograd's tracing, ``passes`` the
+            ``checks`` after each of them.
         pass_changes: for each pass, how many graphs it changed.
     """
 

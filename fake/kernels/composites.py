@@ -15,10 +15,36 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import COMPOSITE, DataDependentOutputException, FakeTensor, OpOverload, no_dispatch
+from fake.kernels.out_variants import check_out, out_names, resize_out
+from fake.kernels.outputs import is_symbolic
 
-__all__ = ["install", "tensor_split", "uninstall"]
+__all__ = ["cov", "install", "resizing_composite", "tensor_split", "uninstall"]
 
 aten = torch.ops.aten
+
+#: Composites whose C++ code resizes ``out`` itself, which it cannot do with symbolic sizes.
+_RESIZING = (
+    "inner.out",
+    "kron.out",
+    "linalg_cond.out",
+    "linalg_cond.p_str_out",
+    "linalg_matrix_norm.out",
+    "linalg_matrix_norm.str_ord_out",
+    "linalg_matrix_rank.atol_rtol_float_out",
+    "linalg_matrix_rank.atol_rtol_tensor_out",
+    "linalg_matrix_rank.out",
+    "linalg_matrix_rank.out_tol_tensor",
+    "linalg_multi_dot.out",
+    "linalg_norm.ord_str_out",
+    "linalg_norm.out",
+    "linalg_tensorinv.out",
+    "linalg_tensorsolve.out",
+    "linalg_vecdot.out",
+    "nuclear_norm.dim_out",
+    "nuclear_norm.out",
+    "special_ndtr.out",
+    "tensordot.out",
+)
 
 
 def tensor_split(func: OpOverload, self: torch.Tensor, indices: torch.Tensor, dim: int = 0) -> Any:
@@ -35,9 +61,61 @@ def tensor_split(func: OpOverload, self: torch.Tensor, indices: torch.Tensor, di
     return torch.tensor_split(self, places, dim)
 
 
+def cov(
+    func: OpOverload, self: torch.Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None
+) -> torch.Tensor:
+    """``at::cov``, without its looks at values: at the weights, and at the sign of the factor."""
+    torch._check(
+        self.dim() <= 2, lambda: f"cov(): expected input to have two or fewer dimensions but got {self.dim()}"
+    )
+    observations = self.view(1, -1) if self.dim() < 2 else self
+    for name, weight in (("fweights", fweights), ("aweights", aweights)):
+        if weight is not None:
+            torch._check(
+                weight.dim() <= 1, lambda name=name: f"cov(): expected {name} to have one or fewer dimensions"
+            )  # type: ignore[misc]
+            torch._check(
+                weight.numel() == observations.shape[1],
+                lambda name=name: f"cov(): expected {name} to have the same numel as there are observations",  # type: ignore[misc]
+            )
+    weights = [w for w in (fweights, aweights) if w is not None]
+    if not weights:
+        count = observations.shape[1]
+        centred = observations - (observations.sum(1) / count).unsqueeze(1)
+        return (torch.mm(centred, centred.t().conj()) / torch.sym_max(count - correction, 0)).squeeze()
+    weight = weights[0] if len(weights) == 1 else weights[0] * weights[1]
+    total = weight.sum()
+    average = (observations * weight).sum(1) / total
+    factor = total - correction
+    if aweights is not None and correction != 0:
+        factor = total - correction * (weight * aweights).sum() / total
+    centred = observations - average.unsqueeze(1)
+    return (torch.mm(centred, (centred * weight).t().conj()) / factor.clamp(min=0)).squeeze()
+
+
+def resizing_composite(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """An out variant that is a composite: with symbolic sizes, the functional operator says what the results are."""
+    if not is_symbolic(args, kwargs):
+        return func._op_dk(COMPOSITE, *args, **kwargs)
+    (name,) = out_names(func)
+    out = kwargs.pop(name)
+    wanted = func.overloadpacket(*args, **kwargs)
+    with out.fake_mode:
+        check_out(func, name, out, wanted, casts=True)
+        resize_out(out, wanted.shape)
+    return out
+
+
+def _overload(name: str) -> OpOverload:
+    packet, overload = name.split(".")
+    return getattr(getattr(aten, packet), overload)
+
+
 #: What answers for fake tensors.
 _ANSWERS: dict[str, tuple[OpOverload, Callable[..., Any]]] = {
     "tensor_split.tensor_indices_or_sections": (aten.tensor_split.tensor_indices_or_sections, tensor_split),
+    "cov": (aten.cov.default, cov),
+    **{name: (_overload(name), resizing_composite) for name in _RESIZING},
 }
 
 _lock = threading.Lock()
@@ -67,7 +145,7 @@ def uninstall() -> None:
 
 def _in_front_of(func: OpOverload, answer: Callable[..., Any]) -> Callable[..., Any]:
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(arg, FakeTensor) for arg in args):
+        if any(isinstance(arg, FakeTensor) for arg in (*args, *kwargs.values())):
             return answer(func, *args, **kwargs)
         return func._op_dk(COMPOSITE, *args, **kwargs)
 

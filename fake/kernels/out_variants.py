@@ -16,10 +16,10 @@ import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, guard_or_false, hides_structured_meta
 from fake.kernels.outputs import all_dense, column_major_strides, is_symbolic
-from fake.kernels.registry import rule_when
+from fake.kernels.registry import rule, rule_when
 from fake.kernels.resize import restride
 
-__all__ = ["Resized", "functional_of", "out_names", "out_variant", "resize_out"]
+__all__ = ["Resized", "check_out", "functional_of", "nansum_out", "out_names", "out_variant", "resize_out"]
 
 
 class Resized(enum.Enum):
@@ -172,6 +172,8 @@ def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
     assert functional is not None
     names = out_names(func)
     outs = [kwargs[name] for name in names]
+    if len(outs) == 1 and isinstance(outs[0], list | tuple):
+        return NotImplemented  # torch's engine knows how to fill a list
     ways = _ways(func, functional)
     if func.name() in _COMPLEX_TO_REAL and args[0].is_complex():
         ways = (Resized.ROW_MAJOR,)
@@ -185,13 +187,27 @@ def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
         result = functional(*args, **given)
         results = list(result) if isinstance(result, tuple | list) else [result]
         for name, out, wanted in zip(names, outs, results, strict=True):
-            _check(func, name, out, wanted, casts=_casts(func, functional))
+            check_out(func, name, out, wanted, casts=_casts(func, functional))
         for out, wanted, way in zip(outs, results, ways, strict=True):
             if way is Resized.LAPACK and out.numel() == 0:
                 restride(out, wanted.shape, column_major_strides(wanted.shape))
             elif way is not Resized.ROW_MAJOR_IF_ANY or wanted.numel() != 0:
                 resize_out(out, wanted.shape, _like(wanted) if way is Resized.LIKE_RESULT else None)
     return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+@rule("aten::nansum.out")
+def nansum_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``nansum`` into a tensor of symbolic sizes; it computes in ``out``'s dtype unless told otherwise."""
+    if not is_symbolic(args, kwargs):
+        return NotImplemented
+    out = kwargs["out"]
+    given = {k: v for k, v in kwargs.items() if k != "out"}
+    with mode:
+        result = torch.ops.aten.nansum(*args, **{**given, "dtype": given.get("dtype") or out.dtype})
+        check_out(func, "out", out, result, casts=False)
+        resize_out(out, result.shape)
+    return out
 
 
 def _like(result: torch.Tensor) -> Any:
@@ -218,7 +234,7 @@ def _casts(func: OpOverload, functional: OpOverload) -> bool:
     )
 
 
-def _check(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tensor, *, casts: bool) -> None:
+def check_out(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tensor, *, casts: bool) -> None:
     """Refuse an ``out`` that cannot hold the result."""
     if not casts and out.dtype != wanted.dtype:
         raise RuntimeError(

@@ -10,7 +10,7 @@ from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import contiguous_strides, is_symbolic
 from fake.kernels.registry import rule
 
-__all__ = ["resize_", "restride"]
+__all__ = ["resize_", "resize_as_", "restride"]
 
 
 def restride(tensor: torch.Tensor, shape: Any, strides: Any = None) -> torch.Tensor:
@@ -34,3 +34,13 @@ def resize_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwarg
         return self
     with mode:
         return restride(self, shape)
+
+
+@rule("aten::resize_as_")
+def resize_as_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``resize_as_`` to a tensor of symbolic sizes, or of one that has them."""
+    self, template = args
+    memory_format = kwargs.get("memory_format")
+    if not is_symbolic(args, kwargs) or memory_format not in (None, torch.contiguous_format):
+        return NotImplemented
+    return resize_(mode, func, (self, tuple(template.shape)), {})

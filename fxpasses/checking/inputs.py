@@ -13,7 +13,16 @@ from torch import Tensor, fx
 from fxpasses._torch import shape_env_of, symbol_hints
 from fxpasses.rewriting import value_of
 
-__all__ = ["Unsupported", "bindings", "cloned", "other_sizes", "placeholders", "resized", "tangents"]
+__all__ = [
+    "Unsupported",
+    "bindings",
+    "cloned",
+    "from_hints",
+    "other_sizes",
+    "placeholders",
+    "resized",
+    "tangents",
+]
 
 _SIZES = (2, 3, 4, 5, 7, 8, 12, 16, 17, 31, 32, 33, 64, 65, 100, 128)
 _MOST_ELEMENTS = 1 << 22
@@ -95,6 +104,31 @@ def tangents(nodes: Sequence[fx.Node], bound: Bindings, kind: str, generator: to
 
     with torch.no_grad():
         return [one(node) for node in nodes]
+
+
+def from_hints(inputs: Sequence[fx.Node]) -> list[Any]:
+    """Made-up inputs of the sizes that were seen while compiling: random numbers, and zeros for integers and flags.
+
+    Raises:
+        Unsupported: for an input that is neither a tensor nor a number.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def one(node: fx.Node) -> Any:
+        fake = value_of(node)
+        if isinstance(fake, torch.SymInt):
+            return _size(fake, {})
+        if fake is None or isinstance(fake, (int, float)):
+            return fake
+        if not isinstance(fake, Tensor):
+            raise Unsupported(f"an input of type {type(fake).__name__}")
+        result = _strided(fake, {})
+        if not fake.is_floating_point():
+            return result.zero_()
+        return result.copy_(torch.randn(result.shape, generator=generator, dtype=torch.float32))
+
+    with torch.no_grad():
+        return [one(node) for node in inputs]
 
 
 def other_sizes(inputs: Sequence[fx.Node], real: Bindings) -> Iterator[dict[sympy.Symbol, int]]:

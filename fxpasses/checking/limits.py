@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from torch import fx
 
 from fxpasses._torch import filter_lowerings
-from fxpasses.contract import Pass, graph_pass
+from fxpasses.contract import FunctionPass, Pass
 from fxpasses.rewriting import copy_graph
 from fxpasses.sites import collect_sites
 
@@ -176,7 +176,7 @@ def _limited(item: Pass, sites: int | None) -> Pass:
         with collect_sites(_position_in(verdicts)):
             return item.apply(gm)
 
-    return graph_pass(apply, name=item.name, graphs=item.graphs)  # type: ignore[return-value]
+    return FunctionPass(function=apply, name=item.name, contract=item.contract)
 
 
 def _position_in(verdicts: list[bool]) -> Callable[[int], bool]:

@@ -84,16 +84,20 @@ class ModelCheck:
                 name, justify="right" if name in ("max error", "ulp") else "left", overflow="fold"
             )
         for stage in self.stages:
-            verdict = "ok" if stage.ok else "WRONG: " + "; ".join(stage.problems[:3])
+            verdict = "ok" if stage.ok else "WRONG"
             table.add_row(stage.stage, f"{stage.max_error:.2g}", f"{stage.ulps:.3g}", stage.module, verdict)
         return table
 
+    @property
+    def details(self) -> list[str]:
+        """What is wrong at each stage, in words, and the notes: what is printed under the table."""
+        wrong = [f"{stage.stage}: {problem}" for stage in self.stages for problem in stage.problems[:3]]
+        return [*wrong, *self.notes]
+
     def __str__(self) -> str:
-        console = Console(width=140, record=True, file=None, quiet=False, force_terminal=False)
+        console = Console(width=100, force_terminal=False)
         with console.capture() as captured:
-            console.print(self)
-            for note in self.notes:
-                console.print(note)
+            console.print(self, *self.details, sep="\n")
         return captured.get()
 
 
@@ -135,7 +139,7 @@ def check(
     with tempfile.TemporaryDirectory() as scratch:
         result = run.stages(parsed, Path(scratch))
     if show:
-        Console().print(result, *result.notes, sep="\n")
+        Console().print(result, *result.details, sep="\n")
     return result
 
 

@@ -18,10 +18,13 @@ from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.reduce import Case, reduce_nodes, smaller_sizes
 from fxpasses.checking.source import CannotEmbed, pass_source
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
-from fxpasses.contract import Pass
+from fxpasses.contract import Contract, FunctionPass, Pass
+from fxpasses.errors import PassError, StructureError
+from fxpasses.manager import PassManager
 from fxpasses.provenance import is_backward
+from fxpasses.rewriting import copy_graph
 
-__all__ = ["make_repro", "mismatches_of", "replay", "with_metadata"]
+__all__ = ["make_repro", "mismatches_of", "replay", "structural_faults", "with_metadata"]
 
 
 def replay(
@@ -63,7 +66,7 @@ def replay(
         dynamic,
         backward,
     )
-    found, _ = mismatches_of(item, case, bitwise)
+    found = structural_faults(item, case) or mismatches_of(item, case, bitwise)
     if not found:
         print(f"pass {item.name!r} is right on these inputs")
         return 0
@@ -71,18 +74,30 @@ def replay(
     return 1
 
 
-def mismatches_of(
-    item: Pass, case: Case, bitwise: bool = False
-) -> tuple[list[Mismatch], fx.GraphModule | None]:
-    """How the pass changes what the graph computes on its inputs; and the graph after it (``None`` if it raises)."""
+def structural_faults(item: Pass, case: Case) -> list[Mismatch]:
+    """What a pass manager says when it runs the pass alone on the graph: nothing, or why it refuses the result."""
+    contract = Contract(item.graphs, numerics=item.contract.numerics, metadata=item.contract.metadata)
+    alone = FunctionPass(function=item.apply, name=item.name, contract=contract)
+    try:
+        PassManager([alone]).run(copy_graph(case.gm), min(item.graphs))
+    except PassError as error:
+        return [Mismatch("structure" if isinstance(error, StructureError) else "error", "", -1, error.reason)]
+    return []
+
+
+def mismatches_of(item: Pass, case: Case, bitwise: bool = False) -> list[Mismatch]:
+    """How the pass changes what the graph computes on its inputs.
+
+    Raises:
+        Unsupported: when the graph cannot be run on them.
+    """
     reference = Reference(case.gm, case.inputs)
-    names = value_names(case.gm, "joint")
     assert reference.native is not None
     try:
         after, _ = apply_pass(item, case.gm)
     except Exception as error:  # noqa: BLE001  (whatever a wrong pass raises is the finding)
-        return [Mismatch("error", "", -1, f"the pass raises {type(error).__name__}: {error}")], None
-    return compare(reference, after, names, bitwise), after
+        return [Mismatch("error", "", -1, f"the pass raises {type(error).__name__}: {error}")]
+    return compare(reference, after, value_names(case.gm, "joint"), bitwise)
 
 
 def with_metadata(case: Case, dynamic: bool, backward: Collection[int] = ()) -> Case:
@@ -125,7 +140,7 @@ class _Setting:
 def make_repro(
     item: Pass,
     before: fx.GraphModule,
-    after: fx.GraphModule,
+    after: fx.GraphModule | None,
     inputs: Sequence[Any],
     traced: Sequence[Any] | None,
     suspects: Collection[str],
@@ -151,11 +166,12 @@ def make_repro(
         fresh = rebuilt(case)
         if fresh is None:
             return False
+        if fault in ("structure", "error"):
+            return any(m.fault == fault for m in structural_faults(item, fresh))
         try:
-            found, _ = mismatches_of(item, fresh, bitwise)
+            return any(m.fault == fault for m in mismatches_of(item, fresh, bitwise))
         except Unsupported:
             return False
-        return any(m.fault == fault for m in found)
 
     for dynamic, marked in itertools.product((False, True) if traced is None else (True,), (False, True)):
         setting = _Setting(dynamic, marked)

@@ -78,7 +78,12 @@ class PassSource:
         if isinstance(item, FunctionPass):
             self.bind("fxpasses", sys.modules["fxpasses"])
             self.bind(item.function.__name__, item.function)
-            return f"fxpasses.graph_pass({item.function.__name__}, name={item.name!r}, graphs={sorted(item.graphs)!r})"
+            contract = item.contract
+            promises = f"numerics={contract.numerics!r}, metadata={contract.metadata!r}"
+            return (
+                f"fxpasses.graph_pass({item.function.__name__}, name={item.name!r}, "
+                f"graphs={sorted(item.graphs)!r}, {promises})"
+            )
         self.bind(type(item).__name__, type(item))
         options = []
         for field in fields(item):

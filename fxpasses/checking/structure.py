@@ -4,7 +4,7 @@ Cheap enough to be always on: it runs nothing. What it knows about the graph bef
 with the graph after it:
 
 * the graph is well formed, and new nodes have fake values that are what their calls give
-* what is returned has the same structure, shapes, strides, types, devices and aliasing
+* the inputs are the same; what is returned has the same structure, shapes, strides, types, devices and aliasing
 * nodes that stay keep the metadata that the contract says they keep
 * effects and random draws are all there, in the same order
 * inputs that were written to still are, and no others
@@ -14,13 +14,13 @@ with the graph after it:
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from fxpasses.aliasing import AliasInfo, has_effect, is_mutating, is_random
+from fxpasses.aliasing import AliasInfo, draws_random, has_effect, is_mutating
 from fxpasses.checking.memory import Memory, stale_read
 from fxpasses.contract import Check, GraphKind, Pass
 from fxpasses.errors import StructureError
@@ -52,7 +52,7 @@ class Facts:
             node.target: has_effect(node) for node in {node.target: node for node in calls}.values()
         }
         self.effects = [node for node in calls if with_effect[node.target]]
-        self.draws = [node for node in calls if is_random(node)]
+        self.draws = [node for node in calls if draws_random(node)]
         self.writes = [node for node in calls if is_mutating(node)]
         self._aliases = AliasInfo(graph)
         self.written_inputs = {
@@ -105,6 +105,7 @@ def check_structure(
     before: Facts,
     differences: Sequence[Difference],
     sites: tuple[MatchSite, ...] = (),
+    made_at: Mapping[fx.Node, int] | None = None,
 ) -> Facts:
     """Check a graph that ``item`` has changed; returns the facts about it.
 
@@ -115,16 +116,18 @@ def check_structure(
         before: the facts about the graph before the pass.
         differences: what was recorded otherwise than computed when the metadata was brought up to date.
         sites: the places that the pass rewrote.
+        made_at: for new nodes, the index of the site that they were made for.
 
     Raises:
         StructureError: naming the pass, what is wrong, the node, the user's line and the match site.
     """
-    check = _Comparison(item, kind, before, sites)
+    check = _Comparison(item, kind, before, sites, made_at or {})
     check.is_well_formed(gm)
     after = Facts(gm.graph)
     check.values_are_true(gm, differences)
-    check.outputs_are_kept(after)
+    check.inputs_are_kept(after)
     check.metadata_is_kept(after)
+    check.outputs_are_kept(after)
     check.order_is_kept("effect", "effects", before.effects, after.effects)
     if item.contract.numerics != "none":
         check.order_is_kept("random draw", "random numbers", before.draws, after.draws)
@@ -134,11 +137,22 @@ def check_structure(
     return after
 
 
+_NEIGHBOURS = 64
+"""How many nodes around a wrong one are searched for the match site that it belongs to."""
+
+
 class _Comparison:
     """One run of the check: every method raises when something is wrong."""
 
-    def __init__(self, item: Pass, kind: GraphKind, before: Facts, sites: tuple[MatchSite, ...]) -> None:
-        self.item, self.kind, self.before, self.sites = item, kind, before, sites
+    def __init__(
+        self,
+        item: Pass,
+        kind: GraphKind,
+        before: Facts,
+        sites: tuple[MatchSite, ...],
+        made_at: Mapping[fx.Node, int],
+    ) -> None:
+        self.item, self.kind, self.before, self.sites, self.made_at = item, kind, before, sites, made_at
 
     def is_well_formed(self, gm: fx.GraphModule) -> None:
         try:
@@ -152,7 +166,7 @@ class _Comparison:
         known = self.before.snapshot.by_node
         for found in differences:
             old = known.get(found.node)
-            if old is None or old.value is not found.recorded:
+            if (old is None or old.value is not found.recorded) and not found.follows:
                 reason = f"its recorded value is not what the call gives: {found.problem}; make nodes with fxpasses.insert_call"
                 raise self._error("metadata", reason, found.node)
         has_values = any(entry.value is not None for entry in self.before.snapshot.entries)
@@ -162,6 +176,17 @@ class _Comparison:
                 if old is None or old.value is not None:
                     reason = "a new node has no fake value, and none can be computed; make nodes with fxpasses.insert_call"
                     raise self._error("metadata", reason, node)
+
+    def inputs_are_kept(self, after: Facts) -> None:
+        """The graph is called with the same values, in the same order."""
+        was, now = (
+            [e for e in s.entries if e.node.op == "placeholder"]
+            for s in (self.before.snapshot, after.snapshot)
+        )
+        if [entry.node for entry in was] != [entry.node for entry in now]:
+            names = [", ".join(entry.name for entry in entries) for entries in (was, now)]
+            reason = f"the graph took the inputs {names[0]} before and takes {names[1]} now"
+            raise self._error("inputs", reason, None)
 
     def outputs_are_kept(self, after: Facts) -> None:
         was, now = self.before.outputs, after.outputs
@@ -176,10 +201,10 @@ class _Comparison:
             b_value = value_of(b) if isinstance(b, fx.Node) else b
             if (a is None) != (b is None):
                 reason = f"output {position} was {_describe(a_value)} and is {_describe(b_value)}"
-                raise self._error("outputs", reason, b)
+                raise self._error("outputs", reason, _more_telling(b, a))
             if (problem := metadata_difference(a_value, b_value)) is not None:
                 reason = f"output {position}: {problem}"
-                raise self._error("outputs", reason, b)
+                raise self._error("outputs", reason, _more_telling(b, a))
         for position, (a, b) in enumerate(zip(was, now, strict=True)):
             if self._is_moved(position, a, b, now):
                 reason = f"output {position} was {a.name}, which is output {now.index(a)} now"
@@ -188,8 +213,9 @@ class _Comparison:
             zip(self.before.output_aliases, after.output_aliases, strict=True)
         ):
             if a_memory != b_memory:
-                reason = f"output {position} {_sharing(a_memory)} before, and {_sharing(b_memory)} now"
-                raise self._error("aliasing", reason, now[position])
+                was_own, is_now = _sharing(position, a_memory), _sharing(position, b_memory)
+                reason = f"output {position} {was_own} before, and {is_now} now"
+                raise self._error("aliasing", reason, _more_telling(now[position], was[position]))
 
     def _is_moved(self, position: int, a: Any, b: Any, now: list[Any]) -> bool:
         """Whether an output has changed places with another one."""
@@ -257,7 +283,7 @@ class _Comparison:
 
     def _error(self, problem: str, reason: str, node: Any) -> StructureError:
         location = locate(node) if isinstance(node, fx.Node) else None
-        site = _nearest(self.sites, node) if isinstance(node, fx.Node) else None
+        site = self._site_of(node) if isinstance(node, fx.Node) else None
         if site is None and len(applied := [s for s in self.sites if s.applied]) == 1:
             site = applied[0]
         where = f" ({site})" if site is not None else ""
@@ -270,22 +296,21 @@ class _Comparison:
             site=site.index if site is not None else None,
         )
 
-
-def _nearest(sites: tuple[MatchSite, ...], node: fx.Node) -> MatchSite | None:
-    """The site that a node belongs to: the node itself, or the one before it in the graph that was claimed for it."""
-    here = locate(node)
-    by_name = {site.location.node: site for site in sites if site.applied}
-    pending, seen = [node], {node}
-    while pending and len(seen) < 64:
-        current = pending.pop(0)
-        if current.name in by_name:
-            return by_name[current.name]
-        for other in (*current.all_input_nodes, *current.users):
-            if other not in seen:
-                seen.add(other)
-                pending.append(other)
-    same_line = [site for site in by_name.values() if here.source and site.location.source == here.source]
-    return same_line[0] if len(same_line) == 1 else None
+    def _site_of(self, node: fx.Node) -> MatchSite | None:
+        """The site that a node belongs to: it was made for it, was claimed itself, or is the nearest to such a node."""
+        by_name = {site.location.node: site for site in self.sites if site.applied}
+        pending, seen = [node], {node}
+        while pending and len(seen) < _NEIGHBOURS:
+            current = pending.pop(0)
+            if (index := self.made_at.get(current)) is not None:
+                return self.sites[index]
+            if current.name in by_name:
+                return by_name[current.name]
+            for other in (*current.all_input_nodes, *current.users):
+                if other not in seen:
+                    seen.add(other)
+                    pending.append(other)
+        return None
 
 
 def _shape(argument: Any) -> Any:
@@ -301,10 +326,18 @@ def _describe(value: Any) -> str:
     return type(value).__name__
 
 
-def _sharing(memory: tuple[frozenset[str], frozenset[int]] | None) -> str:
+def _sharing(position: int, memory: tuple[frozenset[str], frozenset[int]] | None) -> str:
+    """With whom an output shares memory, in words."""
     if memory is None:
         return "was no tensor"
     inputs, outputs = memory
     shared = [f"input {name!r}" for name in sorted(inputs)]
-    shared += [f"output {position}" for position in sorted(outputs)] if not inputs else []
-    return f"shared memory with {', '.join(shared)}"
+    shared += [f"output {other}" for other in sorted(outputs) if other != position and not inputs]
+    return f"shared memory with {', '.join(shared)}" if shared else "had memory of its own"
+
+
+def _more_telling(new: Any, old: Any) -> Any:
+    """The node to name for an output: the one returned now, or the one before if only that has a line of the user's."""
+    if isinstance(old, fx.Node) and not (isinstance(new, fx.Node) and locate(new).source):
+        return old
+    return new

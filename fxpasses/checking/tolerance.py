@@ -118,7 +118,7 @@ def deviation(
 
 
 def _allowed(limit: float, elements: int) -> float:
-    return limit * (1 + 3 / math.sqrt(2 * elements))
+    return limit * (1 + 3 / math.sqrt(2 * max(elements, 1)))
 
 
 def _undefined(native: Tensor, samples: Sequence[Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ __all__ = ["Mismatch", "Outcome", "Reference", "compare", "largest_error", "valu
 
 _SAMPLES, _MORE_SAMPLES = 4, 24
 _SEED = 20
-Fault = Literal["value", "metadata", "aliasing", "error"]
+Fault = Literal["value", "metadata", "aliasing", "structure", "error"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Mismatch:
     """One way in which a graph differs from its reference.
 
     Attributes:
-        fault: a wrong value, wrong metadata, memory that is shared wrongly, or an exception.
+        fault: a wrong value, wrong metadata, memory that is shared wrongly, a finding of the structure check, or an exception.
         value: which of the graph's results, in words.
         position: its position among the results (outputs, then inputs after the run); -1 for an exception.
         problem: what is wrong, in words.

@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxpasses._torch import outside_tracing
 from fxpasses.checking.blame import describe, first_difference, guilty_sites, rewritten_places
 from fxpasses.checking.inputs import (
     Unsupported,
     bindings,
     cloned,
+    from_hints,
     other_sizes,
     placeholders,
     resized,
@@ -31,9 +33,8 @@ from fxpasses.checking.limits import progress
 from fxpasses.checking.pair import joined
 from fxpasses.checking.repro import make_repro
 from fxpasses.checking.values import Mismatch, Reference, compare, is_tangent, value_names
-from fxpasses.contract import GraphKind, Pass
-from fxpasses.errors import Location, StageError, ValueMismatchError
-from fxpasses.manager import Check
+from fxpasses.contract import Check, GraphKind, Pass
+from fxpasses.errors import Location, PassError, StageError, StructureError, ValueMismatchError
 from fxpasses.rewriting import copy_graph
 from fxpasses.sites import MatchSite
 
@@ -85,9 +86,12 @@ class ValueCheck(Check):
         self._directory = directory
         self._rewrites: dict[str, list[Rewrite]] = {}
         self._joint: fx.GraphModule | None = None
+        self._latest: Rewrite | None = None
 
     def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> fx.GraphModule:
-        return copy_graph(gm)
+        copy = copy_graph(gm)
+        self._latest = Rewrite(item, kind, copy, copy)
+        return copy
 
     def after(
         self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Any, sites: tuple[MatchSite, ...]
@@ -183,24 +187,7 @@ class ValueCheck(Check):
             location = sites[0].location if len(sites) == 1 else location
         else:
             place = _place(rewrite, location)
-        headline = f"Pass {item.name!r} changes what a {rewrite.kind} graph computes. {how}"
-        try:
-            file, calls, why = make_repro(
-                item,
-                rewrite.before,
-                rewrite.after,
-                inputs,
-                traced,
-                {location.node, *(site.location.node for site in sites)},
-                found[0].fault,
-                rewrite.bitwise,
-                self._directory,
-                headline,
-            )
-        except OSError as error:
-            file, calls, why = None, 0, f"the file cannot be written: {error}"
-        progress.note("repro", str(file) if file else "")
-        return ValueMismatchError(
+        error = ValueMismatchError(
             how,
             location,
             pass_name=item.name,
@@ -208,10 +195,58 @@ class ValueCheck(Check):
             mismatches=found,
             sites=sites,
             place=place,
-            repro=str(file) if file else "",
-            repro_calls=calls,
-            no_repro=why,
         )
+        suspects = {location.node, *(site.location.node for site in sites)}
+        self._write_repro(error, rewrite, rewrite.after, inputs, traced, suspects, found[0].fault)
+        return error
+
+    def explain(self, error: PassError) -> None:
+        """Add a repro file to the error of a pass that raised, or left a graph that is not well formed."""
+        if self._latest is None or self._latest.item is None or self._latest.item.name != error.pass_name:
+            return
+        fault = "structure" if isinstance(error, StructureError) else "error"
+        try:
+            with outside_tracing():
+                inputs = from_hints(placeholders(self._latest.before))
+                Reference(self._latest.before, inputs).native  # noqa: B018  (it has to run)
+        except Unsupported as reason:
+            log.info("there is no repro file: %s", reason)
+            return
+        with outside_tracing():
+            self._write_repro(error, self._latest, None, inputs, None, {error.location.node}, fault)
+
+    def _write_repro(
+        self,
+        error: PassError,
+        rewrite: Rewrite,
+        after: fx.GraphModule | None,
+        inputs: list[Any],
+        traced: Sequence[Any] | None,
+        suspects: set[str],
+        fault: str,
+    ) -> None:
+        assert rewrite.item is not None
+        headline = f"Pass {rewrite.item.name!r} is wrong on a {rewrite.kind} graph: {error.reason}."
+        try:
+            file, calls, why = make_repro(
+                rewrite.item,
+                rewrite.before,
+                after,
+                inputs,
+                traced,
+                suspects,
+                fault,
+                rewrite.bitwise,
+                self._directory,
+                headline,
+            )
+        except OSError as failure:
+            file, calls, why = None, 0, f"the file cannot be written: {failure}"
+        if file is None:
+            log.warning("there is no repro file for pass %r: %s", rewrite.item.name, why)
+            return
+        progress.note("repro", str(file))
+        error.add_repro(str(file), calls)
 
 
 class _FirstCalls:
@@ -287,7 +322,7 @@ class _FirstCalls:
 
 def _numerics(item: Pass | None) -> str:
     """What the pass's contract says about values: ``bitwise``, ``tolerance`` or ``none``."""
-    return getattr(getattr(item, "contract", None), "numerics", "tolerance")
+    return item.contract.numerics if item is not None else "tolerance"
 
 
 def _place(rewrite: Rewrite, location: Location) -> str:

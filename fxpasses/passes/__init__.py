@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from fxpasses.contract import Pass
 from fxpasses.passes.accumulate import AccumulateInPlaceOfZeros
+from fxpasses.passes.broadcast_products import BroadcastProducts
+from fxpasses.passes.bucket_collectives import BucketCollectives
+from fxpasses.passes.chunked_logits import ChunkedLogits
 from fxpasses.passes.common_subexpressions import CommonSubexpressions
 from fxpasses.passes.constants import FoldConstants
 from fxpasses.passes.dead_code import DeadCodeElimination
@@ -20,12 +23,17 @@ from fxpasses.passes.index_ranges import IndexRanges
 from fxpasses.passes.nested_concatenations import NestedConcatenations
 from fxpasses.passes.no_ops import RemoveNoOps
 from fxpasses.passes.one_hot_products import OneHotProducts
+from fxpasses.passes.packed_masks import PackedMasks
 from fxpasses.passes.padded_convolutions import PaddedConvolutions
 from fxpasses.passes.product_order import ProductOrder
+from fxpasses.passes.saved_precision import SavedPrecision
 
 __all__ = [
     "DEFAULT_PASSES",
     "AccumulateInPlaceOfZeros",
+    "BroadcastProducts",
+    "BucketCollectives",
+    "ChunkedLogits",
     "CommonSubexpressions",
     "DeadCodeElimination",
     "EarlySelection",
@@ -34,9 +42,11 @@ __all__ = [
     "IndexRanges",
     "NestedConcatenations",
     "OneHotProducts",
+    "PackedMasks",
     "PaddedConvolutions",
     "ProductOrder",
     "RemoveNoOps",
+    "SavedPrecision",
     "default_passes",
     "library",
 ]
@@ -61,6 +71,9 @@ def library() -> dict[str, type[Pass]]:
     """All passes that can be asked for by name."""
     classes = (
         AccumulateInPlaceOfZeros,
+        BroadcastProducts,
+        BucketCollectives,
+        ChunkedLogits,
         CommonSubexpressions,
         DeadCodeElimination,
         EarlySelection,
@@ -69,8 +82,10 @@ def library() -> dict[str, type[Pass]]:
         IndexRanges,
         NestedConcatenations,
         OneHotProducts,
+        PackedMasks,
         PaddedConvolutions,
         ProductOrder,
         RemoveNoOps,
+        SavedPrecision,
     )
     return {c.name: c for c in classes}

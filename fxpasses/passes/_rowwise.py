@@ -206,6 +206,33 @@ def _concatenation(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | No
     return call(node.target, [chosen.of(p, call) for p in parts], along)
 
 
+def _gather(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
+    """``gather`` and ``scatter`` along another dimension than the chosen one."""
+    source, dim, index, *rest = node.args
+    rank = value_of(node).dim()
+    tensors = [a for a in (source, index, *rest) if isinstance(a, fx.Node)]
+    size = value_of(node).shape[chosen.dim]
+    if dim % rank == chosen.dim or any(value_of(t).shape[chosen.dim] != size for t in tensors):  # type: ignore[operator]
+        return None
+    parts = [chosen.of(a, call) if isinstance(a, fx.Node) else a for a in (source, index, *rest)]
+    return call(node.target, parts[0], dim, *parts[1:], **node.kwargs)
+
+
+def _full(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
+    shape = list(shape_of(node) or ())
+    shape[chosen.dim] = chosen.size
+    return call(node.target, shape, *node.args[1:], **node.kwargs)
+
+
+def _squeeze(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
+    before = shape_of(node.args[0]) or ()
+    dim = node.args[1] % len(before)  # type: ignore[operator]
+    if before[dim] != 1:
+        return None
+    part = replace(chosen, dim=chosen.dim + (chosen.dim >= dim)).of(node.args[0], call)  # type: ignore[arg-type]
+    return call(node.target, part, dim)
+
+
 def _attention(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
     """Queries are independent of each other; a causal mask lets the last one see everything."""
     query, key, value, dropout, causal = (*node.args, *(0.0, False)[max(0, len(node.args) - 3) :])
@@ -229,5 +256,10 @@ _RULES: dict[Any, Callable[[fx.Node, Selection, Call], fx.Node | None]] = {
     aten.expand.default: _expand,
     aten.unsqueeze.default: _unsqueeze,
     aten.cat.default: _concatenation,
+    aten.gather.default: _gather,
+    aten.scatter.value: _gather,
+    aten.scatter.src: _gather,
+    aten.full.default: _full,
+    aten.squeeze.dim: _squeeze,
     _ATTENTION: _attention,
 }

@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.utils import detect_fake_mode
@@ -31,6 +32,7 @@ __all__ = [
     "TensorifyScalarRestartAnalysis",
     "capture_surroundings",
     "detect_fake_mode",
+    "enable_python_dispatcher",
     "enters_autocast",
     "evaluate",
     "exits_autocast",

@@ -223,7 +223,7 @@ def _is_random(node: fx.Node) -> bool:
     target = node.target
     if isinstance(target, _torch.OpOverload):
         return torch.Tag.nondeterministic_seeded in target.tags or "seed" in target._schema.name
-    return False
+    return "rng" in str(target)
 
 
 def _never(*_: Any) -> Any:

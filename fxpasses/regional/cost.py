@@ -17,6 +17,7 @@ from torch import fx
 
 from fxpasses.regional import _torch
 from fxpasses.regional.facts import GraphFacts, is_static, value_of
+from fxpasses.regional.writes import target_name
 
 __all__ = ["CostModel", "Estimate"]
 
@@ -109,7 +110,7 @@ class CostModel:
 
     def weight(self, node: fx.Node) -> float:
         """A node's share of compile time, in computing nodes."""
-        name = _name(node)
+        name = target_name(node)
         if name in _CHEAP:
             return 0.15
         if name == "tag_activation_checkpoint":
@@ -165,7 +166,7 @@ def boundary_bytes(facts: GraphFacts, start: int, stop: int) -> tuple[int, str]:
 
 
 def _has_own_kernel(node: fx.Node) -> bool:
-    return any(part in _name(node) for part in _KERNELS_OF_THEIR_OWN)
+    return any(part in target_name(node) for part in _KERNELS_OF_THEIR_OWN)
 
 
 def _bytes(value: Any, device: str) -> tuple[int, str]:
@@ -176,12 +177,3 @@ def _bytes(value: Any, device: str) -> tuple[int, str]:
             total += _torch.hint(tensor.numel()) * tensor.element_size()
             device = tensor.device.type
     return total, device
-
-
-def _name(node: fx.Node) -> str:
-    target = node.target
-    if isinstance(target, str):
-        return target
-    if isinstance(target, _torch.OpOverload):
-        return target._schema.name.partition("::")[2]
-    return str(getattr(target, "__name__", "") or getattr(target, "_name", ""))

@@ -21,6 +21,7 @@ from fxpasses.regional import _torch
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.facts import GraphFacts, is_literal, is_static, literal, value_of, wiring
 from fxpasses.regional.search import Window
+from fxpasses.regional.writes import target_name, updated_statistics
 
 __all__ = ["Piece", "cut_out", "outside_of"]
 
@@ -220,11 +221,15 @@ class _Cutter:
         everything = self._graph(symbols, inputs, [], [])
         copies = [self._fresh(value).detach() for value in inputs]
         sizes = [self.known_symbols[s].meta["example_value"] for s in symbols]
-        with self.fake_mode, torch.no_grad():
-            everything(*sizes, *copies)
+        try:
+            # Without the Python dispatcher, composite operators would ask for symbolic sizes as numbers.
+            with self.fake_mode, _torch.enable_python_dispatcher(), torch.no_grad():
+                everything(*sizes, *copies)
+        except Exception as error:
+            raise RegionRefused(f"it cannot run on its own: {type(error).__name__}: {error}") from error
         written = {i for i, value in enumerate(copies) if value._version > 0}
         slot = {node: i for i, node in enumerate(self.tensors)}
-        written |= {slot[n] for call in self.calls for n in _updated_statistics(call) if n in slot}
+        written |= {slot[n] for call in self.calls for n in updated_statistics(call) if n in slot}
         for index in sorted(written):
             if inputs[index].requires_grad and self.tensors[index].op == "placeholder":
                 raise RegionRefused(f"it writes to {self.tensors[index].name}, which needs a gradient")
@@ -287,9 +292,9 @@ class _Cutter:
     def _copies(self, place: int, available: set[int], written: set[int]) -> set[int]:
         """The calls that make a view or a number out of what is known outside."""
         node = self.calls[place]
-        if _name(node) not in _VIEWS:
+        if target_name(node) not in _VIEWS:
             raise RegionRefused(
-                f"{node.name} shares memory with another value and {_name(node)} cannot be repeated"
+                f"{node.name} shares memory with another value and {target_name(node)} cannot be repeated"
             )
         copies = {place}
         for read in self.facts.reads[self.window.start + place]:
@@ -361,21 +366,6 @@ class _Cutter:
             graph.call_function(leave, (node,))
 
 
-def _updated_statistics(node: fx.Node) -> list[fx.Node]:
-    """The running statistics that a normalization updates (their operator's schema does not say so)."""
-    name = _name(node)
-    if "batch_norm" not in name and "instance_norm" not in name:
-        return []
-    arguments = dict(
-        zip(("input", "running_mean", "running_var", "weight", "bias", "training"), node.args, strict=False)
-    )
-    arguments.update(node.kwargs)
-    if not arguments.get("training", arguments.get("use_input_stats", True)):
-        return []
-    statistics = (arguments.get("running_mean"), arguments.get("running_var"))
-    return [n for n in statistics if isinstance(n, fx.Node)]
-
-
 def _tensor(node: fx.Node, facts: GraphFacts) -> Any:
     value = value_of(node)
     if value is None and node.op == "get_attr":
@@ -390,12 +380,3 @@ def _leaves(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [leaf for item in value for leaf in _leaves(item)]
     return [value] if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymBool)) else []
-
-
-def _name(node: fx.Node) -> str:
-    target = node.target
-    if isinstance(target, str):
-        return target
-    if isinstance(target, _torch.OpOverload):
-        return target._schema.name.partition("::")[2]
-    return str(getattr(target, "__name__", ""))

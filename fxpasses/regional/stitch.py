@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses.errors import StageError
+from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError
 from fxpasses.options import Options
 from fxpasses.pipeline import Observer
 from fxpasses.regional import _torch, operators
@@ -25,6 +25,7 @@ from fxpasses.regional.facts import value_of
 from fxpasses.regional.piece import Piece, cut_out, outside_of
 from fxpasses.regional.runtime import CompiledRegion
 from fxpasses.regional.search import Search, Window, search
+from fxpasses.regional.writes import written_by
 from fxpasses.rewriting import copy_graph
 from fxpasses.stats import Fallback, counters
 
@@ -103,10 +104,14 @@ def regionalize(gm: fx.GraphModule, options: Options, observers: Sequence[Observ
             compiled[number] = _compile(work, moved, item.windows, symbols, options, observers)
         except RegionRefused as refusal:
             item.reason = refusal.reason
-    replaced: dict[fx.Node, fx.Node] = {}
+        except (CaptureError, PartitionError, HandoverError) as error:
+            # Whether it can be compiled at all is for the whole graph to show.
+            log.warning("a repeat is not compiled on its own: %s", error)
+            item.reason = f"stage {error.stage!r} failed on it: {error.reason}"
+    stitcher = _Stitcher(work, moved, symbols)
     for number, (piece, region) in compiled.items():
         for window in moved.taken[number].windows:
-            _replace(work, moved, window, piece, region, symbols, replaced)
+            stitcher.replace(window, piece, region)
     left = [item for number, item in enumerate(found.taken) if number not in compiled]
     regions = {id(found.taken[number]): region for number, (_, region) in compiled.items()}
     found.taken = [item for number, item in enumerate(found.taken) if number in compiled]
@@ -174,50 +179,64 @@ def _symbols(gm: fx.GraphModule) -> dict[Any, fx.Node]:
     return known
 
 
-def _replace(
-    gm: fx.GraphModule,
-    found: Search,
-    window: Window,
-    piece: Piece,
-    region: CompiledRegion,
-    symbols: dict[Any, fx.Node],
-    replaced: dict[fx.Node, fx.Node],
-) -> None:
-    """Put a call of the region in the place of one window; ``replaced`` says what became of the nodes of others."""
-    graph, facts = gm.graph, found.facts
-    calls = facts.calls[window.start : window.stop]
-    tensors = [_now(node, replaced) for node in outside_of(facts, window)]
-    like = calls[0]
-    values: dict[fx.Node, fx.Node] = {}
+class _Stitcher:
+    """Puts calls of regions in the places of windows of one graph."""
 
-    def call(target: Any, args: tuple[Any, ...], example: Any) -> fx.Node:
-        node = graph.call_function(target, args)
+    def __init__(self, gm: fx.GraphModule, found: Search, symbols: dict[Any, fx.Node]) -> None:
+        self.graph, self.facts, self.symbols = gm.graph, found.facts, symbols
+        self.replaced: dict[fx.Node, fx.Node] = {}
+        """What became of nodes that are gone."""
+        self.changing = {
+            _torch.storage_of(value)
+            for node in found.facts.calls
+            for value in map(value_of, written_by(node))
+            if isinstance(value, torch.Tensor)
+        }
+        """Memory that some call of the graph writes to."""
+
+    def replace(self, window: Window, piece: Piece, region: CompiledRegion) -> None:
+        """Put a call of the region in the place of one window."""
+        calls = self.facts.calls[window.start : window.stop]
+        outside = outside_of(self.facts, window)
+        tensors = [self._now(node) for node in outside]
+        values: dict[fx.Node, fx.Node] = {}
+        with self.graph.inserting_before(calls[-1].next):
+            given = list(tensors)
+            for index in {s.index for s in region.saved if s.is_input}:
+                # The backward pass wants the value of now, not what is written there later.
+                if _torch.storage_of(value_of(outside[index])) in self.changing:
+                    example = value_of(tensors[index])
+                    given[index] = self._call(calls[0], torch.clone, (tensors[index],), example)
+            sizes = [self.symbols[s] for s in piece.symbols]
+            results = self._call(calls[0], operators.REGION, (region.key, given, sizes), None)
+            for number, place in enumerate(piece.outputs):
+                example = value_of(calls[place])
+                values[calls[place]] = self._call(calls[0], operator.getitem, (results, number), example)
+            for number, index in enumerate(piece.written):
+                example = value_of(outside[index])
+                position = len(piece.outputs) + number
+                new = self._call(calls[0], operator.getitem, (results, position), example)
+                copy = self.graph.call_method("copy_", (tensors[index], new))
+                copy.meta["example_value"] = example
+            for place, original in piece.same.items():
+                values[calls[place]] = tensors[-1 - original] if original < 0 else values[calls[original]]
+            for place in piece.copied:
+                values[calls[place]] = self.graph.node_copy(calls[place], lambda n: values.get(n, n))
+        for old, new in values.items():
+            old.replace_all_uses_with(new)
+        self.replaced.update(values)
+        for node in reversed(calls):
+            self.graph.erase_node(node)
+
+    def _call(self, like: fx.Node, target: Any, args: tuple[Any, ...], example: Any) -> fx.Node:
+        node = self.graph.call_function(target, args)
         node.meta = {name: like.meta[name] for name in _INHERITED if name in like.meta}
         if example is not None:
             node.meta["example_value"] = example
         return node
 
-    with graph.inserting_before(calls[-1].next):
-        sizes = [symbols[s] for s in piece.symbols]
-        results = call(operators.REGION, (region.key, tensors, sizes), None)
-        for number, place in enumerate(piece.outputs):
-            values[calls[place]] = call(operator.getitem, (results, number), value_of(calls[place]))
-        for number, index in enumerate(piece.written):
-            new = call(operator.getitem, (results, len(piece.outputs) + number), value_of(tensors[index]))
-            graph.call_method("copy_", (tensors[index], new)).meta["example_value"] = value_of(tensors[index])
-        for place, original in piece.same.items():
-            values[calls[place]] = tensors[-1 - original] if original < 0 else values[calls[original]]
-        for place in piece.copied:
-            values[calls[place]] = graph.node_copy(calls[place], lambda n: values.get(n, n))
-    for old, new in values.items():
-        old.replace_all_uses_with(new)
-    replaced.update(values)
-    for node in reversed(calls):
-        graph.erase_node(node)
-
-
-def _now(node: fx.Node, replaced: dict[fx.Node, fx.Node]) -> fx.Node:
-    """What has become of a node, which may have been replaced by one that was replaced later."""
-    while node in replaced:
-        node = replaced[node]
-    return node
+    def _now(self, node: fx.Node) -> fx.Node:
+        """What has become of a node, which may have been replaced by one that was replaced later."""
+        while node in self.replaced:
+            node = self.replaced[node]
+        return node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 
 import pytest
@@ -245,6 +246,27 @@ def test_a_draw_of_another_shape():
     assert "not the same" in rejected(draws_less, traced(draws, X)).reason
 
 
+def test_attention_without_dropout_draws_nothing():
+    def function(q, k, v):
+        return torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+
+    def uses_the_fused_operator(gm):
+        softmax = find(gm, aten._softmax.default)
+        output = list(gm.graph.nodes)[-1]
+        q, k, v = gm.graph.find_nodes(op="placeholder")
+        (old,) = output.args[0]
+        flash = aten._scaled_dot_product_flash_attention_for_cpu.default
+        with gm.graph.inserting_before(output):
+            both = insert_call(gm.graph, flash, (q, k, v), {"scale": 1.0}, like=softmax)
+            new = insert_call(gm.graph, operator.getitem, (both, 0), like=softmax)
+            if new.meta["val"].stride() != old.meta["val"].stride():
+                new = insert_call(gm.graph, aten.contiguous.default, (new,), like=softmax)
+        output.args = ((new,),)
+        return gm.graph.eliminate_dead_code() or True
+
+    accepted(uses_the_fused_operator, traced(function, *[torch.randn(1, 2, 4, 8) for _ in range(3)]))
+
+
 def test_a_dropped_effect():
     def function(x):
         torch._assert_async((x > -5).all(), "too small")
@@ -271,6 +293,16 @@ def test_outputs_exchanged():
     error = rejected(exchanges_outputs, traced(lambda x: (x.sin(), x.cos()), X))
     assert error.problem == "outputs"
     assert "is output 1 now" in error.reason
+
+
+def test_inputs_exchanged():
+    def exchanges_inputs(gm):
+        first, second = gm.graph.find_nodes(op="placeholder")
+        second.append(first)
+        return True
+
+    error = rejected(exchanges_inputs, traced(lambda x, y: x - y, X, X))
+    assert error.problem == "inputs"
 
 
 def test_an_output_dropped():
@@ -393,7 +425,7 @@ def test_an_output_that_shares_memory_with_an_input_now():
 
     error = rejected(drops_the_clone, traced(lambda x: x.clone(), X))
     assert error.problem == "aliasing"
-    assert "input 'x_1'" in error.reason
+    assert "had memory of its own before, and shared memory with input 'x_1' now" in error.reason
 
 
 def test_outputs_that_share_memory_now():
@@ -422,6 +454,29 @@ def test_a_graph_that_is_not_well_formed():
 # --- blame
 
 
+@pytest.mark.parametrize("planted", ["copy", "metadata", "order"])
+def test_the_users_line_is_named(planted):
+    def copies(x):
+        return torch.rand_like(x) + x, torch.rand_like(x).clone(), x.clone()  # the line
+
+    def plants(gm):
+        first, second = gm.graph.find_nodes(op="call_function", target=aten.rand_like.default)
+        clones = gm.graph.find_nodes(op="call_function", target=aten.clone.default)
+        if planted == "copy":
+            clones[-1].replace_all_uses_with(clones[-1].args[0])
+        elif planted == "metadata":
+            clones[0].meta["val"] = clones[0].meta["val"].double()
+        else:
+            first.prepend(second)
+        return True
+
+    with torch.no_grad():
+        with pytest.raises(StructureError) as caught:
+            fxpasses.capture(copies, X, passes=[graph_pass(plants, graphs="any")])
+    assert __file__ in caught.value.location.source
+    assert "# the line" in caught.value.location.source
+
+
 def test_the_match_site_is_named():
     def function(x):
         for i in range(5):
@@ -439,6 +494,44 @@ def test_the_match_site_is_named():
     error = rejected(wrong_at_one_site, traced(function, X))
     assert error.site == 3
     assert re.search(r"site 3: node 'sin_3'", str(error))
+
+
+def test_the_site_of_a_new_node_is_named():
+    def function(x):
+        for _ in range(4):
+            x = x.sin() + 1
+        return x
+
+    def wrong_at_one_site(gm):
+        for index, node in enumerate(gm.graph.find_nodes(op="call_function", target=aten.sin.default)):
+            claim(node)
+            with gm.graph.inserting_before(node):
+                new = insert_call(gm.graph, aten.tanh.default, node.args, like=node)
+                if index == 2:
+                    new = insert_call(
+                        gm.graph, aten._to_copy.default, (new,), {"dtype": torch.float16}, like=node
+                    )
+            node.replace_all_uses_with(new)
+            gm.graph.erase_node(node)
+        return True
+
+    error = rejected(wrong_at_one_site, traced(function, X))
+    assert error.location.node == "add_2"
+    assert error.site == 2
+
+
+def test_functions_of_torch_get_their_values_too():
+    def calls_torch(gm):
+        node = find(gm, aten.sin.default)
+        with gm.graph.inserting_before(node):
+            new = gm.graph.call_function(torch.cos, node.args)
+        node.replace_all_uses_with(new)
+        gm.graph.erase_node(node)
+        return True
+
+    gm = traced(computes_twice, X)
+    accepted(calls_torch, gm)
+    assert find(gm, torch.cos).meta["val"].shape == (3, 4)
 
 
 def test_the_check_can_be_left_out_and_called_as_any_other():
@@ -500,7 +593,7 @@ def test_a_joint_graph_of_a_model_raises_no_alarm():
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Dropout(0.5)
     )
-    captured = fxpasses.capture(model, torch.randn(2, 3, 8, 8), decompose=True)
+    captured = fxpasses.capture(model, torch.randn(2, 3, 8, 8), decompose=True, dynamic=False)
     gm = copy_graph(captured.joint)
     runs = PassManager(default_passes()).run(gm, "joint")
     assert any(run.changed for run in runs)

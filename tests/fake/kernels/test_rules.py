@@ -137,6 +137,8 @@ CASES = [
     Case("sparse mm reduce backward", ("aten::_sparse_mm_reduce_impl_backward",), _sparse_mm_reduce_backward, lambda: (torch.eye(3).to_sparse_csr(), torch.ones(3, 4))),
     Case("log_sigmoid backward", ("aten::log_sigmoid_backward",), aten.log_sigmoid_backward, lambda: (expanded(2, 3, 4), columns(2, 3, 4), torch.ones(2, 3, 4))),
     Case("constant_pad_nd, symbolic", ("aten::constant_pad_nd",), lambda x: aten.constant_pad_nd(x, [0, 0, 0, 3 - x.shape[1]]), lambda: (columns(4, 5, 6),), symbolic=True),
+    Case("nansum out, symbolic", ("aten::nansum.out",), _out(torch.nansum), lambda: (torch.ones(4, 5), torch.zeros(2)), symbolic=True),
+    Case("resize_as_, symbolic", ("aten::resize_as_",), lambda x, y: x.resize_as_(y), lambda: (torch.ones(3, 5), torch.ones(7, 4)), symbolic=True),
     Case("resize_, symbolic", ("aten::resize_",), lambda x: x.resize_(7, 4), lambda: (torch.ones(3, 5),), symbolic=True),
 ]  # fmt: skip
 

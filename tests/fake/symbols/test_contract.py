@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
@@ -251,3 +253,50 @@ def test_switching_is_nested_and_complete():
         assert output_graph.ShapeEnv == inside
         assert fake.using_shape_env.is_enabled()
     assert output_graph.ShapeEnv is before
+
+
+def attend(x, y):
+    scores = (x @ y.mT).softmax(-1)
+    return torch.cat([scores @ y, x], 1).view(-1, 2, y.shape[1])
+
+
+def test_compiled_by_inductor():
+    def f(x):
+        return (x.view(-1, 2, x.shape[1]) * x.shape[0]).sum(1)
+
+    torch._dynamo.reset()
+    contracts = {"x": {0: Dim("rows", min=4, max=256, multiple_of=2), 1: Dim("width", max=64)}}
+    with fake.using_shape_env(contracts=contracts):
+        run = torch.compile(f, backend="inductor")
+        for size in ((4, 6), (10, 9)):
+            x = torch.randn(size)
+            assert torch.allclose(run(x), f(x), atol=1e-5)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("accelerated", [True, False])
+def test_compiled_with_contracts_and_changing_sizes(accelerated):
+    rows, width = Dim("rows", max=256), Dim("width", max=64)
+    contracts = {"x": {0: rows, 1: width}, "y": {0: "dynamic", 1: width}}
+    compiles = []
+
+    def counting(gm, inputs):
+        compiles.append(gm)
+        return torch._dynamo.lookup_backend("aot_eager")(gm, inputs)
+
+    torch._dynamo.reset()
+    with contextlib.ExitStack() as stack:
+        if accelerated:
+            stack.enter_context(fake.accelerate())
+        stack.enter_context(fake.using_shape_env(contracts=contracts))
+        run = torch.compile(attend, backend=counting)
+        for a, b, w in ((4, 3, 6), (7, 3, 6), (5, 9, 8), (2, 2, 2)):
+            x, y = torch.randn(a, w, requires_grad=True), torch.randn(b, w)
+            expected = attend(x, y)
+            found = run(x, y)
+            assert torch.allclose(found, expected, atol=1e-5)
+            (wanted,) = torch.autograd.grad(expected.sum(), x)
+            (gradient,) = torch.autograd.grad(found.sum(), x)
+            assert torch.allclose(gradient, wanted, atol=1e-5)
+    torch._dynamo.reset()
+    assert len(compiles) == 1

@@ -231,13 +231,13 @@ def reorders_a_product(gm: fx.GraphModule) -> bool:
         inner, other = node.args
         if getattr(inner, "target", None) is aten.mul.Tensor and isinstance(other, fx.Node):
             a, b = inner.args
-            if isinstance(a, fx.Node) and isinstance(b, fx.Node):
+            if all(isinstance(v, fx.Node) and isinstance(v.meta["val"], torch.Tensor) for v in (a, b)):
                 with gm.graph.inserting_before(node):
                     product = fxpasses.insert_call(gm.graph, aten.mul.Tensor, (b, other), like=node)
                 in_place_of(node, aten.mul.Tensor, (a, product))
                 changed = True
     for node in calls(gm, aten.div.Tensor):
-        if isinstance(node.args[1], fx.Node):
+        if isinstance(node.args[1], fx.Node) and isinstance(node.args[1].meta["val"], torch.Tensor):
             with gm.graph.inserting_before(node):
                 inverse = fxpasses.insert_call(gm.graph, aten.reciprocal.default, (node.args[1],), like=node)
             in_place_of(node, aten.mul.Tensor, (node.args[0], inverse))
@@ -263,3 +263,49 @@ def splits_products(gm: fx.GraphModule) -> bool:
         in_place_of(node, aten.add.Tensor, tuple(parts))
         changed = True
     return changed
+
+
+@fxpasses.graph_pass(graphs=["joint", "inference"])
+def raises_at_cos(gm: fx.GraphModule) -> bool:
+    """Does not expect a cosine."""
+    for node in calls(gm, aten.cos.default):
+        raise ValueError(f"no cosine, please: {node}")
+    return False
+
+
+@fxpasses.graph_pass(graphs=["joint", "inference"])
+def wrong_beyond_a_thousand(gm: fx.GraphModule) -> bool:
+    """Cuts off what is larger than a thousand."""
+    found = calls(gm, aten.cos.default)
+    for node in found:
+        with gm.graph.inserting_before(node):
+            cut = fxpasses.insert_call(gm.graph, aten.clamp_max.default, (node.args[0], 1000.0), like=node)
+        node.args = (cut,)
+    return bool(found)
+
+
+def rounds_otherwise(numerics: str) -> FunctionPass:
+    """``x * y`` as ``(x * 3) * (y / 3)``: the same up to rounding."""
+
+    def apply(gm: fx.GraphModule) -> bool:
+        found = [n for n in calls(gm, aten.mul.Tensor) if isinstance(n.args[1], fx.Node)]
+        for node in found:
+            with gm.graph.inserting_before(node):
+                x = fxpasses.insert_call(gm.graph, aten.mul.Tensor, (node.args[0], 3), like=node)
+                y = fxpasses.insert_call(gm.graph, aten.div.Tensor, (node.args[1], 3), like=node)
+            node.args = (x, y)
+        return bool(found)
+
+    return fxpasses.graph_pass(apply, name="rounds_otherwise", numerics=numerics)
+
+
+def changes_numbers(numerics: str) -> FunctionPass:
+    """Takes sines for cosines."""
+
+    def apply(gm: fx.GraphModule) -> bool:
+        found = calls(gm, aten.cos.default)
+        for node in found:
+            node.target = aten.sin.default
+        return bool(found)
+
+    return fxpasses.graph_pass(apply, name="changes_numbers", numerics=numerics)

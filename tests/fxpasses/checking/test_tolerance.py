@@ -18,6 +18,11 @@ def graph(function):
     return fx.symbolic_trace(function)
 
 
+def length(x):
+    """The size as a value of the graph: a call without one would run while the graph is made."""
+    return [aten.sym_size.int(x, 0)]
+
+
 def differences(before, after, *inputs, bitwise=False):
     names = [f"value {i}" for i in range(9)]
     return compare(Reference(graph(before), inputs), graph(after), names, bitwise)
@@ -64,11 +69,21 @@ def test_what_cancels_may_be_off_by_its_terms():
 
 
 def test_an_index_that_rounding_turns_over_is_no_mistake_and_any_other_is():
-    x = torch.tensor([1.0, 1.0 + 2**-23, 0.0])
-    swap = [1, 0, 2]
-    close = lambda x: (aten.argmax.default(aten.mul.Tensor(aten.sin.default(x), 1.1)),)  # noqa: E731
-    assert differences(close, lambda x: (aten.add.Tensor(aten.argmax.default(aten.neg.default(x)), 0),), x)
-    assert len(swap) == 3
+    def largest(x):
+        return (aten.argmax.default(aten.sum.dim_IntList(x, [1])),)
+
+    def in_another_order(x):
+        return (aten.argmax.default(aten.sum.dim_IntList(aten.flip.default(x, [1]), [1])),)
+
+    def smallest(x):
+        return (aten.argmin.default(aten.sum.dim_IntList(x, [1])),)
+
+    row = torch.rand(1000)
+    ties = torch.stack([row[torch.randperm(1000)] for _ in range(20)])
+    assert not differences(largest, in_another_order, ties)
+    apart = torch.rand(20, 1000)
+    assert not differences(largest, in_another_order, apart)
+    assert differences(largest, smallest, apart)
 
 
 def test_bitwise_means_every_bit():
@@ -82,13 +97,13 @@ def test_bitwise_means_every_bit():
 @pytest.mark.parametrize("poisoned", ["empty", "empty_like", "new_empty", "empty_strided"])
 def test_every_kind_of_uninitialised_memory_is_poisoned(poisoned):
     makers = {
-        "empty": lambda x: aten.empty.memory_format([3]),
+        "empty": lambda x: aten.empty.memory_format(length(x)),
         "empty_like": lambda x: aten.empty_like.default(x),
-        "new_empty": lambda x: aten.new_empty.default(x, [3]),
-        "empty_strided": lambda x: aten.empty_strided.default([3], [1]),
+        "new_empty": lambda x: aten.new_empty.default(x, length(x)),
+        "empty_strided": lambda x: aten.empty_strided.default(length(x), [1]),
     }
     found = differences(
-        lambda x: (aten.add.Tensor(x, aten.zeros.default([3])),),
+        lambda x: (aten.add.Tensor(x, aten.zeros.default(length(x))),),
         lambda x: (aten.add.Tensor(x, makers[poisoned](x)),),
         torch.ones(3),
     )
@@ -97,8 +112,8 @@ def test_every_kind_of_uninitialised_memory_is_poisoned(poisoned):
 
 def test_uninitialised_integers_are_poisoned_too():
     found = differences(
-        lambda x: (aten.zeros.default([2], dtype=torch.int64),),
-        lambda x: (aten.empty.memory_format([2], dtype=torch.int64),),
+        lambda x: (aten.zeros.default(length(x), dtype=torch.int64),),
+        lambda x: (aten.empty.memory_format(length(x), dtype=torch.int64),),
         torch.ones(3),
     )
     assert found
@@ -106,7 +121,9 @@ def test_uninitialised_integers_are_poisoned_too():
 
 def test_what_the_reference_leaves_undefined_may_be_anything():
     assert not differences(
-        lambda x: (aten.empty.memory_format([3]),), lambda x: (aten.zeros.default([3]),), torch.ones(3)
+        lambda x: (aten.empty.memory_format(length(x)),),
+        lambda x: (aten.zeros.default(length(x)),),
+        torch.ones(3),
     )
 
 

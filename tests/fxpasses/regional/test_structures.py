@@ -96,6 +96,49 @@ def test_buffers_updated_in_place():
     assert check(Stack([Counting() for _ in range(4)]), [X], more=[[X * 2]]) == [4]
 
 
+def test_a_buffer_that_the_gradient_depends_on_is_updated_in_place():
+    class Scaling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.register_buffer("scale", torch.ones(8))
+
+        def forward(self, x):
+            y = torch.tanh(self.linear(x) * self.scale.clone())
+            self.scale.mul_(0.5)
+            return x + y * self.scale.clone()
+
+    assert check(Stack([Scaling() for _ in range(4)]), [X], more=[[X * 2]]) == [4]
+
+
+def test_an_input_that_is_changed_after_the_layer():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("shift", torch.ones(8))
+
+        def forward(self, x, other):
+            return torch.sin(torch.tanh(x * 2) + self.shift) * other.sigmoid().exp()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.layers = nn.ModuleList(Layer() for _ in range(3))
+            self.register_buffer("step", torch.ones(8))
+
+        def forward(self, x):
+            x = self.first(x)
+            for layer in self.layers:
+                y = layer(x, self.step)
+                x.add_(1)
+                self.step.add_(1)
+                x = x * y
+            return x
+
+    assert check(Net(), [X])[0] == 3
+
+
 def test_one_buffer_updated_by_all_layers():
     class Shared(Block):
         def forward(self, x, total):

@@ -1,0 +1,71 @@
+"""What the structure check costs: its share of the time that a first training step takes to compile.
+
+The default passes run with metadata kept up to date and the structure checked after each pass. Their seconds are compared
+with those of the whole first step, through Inductor and (with ``--compiler eager``) without it, which is the harder
+comparison. Inductor's caches are off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import fxpasses
+from fxpasses.demo.model import GPT
+from tests.models.zoo import ZOO
+
+
+def first_step(
+    model: Callable[..., Any], inputs: tuple[Any, ...], compiler: str, dynamic: bool
+) -> dict[str, float]:
+    """Seconds of the first forward and backward pass, and of its stages."""
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+    options = {"compiler": compiler}
+    if compiler == "inductor":
+        options["inductor"] = {"force_disable_caches": True}
+    compiled = torch.compile(model, backend="fxpasses", options=options, dynamic=dynamic)
+    start = time.perf_counter()
+    results = compiled(*inputs)
+    tensors = [
+        r for r in torch.utils._pytree.tree_leaves(results) if isinstance(r, torch.Tensor) and r.requires_grad
+    ]
+    torch.autograd.backward([t.sum() for t in tensors])
+    return {"step": time.perf_counter() - start, **fxpasses.stats().seconds}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks checks", description=__doc__)
+    parser.add_argument("--compiler", choices=["inductor", "eager"], default="inductor")
+    parser.add_argument("--models", nargs="*", help="names of models; all by default")
+    parser.add_argument("--dynamic", action="store_true", help="symbolic sizes")
+    parser.add_argument("--layers", type=int, default=6, help="layers of the GPT")
+    arguments = parser.parse_args(argv)
+    console = Console(width=120)
+    torch.manual_seed(0)
+    name = f"gpt, {arguments.layers} layers"
+    tokens = tuple(torch.randint(256, (2, 64)) for _ in range(2))
+    models: dict[str, Any] = {name: (GPT(arguments.layers, 128, 4, 128), tokens)}
+    models |= {key: (entry.build(), entry.inputs(4)) for key, entry in ZOO.items() if key != "gpt"}
+    first_step(*next(iter(models.values())), "eager", arguments.dynamic)  # what the first compilation imports
+    table = Table(
+        title=f"First training step, compiler {arguments.compiler}, {'symbolic' if arguments.dynamic else 'fixed'} sizes"
+    )
+    for heading in ("model", "step, s", "passes, s", "of them checks, s", "checks / step"):
+        table.add_column(heading, justify="left" if heading == "model" else "right")
+    for key, (model, inputs) in models.items():
+        if arguments.models and key not in arguments.models and key.split(",")[0] not in arguments.models:
+            continue
+        seconds = first_step(model, inputs, arguments.compiler, arguments.dynamic)
+        checks, step = seconds.get("checks", 0.0), seconds["step"]
+        table.add_row(
+            key, f"{step:.2f}", f"{seconds.get('passes', 0.0):.3f}", f"{checks:.3f}", f"{checks / step:.1%}"
+        )
+    console.print(table)
+    return 0

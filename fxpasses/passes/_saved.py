@@ -1,0 +1,29 @@
+"""Which values of a joint graph the backward pass reads: what passes that make saved values smaller start from."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from fxpasses.provenance import is_backward
+
+__all__ = ["read_by_backward"]
+
+
+def read_by_backward(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """For each call that depends on no output gradient: the calls of the backward pass that read it.
+
+    In the order of the graph; calls that the backward pass does not read are left out.
+    """
+    depends: set[fx.Node] = set()
+    read: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "output":
+            continue
+        is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
+        if is_tangent or not depends.isdisjoint(node.all_input_nodes):
+            depends.add(node)
+        if node in depends or is_backward(node):
+            for value in node.all_input_nodes:
+                if value not in depends and value.op == "call_function":
+                    read.setdefault(value, []).append(node)
+    return read

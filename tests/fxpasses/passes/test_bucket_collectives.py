@@ -1,0 +1,111 @@
+"""Structure on a process group that does nothing; results on two processes in one test."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+dist = pytest.importorskip("torch.distributed")
+if not dist.is_available():
+    pytest.skip("torch was built without torch.distributed", allow_module_level=True)
+
+import torch.distributed._functional_collectives as collectives  # noqa: E402
+from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
+
+from fxpasses.passes import BucketCollectives  # noqa: E402
+from tests.fxpasses.passes.support import assert_golden, assert_left_alone, captured, rewrite  # noqa: E402
+
+PASS = BucketCollectives()
+X, Y, Z = torch.ones(3, 2), torch.ones(4), torch.ones(2, 2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def group():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+def reduce(x, kind="sum"):
+    return collectives.all_reduce(x, kind, dist.group.WORLD)
+
+
+def reductions(gm):
+    return len(gm.graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.all_reduce.default))
+
+
+def test_golden():
+    assert_golden(PASS, lambda x, y, z: (reduce(x.sin()) * 2, reduce(y.cos()), reduce(z) + 1), X, Y, Z)
+
+
+def test_results_that_are_used_in_between():
+    gm = captured(
+        lambda x, y, z: (reduce(x.sin()).exp() + 1, reduce(y.cos()) * 2, reduce(z.tan()) - 1), X, Y, Z
+    )
+    assert rewrite(PASS, gm)
+    assert reductions(gm) == 1
+
+
+def test_in_place_reductions_are_left_alone():
+    def f(x, y, z):
+        for gradient in (x, y, z):
+            dist.all_reduce(gradient)
+
+    assert_left_alone(PASS, f, X.clone(), Y.clone(), Z.clone())
+
+
+def test_buckets_have_a_size():
+    gm = captured(lambda x, y, z: (reduce(x) * 2, reduce(y) * 2, reduce(z) * 2), X, Y, Z)
+    assert rewrite(BucketCollectives(max_bytes=40), gm)
+    assert reductions(gm) == 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y, z: reduce(reduce(x).exp()) * 2,  # one depends on the other
+        lambda x, y, z: (reduce(x) * 2, reduce(y, "max") * 2),  # different reductions
+        lambda x, y, z: (reduce(x) * 2, reduce(y.double()) * 2),  # different types
+        lambda x, y, z: (reduce(x.t()) * 2, y * 2),  # one only
+    ],
+)
+def test_left_alone(function):
+    assert_left_alone(PASS, function, X, Y, Z)
+
+
+PROGRAM = """
+import sys
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
+from fxpasses.backend import fxpasses as backend
+from fxpasses import stats
+
+rank, path = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2)
+inputs = [torch.arange(n, dtype=torch.float32) * (rank + 1) for n in (3, 5, 2)]
+
+
+def f(*tensors):
+    return [collectives.all_reduce(t * 2, "sum", dist.group.WORLD) + 1 for t in tensors]
+
+
+options = {"passes": ["default", "bucket_collectives", "default"], "compiler": "eager"}
+results = torch.compile(f, backend=backend, options=options)(*inputs)
+assert stats().pass_changes["bucket_collectives"] == 1
+for n, result in zip((3, 5, 2), results):
+    assert torch.equal(result, torch.arange(n) * 6.0 + 1), result
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes(tmp_path):
+    script = tmp_path / "reduce.py"
+    script.write_text(PROGRAM)
+    root = Path(__file__).parents[3]
+    commands = [[sys.executable, str(script), str(rank), str(tmp_path / "store")] for rank in (0, 1)]
+    running = [subprocess.Popen(c, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}) for c in commands]
+    assert [process.wait(timeout=120) for process in running] == [0, 0]

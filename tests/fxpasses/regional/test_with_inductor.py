@@ -1,0 +1,152 @@
+"""Regions through Inductor: numbers, strides, memory, caches."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import fxpasses
+from fxpasses.partitioner import META_KEY
+from fxpasses.pipeline import Observer
+from tests.fxpasses.regional.support import Block, Stack, check, compiled, step
+from tests.fxpasses.regional.test_structures import ConvStage, Decoder
+
+
+@pytest.fixture(autouse=True)
+def same_weights_each_time():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+
+
+def test_attention_with_symbolic_sizes():
+    sizes = [(2, 5, 8), (3, 7, 8)]
+    more = [[torch.randn(s)] for s in sizes[1:]]
+    found = check(Decoder(3), [torch.randn(sizes[0])], more=more, dynamic=True, compiler="inductor")
+    assert found[0] == 3
+    assert fxpasses.stats().graphs == 1
+
+
+def test_convolutions_in_training_with_channels_last():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), *(ConvStage() for _ in range(3))).to(
+        memory_format=torch.channels_last
+    )
+    x = torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)
+    assert check(model, [x], more=[[x + 1]], tolerance=1e-4, compiler="inductor")[0] == 3
+
+
+def test_dropout_draws_for_each_layer():
+    class Drops(nn.Module):
+        def forward(self, x):
+            return torch.stack([torch.sin(nn.functional.dropout(x, 0.5) * 1.0) for _ in range(3)])
+
+    x = torch.ones(1000, requires_grad=True)
+    y = compiled(Drops(), compiler="inductor")(x)
+    y.sum().backward()
+    dropped = y == 0
+    assert fxpasses.stats().region_calls == 3
+    assert not torch.equal(dropped[0], dropped[1])
+    torch.testing.assert_close(x.grad, ((~dropped) * 2 * torch.cos(torch.tensor(2.0))).sum(0))
+
+
+class Saved(Observer):
+    """Adds up what the partitions save."""
+
+    names: set[str] = set()
+
+    def graph(self, kind, gm):
+        if kind == "forward":
+            self.names.add(str(gm.meta.get(META_KEY)))
+
+
+def test_saved_memory_is_that_of_the_whole_graph():
+    """Bytes that autograd keeps between forward and backward, with and without regions."""
+    kept = {}
+    for regions in ("off", "always"):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = Stack([Block(64) for _ in range(4)], 64)
+        x = torch.randn(32, 64)
+        output = compiled(model, regions)(x)
+        storages = {}
+        pending = [output.grad_fn]
+        while pending:
+            node = pending.pop()
+            for tensor in getattr(node, "saved_tensors", ()):
+                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            pending += [n for n, _ in node.next_functions if n is not None]
+        for parameter in model.parameters():
+            storages.pop(parameter.untyped_storage().data_ptr(), None)
+        kept[regions] = sum(storages.values())
+    assert kept["off"] > 0
+    assert kept["always"] <= 1.02 * kept["off"]
+
+
+PROGRAM = """
+import json, sys, torch, fxpasses
+from fxpasses.backend import fxpasses as backend
+from tests.fxpasses.regional.support import Block, Stack
+torch.manual_seed(0)
+model = Stack([Block() for _ in range(int(sys.argv[1]))])
+compiled = torch.compile(model, backend=backend, options={"regions": "always"}, dynamic=False)
+x = torch.randn(4, 8)
+compiled(x).sum().backward()
+wanted = {n: p.grad.clone() for n, p in model.named_parameters()}
+model.zero_grad()
+model(x).sum().backward()
+for n, p in model.named_parameters():
+    torch.testing.assert_close(wanted[n], p.grad)
+counted = torch._dynamo.utils.counters["inductor"]
+print(json.dumps([counted["fxgraph_cache_hit"], counted["fxgraph_cache_miss"], fxpasses.stats().cache_hits]))
+"""
+
+
+def test_a_second_process_and_another_model_find_the_region_compiled(tmp_path, monkeypatch, pytestconfig):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+
+    def run(layers):
+        command = [sys.executable, "-c", PROGRAM, str(layers)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=pytestconfig.rootpath)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    assert run(3) == [0, 4, 0]  # forward and backward, of the region and of the graph around it
+    assert run(3) == [4, 0, 1]  # nothing is lowered
+    assert run(4) == [2, 2, 0]  # the region was there
+
+
+def test_forward_and_backward_are_one_callable_each():
+    """What Inductor generates calls the operators by name: no frames, guards or graph breaks between layers."""
+    from fxpasses import _torch
+
+    sources = []
+    inner = _torch.compile_fx_inner
+
+    def spy(gm, inputs, **how):
+        sources.append([str(n.target) for n in gm.graph.nodes if "region" in str(n.target)])
+        return inner(gm, inputs, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_torch, "compile_fx_inner", spy)
+        model = Stack([Block() for _ in range(3)])
+        output, _ = step(compiled(model, compiler="inductor"), model, [torch.randn(4, 8)])
+    assert [len(calls) for calls in sources] == [0, 0, 3, 3]
+    assert output.shape == (4, 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_regions_in_cuda_graphs():
+    model = Stack([Block() for _ in range(4)]).cuda()
+    call = torch.compile(
+        model, backend=fxpasses.backend.fxpasses, mode="reduce-overhead", options=None, dynamic=False
+    )
+    for _ in range(4):
+        x = torch.randn(4, 8, device="cuda")
+        wanted = step(model, model, [x])
+        torch.compiler.cudagraph_mark_step_begin()
+        got = step(call, model, [x])
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
