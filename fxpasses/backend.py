@@ -59,6 +59,10 @@ def fxpasses(
     pipeline = _pipeline(parsed, gm, example_inputs, limits, observers)
     compiled = pipeline.compile(gm, example_inputs)
     recent.add(dataclasses.replace(made, from_cache=pipeline.from_cache))
+    shape_env = _torch.shape_env_of(example_inputs)
+    if shape_env is not None:
+        for observer in observers:
+            observer.guards(shape_env)
     if parsed.compiled_autograd:
         # A captured backward pass calls each region's backward operator already.
         settings = {**(options or {}), "compiled_autograd": False, "regions": "off"}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import itertools
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import fx
 
+import fake
 from fxpasses.partitioner import META_KEY
 from fxpasses.pipeline import Observer
 from fxpasses.provenance import provenance
@@ -19,8 +21,8 @@ __all__ = ["GraphFiles", "annotated_code"]
 
 class GraphFiles(Observer):
     """Writes each graph to ``DIRECTORY/graph_N/``: ``traced.py`` (before passes), ``joint.py``, ``forward.py``,
-    ``backward.py`` or ``inference.py`` (after them), ``passes.txt``, ``partition.txt`` (what is saved and why), and, where the graph has
-    repeats, ``regions.txt`` and the same files for each region in ``regions/``.
+    ``backward.py`` or ``inference.py`` (after them), ``passes.txt``, ``partition.txt`` (what is saved and why),
+    ``guards.txt`` (for which sizes the graph holds, who asked and why), and, where the graph has repeats, ``regions.txt`` and the same files for each region in ``regions/``.
 
     Raises:
         OSError: when the directory cannot be written.
@@ -51,6 +53,9 @@ class GraphFiles(Observer):
         (self.directory / "passes.txt").write_text("".join(f"{run}\n" for run in self.runs))
         if META_KEY in gm.meta:
             (self.directory / "partition.txt").write_text(f"{gm.meta[META_KEY]}\n")
+
+    def guards(self, shape_env: Any) -> None:
+        (self.directory / "guards.txt").write_text(f"{fake.explain(shape_env)}\n")
 
     def regions(self, report: object) -> None:
         (self.directory / "regions.txt").write_text(f"{report}\n")

@@ -67,6 +67,17 @@ def test_what_a_step_does_not_need_is_not_computed_twice_over_graphs():
     assert fxpasses.stats().graphs == 2
 
 
+def test_report_says_why_sizes_are_guarded(tmp_path):
+    def halves(x):
+        return x.view(2, -1).sum(0)
+
+    options = {**EAGER, "report": str(tmp_path)}
+    torch.compile(halves, backend="fxpasses", options=options, dynamic=True)(torch.ones(8))
+    text = (tmp_path / "graph_0" / "guards.txt").read_text()
+    assert "% 2 == 0" in text
+    assert "x.view(2, -1)" in text
+
+
 def test_report_writes_readable_files(tmp_path):
     model = nn.Linear(3, 3)
     options = {**EAGER, "report": str(tmp_path)}
