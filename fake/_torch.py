@@ -278,7 +278,7 @@ _traces = itertools.count(1)
 
 def current_trace() -> int:
     """A number for the ``make_fx`` trace that is running, another one for each; 0 outside."""
-    tracer = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    tracer: Any = proxy_tensor._CURRENT_MAKE_FX_TRACER
     if tracer is None:
         return 0
     try:

@@ -120,7 +120,7 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
         self.__dict__[name] = value
         if name in _CACHE_SETTINGS:
             self.__dict__["_cache_token"] = None
-            if name == "shape_env" and value is not None:
+            if name == "shape_env" and value is not None and not value.should_record_events:
                 lean_state(value).adopts = True
         elif name in _HANDLER_SETTINGS:
             self._choose_handlers()

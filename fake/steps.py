@@ -25,7 +25,7 @@ from .errors import (
     NonFakeInputError,
     UnsupportedOperatorException,
 )
-from .kernels import sparse
+from .kernels import sparse, views
 from .kernels.structured import structured
 from .tensor import adopt
 
@@ -154,23 +154,34 @@ def own_kernel(mode: Any, call: Call) -> Any:
         return NEXT
     if any(t.layout is not torch.strided for t in call.fakes) and not kernels.takes_sparse(call.func):
         return NEXT
-    # These rules keep torch's answer for row-major tensors, which such strides make at all hints.
-    aside = call.has_symbols and rule in _KEEP_ROW_MAJOR and all(map(_is_row_major_at_all_sizes, call.fakes))
+    aside = call.has_symbols and _hints_tell_nothing(rule, call)
     with hints_do_not_matter(mode.shape_env) if aside and mode.shape_env is not None else nullcontext():
         result = rule(mode, call.func, call.args, call.kwargs)
     return NEXT if result is NotImplemented else result
 
 
 _KEEP_ROW_MAJOR = (structured, sparse.mm)
+"""Rules that look at the hints whether their arguments are row-major, and then keep torch's answer."""
+
+_TELL_HINTS = (views.view,)
+"""Rules that put hints into the message of an error, and look at them for nothing else."""
+
+
+def _hints_tell_nothing(rule: Any, call: Call) -> bool:
+    """Whether a rule that reads hints would find the same at all others."""
+    return rule in _TELL_HINTS or (
+        rule in _KEEP_ROW_MAJOR and all(map(_is_row_major_at_all_sizes, call.fakes))
+    )
 
 
 def _is_row_major_at_all_sizes(tensor: Any) -> bool:
-    """Whether each stride *is* the product of the sizes behind it, as an expression."""
+    """Whether each stride *is* the product of the sizes behind it, as an expression, and no size can be zero."""
     expected: Any = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if _expression(stride) != expected:
+        length = _expression(size)
+        if _expression(stride) != expected or not (length > 0 if type(length) is int else length.is_positive):
             return False
-        expected = expected * _expression(size)
+        expected = expected * length
     return True
 
 

@@ -60,6 +60,8 @@ class Questions:
         """Add the questions of a dispatch inside this one, or of a recipe that stood for it."""
         self.asked.extend(other.asked)
         self.refused = self.refused or other.refused
+        if other.thread != self.thread:
+            self.refused = "several threads in one shape environment"
 
 
 @contextmanager
@@ -77,7 +79,7 @@ def watch(shape_env: Any) -> Iterator[Questions]:
     finally:
         state.log = outer
         for name in installed:
-            del shape_env.__dict__[name]
+            shape_env.__dict__.pop(name, None)
         if outer is not None:
             outer.include(questions)
 
@@ -107,6 +109,9 @@ def _install(shape_env: Any, state: Any) -> list[str]:
     """Listen at the environment's methods; changes that an evaluation makes are a part of it."""
     depth = 0
 
+    def log() -> Questions:
+        return state.log or Questions()  # another thread may have ended the watch
+
     def evaluate_expr(expr: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
         if depth:
@@ -116,17 +121,17 @@ def _install(shape_env: Any, state: Any) -> list[str]:
         try:
             answer = methods["evaluate_expr"](expr, *args, **kwargs)
         except BaseException:
-            state.log.refused = "a question without an answer"
+            log().refused = "a question without an answer"
             raise
         finally:
             depth -= 1
         size_oblivious = bool(args[2] if len(args) > 2 else kwargs.get("size_oblivious", False))
         if kwargs.get("forcing_spec"):
-            state.log.refused = "forced specialisation"
+            log().refused = "forced specialisation"
         if _t.guards_are_suppressed():
-            state.log.note("look", expr, size_oblivious, answer)
+            log().note("look", expr, size_oblivious, answer)
         elif _knowledge(shape_env) != before:  # else facts answer it, as they will for symbols of equal facts
-            state.log.note("evaluate", expr, size_oblivious, answer)
+            log().note("evaluate", expr, size_oblivious, answer)
         return answer
 
     def guard_or_defer_runtime_assert(*args: Any, **kwargs: Any) -> Any:
@@ -135,13 +140,13 @@ def _install(shape_env: Any, state: Any) -> list[str]:
             *args, **kwargs
         )  # guards by way of ``evaluate_expr``
         if shape_env.num_deferred_runtime_asserts != deferred or _t.guards_are_suppressed():
-            state.log.refused = "a runtime assertion"
+            log().refused = "a runtime assertion"
         return answer
 
     def refusing(name: str) -> Callable:
         def change(*args: Any, **kwargs: Any) -> Any:
             if not depth:
-                state.log.refused = f"{name} of the shape environment"
+                log().refused = f"{name} of the shape environment"
             return methods[name](*args, **kwargs)
 
         return change
@@ -154,7 +159,7 @@ def _install(shape_env: Any, state: Any) -> list[str]:
     own = shape_env.__dict__
     methods = {name: getattr(shape_env, name) for name in listeners if name not in own}
     if len(methods) < len(listeners):  # someone else listens, too
-        state.log.refused = "a shape environment with methods of its own"
+        log().refused = "a shape environment with methods of its own"
         return []
     own.update(listeners)
     return list(listeners)

@@ -135,6 +135,9 @@ def _binary(name: str, original: Callable) -> Callable:
         left, right = _canonical_of(self, state), _canonical_of(other, state)
         result = state.results.get((name, left, right))
         if result is None:
+            for node in (left, right):
+                if node._optimized_summation and not node.expr.is_Add:
+                    node._optimized_summation = False  # replaced by one symbol or number; torch forgets the mark
             result = state.results[name, left, right] = _keep(original(left, right), self, state)
             if right.constant.__class__ is int:  # the operators of SymInt look for the number itself
                 state.results[name, left, right.constant] = result

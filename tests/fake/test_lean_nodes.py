@@ -1,0 +1,105 @@
+"""Lean nodes in our own mode: torch's answers and guards, nodes of their own, and nothing left behind."""
+
+import gc
+import itertools
+import operator
+import random
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, guard_or_false, statically_known_true
+
+import fake
+from fake import FakeTensorMode
+from fake.collector import RarerCollection
+from fake.symbols.node import OPERATORS, LeanNode
+from tests.fake.support import dynamic
+
+OPERATIONS = [operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, max, min]
+COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
+
+
+def program(mode_class, seed):
+    """A random program on sizes: all expressions, hints and answers met, and the guards left."""
+    choose = random.Random(seed)
+    environment = ShapeEnv(duck_shape=False)
+    mode = mode_class(shape_env=environment)
+    pool = [*dynamic(mode, torch.ones(7, 5), "x").shape, *dynamic(mode, torch.ones(7, 3), "y").shape, 2, 3]
+    met = []
+    for _ in range(40):
+        left, right = choose.choice(pool), choose.choice(pool)
+        operation = choose.choice(OPERATIONS)
+        value = operation(left, right if operation not in (operator.floordiv, operator.mod) else 2)
+        pool.append(value)
+        condition = choose.choice(COMPARISONS)(value, choose.choice(pool))
+        known = statically_known_true(condition)
+        suppressed = None
+        if choose.random() < 0.3:
+            with environment.suppress_guards():
+                suppressed = bool(condition)
+        answer = choose.choice((bool, guard_or_false))(condition)
+        met += [str(value), getattr(getattr(value, "node", None), "hint", value), known, suppressed, answer]
+        if choose.random() < 0.1:
+            met.append(int(value))
+    return met, [str(guard.expr) for guard in environment.guards]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_answers_and_guards_are_torchs(seed):
+    found = program(FakeTensorMode, seed)
+    try:
+        assert found == program(TorchFakeTensorMode, seed)
+    except IndexError:
+        pytest.skip("torch cannot add to a sum whose symbols were replaced by a number")
+
+
+def test_sizes_are_lean_and_have_nodes_of_their_own():
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    x = dynamic(mode, torch.ones(7, 5))
+    with mode:
+        y = x * 2
+    sums = [t.shape[0] + 1 for t in (x, y) for _ in range(2)]
+    for a, b in itertools.combinations(sums, 2):
+        assert a.node is not b.node
+        assert type(a.node) is LeanNode
+        assert a.node.expr == b.node.expr
+
+
+def test_operators_can_be_taken_away():
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    rows = dynamic(mode, torch.ones(7, 5)).shape[0]
+    ours = torch.SymInt.__add__
+    OPERATORS.uninstall()
+    try:
+        assert torch.SymInt.__add__ is not ours
+        assert str(rows + 1) == f"{rows} + 1"
+    finally:
+        OPERATORS.keep()
+    assert str(rows + 1) == f"{rows} + 1"
+
+
+def test_acceleration_gives_the_operators_back():
+    OPERATORS.uninstall()
+    before = {name: vars(torch.SymInt)[name] for name in ("__add__", "__rmul__", "__floordiv__", "__eq__")}
+    with fake.accelerate():
+        assert vars(torch.SymInt)["__add__"] is not before["__add__"]
+    assert {name: vars(torch.SymInt)[name] for name in before} == before
+
+
+def test_the_collector_is_put_back():
+    before = gc.get_threshold()
+    with fake.accelerate():
+        assert gc.get_threshold()[0] == RarerCollection.OBJECTS
+        with fake.accelerate():
+            assert gc.get_threshold()[0] == RarerCollection.OBJECTS
+    assert gc.get_threshold() == before
+    try:
+        with fake.accelerate():
+            gc.set_threshold(123, 4, 5)
+        assert gc.get_threshold() == (123, 4, 5)
+        gc.set_threshold(0, 4, 5)
+        with fake.accelerate():
+            assert gc.get_threshold() == (0, 4, 5)
+    finally:
+        gc.set_threshold(*before)
