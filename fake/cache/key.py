@@ -162,6 +162,15 @@ def _integers(values: Any) -> Any:
     return key
 
 
+def _numbers(values: Any) -> Any:
+    """A tuple of floats or flags."""
+    if values is None:
+        return None
+    if not SYMBOLIC.isdisjoint(map(type, values)):
+        raise Unkeyable("symbolic number")
+    return tuple(values)
+
+
 def _storage_bytes(args: Any, kwargs: Any) -> Any:
     for value in (*args, *(kwargs or {}).values()):
         if isinstance(value, torch.Tensor):
@@ -175,6 +184,9 @@ def _reads_storage_size(func: Any) -> bool:
 
 _VALUE_KINDS = frozenset(("int", "bool", "str", "float", "Device", "Layout", "MemoryFormat", "ScalarType"))
 _VALUES = _VALUE_KINDS | {f"Optional[{kind}]" for kind in _VALUE_KINDS}
+_MAY_BE_SYMBOLIC = frozenset(("bool", "float", "Optional[bool]", "Optional[float]"))
+SYMBOLIC = frozenset((torch.SymInt, torch.SymFloat, torch.SymBool))
+"""Numbers whose values belong to a shape environment: the tables of the process must not hold them."""
 _SYMINTS = frozenset(("SymInt", "Optional[SymInt]"))
 _NUMBER_KINDS = frozenset(("number", "Optional[number]"))
 _TENSORS = frozenset(("Tensor", "Optional[Tensor]"))
@@ -196,18 +208,23 @@ def _argument_code(index: int, kind: str) -> tuple[list[str], list[str]] | None:
         ]
         return lines, [f"k{index}", f"g{index}"]
     if kind in _VALUES:
-        return [], [value]
+        may_be_symbolic = kind in _MAY_BE_SYMBOLIC
+        return (
+            [f"if type({value}) in SYMBOLIC: raise Unkeyable('symbolic number')"] if may_be_symbolic else []
+        ), [value]
     if kind in _SYMINTS:
         return [f"if type({value}) is SymInt: {value} = symbol_token({value})"], [value]
     if kind in _NUMBER_KINDS:
-        return [f"t{index} = type({value})", f"if t{index} is SymInt: {value} = symbol_token({value})"], [
-            value,
-            f"t{index}",
+        lines = [
+            f"t{index} = type({value})",
+            f"if t{index} is SymInt: {value} = symbol_token({value})",
+            f"elif t{index} in SYMBOLIC: raise Unkeyable('symbolic number')",
         ]
+        return lines, [value, f"t{index}"]
     if kind in _INT_LISTS:
         return [f"k{index} = integers({value})"], [f"k{index}"]
     if kind in _VALUE_LISTS:
-        return [f"k{index} = None if {value} is None else tuple({value})"], [f"k{index}"]
+        return [f"k{index} = numbers({value})"], [f"k{index}"]
     if kind in _TENSOR_LISTS:
         return [f"k{index} = tensors({value}, mode)"], [f"k{index}"]
     return None
@@ -264,6 +281,9 @@ def compile_key(func: Any, tensor_class: type) -> tuple[str, dict[str, Any]]:
         body = ", ".join(items)
         lines.append(f" if not kwargs: key = ({body}, {state})")
         if simple_keywords:
+            if any(kind in _MAY_BE_SYMBOLIC or kind in _NUMBER_KINDS for kind in keyword):
+                lines.append(" elif not SYMBOLIC.isdisjoint(map(type, kwargs.values())):")
+                lines.append("  raise Unkeyable('symbolic number')")
             types = (
                 "*[type(v) for v in kwargs.values()], "
                 if any(kind in _NUMBER_KINDS for kind in keyword)
@@ -276,6 +296,7 @@ def compile_key(func: Any, tensor_class: type) -> tuple[str, dict[str, Any]]:
     lines.append(" key = plain_key(func, mode, args, kwargs, F)")
     names = {
         "F": tensor_class,
+        "SYMBOLIC": SYMBOLIC,
         "SymInt": torch.SymInt,
         "Unkeyable": Unkeyable,
         "any_autocast": _t.is_any_autocast_enabled,
@@ -287,6 +308,7 @@ def compile_key(func: Any, tensor_class: type) -> tuple[str, dict[str, Any]]:
         "is_grad": _t.is_grad_enabled,
         "is_inference": _t.is_inference_mode_enabled,
         "metadata_of": metadata_of,
+        "numbers": _numbers,
         "plain_key": plain_key,
         "python_dispatcher": _t.is_python_dispatcher_enabled,
         "scalar": _scalar,

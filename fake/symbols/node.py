@@ -137,7 +137,9 @@ def _binary(name: str, original: Callable) -> Callable:
         if result is None:
             for node in (left, right):
                 if node._optimized_summation and not node.expr.is_Add:
-                    node._optimized_summation = False  # replaced by one symbol or number; torch forgets the mark
+                    node._optimized_summation = (
+                        False  # replaced by one symbol or number; torch forgets the mark
+                    )
             result = state.results[name, left, right] = _keep(original(left, right), self, state)
             if right.constant.__class__ is int:  # the operators of SymInt look for the number itself
                 state.results[name, left, right.constant] = result
