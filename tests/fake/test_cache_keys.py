@@ -364,7 +364,16 @@ def test_custom_operators_are_not_cached_unless_asked_for():
         assert fake.cache_info().bypasses["non-builtin"] == 3
 
 
-@pytest.mark.parametrize("call", ["float", "keyword", "number", "list", "flag"])
+SYMBOLIC_CALLS = {
+    "float": lambda x, number, flag: aten.native_dropout(x, number, True)[0],
+    "keyword": lambda x, number, flag: aten.linalg_matrix_rank(x, tol=number),
+    "number": lambda x, number, flag: aten.leaky_relu(x, number),
+    "list": lambda x, number, flag: aten.upsample_nearest2d.vec(x[None, None], None, [number, number]),
+    "flag": lambda x, number, flag: aten.sum.dim_IntList(x, [0], flag),
+}
+
+
+@pytest.mark.parametrize("call", SYMBOLIC_CALLS)
 def test_symbolic_floats_and_flags_stay_out_of_the_tables_of_the_process(call):
     """They belong to one shape environment; two of them must never be compared."""
     for _ in range(2):
@@ -372,11 +381,5 @@ def test_symbolic_floats_and_flags_stay_out_of_the_tables_of_the_process(call):
         x = mode.from_tensor(torch.zeros(8, 6), name="x")
         number, flag = torch.sym_float(x.shape[0]) * 0.5, x.shape[0] > 3
         with mode:
-            result = {
-                "float": lambda: torch.ops.aten.native_dropout(x, number, True)[0],
-                "keyword": lambda: torch.ops.aten.linalg_matrix_rank(x, tol=number),
-                "number": lambda: torch.ops.aten.leaky_relu(x, number),
-                "list": lambda: torch.ops.aten.upsample_nearest2d.vec(x[None, None], None, [number, number]),
-                "flag": lambda: torch.ops.aten.sum.dim_IntList(x, [0], flag),
-            }[call]()
+            result = SYMBOLIC_CALLS[call](x, number, flag)
         assert isinstance(result, fake.FakeTensor)

@@ -72,7 +72,7 @@ def test_a_pass_needs_a_name_and_a_contract_that_is_one():
 
     with pytest.raises(ContractError, match="Nameless has no name"):
         PassManager([Nameless()])
-    with pytest.raises(ContractError, match=r"not a fxpasses.Contract"):
+    with pytest.raises(ContractError, match=r"not a fxpasses\.Contract"):
 
         class Wrong(fxpasses.Pass):
             contract = "joint"
