@@ -212,9 +212,7 @@ class _Region:
                     part.copies[node] = copy
                     if node not in late and self._is_big(node):
                         # As in activation checkpointing: dropped after the forward pass, and computed again.
-                        copy.meta.update(
-                            recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=id(self) % (1 << 31)
-                        )
+                        copy.meta.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=1 << 30)
         for leaving in exits:
             self._leave(leaving, parts, before_late)
         for node in ordered:
