@@ -151,6 +151,8 @@ def main(argv: list[str]) -> int:
         "what",
         "first step (s)",
         "ratio",
+        "its CPU (s)",
+        "ratio",
         "later step (ms)",
         "ratio",
         "peak (MB)",
