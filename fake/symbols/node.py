@@ -102,7 +102,8 @@ def _nothing_is_remembered(shape_env: Any) -> bool:
 
 def _keep(result: Any, asked: Any, state: LeanState) -> Any:
     """A result of torch's own arithmetic, as lean as the node that was asked, and canonical."""
-    result.__class__ = asked.__class__
+    if result.__class__ is SymNode:
+        result.__class__ = asked.__class__
     if result._optimized_summation:
         # Marked for a quicker way to add to it: an equal node without the mark must not stand for it.
         result.__dict__["_canonical"] = result
@@ -289,8 +290,7 @@ def _remembered(name: str, slot: str, original: Callable) -> Callable:
 def _evaluate_node(original: Callable) -> Callable:
     def evaluate(self: Any, size_oblivious: bool = False) -> Any:
         memory = _memory(self)
-        answer = None if size_oblivious else memory.get("_evaluated")
-        if answer is not None:
+        if not size_oblivious and (answer := memory.get("_evaluated")) is not None:
             _tell(self, answer)
             return answer
         answer = original(self, size_oblivious)
