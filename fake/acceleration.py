@@ -19,7 +19,8 @@ from . import _torch as _t
 from .cache.engine import Engine
 from .collector import RarerCollection
 from .errors import AccelerateError, UnsupportedTorchVersionError
-from .symbols import node as symbols
+from .symbols.node import OPERATORS
+from .symbols.patches import patches as symbol_patches
 from .tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget
 
 __all__ = ["accelerate", "accelerated_cache_info", "engine"]
@@ -51,7 +52,7 @@ class _Switch:
                 for owner, name, value in _patches():
                     self.saved.append((owner, name, vars(owner).get(name, _MISSING), value))
                     setattr(owner, name, value)
-                symbols.OPERATORS.acquire()
+                OPERATORS.acquire()
             self.depth += 1
 
     def off(self) -> None:
@@ -60,7 +61,7 @@ class _Switch:
                 raise AccelerateError("acceleration is already off")
             if self.depth == 1:
                 self._restore()
-                symbols.OPERATORS.release()
+                OPERATORS.release()
             self.depth -= 1
 
     def _restore(self) -> None:
@@ -142,7 +143,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         (tensor, "__deepcopy__", FakeTensor.__deepcopy__),
         (tensor, "data", property(DATA.__get__, _set_data)),
         (_t.TorchFakeTensorConverter, "from_real_tensor", _from_real_tensor),
-        *symbols.patches(),
+        *symbol_patches(),
     ]
 
 

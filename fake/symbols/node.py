@@ -11,37 +11,35 @@ by the identity of their nodes would otherwise tie together sizes that only happ
 while guards are suppressed, while the environment is frozen (its facts may be withdrawn), or while ``make_fx`` records
 symbolic arithmetic; no answer is remembered about unbacked symbols.
 
-There are two ways to the same methods. :class:`LeanNode` is a subclass of torch's node; :func:`adopt` turns the nodes
-of a symbolic number into lean ones, with any shape environment. :func:`patches` lists what to replace on torch's own
-class, for ``fake.acceleration``, which has to serve nodes that torch makes.
+:class:`LeanNode` is a subclass of torch's node, and :func:`adopt` turns a number's node into one, with any environment.
+``fake.acceleration`` puts the same methods on torch's own class, because torch makes the nodes there (``patches.py``).
 """
 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .. import _torch as _t
+from .operators import Operators
 
-__all__ = ["OPERATORS", "LeanNode", "LeanState", "adopt", "lean_state", "patches"]
+__all__ = [
+    "OPERATORS",
+    "LeanNode",
+    "LeanState",
+    "adopt",
+    "lean_methods",
+    "lean_state",
+    "remembering_evaluation",
+]
 
 _BINARY = (
     "add", "sub", "mul", "mod", "eq", "ne", "gt", "lt", "le", "ge", "sym_min", "sym_max", "int_floordiv", "and_", "or_",
 )  # fmt: skip
 _UNARY = ("neg", "sym_not", "sym_float", "abs")
-_DUNDERS = {
-    **{f"__{name}__": name for name in ("add", "sub", "mul", "mod", "eq", "ne", "lt", "gt", "le", "ge")},
-    "__floordiv__": "int_floordiv",
-}
-_REFLECTED = {
-    **{f"__r{name}__": name for name in ("add", "sub", "mul", "mod")},
-    "__rfloordiv__": "int_floordiv",
-}
-
 SymNode, ShapeEnv = _t.SymNode, _t.ShapeEnv
 
 
@@ -95,6 +93,13 @@ def _copy(node: Any) -> Any:
     return made
 
 
+def _nothing_is_remembered(shape_env: Any) -> bool:
+    """Whether somebody watches the arithmetic itself."""
+    return (
+        shape_env is None or shape_env._translation_validation_enabled or _t.symbolic_arithmetic_is_watched()
+    )
+
+
 def _keep(result: Any, asked: Any, state: LeanState) -> Any:
     """A result of torch's own arithmetic, as lean as the node that was asked, and canonical."""
     if result.__class__ is SymNode:
@@ -124,12 +129,7 @@ def _binary(name: str, original: Callable) -> Callable:
 
     def compute(self: Any, other: Any) -> Any:
         shape_env = self.shape_env
-        if (
-            shape_env is None
-            or (other.__class__ is not SymNode and other.__class__ is not LeanNode)
-            or shape_env._translation_validation_enabled
-            or watched()
-        ):
+        if other.__class__ not in (SymNode, LeanNode) or _nothing_is_remembered(shape_env):
             return original(self, other)
         state = lean_state(shape_env)
         left, right = _canonical_of(self, state), _canonical_of(other, state)
@@ -153,14 +153,9 @@ def _binary(name: str, original: Callable) -> Callable:
 
 def _unary(name: str, original: Callable) -> Callable:
     def lean(self: Any) -> Any:
-        shape_env = self.shape_env
-        if (
-            shape_env is None
-            or shape_env._translation_validation_enabled
-            or _t.symbolic_arithmetic_is_watched()
-        ):
+        if _nothing_is_remembered(self.shape_env):
             return original(self)
-        state = lean_state(shape_env)
+        state = lean_state(self.shape_env)
         key = (name, getattr(self, "_canonical", None) or _canonical_of(self, state))
         result = state.results.get(key)
         if result is None:
@@ -173,14 +168,9 @@ def _unary(name: str, original: Callable) -> Callable:
 
 def _sizes(name: str, original: Callable) -> Callable:
     def lean(self: Any, sizes: Any, strides: Any) -> Any:
-        shape_env = self.shape_env
-        if (
-            shape_env is None
-            or shape_env._translation_validation_enabled
-            or _t.symbolic_arithmetic_is_watched()
-        ):
+        if _nothing_is_remembered(self.shape_env):
             return original(self, sizes, strides)
-        results = lean_state(shape_env).results
+        results = lean_state(self.shape_env).results
         key = (
             name,
             tuple([getattr(n, "_canonical", None) or n for n in sizes]),
@@ -199,10 +189,10 @@ def _sizes(name: str, original: Callable) -> Callable:
 
 def _wrap_int(original: Callable) -> Callable:
     def wrap_int(self: Any, num: int) -> Any:
-        shape_env = self.shape_env
-        if shape_env is None or type(num) is not int or shape_env._translation_validation_enabled:
+        env = self.shape_env
+        if env is None or type(num) is not int or env._translation_validation_enabled:
             return original(self, num)
-        integers = lean_state(shape_env).integers
+        integers = lean_state(env).integers
         node = integers.get(num)
         if node is None:
             node = integers[num] = original(self, num)
@@ -299,41 +289,38 @@ def _remembered(name: str, slot: str, original: Callable) -> Callable:
 
 def _evaluate_node(original: Callable) -> Callable:
     def evaluate(self: Any, size_oblivious: bool = False) -> Any:
-        if size_oblivious:
-            return original(self, size_oblivious)
         memory = _memory(self)
-        answer = memory.get("_evaluated")
-        if answer is None:
-            answer = original(self, size_oblivious)
-            if _may_remember(self):
-                memory["_evaluated"] = answer
-        else:
+        if not size_oblivious and (answer := memory.get("_evaluated")) is not None:
             _tell(self, answer)
+            return answer
+        answer = original(self, size_oblivious)
+        if not size_oblivious and _may_remember(self):
+            memory["_evaluated"] = answer
         return answer
 
     return evaluate
 
 
-def _evaluate(original: Callable) -> Callable:
+def remembering_evaluation(original: Callable) -> Callable:
+    """``ShapeEnv.evaluate_sym_node`` with the answers remembered on the nodes."""
+
     def evaluate_sym_node(
         self: Any, sym_node: Any, size_oblivious: bool = False, fallback_value: bool | None = None
     ) -> Any:
-        if size_oblivious:
-            return original(self, sym_node, size_oblivious, fallback_value)
         memory = _memory(sym_node)
-        answer = memory.get("_evaluated")
-        if answer is None:
-            answer = original(self, sym_node, size_oblivious, fallback_value)
-            if _may_remember(sym_node):
-                memory["_evaluated"] = answer
-        else:
+        answer = None if size_oblivious else memory.get("_evaluated")
+        if answer is not None:
             _tell(sym_node, answer)
+            return answer
+        answer = original(self, sym_node, size_oblivious, fallback_value)
+        if not size_oblivious and _may_remember(sym_node):
+            memory["_evaluated"] = answer
         return answer
 
     return evaluate_sym_node
 
 
-def _methods() -> dict[str, Any]:
+def lean_methods() -> dict[str, Any]:
     """The lean form of every hot method of torch's node."""
     node = vars(SymNode)
     found: dict[str, Any] = {"_canonical": None}
@@ -387,7 +374,7 @@ LeanNode: Any = type(
     (SymNode,),
     {
         **{name: _also_lean(method) for name, method in vars(SymNode).items() if name in _t.magic_methods},
-        **_methods(),
+        **lean_methods(),
         "hint": _hint(vars(SymNode)["hint"]),
         "evaluate": _evaluate_node(vars(SymNode)["evaluate"]),
         "__doc__": "torch's node of a symbolic number with the repeated work remembered.",
@@ -409,126 +396,5 @@ def adopt(value: Any) -> Any:
     return value
 
 
-_NUMBERS = {int: torch.SymInt, bool: torch.SymBool, float: torch.SymFloat}
-
-
-def _operator(method: str, original: Callable, *, reflected: bool) -> Callable:
-    """``a + b``: from what is remembered if it can be, else through the node, else as torch does it."""
-    watched = _t.symbolic_arithmetic_is_watched
-    symbolic, numbers, new = torch.SymInt, _NUMBERS, object.__new__
-
-    def lean(self: Any, other: Any) -> Any:
-        node = self.node
-        left = getattr(node, "_canonical", None)
-        if left is not None and not watched():
-            right = other
-            if other.__class__ is not int:
-                right = getattr(other.node, "_canonical", None) if other.__class__ is symbolic else None
-            state = getattr(node.shape_env, "_fake_lean", None)
-            if state is not None and right is not None:
-                result = state.results.get((method, right, left) if reflected else (method, left, right))
-                if result is not None:
-                    if result.constant is not None:
-                        return result.constant
-                    made = new(result.__class__)
-                    made.__dict__ = result.__dict__
-                    return numbers[result.pytype](made)
-        return through_node(self, node, other)
-
-    def through_node(self: Any, node: Any, other: Any) -> Any:
-        if (node.__class__ is not LeanNode and node.__class__ is not SymNode) or node.constant is not None:
-            return original(self, other)
-        if other.__class__ is int:
-            operand = node.wrap_int(other)
-        elif other.__class__ is symbolic and not reflected:
-            operand = other.node
-            if operand.__class__ is not LeanNode and operand.__class__ is not SymNode:
-                return original(self, other)
-        else:
-            return original(self, other)
-        result = getattr(operand, method)(node) if reflected else getattr(node, method)(operand)
-        return result.constant if result.constant is not None else numbers[result.pytype](result)
-
-    lean.__name__ = original.__name__
-    return lean
-
-
-class _Operators:
-    """The one owner of the Python operators of ``torch.SymInt``: ``a + b`` without the detours of torch's own.
-
-    They only do what torch's operators do, in fewer steps, so they may stay: the first adopted number keeps them until
-    :meth:`uninstall`; acceleration holds them while it is on.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._holders = 0
-        self._kept = False
-        self._saved: dict[str, tuple[Any, Any]] = {}
-
-    def keep(self) -> None:
-        """Put them in place for the rest of the process; does nothing if that was done."""
-        if not self._kept:
-            with self._lock:
-                if not self._kept:
-                    self._kept = True
-                    self.acquire()
-
-    def acquire(self) -> None:
-        """Put them in place until as many calls of :meth:`release`."""
-        with self._lock:
-            self._holders += 1
-            if self._holders > 1:
-                return
-            for reflected, table in ((False, _DUNDERS), (True, _REFLECTED)):
-                for name, method in table.items():
-                    original = vars(torch.SymInt)[name]
-                    ours = _operator(method, original, reflected=reflected)
-                    self._saved[name] = (original, ours)
-                    setattr(torch.SymInt, name, ours)
-
-    def release(self) -> None:
-        """Undo one :meth:`acquire`; an operator that someone else has replaced since is left alone."""
-        with self._lock:
-            self._holders -= 1
-            if self._holders:
-                return
-            for name, (original, ours) in self._saved.items():
-                if vars(torch.SymInt).get(name) is ours:
-                    setattr(torch.SymInt, name, original)
-            self._saved.clear()
-
-    def uninstall(self) -> None:
-        """Undo :meth:`keep`: numbers stay lean, their Python operators are torch's again."""
-        with self._lock:
-            if self._kept:
-                self._kept = False
-                self.release()
-
-
-OPERATORS = _Operators()
+OPERATORS = Operators((SymNode, LeanNode))
 """Process-wide, as ``torch.SymInt`` is."""
-
-
-def patches() -> list[tuple[Any, str, Any]]:
-    """Attributes of torch and what to put there (owner, name, value), while torch's own are in place."""
-    return [
-        *((SymNode, name, value) for name, value in _methods().items()),
-        (ShapeEnv, "evaluate_sym_node", _evaluate(ShapeEnv.evaluate_sym_node)),
-        (_t.FunctionalTensor, "__new__", staticmethod(_functional_new)),
-    ]
-
-
-_FUNCTIONAL_NEW = _t.FunctionalTensor.__new__
-
-
-def _functional_new(cls: type, elem: Any, mode: Any) -> Any:
-    """FunctionalTensor's constructor; with the storage size given, torch asks a symbolic tensor fewer questions."""
-    if (
-        not _t.has_symbols(elem)
-        or torch.is_inference_mode_enabled()
-        or not torch._is_functional_tensor(elem)
-        or elem.layout is not torch.strided
-    ):
-        return _FUNCTIONAL_NEW(cls, elem, mode)
-    return _t.make_symbolic_functional(cls, elem)
