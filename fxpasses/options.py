@@ -70,7 +70,7 @@ class Options:
     check: CheckLevel = "structure"
     report: str | None = None
     accelerate: bool = True
-    regions: Literal["auto", "off", "always"] | tuple[str, ...] = "off"
+    regions: Literal["auto", "off", "always"] | tuple[str, ...] = "auto"
     compiled_autograd: bool = False
 
     @classmethod
