@@ -1,0 +1,233 @@
+"""Layers under checkpointing, autocast, no_grad and the like, with randomness and shared memory: as in eager."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import fxpasses
+from tests.fxpasses.regional.support import Block, Stack, check, copies, reasons, taken
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def same_weights_each_time():
+    torch.manual_seed(0)
+
+
+def test_checkpointed_layers():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.layers = nn.ModuleList(Block() for _ in range(4))
+
+        def forward(self, x):
+            x = self.first(x)
+            for layer in self.layers:
+                x = torch.tanh(checkpoint(layer, x, use_reentrant=False)) + 1
+            return x
+
+    assert check(Net(), [X])[0] >= 3
+
+
+def test_autocast_inside_of_layers():
+    class Mixed(Block):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                y = self.down(F.gelu(self.up(self.norm(x))))
+            return x + y.float()
+
+    assert check(Stack([Mixed() for _ in range(4)]), [X], tolerance=3e-2) == [4]
+
+
+def test_autocast_around_layers():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Block() for _ in range(6))
+
+        def forward(self, x):
+            x = x * 2
+            for layer in self.layers[:3]:
+                x = layer(x)
+            with torch.autocast("cpu", torch.bfloat16):
+                for layer in self.layers[3:]:
+                    x = layer(x)
+            return x.float()
+
+    found = check(Net(), [torch.randn(4, 8, requires_grad=True)], tolerance=3e-2)
+    assert found[:2] == [3, 3]
+
+
+def test_autocast_around_the_call():
+    model = Stack([Block() for _ in range(4)])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert check(model, [X], tolerance=3e-2) == [4]
+
+
+def test_no_grad_around_some_layers():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Block() for _ in range(6))
+
+        def forward(self, x):
+            x = x * 2
+            with torch.no_grad():
+                for layer in self.layers[:3]:
+                    x = layer(x)
+            for layer in self.layers[3:]:
+                x = layer(x)
+            return x
+
+    model = Net()
+    found = check(model, [torch.randn(4, 8, requires_grad=True)])
+    assert found[:2] in ([2, 2], [3, 3])  # the first of three has an input of another kind
+
+
+def test_frozen_layers_and_trained_ones():
+    layers = [Block() for _ in range(6)]
+    for layer in layers[:3]:
+        layer.requires_grad_(False)
+    found = check(Stack(layers), [X])
+    assert sum(item.copies == 3 for item in taken()) >= 2 or 6 in found
+
+
+def test_inference():
+    model = Stack([Block() for _ in range(4)]).eval()
+    with torch.no_grad():
+        assert check(model, [X]) == [4]
+    with torch.inference_mode():
+        assert check(model, [X]) == [4]
+    counted = fxpasses.stats()
+    assert (counted.joint, counted.inference) == (0, 2)
+
+
+def test_dropout_is_random_in_each_layer_and_zero_at_the_same_places_backward():
+    class Drops(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(
+                nn.Sequential(nn.Identity(), nn.Dropout(0.5), nn.Identity()) for _ in range(4)
+            )
+
+        def forward(self, x):
+            return torch.stack([torch.sin(layer(x) * 1.0) for layer in self.layers])
+
+    from tests.fxpasses.regional.support import compiled
+
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+    model = Drops()
+    x = torch.ones(1000, requires_grad=True)
+    y = compiled(model)(x)
+    y.sum().backward()
+    dropped = y == 0
+    assert copies() == [4]
+    assert not torch.equal(dropped[0], dropped[1])
+    assert 0.4 < dropped.float().mean() < 0.6
+    torch.testing.assert_close(x.grad, ((~dropped) * 2 * torch.cos(torch.tensor(2.0))).sum(0))
+
+
+def test_views_of_inputs_and_of_each_other():
+    class Views(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.both = nn.Linear(8, 16)
+
+        def forward(self, x):
+            y = torch.tanh(self.both(x))
+            a, b = y.chunk(2, -1)
+            return x.view(2, -1), a, b, y.t(), torch.sin(a) * b
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.layers = nn.ModuleList(Views() for _ in range(3))
+
+        def forward(self, x):
+            x = self.first(x)
+            outputs = []
+            for layer in self.layers:
+                v, a, b, t, x = layer(x)
+                outputs += [v, a, b, t]
+            return (x, *outputs)
+
+    assert check(Net(), [X])[0] == 3
+
+
+def test_hidden_states_that_are_returned_may_be_changed():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(8, 8)
+            self.layers = nn.ModuleList(Block() for _ in range(4))
+
+        def forward(self, x):
+            x = self.first(x)
+            hidden = []
+            for layer in self.layers:
+                x = layer(x)
+                hidden.append(x * 1)
+            hidden[1].mul_(2)
+            return tuple(hidden)
+
+    assert check(Net(), [X])[0] == 4
+
+
+def test_data_dependent_sizes_stay_outside():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, x):
+            x = x[x[:, 0].abs() > 0.1]
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        check(Net(), [torch.randn(6, 8, requires_grad=True)])
+    assert not taken()
+    assert reasons() == ""
+
+
+def test_autograd_functions_inside_of_layers():
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            return 3 * x * gradient  # on purpose not the derivative
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return x + torch.tanh(Square.apply(self.linear(x)))
+
+    check(Stack([Layer() for _ in range(4)]), [X])
+
+
+def test_constants_in_the_code_of_a_layer():
+    class Layer(nn.Module):
+        def __init__(self, shift):
+            super().__init__()
+            self.linear, self.shift = nn.Linear(8, 8), shift
+
+        def forward(self, x):
+            return x + torch.tanh(self.linear(x) + torch.tensor(self.shift)) * 2
+
+    found = check(Stack([Layer([0.1] * 8), Layer([0.1] * 8), Layer([0.7] * 8), Layer([0.7] * 8)]), [X])
+    assert found
