@@ -58,6 +58,7 @@ from torch._functorch.partitioners import (
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
 from torch._library.fake_class_registry import FakeScriptObject
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.proxy_tensor import is_sym_node, py_sym_types
@@ -68,6 +69,8 @@ from torch.utils.flop_counter import flop_registry
 __all__ = [
     "BackwardState",
     "CustomPartitionerFn",
+    "HigherOrderOperator",
+    "OpOverload",
     "apply_user_rewrites",
     "cleanup_recompute_tags",
     "default_partition",

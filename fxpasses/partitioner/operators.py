@@ -118,7 +118,7 @@ def _verdict(
         return Verdict(Terms.NEVER, "its output's shape depends on data")
     if _torch.is_opaque(node):
         return Verdict(Terms.NEVER, "makes an opaque object")
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, _torch.HigherOrderOperator):
         inner = _why_subgraphs_never(node, table)
         return (
             Verdict(Terms.NEVER, inner)
@@ -178,7 +178,7 @@ def _why_subgraphs_never(node: fx.Node, table: "_OperatorTable") -> str | None:
             for inner in module.graph.nodes:
                 if inner.op == "call_function" and (reason := table.why_never(inner.target)):
                     return reason
-                if isinstance(inner.target, torch._ops.HigherOrderOperator) and (
+                if isinstance(inner.target, _torch.HigherOrderOperator) and (
                     reason := _why_subgraphs_never(inner, table)
                 ):
                     return reason
@@ -235,9 +235,9 @@ def _packet(target: Any) -> Any:
 
 
 def _why_never(target: Any) -> str | None:
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, _torch.HigherOrderOperator):
         return _NEVER_HIGHER_ORDER.get(target.name())
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, _torch.OpOverload):
         if isinstance(target, str) or _is_symbol_function(target):
             return None
         return "not an operator"
