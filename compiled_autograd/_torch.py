@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 __all__ = [
     "ACCUMULATE_GRAD_RETURNS",
+    "DTYPES",
     "DTYPE_CODES",
     "STRIDED_CODE",
     "BackwardFunction",
@@ -37,6 +38,7 @@ __all__ = [
     "keeps_graph",
     "materializes_grads",
     "register_hook",
+    "register_node_hook",
     "register_post_accumulate_grad_hook",
     "set_autograd_compiler",
     "set_current_engine",
@@ -68,6 +70,8 @@ dispatch_mode_depth = torch._C._len_torch_dispatch_stack
 current_graph_task_id = torch._C._current_graph_task_id
 register_hook = torch.Tensor.register_hook
 register_post_accumulate_grad_hook = torch.Tensor.register_post_accumulate_grad_hook
+_NodeHooks: Any = torch.autograd.function._HookMixin
+register_node_hook = _NodeHooks._register_hook
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 current_autograd_node = torch._C._current_autograd_node
 current_graph_task_execution_order = _C._current_graph_task_execution_order
@@ -93,6 +97,7 @@ DTYPE_CODES = {
     torch.bool: 11,
     torch.bfloat16: 15,
 }
+DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 STRIDED_CODE = 0
 
 # What torch's own compiler answers to; a method more or less, or other parameters, is another protocol.
@@ -178,6 +183,7 @@ _WATCHED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
         "register_post_accumulate_grad_hook",
         register_post_accumulate_grad_hook,
     ),
+    "register_node_hook": (_NodeHooks, "_register_hook", vars(_NodeHooks)["_register_hook"]),
     "remove_hook": (torch.utils.hooks.RemovableHandle, "remove", remove_hook),
 }
 

@@ -28,6 +28,7 @@ def _install() -> Callable[[], None]:
         pop_saved_hooks=saved_hooks.pop,
         register_hook=late_hooks.register_hook,
         register_post_accumulate_grad_hook=late_hooks.register_post_accumulate_grad_hook,
+        register_node_hook=late_hooks.register_node_hook,
         remove_hook=queries.remove_hook,
     )
 

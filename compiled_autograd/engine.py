@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from compiled_autograd import _torch, saved_hooks, schedule
+from compiled_autograd import _torch, late_hooks, saved_hooks, schedule
 from compiled_autograd.capture import build_graph, ordered_nodes
 from compiled_autograd.config import config
 from compiled_autograd.errors import RefusedError
@@ -21,7 +21,7 @@ from compiled_autograd.fallback import reason_before, refusal_reason
 from compiled_autograd.graph import CapturedGraph
 from compiled_autograd.hook import Capture, GraphCompiler
 from compiled_autograd.log import log_capture, log_fallback, log_hit, log_of_cpp
-from compiled_autograd.running import EAGER, running
+from compiled_autograd.running import EAGER, LateNodeHook, running
 from compiled_autograd.session import Session, sessions
 from compiled_autograd.standing import standing
 
@@ -67,6 +67,7 @@ class _Pass:
         self.phase = ""
         self.removed_hooks: list[tuple[Any, int, str]] = []
         self.saved_hooks_changes: list[Any] = []
+        self.late_node_hooks: list[LateNodeHook] = []
 
     # What the graph's functions, and torch._C's queries, ask
 
@@ -77,6 +78,9 @@ class _Pass:
 
     def execution_order(self) -> list[int]:
         return schedule.eager_order(self.walk())
+
+    def refuse_late_hooks(self) -> None:
+        late_hooks.refuse_node_hooks(self)
 
     # Capturing
 
@@ -119,6 +123,8 @@ class _Pass:
         try:
             with torch.set_grad_enabled(self.create_graph):
                 outputs = graph.run(self.session.compiler, self.session.dynamic, arguments)
+                if self.late_node_hooks:
+                    self.refuse_late_hooks()
                 position = 0
                 while position < len(self.callbacks):  # a callback may queue another
                     self.callbacks[position]()

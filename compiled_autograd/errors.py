@@ -38,7 +38,7 @@ class RefusedError(CompiledAutogradError, NotImplementedError):
 
 
 class LateHookError(CompiledAutogradError):
-    """A hook was added to a tensor while a captured pass ran that has yet to reach it.
+    """A hook was added to a tensor or a node while a captured pass ran that has yet to reach it.
 
     Attributes:
         node: the autograd node whose turn is still to come.
@@ -49,7 +49,7 @@ class LateHookError(CompiledAutogradError):
         self.node = node
         self.running = running
         super().__init__(
-            f"user code that runs for {running} adds a hook to a tensor of {node}, whose turn in this backward pass is "
+            f"user code that runs for {running} adds a hook to {node} or a tensor of it, whose turn in this backward pass is "
             "still to come; the pass was captured without it. Add the hook before calling backward, or run this "
             "backward pass inside `with compiled_autograd.disable():`."
         )

@@ -31,7 +31,6 @@ __all__ = [
     "call_unpack_hook",
     "copy_slices_epilogue",
     "copy_slices_prologue",
-    "validate",
 ]
 
 Grad = torch.Tensor | None
@@ -326,7 +325,9 @@ def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool, *,
 def _same_dense_layout(grad: torch.Tensor, variable: torch.Tensor) -> bool:
     """The part of ``grad_layout_contract.h`` that is cheap to see: both dense, with the same strides."""
     strides = grad.stride()
-    return strides == variable.stride() and (grad.is_contiguous() or sorted(strides) == sorted(_dense(grad)))
+    if strides != variable.stride():
+        return False
+    return grad.is_contiguous() or sorted(strides) == sorted(_dense(grad))
 
 
 def _dense(tensor: torch.Tensor) -> list[int]:
@@ -343,29 +344,6 @@ def _owns_its_parts(grad: torch.Tensor) -> bool:
         part.is_contiguous() and _torch.use_count(part) <= _OWNED_BY_SPARSE_ONLY
         for part in (grad._indices(), grad._values())
     )
-
-
-def validate(grads: Sequence[Grad], metadata: Sequence[Any]) -> Sequence[Grad]:
-    """``validate_outputs`` of the engine: cast, move, reduce or reject gradients that do not fit their inputs.
-
-    ``metadata`` is as C++ packs it, per gradient: options (device third, layout fifth), sizes, whether the
-    input is a tensor subclass, and dtype. Gradients that fit, almost all, are seen to fit here.
-    """
-    for grad, expected in zip(grads, metadata, strict=True):
-        if grad is None or expected is None:
-            continue
-        options, sizes, is_subclass, dtype = expected
-        if (
-            is_subclass
-            or type(grad) is not torch.Tensor
-            or _torch.DTYPE_CODES.get(grad.dtype) != dtype
-            or grad.device != options[2]
-            or options[4] != _torch.STRIDED_CODE
-            or grad.layout is not torch.strided
-            or tuple(grad.shape) != tuple(sizes)
-        ):
-            return _torch.functional_operators.get("validate_outputs")(grads, metadata)
-    return grads
 
 
 def copy_slices_prologue(grads: Sequence[Any], *geometry: Any) -> Sequence[Grad]:

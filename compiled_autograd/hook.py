@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from compiled_autograd import _torch, functional
+from compiled_autograd import _torch, functional, validation
 from compiled_autograd.errors import RefusedError
 from compiled_autograd.schedule import WalkedNode
 from compiled_autograd.steps import CapturedNode, InputValue, Kind, Step, SumValue, Value
@@ -184,10 +184,29 @@ class GraphCompiler:
     def validate_outputs(self, _: str, outputs: Any, args: Any, output_metadata: Sequence[Any]) -> Any:
         if not outputs:
             return outputs
-        arguments = (self._value(list(outputs)), *(self._value(argument) for argument in args))
-        tokens = self._tuple_step(functional.validate, arguments, len(outputs), Kind.PURE, "validate")
+        grads = self._value(list(outputs))
+        (metadata,) = (self._value(argument) for argument in args)
+        plain = [validation.plain_metadata(expected) for expected in metadata]
+        if all(
+            known is not None for known, expected in zip(plain, metadata, strict=True) if expected is not None
+        ):
+            return [
+                output if output is None or known is None else self._validated(grad, index, known)
+                for index, (output, grad, known) in enumerate(zip(outputs, grads, plain, strict=True))
+            ]
+        target = validation.validate_outputs
+        tokens = self._tuple_step(
+            target, (grads, self._function_name(), metadata), len(outputs), Kind.PURE, "validate"
+        )
         # a gradient that is missing for sure stays missing: C++ then leaves the edge alone
         return [None if output is None else token for output, token in zip(outputs, tokens, strict=True)]
+
+    def _validated(self, grad: Any, index: int, known: tuple[Any, ...]) -> torch.Tensor:
+        args = (grad, self._function_name(), index, *known)
+        return self._token(Value(self._step(validation.validate, args, Kind.PURE, "validate")))
+
+    def _function_name(self) -> str:
+        return self._node.name.split(" ")[0]
 
     def accumulate(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         first, second = self._value(left), self._value(right)

@@ -23,11 +23,12 @@ import torch
 from math import inf, nan
 from torch import device
 from compiled_autograd import functional as compiled_autograd_functional
+from compiled_autograd import validation as compiled_autograd_validation
 from compiled_autograd.persist import operator as autograd_node
 
 '''
 _OPERATOR = "torch__dynamo_compiled_autograd_ops_"
-_FUNCTIONAL = "compiled_autograd_functional_"
+_OURS = ("compiled_autograd_functional", "compiled_autograd_validation")
 
 
 def operator(name: str) -> Any:
@@ -50,7 +51,7 @@ def save_graph(graph: fx.GraphModule, path: str | pathlib.Path) -> None:
     """
     code = graph.code.strip()
     for name, target in sorted(_targets(graph).items()):
-        if name.startswith((_OPERATOR, _FUNCTIONAL)) or name.split("_")[0] in (
+        if name.startswith((_OPERATOR, *_OURS)) or name.split("_")[0] in (
             "torch",
             "device",
             "inf",
@@ -60,7 +61,7 @@ def save_graph(graph: fx.GraphModule, path: str | pathlib.Path) -> None:
         if getattr(target, "__module__", None) != "_operator":
             raise GraphReloadError(str(path), f"{name} ({target!r}) cannot be named in a file")
     code = re.sub(rf"\b{_OPERATOR}(\w+)\(", r'autograd_node("\1")(', code)
-    code = re.sub(rf"\b{_FUNCTIONAL}(\w+)\(", r"compiled_autograd_functional.\1(", code)
+    code = re.sub(rf"\b({'|'.join(_OURS)})_(\w+)\(", r"\1.\2(", code)
     code = code.replace("def forward(self, ", "def forward(", 1)
     pathlib.Path(path).write_text(_HEADER + "\n" + code + "\n")
 
@@ -72,7 +73,12 @@ def _targets(graph: fx.GraphModule) -> dict[str, Any]:
         if node.op == "call_function"
         and not isinstance(node.target, str)
         and getattr(node.target, "__module__", None)
-        not in ("_operator", "compiled_autograd.functional", "torch._dynamo.compiled_autograd.ops")
+        not in (
+            "_operator",
+            "compiled_autograd.functional",
+            "compiled_autograd.validation",
+            "torch._dynamo.compiled_autograd.ops",
+        )
     }
 
 

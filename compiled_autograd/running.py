@@ -1,5 +1,6 @@
 """What is running on this thread: the stack of backward passes, captured and eager."""
 
+import dataclasses
 import itertools
 import threading
 from collections.abc import Callable
@@ -7,7 +8,19 @@ from typing import Any, Protocol
 
 from compiled_autograd.schedule import WalkedNode
 
-__all__ = ["EAGER", "BackwardPass", "Running", "running"]
+__all__ = ["EAGER", "BackwardPass", "LateNodeHook", "Running", "running"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LateNodeHook:
+    """A hook that user code added to some autograd node while a captured pass ran."""
+
+    hooks: Any
+    """The dict in which the node keeps it."""
+    handle: Any
+    node: int
+    """Index of the node that ran at the time."""
+    phase: str
 
 
 class BackwardPass(Protocol):
@@ -20,6 +33,10 @@ class BackwardPass(Protocol):
     phase: str
     removed_hooks: list[tuple[Any, int, str]]
     saved_hooks_changes: list[Any]
+    late_node_hooks: list[LateNodeHook]
+
+    def refuse_late_hooks(self) -> None:
+        """Raise where a hook in ``late_node_hooks`` belongs to a node that this pass has yet to reach."""
 
     def walk(self) -> list[WalkedNode]:
         """The nodes of this pass, by the index that C++ gave them."""
@@ -63,11 +80,12 @@ class Running(threading.local):
         Eager reads the hooks of one phase of one node at once: a hook that another one of them removes still
         runs in this pass.
         """
-        current = self.captured()
-        if current is None:
+        if not self.stack or (current := self.stack[-1]) is EAGER:
             return True
+        if current.late_node_hooks:
+            current.refuse_late_hooks()
         current.node, current.phase = node, phase
-        return not any(
+        return not current.removed_hooks or not any(
             removed is hook and (at_node, at_phase) != (node, phase)
             for removed, at_node, at_phase in current.removed_hooks
         )

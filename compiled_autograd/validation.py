@@ -1,0 +1,83 @@
+"""What the engine checks of each gradient that flows into a node, done at run time as a captured graph says.
+
+The rules are those of ``validate_outputs`` and ``InputMetadata`` in torch's ``engine.cpp`` and ``input_metadata.h``.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from compiled_autograd import _torch
+
+__all__ = ["plain_metadata", "validate", "validate_outputs"]
+
+Grad = torch.Tensor | None
+
+
+def plain_metadata(packed: Any) -> tuple[torch.dtype, str, tuple[Any, ...]] | None:
+    """Dtype, name of the device, and sizes from what C++ packs for one input of a node; None where they are not all of it.
+
+    C++ packs options (device third, layout fifth), sizes, whether the input is a tensor subclass, and dtype.
+    """
+    if packed is None:
+        return None
+    options, sizes, is_subclass, code = packed
+    dtype = _torch.DTYPES.get(code)
+    if dtype is None or is_subclass or _packed_metadata(dtype, options[2], sizes)[0] != tuple(options):
+        return None
+    return dtype, str(options[2]), tuple(sizes)
+
+
+def _packed_metadata(dtype: torch.dtype, device: torch.device, sizes: Sequence[int]) -> tuple[Any, ...]:
+    code = _torch.DTYPE_CODES[dtype]
+    return (None, None, device, code, _torch.STRIDED_CODE, None), list(sizes), False, code
+
+
+_devices: dict[str, torch.device] = {}
+
+
+def _device(name: str) -> torch.device:
+    """The device of that name, made once: a validation takes a fraction of a microsecond."""
+    device = _devices.get(name)
+    if device is None:
+        device = _devices[name] = torch.device(name)
+    return device
+
+
+def validate(
+    grad: Grad, function: str, index: int, dtype: torch.dtype, device: str, shape: tuple[int, ...]
+) -> Grad:
+    """``validate_outputs`` of the engine for the gradient that ``function`` made of its plain dense input ``index``.
+
+    Gradients that fit, almost all, are seen to fit here, and those of an input that was broadcast are reduced
+    here. The rest (cast, move, reject) is C++'s.
+    """
+    if (
+        type(grad) is torch.Tensor
+        and grad.dtype is dtype
+        and grad.device == _device(device)
+        and grad.layout is torch.strided
+    ):
+        found = grad.shape
+        if found == shape:
+            return grad
+        if len(found) > len(shape) and found[len(found) - len(shape) :] == shape:
+            return grad.sum_to_size(shape)
+    elif grad is None:
+        return None
+    # the error names the index: put the gradient where the node has it
+    metadata = [None] * index + [_packed_metadata(dtype, _device(device), shape)]
+    return validate_outputs([None] * index + [grad], function, metadata)[index]
+
+
+def validate_outputs(grads: Sequence[Grad], function: str, metadata: Sequence[Any]) -> Sequence[Grad]:
+    """``validate_outputs`` of the engine: cast, move, reduce or reject gradients that do not fit their inputs.
+
+    ``metadata`` is as C++ packs it (see `plain_metadata`), one per gradient.
+    """
+    try:
+        return _torch.functional_operators.get("validate_outputs")(grads, metadata)
+    except RuntimeError as error:
+        text = str(error).removeprefix("[Compiled Autograd Tracing:]")
+        raise RuntimeError(f"Function {function} returned an {text}") from None
