@@ -2,12 +2,14 @@
 
 The recorder sits below autograd, so that what C++'s functional nodes do shows up as plain ATen. Validation
 that has nothing to do calls nothing, and so disappears. Sizes and scalars become constants: whoever runs the
-recorded graph checks that they are the same. The order of arguments is that of the segment's inputs.
+recorded graph checks that they are the same. So do the Python numbers that a forward multiplied by: nodes save
+them as 0-dim CPU tensors with C++'s ``wrapped_number`` flag, and dispatch hands such a tensor to Python as a
+number. The order of arguments is that of the segment's inputs.
 """
 
 import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +34,8 @@ class Lowered:
     """Which of the segment's inputs the graph takes."""
     outputs: list[tuple[str, int] | None]
     """Per output of the segment: a computed one, an input passed on, or None."""
+    baked: list[int]
+    """Segment inputs that may be constants in the graph: numbers, saved as 0-dim tensors."""
     results: tuple[Any, ...]
     """What the recorded run computed."""
     problem: str | None
@@ -140,14 +144,22 @@ def _indexes_by_position(func: Any, args: Any) -> bool:
 
 
 def lower(
-    segment: FunctionalSegment, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
+    segment: FunctionalSegment,
+    values: list[Any],
+    sizes: Sequence[int],
+    scalars: Sequence[Any],
+    lifted: Collection[int] = (),
 ) -> Lowered:
-    """Run ``segment`` on ``values`` (a list, which is emptied) and record it."""
+    """Run ``segment`` on ``values`` (a list, which is emptied) and record it.
+
+    The numbers at the positions ``lifted`` become inputs of the graph instead of constants.
+    """
     graph = fx.Graph()
     recorder = _Recorder(graph)
     placeholders: list[fx.Node | None] = []
-    inputs = list(values)
-    for node, value in zip(segment.inputs, values, strict=True):
+    # a copy has lost the flag that makes it a number
+    inputs = [value.clone() if index in lifted else value for index, value in enumerate(values)]
+    for node, value in zip(segment.inputs, inputs, strict=True):
         placeholder = None
         if value is not None:
             placeholder = graph.create_node("placeholder", node.name, name=node.name)
@@ -165,13 +177,18 @@ def lower(
     graph.output(tuple(computed))
     graph.eliminate_dead_code()
     used = [index for index, node in enumerate(placeholders) if node is not None and node.users]
+    baked = [
+        index
+        for index, (node, value) in enumerate(zip(placeholders, inputs, strict=True))
+        if node is not None and not node.users and value.dim() == 0 and value.device.type == "cpu"
+    ]
     for placeholder in placeholders:
         if placeholder is not None and not placeholder.users:
             graph.erase_node(placeholder)
     problem = recorder.problem
     if problem is not None:
         graph = fx.Graph()
-    return Lowered(graph, used, outputs, results, problem, recorder.random)
+    return Lowered(graph, used, outputs, baked, results, problem, recorder.random)
 
 
 def _describe_outputs(

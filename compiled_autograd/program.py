@@ -1,4 +1,8 @@
-"""How one compiler runs one captured graph: at most one static and one dynamic form of each segment."""
+"""How one compiler runs one captured graph: at most one static and one dynamic form of each segment.
+
+Numbers that the forward multiplied by are constants in the static form. Where they change and sizes do not, there
+is one more form, in which they are inputs.
+"""
 
 import operator
 import time
@@ -58,6 +62,7 @@ class _Segment:
         self.compiler = compiler
         self.compile_part = compile_part
         self.statics: list[_Static] = []
+        self.lifted: _Static | None = None
         self.dynamic: _Dynamic | None = None
         self.gave_up: str | None = None
         self._forms = forms
@@ -75,20 +80,37 @@ class _Segment:
         for static in self.statics:
             if static.matches(values, sizes, scalars):
                 return static.run(values)
+        if self.lifted is not None and self.lifted.matches(values, sizes, scalars):
+            return self.lifted.run(values)
         if self.dynamic is not None and self.dynamic.matches(values, sizes, scalars):
             return self.dynamic.run(values, sizes)
-        if self.gave_up is None and len(self.statics) + (self.dynamic is not None) < _MOST_FORMS:
-            return self._new_form(values, sizes, scalars)
+        if self.gave_up is None:
+            baked = self._changed_numbers(values, sizes, scalars)
+            if baked or len(self.statics) + (self.dynamic is not None) < _MOST_FORMS:
+                return self._new_form(values, sizes, scalars, baked)
         sessions.ledger.ran_uncompiled(self.gave_up or f"it has been compiled {_MOST_FORMS} times")
         return self.part.module.forward(values, sizes, scalars)
 
-    def _new_form(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Any:
+    def _changed_numbers(
+        self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
+    ) -> Sequence[int]:
+        """The constants of a static form that fits but for their values; none where they are inputs already."""
+        if self.lifted is not None:
+            return ()
+        fitting = (static for static in self.statics if static.fits(values, sizes, scalars))
+        return next((static.lowered.baked for static in fitting), ())
+
+    def _new_form(
+        self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any], baked: Sequence[int]
+    ) -> Any:
         problem = obstacle(values)
         if problem is not None:
             # not given up: the next call may bring plain tensors
             sessions.ledger.ran_uncompiled(problem)
             log_compile(self.part.title, f"runs uncompiled: {problem}")
             return self.part.module.forward(values, sizes, scalars)
+        if baked:
+            return self._compile_static(values, sizes, scalars, lifted=baked)
         if self.statics:
             pattern = ShapePattern.between(self.statics[0].example, values, sizes, scalars)
             if pattern is not None:
@@ -100,10 +122,16 @@ class _Segment:
         sessions.ledger.ran_uncompiled(reason)
         log_compile(self.part.title, f"runs uncompiled: {reason}")
 
-    def _compile_static(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Any:
+    def _compile_static(
+        self,
+        values: list[Any],
+        sizes: Sequence[int],
+        scalars: Sequence[Any],
+        lifted: Sequence[int] = (),
+    ) -> Any:
         started = time.perf_counter()
         kept = list(values)
-        lowered = lower(self.part, values, sizes, scalars)
+        lowered = lower(self.part, values, sizes, scalars, lifted)
         sessions.ledger.spend("lower", time.perf_counter() - started)
         if lowered.problem is not None:
             self._give_up(lowered.problem)
@@ -118,7 +146,10 @@ class _Segment:
                 return lowered.results
             finally:
                 sessions.ledger.spend("compile", time.perf_counter() - started)
-        self.statics.append(static)
+        if lifted:
+            self.lifted = static
+        else:
+            self.statics.append(static)
         results, lowered.results = lowered.results, ()
         return results
 
@@ -160,12 +191,19 @@ class _Static:
         self.missing = tuple(index for index, value in enumerate(values) if value is None)
         present = [value for value in values if value is not None]
         self.guards = _torch.tensor_guards(present) if present else None
+        self.numbers = tuple((index, values[index].item()) for index in lowered.baked)
         self.used = lowered.used_inputs
         self.outputs = lowered.outputs
         self.compiled: Callable[[list[Any]], Sequence[Any]] | None = None
         self.plain_outputs = lowered.outputs == [("computed", index) for index in range(len(lowered.outputs))]
 
     def matches(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
+        return self.fits(values, sizes, scalars) and all(
+            _same_operand(values[index].item(), number) for index, number in self.numbers
+        )
+
+    def fits(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
+        """Whether all but the numbers match."""
         if tuple(sizes) != self.sizes or tuple(scalars) != self.scalars:
             return False
         if self.missing:
@@ -223,6 +261,13 @@ class _Static:
             else passed_on[output[1]]
             for output in self.outputs
         )
+
+
+def _same_operand(left: Any, right: Any) -> bool:
+    """Whether two numbers give the same results: NaN is itself, and 0.0 is not -0.0."""
+    if left != left:
+        return bool(right != right)
+    return left == right and (left != 0 or repr(left) == repr(right))
 
 
 def _list_module(flat: fx.Graph, name: str) -> fx.GraphModule:
