@@ -25,7 +25,7 @@ from .tensor import DEVICE_ATTRIBUTE, FakeTensor, adopt, disown
 
 __all__ = ["ENGINE", "FakeTensorMode", "cache_clear", "cache_info"]
 
-ENGINE = Engine(FakeTensor, dispatch_steps, caches_subgraphs=True)
+ENGINE = Engine(FakeTensor, dispatch_steps, is_own=True)
 """The dispatch cache of the process, shared by all modes (their settings are part of the keys)."""
 
 _CACHE_SETTINGS = frozenset(

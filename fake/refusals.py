@@ -21,9 +21,11 @@ from .errors import (
     NonFakeInputError,
     UnsupportedOperatorException,
 )
+from .kernels.arguments import check_arguments
 from .kernels.dtypes import refusal
+from .kernels.overlaps import check_overlaps
 
-__all__ = ["as_in_eager", "functional_of_in_place", "refuse_dtypes", "refuse_in_place"]
+__all__ = ["as_in_eager", "functional_of_in_place", "refuse_arguments", "refuse_dtypes", "refuse_in_place"]
 
 _NOT_A_REFUSAL = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
@@ -38,8 +40,26 @@ def refuse_dtypes(mode: Any, call: Any) -> None:
     if _t.is_tracing() or not isinstance(call.func, _t.OpOverload) or REPLACEMENTS.includes(call.func):
         return
     error = refusal(call.func, call.args, call.kwargs)
+    functional = functional_of_in_place(call.func) if error is None and call.func._schema.is_mutable else None
+    if functional is not None:
+        error = refusal(functional, call.args, call.kwargs)
     if error is not None:
         raise error
+
+
+def refuse_arguments(mode: Any, call: Any) -> None:
+    """Run the checks of ``fake.kernels.arguments`` and ``fake.kernels.overlaps`` on dense tensors with plain sizes.
+
+    Raises:
+        RuntimeError, IndexError: as eager.
+    """
+    func = call.func
+    if call.has_symbols or not isinstance(func, _t.OpOverload) or REPLACEMENTS.includes(func):
+        return
+    if all(t.layout is torch.strided and not t.is_nested and not t.is_quantized for t in call.fakes):
+        check_arguments(func, call.args, call.kwargs)
+        if func._schema.is_mutable:
+            check_overlaps(func, call.args, call.kwargs)
 
 
 @functools.cache
@@ -67,7 +87,7 @@ def functional_of_in_place(func: Any) -> Any:
     return None
 
 
-_NOT_BY_FUNCTIONAL = frozenset(("copy_", "fill_", "zero_", "set_", "resize_", "resize_as_", "detach_"))
+_NOT_BY_FUNCTIONAL = frozenset(("copy_", "fill_", "zero_", "set_", "resize_", "resize_as_", "detach_", "addbmm_", "nan_to_num_"))
 """In-place operators that take more than their functional forms, or have nothing to refuse."""
 
 
@@ -121,3 +141,10 @@ def as_in_eager(func: Any) -> Iterator[None]:
         if isinstance(func, _t.OpOverload) and _t.library_utils.is_builtin(func):
             raise RuntimeError(f"{func}: {error}") from error
         raise
+    except ValueError as error:
+        if func in _NO_VALUE_ERRORS:
+            raise RuntimeError(f"{func}: {error}") from error
+        raise
+
+
+_NO_VALUE_ERRORS = frozenset((torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default))

@@ -27,7 +27,7 @@ from .errors import (
 )
 from .kernels import sparse, views
 from .kernels.structured import structured
-from .refusals import as_in_eager, refuse_dtypes, refuse_in_place
+from .refusals import as_in_eager, refuse_arguments, refuse_dtypes, refuse_in_place
 from .tensor import adopt
 
 __all__ = ["STEPS", "Call", "dispatch"]
@@ -130,6 +130,12 @@ def fold_constants(mode: Any, call: Call) -> Any:
 def refuse_unsupported_dtypes(mode: Any, call: Call) -> Any:
     """What eager's kernel has no code for is refused, where the user calls the operator."""
     refuse_dtypes(mode, call)
+    return NEXT
+
+
+def refuse_wrong_arguments(mode: Any, call: Call) -> Any:
+    """Sizes, ranges and numbers that meta kernels forget to check."""
+    refuse_arguments(mode, call)
     return NEXT
 
 
@@ -313,6 +319,7 @@ STEPS: tuple[Callable[[Any, Call], Any], ...] = (
     convert_inputs,
     fold_constants,
     refuse_unsupported_dtypes,
+    refuse_wrong_arguments,
     refuse_wrong_in_place,
     higher_order,
     forget_written_constants,

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from .. import _torch as _t
+from ..kernels.overlaps import pairs_to_watch
 from ..tensor import Unkeyable, forget
 from .calls import compare_leaf, is_mutable, renew, tensors_of
 from .disk import DiskCache
 from .key import compile_key, plain_key
-from .recipe import Mark, Recipe, build
+from .recipe import Apart, Mark, Recipe, build
 from .record import describe, verify
 from .replacements import REPLACEMENTS
 from .store import Bypass, Store
@@ -82,13 +83,14 @@ class Engine:
         tensor_class: the exact class of the tensors that the engine makes and recognises.
         dispatch: ``dispatch(mode, func, types, args, kwargs)``, the real thing, called on a miss.
         limit: the number of entries at which the older half is dropped.
-        caches_subgraphs: keep results of operators that take graphs, too; off where ``dispatch`` does it.
+        is_own: whether ``dispatch`` is this package's: it leaves it to the engine to keep results of operators that take
+            graphs, and refuses arguments that overlap.
     """
 
     def __init__(
-        self, tensor_class: type, dispatch: Dispatch, limit: int = 100_000, *, caches_subgraphs: bool = False
+        self, tensor_class: type, dispatch: Dispatch, limit: int = 100_000, *, is_own: bool = False
     ) -> None:
-        self.caches_subgraphs = caches_subgraphs
+        self.is_own = is_own
         self.tensor_class = tensor_class
         self.dispatch = dispatch
         self.store = Store(limit)
@@ -117,7 +119,7 @@ class Engine:
             return lambda mode, func, types, args, kwargs: answer(args)
         if func in _t.DISPATCH_HANDLE_DIRECTLY:
             return _handle_directly
-        if self.caches_subgraphs and may_be_cached(func):
+        if self.is_own and may_be_cached(func):
             return self._make_subgraph_handler(func)
         reason = uncacheable_reason(func)
         if reason is not None:
@@ -314,6 +316,11 @@ class Engine:
         except Stale:
             return
         if call is None:
+            if self.is_own and is_mutable(func):
+                pairs = pairs_to_watch(func, args, kwargs)
+                if pairs:
+                    recipe = Apart(recipe, pairs)
+                    rebuild = build(recipe, self.tensor_class, mark)
             lasting = recipe if isinstance(func, _t.OpOverload) else None  # a graph's identity ends with the process
             self.store.insert(func, self.store.table(func), key, rebuild, lasting)
         else:

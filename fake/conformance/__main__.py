@@ -14,6 +14,7 @@ from fake.conformance.dtypes import measure_dtypes, write_table
 from fake.conformance.engines import ENGINES
 from fake.conformance.layouts import LAYOUTS
 from fake.conformance.report import Tally
+from fake.conformance.overlaps import measure_overlaps
 from fake.conformance.refusals import sweep_refusals
 from fake.conformance.sweep import TABLES, Options, sweep
 
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--progress", action="store_true", help="print each entry's name to standard error")
     parser.add_argument(
-        "--measure-dtypes", type=Path, help="write the table of refused dtypes to this file, measured with eager"
+        "--measure", type=Path, help="write what kernels refuse to this file, measured with eager"
     )
     choice = parser.parse_args(arguments)
 
@@ -74,8 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
             repeat=choice.repeat,
         )
         progress = (lambda name: print(name, file=sys.stderr)) if choice.progress else (lambda name: None)
-        if choice.measure_dtypes:
-            print(write_table(measure_dtypes(options, progress), choice.measure_dtypes), "operators refuse some")
+        if choice.measure:
+            dtypes, overlaps = measure_dtypes(options, progress), measure_overlaps(options, progress)
+            print(write_table(dtypes, overlaps, choice.measure), "operators refuse dtypes", len(overlaps), "overlaps")
             return 0
         tally = (sweep_refusals if choice.refusals else sweep)(options, progress)
     if choice.json:

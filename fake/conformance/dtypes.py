@@ -151,8 +151,8 @@ def _try(watch: _Watch, function: Any, call: Any) -> None:
         return
 
 
-def write_table(observations: Observations, path: Path) -> int:
-    """Write the table; returns the number of operators that refuse something."""
+def write_table(observations: Observations, overlaps: dict[str, list[str]], path: Path) -> int:
+    """Write the table, and the kinds of overlap that operators refuse; returns the number of operators that refuse dtypes."""
     operators = {name: explain(signatures) for name, signatures in sorted(observations.items())}
     lines = []
     for name, refused in operators.items():
@@ -160,7 +160,8 @@ def write_table(observations: Observations, path: Path) -> int:
         if row:
             lines.append(f" {json.dumps(name)}: {json.dumps(row)}")
     head = f'{{"torch": {json.dumps(torch.__version__.split("+")[0])}, "operators": {{\n'
-    path.write_text(head + ",\n".join(lines) + "\n}}\n")
+    more = ",\n".join(f" {json.dumps(name)}: {json.dumps(kinds)}" for name, kinds in sorted(overlaps.items()))
+    path.write_text(head + ",\n".join(lines) + '\n}, "overlaps": {\n' + more + "\n}}\n")
     return len(lines)
 
 

@@ -2,7 +2,7 @@
 
 No schema and no meta kernel says that ``exp`` knows no bfloat16 on some backend or that ``mm`` wants one dtype: each
 kernel decides for itself, with a macro over dtypes or a check of its own. ``refused_dtypes.json`` holds what they
-decided, for every ATen operator that torch's ``op_db`` reaches. ``python -m fake.conformance --measure-dtypes`` writes it:
+decided, for every ATen operator that torch's ``op_db`` reaches. ``python -m fake.conformance --measure FILE`` writes it:
 it calls the operators on tensors of all dtypes and keeps the combinations that were always refused. A combination
 that was not measured, another device, and another release of torch are left to the other steps.
 """
@@ -19,7 +19,7 @@ import torch
 
 from fake.kernels._torch import OpOverload
 
-__all__ = ["CODES", "FILE", "Refused", "Signature", "refusal", "signature", "written"]
+__all__ = ["CODES", "FILE", "Refused", "Signature", "refusal", "signature", "table", "written"]
 
 Signature = dict[str, str]
 
@@ -131,15 +131,24 @@ def _said(found: Signature, *names: str) -> str:
 
 
 @functools.cache
-def _table() -> dict[str, Refused]:
-    """What is refused, by operator. Empty for another release of torch."""
+def _measured() -> dict[str, Any]:
     file = resources.files("fake.kernels") / FILE
-    if not file.is_file():
-        return {}
-    data = json.loads(file.read_text())
-    if torch.__version__.split("+")[0] != data["torch"]:
-        return {}
-    return {name: _refused(row) for name, row in data["operators"].items()}
+    data = json.loads(file.read_text()) if file.is_file() else {}
+    return data if data.get("torch") == torch.__version__.split("+")[0] else {}
+
+
+def table(kind: str) -> dict[str, Any]:
+    """One part of what was measured, by operator: ``"operators"`` (dtypes) or ``"overlaps"``. Empty for another torch."""
+    return _measured().get(kind, {})
+
+
+@functools.cache
+def _refused_by(func: OpOverload) -> Refused | None:
+    """What an operator refuses. One that takes a number is asked as if it took a tensor, if only that was measured."""
+    row = table("operators").get(func.name())
+    if row is None and func._overloadname == "Scalar":
+        row = table("operators").get(f"{func._schema.name}.Tensor")
+    return None if row is None else _refused(row)
 
 
 def _refused(row: dict[str, Any]) -> Refused:
@@ -149,7 +158,7 @@ def _refused(row: dict[str, Any]) -> Refused:
 
 def refusal(func: OpOverload, args: Any, kwargs: Any) -> Exception | None:
     """The error with which eager's kernel refuses these dtypes, or ``None`` if it takes them or was never asked."""
-    refused = _table().get(func.name())
+    refused = _refused_by(func)
     found = None if refused is None else signature(func, args, kwargs)
     if refused is None or found is None:
         return None
