@@ -14,6 +14,7 @@ import torch
 from . import _torch as _t
 from .cache.engine import Engine
 from .cache.key import plain_key
+from .cache.subgraphs import CacheView
 from .convert import FakeTensorConverter
 from .steps import dispatch as dispatch_steps
 from .symbols._torch import LocalSource
@@ -24,7 +25,7 @@ from .tensor import DEVICE_ATTRIBUTE, FakeTensor, adopt, disown
 
 __all__ = ["ENGINE", "FakeTensorMode", "cache_clear", "cache_info"]
 
-ENGINE = Engine(FakeTensor, dispatch_steps)
+ENGINE = Engine(FakeTensor, dispatch_steps, is_own=True)
 """The dispatch cache of the process, shared by all modes (their settings are part of the keys)."""
 
 _CACHE_SETTINGS = frozenset(
@@ -50,7 +51,14 @@ def cache_clear() -> None:
     ENGINE.clear()
 
 
-class FakeTensorMode(_t.TorchFakeTensorMode):
+class _IncludesTorchsModes(type(_t.TorchFakeTensorMode)):  # type: ignore[misc]
+    """A fake mode is one whoever wrote it: where this class is put in the place of torch's, torch's own modes pass, too."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _t.TorchFakeTensorMode)
+
+
+class FakeTensorMode(_t.TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
     """A dispatch mode in which tensors have no data.
 
     It derives from torch's class so that Dynamo, AOTAutograd, ``make_fx`` and export accept it; construction,
@@ -80,6 +88,8 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
 
     supports_higher_order_operators = True
     cache_custom_ops = False
+    cache = CacheView(ENGINE.store)  # type: ignore[assignment]
+    """The static entries of the dispatch cache of the process, to look at: from ``(operator, ...)`` keys to recipes."""
     _cache_token: Any = None
     _handlers: Any
 
@@ -199,6 +209,16 @@ class FakeTensorMode(_t.TorchFakeTensorMode):
         return super().from_tensor(
             tensor, static_shapes=static_shapes, source=source, symbolic_context=symbolic_context, trace=trace
         )
+
+    @contextmanager
+    def one_level_deeper(self) -> Iterator[bool]:
+        """While a real dispatch runs in this thread; says whether none did before: the user called this operator."""
+        was_outermost = getattr(self._thread, "is_outermost", True)
+        self._thread.is_outermost = False
+        try:
+            yield was_outermost
+        finally:
+            self._thread.is_outermost = was_outermost
 
     @contextmanager
     def making_torchs_tensors(self, tensors: Sequence[Any]) -> Iterator[None]:

@@ -27,6 +27,7 @@ from .errors import (
 )
 from .kernels import sparse, views
 from .kernels.structured import structured
+from .refusals import as_in_eager, refuse_arguments, refuse_dtypes, refuse_in_place
 from .tensor import adopt
 
 __all__ = ["STEPS", "Call", "dispatch"]
@@ -77,10 +78,11 @@ def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         isinstance(a, torch.SymInt) for a in flat
     )
     call = Call(func, args, kwargs, flat, spec, fakes, has_symbols)
-    for step in STEPS:
-        result = step(mode, call)
-        if result is not NEXT:
-            return adopt(result)
+    with mode.one_level_deeper() as is_outermost:
+        for step in STEPS if is_outermost else INNER_STEPS:
+            result = step(mode, call)
+            if result is not NEXT:
+                return adopt(result)
     raise UnsupportedOperatorException(func)
 
 
@@ -123,6 +125,24 @@ def fold_constants(mode: Any, call: Call) -> Any:
     """An operator all of whose tensors have known values is evaluated."""
     result = fold(mode, call)
     return NEXT if result is NotImplemented else result
+
+
+def refuse_unsupported_dtypes(mode: Any, call: Call) -> Any:
+    """What eager's kernel has no code for is refused, where the user calls the operator."""
+    refuse_dtypes(mode, call)
+    return NEXT
+
+
+def refuse_wrong_arguments(mode: Any, call: Call) -> Any:
+    """Sizes, ranges and numbers that meta kernels forget to check."""
+    refuse_arguments(mode, call)
+    return NEXT
+
+
+def refuse_wrong_in_place(mode: Any, call: Call) -> Any:
+    """A result that does not fit what an in-place operator writes to."""
+    refuse_in_place(mode, call, dispatch)
+    return NEXT
 
 
 def higher_order(mode: Any, call: Call) -> Any:
@@ -213,9 +233,9 @@ def decomposition(mode: Any, call: Call) -> Any:
             or (_t.torch_decomp_decompositions(func) and not any(_t.is_sparse_any(t) for t in call.fakes))
         )
     ):
-        with mode:
+        with mode, as_in_eager(func):
             return table[func](*call.args, **call.kwargs)
-    with mode:
+    with mode, as_in_eager(func):
         result = func.decompose(*call.args, **call.kwargs)
     return NEXT if result is NotImplemented else result
 
@@ -259,7 +279,8 @@ def special_rule(mode: Any, call: Call) -> Any:
     """torch's rules: constructors, moves between devices, data-dependent operators, indexing, copies."""
     for applies, rule in _t.fake_impls.op_implementations_checks:
         if applies(call.func):
-            result = rule(mode, call.func, *call.args, **call.kwargs)
+            with as_in_eager(call.func):
+                result = rule(mode, call.func, *call.args, **call.kwargs)
             if result is not NotImplemented:
                 return result
     return NEXT
@@ -271,7 +292,7 @@ def meta_kernel(mode: Any, call: Call) -> Any:
     if not _t.fake_impls.has_meta(func):
         return _without_meta_kernel(mode, call, None)
     try:
-        with _t.in_kernel_invocation_manager(mode):
+        with _t.in_kernel_invocation_manager(mode), as_in_eager(func):
             result = func(*call.args, **call.kwargs)
     except NotImplementedError as missing:
         return _without_meta_kernel(mode, call, missing)
@@ -297,6 +318,9 @@ STEPS: tuple[Callable[[Any, Call], Any], ...] = (
     lift_constant,
     convert_inputs,
     fold_constants,
+    refuse_unsupported_dtypes,
+    refuse_wrong_arguments,
+    refuse_wrong_in_place,
     higher_order,
     forget_written_constants,
     operator_profile,
@@ -309,3 +333,6 @@ STEPS: tuple[Callable[[Any, Call], Any], ...] = (
     meta_kernel,
 )
 """In the order in which they are tried."""
+
+INNER_STEPS = tuple(step for step in STEPS if step is not refuse_unsupported_dtypes)
+"""The same for operators that another operator's kernel or decomposition calls."""

@@ -75,6 +75,10 @@ class _EqualsTorchsClass(type(_t.TorchFakeTensor)):  # type: ignore[misc]
     def __hash__(cls) -> int:
         return hash(_t.TorchFakeTensor)
 
+    def __instancecheck__(cls, instance: object) -> bool:
+        """The same for isinstance: a fake tensor is one whoever's mode made it."""
+        return isinstance(instance, _t.TorchFakeTensor)
+
 
 class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
     """A tensor without data, made by :class:`fake.FakeTensorMode`.
@@ -102,7 +106,10 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
 
     @staticmethod
     def __new__(cls, *args: Any, **kwargs: Any) -> FakeTensor:
-        self = _t.TorchFakeTensor.__new__(cls, *args, **kwargs)
+        mode = args[0] if args else kwargs.get("fake_mode")
+        if isinstance(mode, _t.TorchFakeTensorMode) and not hasattr(mode, "dispatch_outside"):
+            cls = _t.TorchFakeTensor  # torch's rules make tensors of its own modes by this name, if it was put there
+        self: Any = _t.TorchFakeTensor.__new__(cls, *args, **kwargs)
         element = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
         if element is not None and _t.is_plain_meta(element):
             self._plain = element
@@ -137,10 +144,10 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
         if _t.active_fake_mode() is not None:
             return NotImplemented  # the mode has declined: let the next subclass try
         for arg in args:  # usually the first one is
-            if isinstance(arg, FakeTensor):
+            if issubclass(type(arg), FakeTensor):
                 return arg.fake_mode.dispatch_outside(func, types, args, kwargs or {})
         for arg in _t.arg_tree_leaves(*args, **(kwargs or {})):
-            if isinstance(arg, FakeTensor):
+            if issubclass(type(arg), FakeTensor):
                 return arg.fake_mode.dispatch_outside(func, types, args, kwargs or {})
         return NotImplemented
 

@@ -41,7 +41,7 @@ _ALLOWED = frozenset(
             ("builtins", name)
             for name in ("int", "float", "bool", "complex", "str", "list", "tuple", "type", "frozenset")
         ),
-        *(("fake.cache.recipe", name) for name in ("Argument", "Constant", "Fresh", "Sequence", "View")),
+        *(("fake.cache.recipe", name) for name in ("Apart", "Argument", "Constant", "Fresh", "Sequence", "View")),
         *(("fake.cache.renamed", name) for name in ("Entry", "RenamedMetadata")),
         ("fake.cache.symbolic_recipe", "SymbolicConstant"),
         ("fake.cache.key", "_intern_token"),
@@ -65,7 +65,7 @@ def build_id() -> bytes:
     digest = hashlib.sha256()
     digest.update(f"{torch.__version__} {torch.version.git_version} {sys.version_info[:2]}".encode())
     root = Path(__file__).parents[1]
-    for source in sorted(root.rglob("*.py")):
+    for source in sorted((*root.rglob("*.py"), *root.rglob("*.json"))):
         relative = source.relative_to(root)
         if relative.parts[0] not in ("library", "conformance"):
             digest.update(str(relative).encode())

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 
 from .. import _torch as _t
+from ..kernels.overlaps import pairs_to_watch
 from ..tensor import Unkeyable, forget
 from .calls import compare_leaf, is_mutable, renew, tensors_of
 from .disk import DiskCache
 from .key import compile_key, plain_key
-from .recipe import Mark, Recipe, build
+from .recipe import Apart, Mark, Recipe, build
 from .record import describe, verify
 from .replacements import REPLACEMENTS
 from .store import Bypass, Store
+from .subgraphs import forget_with, may_be_cached, subgraph_key
 from .symbolic import as_known_now, is_symbolic_key, metadata_of, symbols_of_key
 from .symbolic_recipe import Stale, symbols_of_recipe
 from .symbolic_tables import SymbolicCall, SymbolicTables
@@ -81,9 +83,14 @@ class Engine:
         tensor_class: the exact class of the tensors that the engine makes and recognises.
         dispatch: ``dispatch(mode, func, types, args, kwargs)``, the real thing, called on a miss.
         limit: the number of entries at which the older half is dropped.
+        is_own: whether ``dispatch`` is this package's: it leaves it to the engine to keep results of operators that take
+            graphs, and refuses arguments that overlap.
     """
 
-    def __init__(self, tensor_class: type, dispatch: Dispatch, limit: int = 100_000) -> None:
+    def __init__(
+        self, tensor_class: type, dispatch: Dispatch, limit: int = 100_000, *, is_own: bool = False
+    ) -> None:
+        self.is_own = is_own
         self.tensor_class = tensor_class
         self.dispatch = dispatch
         self.store = Store(limit)
@@ -112,6 +119,8 @@ class Engine:
             return lambda mode, func, types, args, kwargs: answer(args)
         if func in _t.DISPATCH_HANDLE_DIRECTLY:
             return _handle_directly
+        if self.is_own and may_be_cached(func):
+            return self._make_subgraph_handler(func)
         reason = uncacheable_reason(func)
         if reason is not None:
             miss = self.miss
@@ -184,6 +193,27 @@ class Engine:
             except TypeError:
                 return self.miss(mode, func, types, args, kwargs, None, "unhashable argument")
             if rebuild is None:
+                return self.miss(mode, func, types, args, kwargs, key)
+            if type(rebuild) is not Bypass:
+                self.store.hit()
+            return rebuild(mode, args, kwargs)
+
+        return handler
+
+    def _make_subgraph_handler(self, func: Any) -> Handler:
+        """Operators that take graphs: keyed by the identity of those."""
+        table = self.store.table(func)
+
+        def handler(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            try:
+                key, graphs = subgraph_key(func, mode, args, kwargs, self.tensor_class)
+                rebuild = table.get(key)
+            except Unkeyable as refused:
+                return self.miss(mode, func, types, args, kwargs, None, refused.reason)
+            except TypeError:
+                return self.miss(mode, func, types, args, kwargs, None, "unhashable argument")
+            if rebuild is None:
+                forget_with(graphs, self.store.remove, table, key)
                 return self.miss(mode, func, types, args, kwargs, key)
             if type(rebuild) is not Bypass:
                 self.store.hit()
@@ -272,6 +302,8 @@ class Engine:
         self, mode: Any, func: Any, args: Any, kwargs: Any, key: Any, outputs: Any, call: Any, questions: Any
     ) -> None:
         try:
+            if _t.preferred_device_type() is not None:
+                raise Unkeyable("preferred device type")
             recipe = describe(func, args, kwargs, outputs, self.tensor_class)
             if not symbols_of_recipe(recipe) <= (set() if call is None else symbols_of_key(key)):
                 raise Unkeyable("unrepresented symbol in output")
@@ -284,7 +316,13 @@ class Engine:
         except Stale:
             return
         if call is None:
-            self.store.insert(func, self.store.table(func), key, rebuild, recipe)
+            if self.is_own and is_mutable(func):
+                pairs = pairs_to_watch(func, args, kwargs)
+                if pairs:
+                    recipe = Apart(recipe, pairs)
+                    rebuild = build(recipe, self.tensor_class, mark)
+            lasting = recipe if isinstance(func, _t.OpOverload) else None  # a graph's identity ends with the process
+            self.store.insert(func, self.store.table(func), key, rebuild, lasting)
         else:
             try:
                 call.remember(rebuild, recipe, questions)

@@ -179,7 +179,7 @@ def _storage_bytes(args: Any, kwargs: Any) -> Any:
 
 
 def _reads_storage_size(func: Any) -> bool:
-    return func._schema.name in _READS_STORAGE_SIZE
+    return isinstance(func, _t.OpOverload) and func._schema.name in _READS_STORAGE_SIZE
 
 
 _VALUE_KINDS = frozenset(("int", "bool", "str", "float", "Device", "Layout", "MemoryFormat", "ScalarType"))

@@ -20,6 +20,7 @@ from ..tensor import DEVICE_ATTRIBUTE, make_fake, plain_of
 
 __all__ = [
     "BUILDERS",
+    "Apart",
     "Argument",
     "Constant",
     "Fresh",
@@ -79,7 +80,19 @@ class Sequence:
     items: tuple[Any, ...]
 
 
-Recipe = Fresh | View | Argument | Constant | Sequence
+@dataclass(frozen=True)
+class Apart:
+    """What holds as long as pairs of arguments share no storage; where two do, the call is refused.
+
+    Attributes:
+        pairs: two paths, and what to say.
+    """
+
+    recipe: Any
+    pairs: tuple[tuple[Path, Path, str], ...]
+
+
+Recipe = Fresh | View | Argument | Constant | Sequence | Apart
 
 
 def follow(path: Path, args: Any, kwargs: Any) -> Any:
@@ -210,10 +223,24 @@ def _build_sequence(recipe: Sequence, tensor_class: type, mark: Mark) -> Rebuild
     return lambda mode, args, kwargs: [part(mode, args, kwargs) for part in parts]
 
 
+def _build_apart(recipe: Apart, tensor_class: type, mark: Mark) -> Rebuild:
+    inner, pairs = build(recipe.recipe, tensor_class, mark), recipe.pairs
+
+    def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        for first, second, problem in pairs:
+            a, b = follow(first, args, kwargs), follow(second, args, kwargs)
+            if a is b or a.untyped_storage()._cdata == b.untyped_storage()._cdata:
+                raise RuntimeError(problem)
+        return inner(mode, args, kwargs)
+
+    return rebuild
+
+
 BUILDERS: dict[type, Callable[[Any, type, Mark], Rebuild]] = {
     Fresh: _build_fresh,
     View: _build_view,
     Argument: _build_argument,
     Constant: _build_constant,
     Sequence: _build_sequence,
+    Apart: _build_apart,
 }

@@ -87,7 +87,9 @@ class _Recorder:
         """The one path that the schema names, where several share the tensor or its storage."""
         if len(paths) == 1:
             return paths[0]
-        named = []
+        named: list[Any] = []
+        if not isinstance(self.func, _t.OpOverload):
+            raise Unkeyable("ambiguous alias")
         for index, argument in enumerate(self.func._schema.arguments):
             alias = argument.alias_info
             if alias is not None and alias.is_write == written:

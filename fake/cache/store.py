@@ -83,6 +83,12 @@ class Store:
             if recipe is not None:
                 self.described.setdefault(func, {})[key] = recipe
 
+    def remove(self, table: dict[Any, Any], key: Any) -> None:
+        """Drop one entry, if it is still there."""
+        with self.lock:
+            if table.pop(key, None) is not None:
+                self.size -= 1
+
     def take_described(self) -> dict[Any, dict[Any, Recipe]]:
         """The descriptions since the last call, by operator."""
         with self.lock:

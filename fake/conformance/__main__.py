@@ -10,12 +10,15 @@ import torch
 from rich.console import Console
 
 from fake.conformance.compare import Verdict
+from fake.conformance.dtypes import measure_dtypes, write_table
 from fake.conformance.engines import ENGINES
 from fake.conformance.layouts import LAYOUTS
 from fake.conformance.report import Tally
+from fake.conformance.overlaps import measure_overlaps
+from fake.conformance.refusals import sweep_refusals
 from fake.conformance.sweep import TABLES, Options, sweep
 
-FINDINGS = (Verdict.MISMATCH, Verdict.UNSUPPORTED, Verdict.ERROR)
+FINDINGS = (Verdict.MISMATCH, Verdict.UNSUPPORTED, Verdict.ERROR, Verdict.ACCEPTED, Verdict.OTHER_TYPE)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,6 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--engine", choices=ENGINES, default="fake", help="torch's, torch's with our rules, or ours"
+    )
+    parser.add_argument(
+        "--refusals", action="store_true", help="compare what is refused: samples with one thing made wrong"
     )
     parser.add_argument("--symbolic", action="store_true", help="mark all dimensions dynamic")
     parser.add_argument("--tables", default=",".join(TABLES), help=f"of {','.join(TABLES)}")
@@ -45,6 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
         "--merge", type=Path, nargs="+", help="print the union of results written before; run nothing"
     )
     parser.add_argument("--progress", action="store_true", help="print each entry's name to standard error")
+    parser.add_argument(
+        "--measure", type=Path, help="write what kernels refuse to this file, measured with eager"
+    )
     choice = parser.parse_args(arguments)
 
     if choice.merge:
@@ -65,9 +74,12 @@ def main(arguments: list[str] | None = None) -> int:
             shard=(index, count),
             repeat=choice.repeat,
         )
-        tally = sweep(
-            options, (lambda name: print(name, file=sys.stderr)) if choice.progress else lambda name: None
-        )
+        progress = (lambda name: print(name, file=sys.stderr)) if choice.progress else (lambda name: None)
+        if choice.measure:
+            dtypes, overlaps = measure_dtypes(options, progress), measure_overlaps(options, progress)
+            print(write_table(dtypes, overlaps, choice.measure), "operators refuse dtypes", len(overlaps), "overlaps")
+            return 0
+        tally = (sweep_refusals if choice.refusals else sweep)(options, progress)
     if choice.json:
         tally.write(choice.json)
     shown = [v for name in choice.show for v in (FINDINGS if name == "findings" else (Verdict(name),))]

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "DATA_DEPENDENT",
@@ -23,6 +24,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "ShapeEnv",
+    "TorchDispatchMode",
     "custom_op_db",
     "enable_python_dispatcher",
     "hint",

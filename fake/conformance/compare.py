@@ -21,6 +21,8 @@ class Verdict(enum.StrEnum):
     MISMATCH = "mismatch"
     UNSUPPORTED = "unsupported"
     ERROR = "error"
+    ACCEPTED = "accepted"
+    OTHER_TYPE = "other type"
 
 
 @dataclass(frozen=True)

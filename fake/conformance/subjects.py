@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from fake.conformance import _torch
 from fake.conformance.layouts import OUT_KINDS, make_out, relayout
 
-__all__ = ["Subject", "names", "subjects"]
+__all__ = ["Subject", "entry_name", "names", "pick", "seed", "subjects"]
 
 #: One step of a run: the table that it belongs to, and its results.
 Step = tuple[str, Any]
@@ -87,7 +87,7 @@ def subjects(
         yield from make(database, entry, dtype, layouts, tables, samples)
 
 
-def _pick(all_samples: list[Any], limit: int) -> list[tuple[int, Any]]:
+def pick(all_samples: list[Any], limit: int) -> list[tuple[int, Any]]:
     """At most ``limit`` of the samples, evenly spread (0: all), with their places."""
     numbered = list(enumerate(all_samples))
     if limit <= 0 or len(numbered) <= limit:
@@ -101,7 +101,7 @@ def _operator_subjects(
     seed()
     wants_grad = entry.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
     found = list(entry.sample_inputs("cpu", dtype, requires_grad=wants_grad))
-    for place, sample in _pick(found, limit):
+    for place, sample in pick(found, limit):
         call = (sample.input, sample.args, sample.kwargs)
         for layout in layouts:
             # A custom operator's fake kernel is its author's promise, and torch's tests promise row-major results.
@@ -198,7 +198,7 @@ def _module_subjects(
         found = entry.module_inputs_func(
             entry, device="cpu", dtype=dtype, requires_grad=dtype.is_floating_point, training=training
         )
-        for place, sample in _pick(list(found), limit):
+        for place, sample in pick(list(found), limit):
             made, given = sample.constructor_input, sample.forward_input
             call = (made.args, made.kwargs, given.args if given else (), given.kwargs if given else {})
             for layout in layouts:

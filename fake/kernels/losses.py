@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import fresh
 from fake.kernels.registry import rule
 
-__all__ = ["like_input", "multilabel_margin_loss_forward"]
+__all__ = ["like_input", "multilabel_margin_loss_forward", "nll_loss_forward"]
 
 _NO_REDUCTION = 0
 
@@ -28,6 +30,16 @@ def multilabel_margin_loss_forward(
     per_sample = reduction == _NO_REDUCTION and target.dim() == 2
     loss = fresh(mode, self.shape[:1] if per_sample else (), None, dtype=self.dtype, device=self.device)
     return loss, fresh(mode, target.shape, None, dtype=self.dtype, device=self.device)
+
+
+@rule("aten::nll_loss_forward")
+def nll_loss_forward(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Targets may be bytes, which torch's decomposition cannot gather by."""
+    self, target, *rest = args
+    if target.dtype is not torch.uint8:
+        return NotImplemented
+    with mode:
+        return func(self, target.long(), *rest, **kwargs)
 
 
 @rule(

@@ -44,6 +44,7 @@ _LISTED: dict[str, tuple[Resized, ...]] = {
     "aten::abs.out": (Resized.LIKE_RESULT,),
     "aten::addr.out": (Resized.LIKE_RESULT,),
     "aten::angle.out": (Resized.LIKE_RESULT,),
+    "aten::bernoulli.out": (Resized.ROW_MAJOR,),
     "aten::_scaled_mm_v2.out": (Resized.ROW_MAJOR,),
     "aten::cholesky_inverse.out": (Resized.LAPACK,),
     "aten::complex.out": (Resized.LIKE_RESULT,),
@@ -110,6 +111,10 @@ _EXACT = frozenset(
 
 #: Operators that cast, against the rule.
 _CASTS = frozenset({"aten::cat.out"})
+
+#: Operators that write to any dtype; and those that also write flags as bytes.
+_ANY_DTYPE = frozenset({"aten::bernoulli.out"})
+_FLAGS = frozenset({"aten::all.out", "aten::all.all_out", "aten::all.dims_out", "aten::any.out", "aten::any.all_out", "aten::any.dims_out"})
 
 #: What a factory function takes and its out variant does not, because the given tensor decides it.
 _OF_FACTORIES = frozenset({"dtype", "layout", "device", "pin_memory"})
@@ -236,12 +241,14 @@ def _casts(func: OpOverload, functional: OpOverload) -> bool:
 
 def check_out(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tensor, *, casts: bool) -> None:
     """Refuse an ``out`` that cannot hold the result."""
+    if func.name() in _FLAGS and out.dtype is torch.uint8:
+        wanted = wanted.to(torch.uint8)
     if not casts and out.dtype != wanted.dtype:
         raise RuntimeError(
             f"{func.name()}: expected argument {name!r} to have dtype {_said(wanted.dtype)}, but got "
             f"{_said(out.dtype)} instead"
         )
-    if not torch.can_cast(wanted.dtype, out.dtype):
+    if not torch.can_cast(wanted.dtype, out.dtype) and func.name() not in _ANY_DTYPE:
         raise RuntimeError(
             f"{func.name()}: result type {_said(wanted.dtype)} can't be cast to the desired output type "
             f"{_said(out.dtype)} of argument {name!r}"

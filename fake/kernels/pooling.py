@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, torchs_answer
-from fake.kernels.outputs import in_format_of
+from fake.kernels.outputs import in_format_of, is_symbolic
 from fake.kernels.registry import rule
+from fake.kernels.structured import structured
 
-__all__ = ["keeps_format", "keeps_format_of_input"]
+__all__ = ["keeps_format", "keeps_format_of_input", "max_pool"]
 
 
 @rule(
@@ -38,6 +39,15 @@ def keeps_format_of_input(
 ) -> Any:
     """A gradient, in the memory format of the input (the second argument)."""
     return _in_format_on_cpu(mode, torchs_answer(mode, func, args, kwargs), args[1])
+
+
+@rule("aten::max_pool2d_with_indices")
+def max_pool(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As all structured operators; but for no images, torch's answer: behind the structured one stands a decomposition
+    that cannot reshape nothing."""
+    if is_symbolic(args, kwargs) or args[0].numel() != 0:
+        return structured(mode, func, args, kwargs)
+    return torchs_answer(mode, func, args, kwargs)
 
 
 def _in_format_on_cpu(mode: FakeTensorMode, answer: Any, input: Any) -> Any:

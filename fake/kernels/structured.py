@@ -25,9 +25,9 @@ from fake.kernels._torch import (
     wrap,
 )
 from fake.kernels.outputs import all_dense, hinted, is_row_major, is_symbolic, with_layout
-from fake.kernels.registry import rule_when
+from fake.kernels.registry import rule, rule_when
 
-__all__ = ["structured"]
+__all__ = ["round_decimals", "structured"]
 
 
 def _is_functional_structured(func: OpOverload) -> bool:
@@ -59,6 +59,13 @@ def structured(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
     answers, answer_spec = pytree.tree_flatten(answer)
     corrected = [with_layout(mode, a, e) for a, e in zip(answers, pytree.tree_leaves(example), strict=True)]
     return pytree.tree_unflatten(corrected, answer_spec)
+
+
+@rule("aten::round.decimals")
+def round_decimals(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """As ``round``: torch's version multiplies by the power of ten, which may be too large for it."""
+    with mode:
+        return torch.ops.aten.round.default(args[0])
 
 
 def _is_on_cpu(args: tuple[Any, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""Views of contiguous tensors with symbolic sizes: the strides follow from the sizes, and nothing else is asked.
+"""Views. Of contiguous tensors with symbolic sizes the strides follow from the sizes, and nothing else is asked.
 
 torch's engine splits and merges dimensions one by one, and records a guard for each comparison on the way, although a
 contiguous tensor has a view in every shape with as many elements.
@@ -17,12 +17,14 @@ from fake.kernels._torch import (
     exact_quotient,
     has_unbacked,
     hint,
+    in_kernel_invocation_manager,
     statically_known_true,
+    wrap,
 )
 from fake.kernels.outputs import is_symbolic
 from fake.kernels.registry import rule
 
-__all__ = ["view"]
+__all__ = ["split", "view"]
 
 
 @rule("aten::view", "aten::_unsafe_view")
@@ -38,6 +40,16 @@ def view(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: 
     sizes = _inferred(self, list(shape))
     with mode:
         return self.as_strided(sizes, _row_major(sizes), self.storage_offset())
+
+
+@rule("aten::split.Tensor")
+def split(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``split`` into equal parts: eager's own code on meta, in one step instead of torch's two."""
+    if is_symbolic(args, kwargs):
+        return NotImplemented
+    with in_kernel_invocation_manager(mode):
+        parts = func(*args, **kwargs)
+    return wrap(mode, func, args, kwargs, parts)
 
 
 def _is_known_to_be_dense(tensor: torch.Tensor) -> bool:

@@ -195,7 +195,7 @@ class _Walk:
 
     def _interchangeable(self, node: Node, old: Any, new: Any) -> bool:
         """Whether a recomputed value is a fresh tensor like the old one (a view must follow its new base)."""
-        if not isinstance(old, FakeTensor) or not isinstance(new, FakeTensor):
+        if not issubclass(type(old), FakeTensor) or not issubclass(type(new), FakeTensor):
             return False
         try:
             same = (old._interned or metadata_of(old)) is (new._interned or metadata_of(new))

@@ -1,0 +1,107 @@
+"""Keys of operators that take a graph, such as ``invoke_subgraph``: the graph is known by its identity.
+
+An entry goes when its graph does, because another graph may then be given the same identity.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any, NamedTuple
+
+import torch
+
+from .. import _torch as _t
+from ..tensor import Unkeyable
+from .key import plain_key
+from .store import Store
+from .symbolic import is_symbolic_key
+
+__all__ = ["CacheView", "NamedKey", "forget_with", "may_be_cached", "subgraph_key"]
+
+
+def may_be_cached(func: Any) -> bool:
+    """Whether an operator that takes functions has a fake implementation that depends on its arguments alone."""
+    return (
+        isinstance(func, _t.HigherOrderOperator)
+        and func in _t.registered_hop_fake_fns
+        and func not in _t.uncached_higher_order_operators()
+    )
+
+
+def subgraph_key(func: Any, mode: Any, args: Any, kwargs: Any, tensor_class: type) -> tuple[Any, list[Any]]:
+    """The key of a call, and the graphs that it names.
+
+    Raises:
+        Unkeyable: a plain function (a new one each time, with who knows what inside), or symbolic sizes.
+    """
+    graphs: list[Any] = []
+
+    def stand_in(value: Any) -> Any:
+        if isinstance(value, types.FunctionType | types.MethodType):
+            raise Unkeyable("function argument")
+        if isinstance(value, dict):
+            return [stand_in(item) for pair in sorted(value.items()) for item in pair]
+        if isinstance(value, list | tuple):
+            return [stand_in(item) for item in value]
+        graph = value if isinstance(value, torch.fx.GraphModule) else _t.wrapped_subgraph(value)
+        if graph is None:
+            return value
+        graphs.append(graph)
+        return f"{type(value).__name__} of graph {id(graph)}"
+
+    arguments = [stand_in(value) for value in args]
+    options = {name: stand_in(value) for name, value in (kwargs or {}).items()}
+    key = (*plain_key(func, mode, arguments, options, tensor_class), _t.is_tracing())
+    if is_symbolic_key(key):
+        raise Unkeyable("symbolic shape")
+    return key, graphs
+
+
+def forget_with(graphs: list[Any], forget: Callable[..., None], *arguments: Any) -> None:
+    """Call ``forget(*arguments)`` when the first of these graphs goes."""
+    for graph in graphs:
+        weakref.finalize(graph, forget, *arguments).atexit = False
+
+
+class NamedKey(NamedTuple):
+    """One entry's key, with its operator in front."""
+
+    key: tuple[Any, ...]
+
+
+class CacheView(MutableMapping[Any, Any]):
+    """All entries of a store as one mapping, by :class:`NamedKey`.
+
+    Keys of other kinds live beside them: where our mode is put in the place of torch's, modes of torch that exist
+    already keep their entries here.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._others: dict[Any, Any] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        with self._store.lock:
+            ours = [NamedKey((func, *key)) for func, table in self._store.tables.items() for key in table]
+        return iter([*ours, *self._others])
+
+    def __len__(self) -> int:
+        return sum(map(len, self._store.tables.values())) + len(self._others)
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, NamedKey):
+            return self._others[key]
+        return self._store.tables[key.key[0]][key.key[1:]]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(key, NamedKey):
+            raise TypeError("entries of the dispatch cache are made by dispatch")
+        self._others[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        if isinstance(key, NamedKey):
+            self._store.remove(self._store.tables[key.key[0]], key.key[1:])
+        else:
+            del self._others[key]

@@ -1,0 +1,166 @@
+"""Which combinations of dtypes eager's CPU kernels refuse: a table measured with eager itself.
+
+No schema and no meta kernel says that ``exp`` knows no bfloat16 on some backend or that ``mm`` wants one dtype: each
+kernel decides for itself, with a macro over dtypes or a check of its own. ``refused_dtypes.json`` holds what they
+decided, for every ATen operator that torch's ``op_db`` reaches. ``python -m fake.conformance --measure FILE`` writes it:
+it calls the operators on tensors of all dtypes and keeps the combinations that were always refused. A combination
+that was not measured, another device, and another release of torch are left to the other steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import OpOverload
+
+__all__ = ["CODES", "FILE", "Refused", "Signature", "refusal", "signature", "table", "written"]
+
+Signature = dict[str, str]
+
+EMPTY = "~"
+"""The key under which a signature says that a tensor has no elements."""
+
+FILE = "refused_dtypes.json"
+
+_SHORT = {
+    torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64",
+    torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8",
+    torch.bool: "b", torch.complex32: "c32", torch.complex64: "c64", torch.complex128: "c128",
+}  # fmt: skip
+CODES = frozenset(_SHORT.values())
+"""How the table writes dtypes."""
+
+_LONG = {short: str(dtype).removeprefix("torch.") for dtype, short in _SHORT.items()}
+_ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (NotImplementedError, RuntimeError, IndexError, TypeError, ValueError)
+}
+
+
+def signature(func: OpOverload, args: Any, kwargs: Any) -> Signature | None:
+    """What a kernel may look at when it decides whether it takes dtypes, by argument: the dtype of a tensor (with a
+    dot if it has no dimension), the type of a number, a dtype or a string itself; ``None`` for a call that the table
+    knows nothing about (a tensor on another device or of another layout). Kernels often let empty tensors pass; they are marked.
+
+    >>> x = torch.zeros(2, dtype=torch.int64)
+    >>> signature(torch.ops.aten.add.Tensor, (x, torch.ones(())), {"alpha": 2})
+    {'self': 'i64', 'other': 'f32.', 'alpha': 'int'}
+    """
+    parts = {}
+    for place, argument in enumerate(func._schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        part = "" if value is None else _part(value, str(argument.type))
+        if part is None:
+            return None
+        if part:
+            parts[argument.name] = part.rstrip("~")
+            if part.endswith("~"):
+                parts[EMPTY] = "yes"
+    return parts
+
+
+def _part(value: Any, kind: str) -> str | None:
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cpu" or value.layout is not torch.strided or value.dtype not in _SHORT:
+            return None
+        if value._has_symbolic_sizes_strides or value.is_nested:
+            return None
+        return _SHORT[value.dtype] + ("" if value.dim() else ".") + ("" if value.numel() else "~")
+    if isinstance(value, torch.dtype):
+        return _SHORT.get(value)
+    if isinstance(value, str):
+        return repr(value)
+    if isinstance(value, list | tuple) and "Tensor" in kind:
+        inner = [_part(item, "Tensor") for item in value]
+        if None in inner:
+            return None
+        parts = sorted({part.rstrip("~") for part in inner if part})
+        return f"[{','.join(parts)}]" + ("~" if any(part and part.endswith("~") for part in inner) else "")
+    if "number" in kind and isinstance(value, bool | int | float | complex):
+        return type(value).__name__
+    return ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What is known of one operator. Each refusal has the name of its error.
+
+    Attributes:
+        same: pairs of arguments that must have one dtype.
+        same_if_empty: those that must even where a tensor has no elements; nothing else is refused then.
+        never: for an argument, dtypes that it must not have, whatever the others have.
+        together: signatures that are refused although no argument alone is to blame.
+    """
+
+    same: tuple[tuple[str, str, str], ...] = ()
+    same_if_empty: tuple[tuple[str, str, str], ...] = ()
+    never: dict[str, dict[str, str]] = field(default_factory=dict)
+    together: dict[str, str] = field(default_factory=dict)
+
+    def find(self, found: Signature) -> tuple[str, str] | None:
+        """The error's name for a signature, and what is wrong; ``None`` if nothing is."""
+        for first, second, error in self.same_if_empty if EMPTY in found else self.same:
+            if first in found and second in found and found[first].rstrip(".") != found[second].rstrip("."):
+                return error, f"{first} and {second} must have the same dtype, but have {_said(found, first, second)}"
+        if EMPTY in found:
+            return None
+        for name, part in found.items():
+            error = self.never.get(name, {}).get(part.rstrip("."), "")
+            if error:
+                return error, f"{name} must not have the dtype {_LONG.get(part.rstrip('.'), part)}"
+        error = self.together.get(written(found), "")
+        return (error, f"no kernel for {_said(found, *found)}") if error else None
+
+
+def written(found: Signature) -> str:
+    """A signature as the table writes it.
+
+    >>> written({"self": "f32", "other": "i64."})
+    'self=f32 other=i64.'
+    """
+    return " ".join(f"{name}={part}" for name, part in found.items())
+
+
+def _said(found: Signature, *names: str) -> str:
+    return ", ".join(f"{_LONG.get(found[name].rstrip('.'), found[name])} ({name})" for name in names)
+
+
+@functools.cache
+def _measured() -> dict[str, Any]:
+    file = resources.files("fake.kernels") / FILE
+    data = json.loads(file.read_text()) if file.is_file() else {}
+    return data if data.get("torch") == torch.__version__.split("+")[0] else {}
+
+
+def table(kind: str) -> dict[str, Any]:
+    """One part of what was measured, by operator: ``"operators"`` (dtypes) or ``"overlaps"``. Empty for another torch."""
+    return _measured().get(kind, {})
+
+
+@functools.cache
+def _refused_by(func: OpOverload) -> Refused | None:
+    """What an operator refuses. One that takes a number is asked as if it took a tensor, if only that was measured."""
+    row = table("operators").get(func.name())
+    if row is None and func._overloadname == "Scalar":
+        row = table("operators").get(f"{func._schema.name}.Tensor")
+    return None if row is None else _refused(row)
+
+
+def _refused(row: dict[str, Any]) -> Refused:
+    pairs = {key: tuple(map(tuple, row.get(key, ()))) for key in ("same", "same_if_empty")}
+    return Refused(**pairs, never=row.get("never", {}), together=row.get("together", {}))
+
+
+def refusal(func: OpOverload, args: Any, kwargs: Any) -> Exception | None:
+    """The error with which eager's kernel refuses these dtypes, or ``None`` if it takes them or was never asked."""
+    refused = _refused_by(func)
+    found = None if refused is None else signature(func, args, kwargs)
+    if refused is None or found is None:
+        return None
+    problem = refused.find(found)
+    return None if problem is None else _ERRORS[problem[0]](f"{func} on cpu: {problem[1]}")

@@ -1,0 +1,156 @@
+"""Writing to memory that is read, or written twice: which operators refuse it, and when it happens.
+
+Three things can be wrong with a tensor that an operator writes to: two of its elements are one (``expand``), it shares some
+elements with a tensor that is read, or it *is* a tensor that is read. Each kernel decides which of these it refuses;
+``refused_dtypes.json`` has what they decided, measured as the dtypes are. The definitions are eager's
+(``ATen/MemoryOverlap.cpp``): what is too hard to tell from sizes and strides passes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import OpOverload
+from fake.kernels.arguments import extent
+from fake.kernels.dtypes import table
+
+__all__ = ["KINDS", "check_overlaps", "kinds_of", "may_overlap", "pairs_to_watch", "refused_kinds"]
+
+Path = tuple[Any, ...]
+
+INTERNAL, PARTIAL, FULL = KINDS = ("internal", "partial", "full")
+
+_PROBLEMS = {
+    INTERNAL: "more than one element of the written-to tensor {name!r} refers to a single memory location. Please clone() "
+    "the tensor before performing the operation.",
+    PARTIAL: "some elements of the input tensor {other!r} and the written-to tensor {name!r} refer to a single memory "
+    "location. Please clone() the tensor before performing the operation.",
+    FULL: "the input tensor {other!r} and the written-to tensor {name!r} refer to the same memory. Please clone() the "
+    "tensor before performing the operation.",
+}
+
+
+@functools.cache
+def refused_kinds(func: OpOverload) -> frozenset[str]:
+    """The kinds of overlap that an operator refuses."""
+    return frozenset(table("overlaps").get(func.name(), ()))
+
+
+def check_overlaps(func: OpOverload, args: Any, kwargs: Any) -> None:
+    """Refuse what eager refuses.
+
+    Raises:
+        RuntimeError: the written tensor overlaps with itself or with what is read.
+    """
+    refused = refused_kinds(func)
+    if not refused:
+        return
+    for kind, name, other in kinds_of(func, args, kwargs):
+        if kind in refused:
+            raise RuntimeError(_problem(func, kind, name, other))
+
+
+def kinds_of(func: OpOverload, args: Any, kwargs: Any) -> Iterator[tuple[str, str, str]]:
+    """Every overlap in a call: its kind, the argument that is written to, and the one that is read."""
+    written, read = _written_and_read(func, args, kwargs)
+    for path, tensor in written:
+        if _overlaps_itself(tensor):
+            yield INTERNAL, path[-1], path[-1]
+        for other_path, other in read:
+            if _share_storage(tensor, other):
+                kind = _kind_on_one_storage(tensor, other)
+                if kind is not None:
+                    yield kind, path[-1], other_path[-1]
+
+
+def _written_and_read(func: OpOverload, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]]:
+    """``(path, tensor)`` of what is written and what is read; a path leads to the tensor and ends in the argument's name."""
+    written: list[Any] = []
+    read: list[Any] = []
+    for place, argument in enumerate(func._schema.arguments):
+        start: Any = place if place < len(args) else argument.name
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        group = written if argument.alias_info is not None and argument.alias_info.is_write else read
+        if isinstance(value, torch.Tensor):
+            group.append(((start, argument.name), value))
+        elif isinstance(value, list | tuple):
+            group.extend(
+                ((start, i, argument.name), item) for i, item in enumerate(value) if isinstance(item, torch.Tensor)
+            )
+    return written, read
+
+
+def pairs_to_watch(func: OpOverload, args: Any, kwargs: Any) -> tuple[tuple[Path, Path, str], ...]:
+    """The arguments that must not share a storage, judged by their metadata alone, with what to say if they do.
+
+    That two tensors share one is not in any cache key, because it hardly ever matters: with equal sizes, an in-place
+    operator may read what it writes.
+    """
+    refused = refused_kinds(func)
+    if not refused - {INTERNAL}:
+        return ()
+    written, read = _written_and_read(func, args, kwargs)
+    pairs = []
+    for path, tensor in written:
+        for other_path, other in read:
+            kind = _kind_on_one_storage(tensor, other)
+            if kind in refused:
+                pairs.append((path[:-1], other_path[:-1], _problem(func, kind, path[-1], other_path[-1])))
+    return tuple(pairs)
+
+
+def _problem(func: OpOverload, kind: str, name: str, other: str) -> str:
+    return f"{func}: unsupported operation: {_PROBLEMS[kind].format(name=name, other=other)}"
+
+
+def _kind_on_one_storage(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """What overlaps if these two are on one storage."""
+    if 0 in a.shape or 0 in b.shape:
+        return None
+    first, second = _place(a), _place(b)
+    return FULL if first == second else PARTIAL if may_overlap(first, second) else None
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    return tensor.numel() > 1 and any(
+        step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+def _share_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, Any, int, int]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype.itemsize
+
+
+def may_overlap(a: tuple[Any, Any, int, int], b: tuple[Any, Any, int, int]) -> bool:
+    """Whether two tensors (shape, strides, offset, bytes an element), on one storage, would overlap in part.
+
+    >>> row, whole = ((3,), (1,), 0, 4), ((2, 3), (3, 1), 0, 4)
+    >>> may_overlap(row, whole), may_overlap(whole, whole), may_overlap(row, ((3,), (1,), 3, 4))
+    (True, False, False)
+    """
+    if 0 in a[0] or 0 in b[0] or not _is_dense(*a[:2]) or not _is_dense(*b[:2]):
+        return False
+    (a_begin, a_end), (b_begin, b_end) = (
+        (offset * size, extent(shape, strides, offset) * size) for shape, strides, offset, size in (a, b)
+    )
+    if (a_begin, a_end) == (b_begin, b_end):
+        return tuple(a[1]) != tuple(b[1])
+    return a_begin < b_end and b_begin < a_end
+
+
+def _is_dense(shape: Any, strides: Any) -> bool:
+    """Whether the elements fill their range exactly, in some order of dimensions."""
+    expected = 1
+    for step, size in sorted((step, size) for size, step in zip(shape, strides, strict=True) if size != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True

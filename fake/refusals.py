@@ -1,0 +1,150 @@
+"""Steps that refuse what eager refuses and meta kernels do not notice.
+
+They run on a miss only: a call that is served from the cache was let through before.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from . import _torch as _t
+from .cache.replacements import REPLACEMENTS
+from .errors import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    MixedFakeModesError,
+    NonFakeInputError,
+    UnsupportedOperatorException,
+)
+from .kernels.arguments import check_arguments
+from .kernels.dtypes import refusal
+from .kernels.overlaps import check_overlaps
+
+__all__ = ["as_in_eager", "functional_of_in_place", "refuse_arguments", "refuse_dtypes", "refuse_in_place"]
+
+_NOT_A_REFUSAL = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+
+
+def refuse_dtypes(mode: Any, call: Any) -> None:
+    """Refuse dtypes that eager's kernel has no code for. Only for what the user calls: a decomposition, which eager does not
+    run, may well use operators on dtypes that they know on meta alone.
+
+    Raises:
+        RuntimeError, NotImplementedError, IndexError, TypeError, ValueError: as eager.
+    """
+    if _t.is_tracing() or not isinstance(call.func, _t.OpOverload) or REPLACEMENTS.includes(call.func):
+        return
+    error = refusal(call.func, call.args, call.kwargs)
+    functional = functional_of_in_place(call.func) if error is None and call.func._schema.is_mutable else None
+    if functional is not None:
+        error = refusal(functional, call.args, call.kwargs)
+    if error is not None:
+        raise error
+
+
+def refuse_arguments(mode: Any, call: Any) -> None:
+    """Run the checks of ``fake.kernels.arguments`` and ``fake.kernels.overlaps`` on dense tensors with plain sizes.
+
+    Raises:
+        RuntimeError, IndexError: as eager.
+    """
+    func = call.func
+    if call.has_symbols or not isinstance(func, _t.OpOverload) or REPLACEMENTS.includes(func):
+        return
+    if all(t.layout is torch.strided and not t.is_nested and not t.is_quantized for t in call.fakes):
+        check_arguments(func, call.args, call.kwargs)
+        if func._schema.is_mutable:
+            check_overlaps(func, call.args, call.kwargs)
+
+
+@functools.cache
+def functional_of_in_place(func: Any) -> Any:
+    """The overload that returns what ``func`` writes to its first argument, or ``None``.
+
+    >>> functional_of_in_place(torch.ops.aten.add_.Tensor)
+    <OpOverload(op='aten.add', overload='Tensor')>
+    """
+    schema = func._schema
+    name = schema.name.split("::")[1]
+    if func.namespace != "aten" or not name.endswith("_") or name.startswith("_") or name in _NOT_BY_FUNCTIONAL:
+        return None
+    if torch.Tag.nondeterministic_seeded in func.tags or torch.Tag.inplace_view in func.tags:
+        return None
+    written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    packet = getattr(torch.ops.aten, name[:-1], None)
+    if packet is None or not schema.arguments or written != [schema.arguments[0].name]:
+        return None
+    wanted = [(a.name, str(a.type)) for a in schema.arguments]
+    for overload in packet.overloads():
+        candidate = getattr(packet, overload)
+        if [(a.name, str(a.type)) for a in candidate._schema.arguments] == wanted:
+            return candidate
+    return None
+
+
+_NOT_BY_FUNCTIONAL = frozenset(("copy_", "fill_", "zero_", "set_", "resize_", "resize_as_", "detach_", "addbmm_", "nan_to_num_"))
+"""In-place operators that take more than their functional forms, or have nothing to refuse."""
+
+
+def refuse_in_place(mode: Any, call: Any, dispatch: Callable[..., Any]) -> None:
+    """An in-place operator refuses what its functional form refuses, a result of another shape than what it writes to,
+    and, if it is elementwise, a result whose dtype cannot be cast to it.
+
+    Args:
+        dispatch: ``dispatch(mode, func, types, args, kwargs)``, past the cache.
+
+    Raises:
+        RuntimeError: as eager; or what the functional form raises.
+    """
+    func = call.func
+    if call.has_symbols or not isinstance(func, _t.OpOverload) or not func._schema.is_mutable:
+        return
+    functional = functional_of_in_place(func)
+    if functional is None or any(t.layout is not torch.strided or t.is_nested or t.is_quantized for t in call.fakes):
+        return
+    if not mode.is_our_fake(call.args[0]) or REPLACEMENTS.includes(func) or REPLACEMENTS.includes(functional):
+        return
+    written = call.args[0]
+    try:
+        result = dispatch(mode, functional, (), call.args, call.kwargs)
+    except _NOT_A_REFUSAL:
+        return
+    if result.shape != written.shape:
+        raise RuntimeError(
+            f"{func}: output with shape {list(written.shape)} doesn't match the broadcast shape {list(result.shape)} "
+            "(argument 'self' is written to and cannot grow)"
+        )
+    if torch.Tag.pointwise in func.tags and not torch.can_cast(result.dtype, written.dtype):
+        raise RuntimeError(
+            f"{func}: result type {_name(result.dtype)} can't be cast to the desired output type "
+            f"{_name(written.dtype)} of argument 'self'"
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@contextmanager
+def as_in_eager(func: Any) -> Iterator[None]:
+    """torch's Python kernels check their arguments with ``assert`` and dictionaries; eager's C++ raises ``RuntimeError``."""
+    try:
+        yield
+    except (NonFakeInputError, MixedFakeModesError):
+        raise
+    except (AssertionError, KeyError) as error:
+        if isinstance(func, _t.OpOverload) and _t.library_utils.is_builtin(func):
+            raise RuntimeError(f"{func}: {error}") from error
+        raise
+    except ValueError as error:
+        if func in _NO_VALUE_ERRORS:
+            raise RuntimeError(f"{func}: {error}") from error
+        raise
+
+
+_NO_VALUE_ERRORS = frozenset((torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default))
