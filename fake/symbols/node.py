@@ -25,6 +25,7 @@ import torch
 
 from .. import _torch as _t
 from .operators import Operators
+from .shortcuts import shortcut
 
 __all__ = [
     "OPERATORS",
@@ -140,7 +141,8 @@ def _binary(name: str, original: Callable) -> Callable:
                     node._optimized_summation = (
                         False  # replaced by one symbol or number; torch forgets the mark
                     )
-            result = state.results[name, left, right] = _keep(original(left, right), self, state)
+            result = shortcut(name, left, right, state) or _keep(original(left, right), self, state)
+            state.results[name, left, right] = result
             if right.constant.__class__ is int:  # the operators of SymInt look for the number itself
                 state.results[name, left, right.constant] = result
             if left.constant.__class__ is int:
