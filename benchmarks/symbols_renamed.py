@@ -20,7 +20,6 @@ from benchmarks._fake_support import parser, report
 from benchmarks.fake_dispatch import OPERATORS, make
 from fake import FakeTensorMode
 
-
 CALLS_IN_A_ROW = 8
 
 

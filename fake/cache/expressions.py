@@ -92,7 +92,12 @@ def decode(encoded: Encoded, symbols: Sequence[Any]) -> Any:
     if name in ("true", "false", "infinity"):
         return _CONSTANT_VALUES[encoded]
     arguments = [decode(argument, symbols) for argument in encoded[1:]]
-    if name == "Equality" and arguments[0].is_Symbol and arguments[1].is_Symbol and arguments[0] != arguments[1]:
+    if (
+        name == "Equality"
+        and arguments[0].is_Symbol
+        and arguments[1].is_Symbol
+        and arguments[0] != arguments[1]
+    ):
         return sympy.Eq(*arguments, evaluate=False)  # sympy would find that nothing is known
     return FUNCTIONS[name](*arguments)
 

@@ -51,7 +51,7 @@ def _not_negative(expr: Any) -> bool:
     if expr.is_Integer:
         return expr.p >= 0
     if expr.is_Add or expr.is_Mul:
-        return all([_not_negative(part) for part in expr.args])
+        return all(map(_not_negative, expr.args))
     return False
 
 
