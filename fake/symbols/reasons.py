@@ -224,7 +224,7 @@ def _from_guard(guard: Any, calls: _Calls) -> Reason:
         operator = asked.function
     if where is None and asked is not None and _is_users(asked.file):
         where = asked
-    stack = (where,) if where else ()
+    stack: tuple[Location, ...] = (where,) if where else ()
     if where is not None and operator is not None:
         operator, stack = _call_at(where, operator, calls) or (operator, stack)
         where = _innermost_of_user(stack)
