@@ -53,6 +53,7 @@ def fxpasses(
         if limits.stage == "eager":
             return gm.forward
     made = record(gm, example_inputs, parsed)
+    traced = gm.graph
     observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
     if parsed.check != "values":  # graphs are compared on the inputs of whole calls
         gm = with_regions(gm, parsed, observers)
@@ -62,7 +63,7 @@ def fxpasses(
     shape_env = _torch.shape_env_of(example_inputs)
     if shape_env is not None:
         for observer in observers:
-            observer.guards(shape_env)
+            observer.guards(shape_env, traced)
     if parsed.compiled_autograd:
         # A captured backward pass calls each region's backward operator already.
         settings = {**(options or {}), "compiled_autograd": False, "regions": "off"}

@@ -80,8 +80,8 @@ class Observer:
     def graph(self, kind: str, gm: fx.GraphModule) -> None:
         """A joint, forward, backward or inference graph after its passes."""
 
-    def guards(self, shape_env: Any) -> None:
-        """The shape environment of the graph's symbolic sizes, once all stages have asked it what they wanted."""
+    def guards(self, shape_env: Any, graph: fx.Graph) -> None:
+        """The shape environment of the sizes in Dynamo's graph, once all stages have asked it what they wanted."""
 
     def regions(self, report: object) -> None:
         """The repeats that were found in the Dynamo graph, and what becomes of them."""

@@ -91,7 +91,15 @@ def decode(encoded: Encoded, symbols: Sequence[Any]) -> Any:
         return symbols[encoded[1]]
     if name in ("true", "false", "infinity"):
         return _CONSTANT_VALUES[encoded]
-    return FUNCTIONS[name](*[decode(argument, symbols) for argument in encoded[1:]])
+    arguments = [decode(argument, symbols) for argument in encoded[1:]]
+    if (
+        name == "Equality"
+        and arguments[0].is_Symbol
+        and arguments[1].is_Symbol
+        and arguments[0] != arguments[1]
+    ):
+        return sympy.Eq(*arguments, evaluate=False)  # sympy would find that nothing is known
+    return FUNCTIONS[name](*arguments)
 
 
 def _compare(relation: Callable[[Any, Any], bool]) -> Callable[[list[Any]], Any]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _torch as _t
+from ..symbols.equality import guard_equal
 from ..tensor import Unkeyable
 from .expressions import Encoded, decode, encode, evaluate
 from .questions import Questions
@@ -77,6 +78,7 @@ class RenamedCall:
         self.shape_env = shape_env
         self.symbols: list[Any] = []
         self._numbers: dict[Any, int] = {}
+        self._tokens: dict[Encoded, Any] = {}
         self._growing = True
         renamed = self._rename(key)
         self.key = (renamed, *_facts(self))
@@ -182,6 +184,8 @@ class RenamedCall:
             question = (expr, size_oblivious)
             if question in settled:
                 continue
+            if answer is True and guard_equal(self.shape_env, expr):
+                continue  # settled by the replacement
             if self.shape_env.evaluate_expr(expr, size_oblivious=size_oblivious) != answer:
                 return False
             settled.add(question)
@@ -196,6 +200,7 @@ class RenamedCall:
 
     def recipe(self, entry: Entry) -> Recipe:
         """The recipe for this call's symbols, once the questions have been asked: they may have replaced some."""
+        self._tokens.clear()
         return self._restore(entry.recipe)
 
     def _restore(self, recipe: Any) -> Any:
@@ -225,7 +230,14 @@ class RenamedCall:
     def _token(self, encoded: Encoded) -> Any:
         if encoded.__class__ is int:
             return encoded
-        return token_of_expression(self.shape_env.replace(self.decode(encoded)), self.shape_env)
+        token = self._tokens.get(encoded)
+        if token is None:
+            hint = evaluate(encoded, self.values)
+            expr = self.shape_env.replace(self.decode(encoded))
+            token = self._tokens[encoded] = token_of_expression(
+                expr, self.shape_env, hint if hint.__class__ is int else None
+            )
+        return token
 
 
 def _plain(answer: Any) -> Any:

@@ -80,6 +80,8 @@ class SymbolicState:
         self.metadata: dict[Any, SymbolicMetadata] = {}
         self.tables: dict[Any, dict[Any, Any]] = {}
         self.size = 0
+        self._prototypes: dict[Any, torch.Tensor] = {}
+        self._prototypes_trace = 0
         self.settled: set[Any] = set()
         self.facts: list[Any] = []
         self.facts_version: Any = None
@@ -99,9 +101,17 @@ class SymbolicState:
             found = self.tables.setdefault(key, {})
         return found
 
+    def prototypes_of(self, trace: int) -> dict[Any, torch.Tensor]:
+        """The meta tensors that outputs are cloned from, by their sizes; only those made in the trace that runs now."""
+        if trace != self._prototypes_trace:
+            self._prototypes = {}
+            self._prototypes_trace = trace
+        return self._prototypes
+
     def clear(self) -> None:
         """Drop all recipes (tokens and metadata stay: tensors hold them)."""
         self.tables.clear()
+        self._prototypes.clear()
         self.size = 0
 
 
@@ -149,14 +159,19 @@ def token(value: Any) -> Any:
     return found
 
 
-def token_of_expression(expr: Any, shape_env: Any) -> Any:
-    """An integer, or the token of an expression of backed symbols that may have no node yet."""
+def token_of_expression(expr: Any, shape_env: Any, hint: int | None = None) -> Any:
+    """An integer, or the token of an expression of backed symbols that may have no node yet.
+
+    Args:
+        hint: its value at hand, if the caller knows it.
+    """
     if expr.is_number:
         return int(expr)
     tokens = state_of(shape_env).tokens
     found = tokens.get(expr)
     if found is None:
-        hint = int(expr.xreplace(shape_env.backed_var_to_val))
+        if hint is None:
+            hint = int(expr.xreplace(shape_env.backed_var_to_val))
         node = _t.SymNode(expr, shape_env, int, hint)
         if lean_state(shape_env).adopts:
             node.__class__ = LeanNode

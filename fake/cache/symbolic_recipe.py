@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from .. import _torch as _t
-from ..tensor import Unkeyable, make_fake, plain_of
+from ..tensor import Unkeyable, make_fake
 from .recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
-from .symbolic import SymbolicMetadata, number_of, token
+from .symbolic import SymbolicMetadata, number_of, state_of, token
 
 __all__ = ["Stale", "SymbolicConstant", "build_symbolic", "symbols_of_recipe"]
 
@@ -106,23 +106,47 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
 
 
 def _prototype(recipe: Fresh) -> torch.Tensor:
-    """A meta tensor with the sizes and the storage size of a recipe."""
+    """A meta tensor with the sizes and the storage size of a recipe; the same one for all equal recipes of a trace.
+
+    The storage is made from its size in bytes and the sizes are written over it as they are: nothing is computed, while
+    torch derives the size of a storage from sizes and strides, with a question for each.
+    """
     metadata: Any = recipe.metadata
-    shape, stride, dtype = _numbers(metadata.shape), _numbers(metadata.stride), metadata.dtype
+    known = state_of(metadata.shape_env).prototypes_of(_t.current_trace())
+    key = (metadata.shape, metadata.stride, metadata.offset, recipe.nbytes, metadata.dtype)
+    made = known.get(key)
+    if made is None:
+        made = known[key] = _over(_storage(recipe.nbytes, metadata.shape_env), metadata.dtype).as_strided(
+            *_place(metadata)
+        )
+    return made
+
+
+def _storage(nbytes: Any, shape_env: Any) -> torch.UntypedStorage:
+    """A meta storage of a size that may be symbolic."""
     try:
-        with metadata.shape_env.suppress_guards():
-            made = torch.empty_strided(shape, stride, dtype=dtype, device=_t.META_DEVICE)
-            if metadata.offset == 0 and token(made.untyped_storage().nbytes()) is recipe.nbytes:
-                return made
-            # Sizes and strides give the same number in another form: (s0 - 1) * 4 + 4 for 4 * s0.
-            whole = torch.empty(
-                (number_of(recipe.nbytes) // dtype.itemsize,), dtype=dtype, device=_t.META_DEVICE
-            )
-            if token(whole.untyped_storage().nbytes()) is recipe.nbytes:
-                return whole.as_strided(shape, stride, number_of(metadata.offset))
+        with shape_env.suppress_guards():
+            whole = torch.empty((number_of(nbytes),), dtype=torch.uint8, device=_t.META_DEVICE)
     except _t.GuardOnDataDependentSymNode as unknown:
         raise Unkeyable("data dependent symnode") from unknown
-    raise Unkeyable("storage size of the output")
+    storage = whole.untyped_storage()
+    if token(storage.nbytes()) != nbytes:
+        raise Unkeyable("storage size of the output")
+    return storage
+
+
+def _over(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:
+    """An empty tensor on a storage: with sizes that are known, ``set_`` asks nothing of symbolic ones."""
+    return torch.empty((0,), dtype=dtype, device=_t.META_DEVICE).set_(storage, 0, (0,), (1,))
+
+
+def _plain_of(base: Any) -> torch.Tensor:
+    """A plain meta tensor over the storage of a fake one, to set the sizes of views on."""
+    plain = base._plain
+    if plain is None:
+        with _t.disable_torch_dispatch():
+            plain = base._plain = _over(base.untyped_storage(), base.dtype)
+    return plain
 
 
 def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
@@ -131,7 +155,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
         raise Unkeyable("symbolic view with another dtype")
     check = _fresh_or_stale(metadata)
     place, made_in = _place(metadata), _t.current_trace()
-    shape_env, path, device, interned = metadata.shape_env, recipe.path, metadata.device, metadata.to_keep()
+    path, device, interned = recipe.path, metadata.device, metadata.to_keep()
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         nonlocal place, made_in
@@ -142,8 +166,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
         base = follow(path, args, kwargs)
         plain = base._plain
         if plain is None:
-            with shape_env.suppress_guards():
-                plain = plain_of(base)
+            plain = _plain_of(base)
         return make_fake(plain.as_strided(*place), device, mode, interned, mark, tensor_class)
 
     return rebuild

@@ -11,6 +11,7 @@ import torch
 import torch._dynamo.output_graph as dynamo_output_graph
 import torch._dynamo.variables.builder as dynamo_builder
 import torch._export.non_strict_utils as export_non_strict
+import torch.fx.experimental._config as dynamic_config
 from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
 from torch._guards import ShapeGuard, Source, TracingContext
 from torch._ops import OpOverload
@@ -77,11 +78,13 @@ __all__ = [
     "free_unbacked_symbols",
     "guard_or_false",
     "guard_or_true",
+    "guards_are_limited",
     "hints_of",
     "insert_deferred_runtime_asserts",
     "int_oo",
     "is_symbolic",
     "mark_dynamic",
+    "replace_symbol",
     "statically_known_true",
     "symbol_is_type",
     "torch_directory",
@@ -115,6 +118,24 @@ def hints_of(shape_env: TorchShapeEnv) -> dict[sympy.Symbol, Any]:
     """The example values of the backed symbols (2.11 has them under another name)."""
     found = shape_env.__dict__.get("backed_var_to_val")
     return shape_env.__dict__["var_to_val"] if found is None else found
+
+
+def guards_are_limited() -> bool:
+    """Whether settings of torch make it count, flip or reinterpret guards."""
+    return (
+        dynamic_config.symbol_guard_limit_before_specialize is not None
+        or dynamic_config.backed_size_oblivious
+        or dynamic_config.inject_EVALUATE_EXPR_flip_equality_TESTING_ONLY
+    )
+
+
+def replace_symbol(shape_env: TorchShapeEnv, replaced: sympy.Symbol, kept: sympy.Symbol, line: Any) -> None:
+    """Note that a symbol is another one of the same range: torch's ``_set_replacement`` without its proofs."""
+    shape_env.replacements[replaced] = kept
+    shape_env.replacements_slocs.setdefault(replaced, line)
+    if "_replacements_version_counter" in shape_env.__dict__:  # 2.11 has one counter for everything
+        shape_env._replacements_version_counter += 1
+    shape_env._update_version_counter()
 
 
 def user_stack() -> Sequence[Any]:

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import sympy
+import torch
 
 from . import _torch as _t
 from .guards import Guard, Guards, guards_of
-from .reasons import Location, Reason
+from .reasons import Location, Reason, note_graph
 
 __all__ = ["ExplainedGuard", "Explanation", "explain"]
 
@@ -85,11 +86,13 @@ class Explanation(Sequence[ExplainedGuard]):
         return [asdict(guard) for guard in self._guards]
 
 
-def explain(guards: Guards | Any) -> Explanation:
+def explain(guards: Guards | Any, *, graph: torch.fx.Graph | None = None) -> Explanation:
     """Tell the story of each guard.
 
     Args:
         guards: what :func:`~fake.symbols.guards.guards_of` gives, or a shape environment, torch's or ours.
+        graph: the graph that Dynamo made with torch's own environment: its calls say which operator asked, where that
+            environment noted only a function of torch.
 
     >>> import torch, fake
     >>> mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
@@ -99,6 +102,9 @@ def explain(guards: Guards | Any) -> Explanation:
     >>> report[0].expression, report[0].operator
     ('x.size(0) % 3 == 0', 'aten.view.default')
     """
+    if graph is not None:
+        guards = guards.shape_env if isinstance(guards, Guards) else guards
+        note_graph(guards, graph)
     found = guards if isinstance(guards, Guards) else guards_of(guards)
     return Explanation([_explain(found, guard) for guard in found])
 
@@ -128,11 +134,15 @@ def _why(guards: Guards, guard: Guard, last: Reason | None) -> str:
             return "what was asked can only hold if the two are equal, and the graph has one symbol for both"
         case "range" if not guard.reasons:
             return "sizes 0 and 1 behave differently (empty loops, broadcasting) and get graphs of their own"
+        case "range" if last is not None and last.operator is None and _is_assertion(last):
+            return "the program asserts it"
         case "range":
             return "the answers to these questions are the same for all sizes of the range, and only there"
     if last is not None and last.kind == "declared":
         return "it was declared"
     if last is not None and last.operator is None:
+        if _is_assertion(last):
+            return "the program asserts it"
         return "the program looked at the size, and took the path for which this holds"
     if _is_divisibility(guard.condition):
         return "the sizes of the result are whole numbers only if this division has no remainder"
@@ -142,7 +152,10 @@ def _why(guards: Guards, guard: Guard, last: Reason | None) -> str:
 def _avoid(guard: Guard, last: Reason | None) -> str:
     match guard.kind:
         case "duck":
-            return "trace with different sizes, declare them with different fake.Dim, or use ShapeEnv(duck_shape=False)"
+            return (
+                "nothing to avoid if the program needs them equal; else trace with different sizes, declare them with "
+                "different fake.Dim, or use ShapeEnv(duck_shape=False)"
+            )
         case "layout":
             return "nothing to avoid unless layouts vary: then call .contiguous() before the compiled part"
         case "range" if not guard.reasons:
@@ -151,18 +164,28 @@ def _avoid(guard: Guard, last: Reason | None) -> str:
         return "nothing known"
     if last.kind == "declared":
         return "change the declaration"
+    if last.operator is None and _is_assertion(last):
+        return "nothing to avoid: other sizes are refused by the program itself"
     if last.operator is None:
         return (
             f"at {last.where or 'the program'}: keep sizes out of int(), if and range(); assert them with torch._check, "
             "choose with torch.where or torch.cond"
         )
     if guard.kind == "specialized":
-        return f"give {last.operator} a size that comes from the same input instead of a constant, or declare the size static"
+        return (
+            f"nothing to avoid if a weight or a constant that {last.operator} takes fixes the size: declare it static to "
+            "say so; else let both sizes come from inputs"
+        )
     if guard.kind == "equality":
         return "nothing to avoid if the operator needs equal sizes; declare both with the same fake.Dim to say so"
     if _is_divisibility(guard.condition):
         return "pad to a multiple, and declare it: fake.Dim(name, multiple_of=...)"
     return "nothing to avoid if all sizes in use satisfy it; else split the inputs by it before the compiled part"
+
+
+def _is_assertion(reason: Reason) -> bool:
+    """Whether the user's line checks a size instead of branching on it."""
+    return reason.where is not None and reason.where.code.startswith(("torch._check", "assert "))
 
 
 def _is_divisibility(condition: sympy.Basic) -> bool:

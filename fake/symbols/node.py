@@ -24,7 +24,10 @@ from typing import Any
 import torch
 
 from .. import _torch as _t
+from .answers import evaluate_node, remembered, remembering_evaluation
 from .operators import Operators
+from .shortcuts import shortcut
+from .state import Integers, LeanState, answer_at_once, has_no_value_now, lean_state
 
 __all__ = [
     "OPERATORS",
@@ -43,43 +46,12 @@ _UNARY = ("neg", "sym_not", "sym_float", "abs")
 SymNode, ShapeEnv = _t.SymNode, _t.ShapeEnv
 
 
-class LeanState:
-    """What is remembered for one shape environment (it lives on the environment and goes with it).
-
-    Attributes:
-        adopts: whether nodes that torch makes for the environment become lean when they are met.
-        log: whoever wants to know which remembered answers are used, or None (see ``fake.cache.questions``).
-    """
-
-    __slots__ = ("adopts", "canonical", "integers", "log", "results")
-
-    def __init__(self) -> None:
-        self.adopts = False
-        self.canonical: dict[Any, Any] = {}
-        self.integers: dict[int, Any] = {}
-        self.results: dict[Any, Any] = {}
-        self.log: Any = None
-
-    def __deepcopy__(self, memo: dict) -> LeanState:
-        return LeanState()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (LeanState, ())
-
-
-def lean_state(shape_env: Any) -> LeanState:
-    """The state of a shape environment, made at its first use."""
-    try:
-        return shape_env._fake_lean
-    except AttributeError:
-        state = shape_env._fake_lean = LeanState()
-        return state
-
-
 def _canonical_of(node: Any, state: LeanState) -> Any:
     """The one node for an expression, remembered on ``node``."""
     found = state.canonical.setdefault((node.expr, node.pytype, node.constant is None), node)
     node.__dict__["_canonical"] = found
+    if found is node:
+        answer_at_once(node)
     return found
 
 
@@ -140,7 +112,8 @@ def _binary(name: str, original: Callable) -> Callable:
                     node._optimized_summation = (
                         False  # replaced by one symbol or number; torch forgets the mark
                     )
-            result = state.results[name, left, right] = _keep(original(left, right), self, state)
+            result = shortcut(name, left, right, state) or _keep(original(left, right), self, state)
+            state.results[name, left, right] = result
             if right.constant.__class__ is int:  # the operators of SymInt look for the number itself
                 state.results[name, left, right.constant] = result
             if left.constant.__class__ is int:
@@ -192,12 +165,19 @@ def _wrap_int(original: Callable) -> Callable:
         env = self.shape_env
         if env is None or type(num) is not int or env._translation_validation_enabled:
             return original(self, num)
-        integers = lean_state(env).integers
-        node = integers.get(num)
-        if node is None:
-            node = integers[num] = original(self, num)
-            node.__class__ = self.__class__
-        return node
+        state = lean_state(env)
+        if state.integers is None:
+            first = self
+
+            def make(number: int) -> Any:
+                node = original(first, number)
+                node.__class__ = first.__class__
+                return node
+
+            state.integers = Integers(make)
+        if self._canonical is not None:
+            self.__dict__["wrap_int"] = state.integers.__getitem__
+        return state.integers[num]
 
     return wrap_int
 
@@ -211,10 +191,14 @@ def _maybe_as_int(original: Callable) -> Callable:
             return original(self)
         version = version_of(shape_env)
         if own.get("_as_int_version") == version:
-            return own["_as_int"]
-        answer = original(self)
-        if not shape_env.frozen:  # what a frozen environment knows may be withdrawn without a new version
+            answer = own["_as_int"]
+        else:
+            answer = original(self)
+            if shape_env.frozen:
+                return answer  # what a frozen environment knows may be withdrawn without a new version
             own["_as_int"], own["_as_int_version"] = answer, version
+        if answer is None and self._canonical is not None and not shape_env.frozen:
+            has_no_value_now(self)
         return answer
 
     return maybe_as_int
@@ -247,79 +231,6 @@ def _expr(original: property) -> property:
     return property(expr)
 
 
-def _may_remember(node: Any) -> bool:
-    """Whether the answer for a node is now a guard of the environment, or follows from its guards, for good."""
-    shape_env = node.shape_env
-    return (
-        node._hint.__class__ in (bool, int, float)
-        and not shape_env.frozen  # guards are not recorded, and what is known may be withdrawn
-        and not _t.guards_are_suppressed()
-        and not _t.backed_size_oblivious()
-        and node.expr.free_symbols <= shape_env.backed_var_to_val.keys()
-    )
-
-
-def _tell(node: Any, answer: Any) -> None:
-    """Mention a remembered answer to whoever listens."""
-    log = lean_state(node.shape_env).log
-    if log is not None:
-        log.remembered(node.expr, answer)
-
-
-def _memory(node: Any) -> dict[str, Any]:
-    """Where answers about an expression are kept: all copies of a canonical node share it."""
-    return (getattr(node, "_canonical", None) or node).__dict__
-
-
-def _remembered(name: str, slot: str, original: Callable) -> Callable:
-    def lean(self: Any, file: str, line: int) -> Any:
-        memory = _memory(self)
-        answer = memory.get(slot)
-        if answer is None:
-            answer = original(self, file, line)
-            if _may_remember(self) and (slot != "_expected" or answer):
-                memory[slot] = answer
-        else:
-            _tell(self, answer)
-        return answer
-
-    lean.__name__ = name
-    return lean
-
-
-def _evaluate_node(original: Callable) -> Callable:
-    def evaluate(self: Any, size_oblivious: bool = False) -> Any:
-        memory = _memory(self)
-        if not size_oblivious and (answer := memory.get("_evaluated")) is not None:
-            _tell(self, answer)
-            return answer
-        answer = original(self, size_oblivious)
-        if not size_oblivious and _may_remember(self):
-            memory["_evaluated"] = answer
-        return answer
-
-    return evaluate
-
-
-def remembering_evaluation(original: Callable) -> Callable:
-    """``ShapeEnv.evaluate_sym_node`` with the answers remembered on the nodes."""
-
-    def evaluate_sym_node(
-        self: Any, sym_node: Any, size_oblivious: bool = False, fallback_value: bool | None = None
-    ) -> Any:
-        memory = _memory(sym_node)
-        answer = None if size_oblivious else memory.get("_evaluated")
-        if answer is not None:
-            _tell(sym_node, answer)
-            return answer
-        answer = original(self, sym_node, size_oblivious, fallback_value)
-        if not size_oblivious and _may_remember(sym_node):
-            memory["_evaluated"] = answer
-        return answer
-
-    return evaluate_sym_node
-
-
 def lean_methods() -> dict[str, Any]:
     """The lean form of every hot method of torch's node."""
     node = vars(SymNode)
@@ -331,8 +242,8 @@ def lean_methods() -> dict[str, Any]:
     found["maybe_as_int"] = _maybe_as_int(node["maybe_as_int"])
     found["expr"] = _expr(node["expr"])
     for name in ("guard_bool", "guard_or_false", "guard_or_true"):
-        found[name] = _remembered(name, "_answer", node[name])
-    found["expect_true"] = _remembered("expect_true", "_expected", node["expect_true"])
+        found[name] = remembered(name, "_answer", node[name])
+    found["expect_true"] = remembered("expect_true", "_expected", node["expect_true"])
     return found
 
 
@@ -376,7 +287,7 @@ LeanNode: Any = type(
         **{name: _also_lean(method) for name, method in vars(SymNode).items() if name in _t.magic_methods},
         **lean_methods(),
         "hint": _hint(vars(SymNode)["hint"]),
-        "evaluate": _evaluate_node(vars(SymNode)["evaluate"]),
+        "evaluate": evaluate_node(vars(SymNode)["evaluate"]),
         "__doc__": "torch's node of a symbolic number with the repeated work remembered.",
         "__module__": __name__,
     },

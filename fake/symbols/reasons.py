@@ -18,16 +18,23 @@ from types import FrameType
 from typing import Any
 
 import sympy
+import torch
 
 from . import _torch as _t
 
-__all__ = ["Location", "Reason", "reason_now", "reasons_of", "record"]
+__all__ = ["Location", "Reason", "note_graph", "reason_now", "reasons_of", "record"]
 
 _OWN_DIRECTORIES = tuple(
     str(Path(__file__).resolve().parents[2] / package) + os.sep
     for package in ("fake", "fxpasses", "compiled_autograd")
 )
 _FRAMEWORK = (_t.torch_directory, *_OWN_DIRECTORIES, str(Path(sympy.__file__).resolve().parent) + os.sep)
+_INTERPRETERS = tuple(
+    _t.torch_directory + os.path.join(*place) for place in (("_dynamo", ""), ("fx", "experimental", ""))
+)
+_CALLERS = {"infer_size": ["reshape", "view", "flatten"], "broadcast_shapes": ["add", "sub", "mul", "div"]}
+"""For functions of torch whose name says little, what users call them by."""
+_PLAIN_CALLS = frozenset(("getattr", "getitem", "size", "shape"))
 _STANDARD_LIBRARY = str(Path(os.__file__).resolve().parent) + os.sep
 _TYPED_IN = ("<doctest", "<stdin>", "<ipython")
 _STACK_LINE = re.compile(
@@ -85,11 +92,40 @@ def record(shape_env: Any, reason: Reason) -> None:
 
 
 def reasons_of(shape_env: Any) -> list[Reason]:
-    """The reasons recorded on an environment, in order; for torch's own, what its guards remember themselves."""
+    """The reasons recorded on an environment, in order; for torch's own, what its guards remember themselves.
+
+    Guards that Dynamo made in an environment of torch's know a line: the calls of the graph at that line, if one was
+    given to :func:`note_graph`, tell the operator.
+    """
     recorded = shape_env.__dict__.get("_fake_reasons", [])
     known = {reason.condition for reason in recorded}
-    inherited = [_from_guard(guard) for guard in shape_env.guards if guard.expr not in known]
+    calls = shape_env.__dict__.get("_fake_calls", {})
+    inherited = [_from_guard(guard, calls) for guard in shape_env.guards if guard.expr not in known]
     return [*inherited, *recorded]
+
+
+def note_graph(shape_env: Any, graph: torch.fx.Graph) -> None:
+    """Remember which calls Dynamo's graph makes at which lines, for guards that do not know their operator."""
+    calls: _Calls = {}
+    for node in graph.nodes:
+        stack = tuple(_parse(node.meta.get("stack_trace") or ""))
+        if stack and node.op in ("call_function", "call_method"):
+            name = node.target if isinstance(node.target, str) else _name_of(node.target)
+            calls.setdefault(_place(stack[-1]), []).append((name, stack))
+    shape_env.__dict__["_fake_calls"] = calls
+
+
+_Calls = dict[tuple[str, int, str], list[tuple[str, tuple["Location", ...]]]]
+"""Names of calls with their stacks, by where they are."""
+
+
+def _place(location: Location) -> tuple[str, int, str]:
+    """A line without its directory, of which a guard keeps only a part."""
+    return Path(location.file).name, location.line, location.function
+
+
+def _name_of(target: Any) -> str:
+    return str(target) if isinstance(target, _t.OpOverload) else getattr(target, "__name__", str(target))
 
 
 def reason_now(condition: sympy.Basic, kind: str) -> Reason:
@@ -174,8 +210,8 @@ def _innermost_of_user(stack: tuple[Location, ...]) -> Location | None:
     return users[-1] if users else stack[-1] if stack else None
 
 
-def _from_guard(guard: Any) -> Reason:
-    """What torch remembers of a guard: no operator, but often the function that asks for it."""
+def _from_guard(guard: Any, calls: _Calls) -> Reason:
+    """What torch remembers of a guard: no operator, but the user's line, and often the function that asks for it."""
     where = next(_parse_location(guard.sloc.maybe_user_loc), None)
     framework = guard.sloc.framework_loc
     asked = (
@@ -183,10 +219,45 @@ def _from_guard(guard: Any) -> Reason:
         if hasattr(framework, "filename")
         else None
     )
-    operator = asked.function if asked is not None and not _is_users(asked.file) else None
+    operator = None
+    if asked is not None and not _is_users(asked.file) and not _interprets(asked.file):
+        operator = asked.function
     if where is None and asked is not None and _is_users(asked.file):
         where = asked
-    return Reason(guard.expr, "guard", operator, None, where, (where,) if where else (), asked)
+    stack: tuple[Location, ...] = (where,) if where else ()
+    if where is not None and operator is not None:
+        operator, stack = _call_at(where, operator, calls) or (operator, stack)
+        where = _innermost_of_user(stack)
+    return Reason(guard.expr, "guard", operator, None, where, stack, asked)
+
+
+def _call_at(where: Location, function: str, calls: _Calls) -> tuple[str, tuple[Location, ...]] | None:
+    """The graph's call that a line makes, and the user's lines that lead there.
+
+    Args:
+        where: a line of the user's program, or one of a module of torch's, which graphs leave out of their stacks.
+        function: the function of torch that asked, which may tell calls on one line apart.
+    """
+    found = calls.get(_place(where))
+    if found is None:
+        found = [
+            call
+            for made in calls.values()
+            for call in made
+            if re.search(rf"\b{call[0]}\(", where.code) is not None
+        ]
+    words = _CALLERS.get(function) or [word for word in function.split("_") if len(word) > 2]
+    related = [call for call in found if any(word in call[0] or call[0] in word for word in words)] or found
+    names = dict.fromkeys(name for name, _ in related if name not in _PLAIN_CALLS)
+    lines = {stack for _, stack in related}
+    if not names:
+        return None
+    return " or ".join(names), lines.pop() if len(lines) == 1 else (where,)
+
+
+def _interprets(file: str) -> bool:
+    """Whether a file is of Dynamo or of the environment itself: then the program asked, not an operator."""
+    return file.startswith(_INTERPRETERS)
 
 
 _BRIEF = re.compile(r"(?P<code>.*?)\s*#\s*(?P<file>\S+):(?P<line>\d+) in (?P<function>\S+)")

@@ -54,8 +54,8 @@ class GraphFiles(Observer):
         if META_KEY in gm.meta:
             (self.directory / "partition.txt").write_text(f"{gm.meta[META_KEY]}\n")
 
-    def guards(self, shape_env: Any) -> None:
-        (self.directory / "guards.txt").write_text(f"{fake.explain(shape_env)}\n")
+    def guards(self, shape_env: Any, graph: fx.Graph) -> None:
+        (self.directory / "guards.txt").write_text(f"{fake.explain(shape_env, graph=graph)}\n")
 
     def regions(self, report: object) -> None:
         (self.directory / "regions.txt").write_text(f"{report}\n")

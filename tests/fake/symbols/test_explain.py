@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -203,3 +204,31 @@ def test_a_backend_may_adopt_dynamos_environment():
     torch._dynamo.reset()
     assert "x.size(0) % 2 == 0" in [guard.expression for guard in reports[0]]
     assert len(reports) <= 2, "two rows make a result of one row, which is traced on its own"
+
+
+class Projected(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.projection(x)
+        return x.reshape(-1, 2, 6).relu() if x.shape[0] > 3 else x
+
+
+def test_guards_of_torchs_environment_name_the_graphs_calls() -> None:
+    reports = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
+        shape_env = next(value.node.shape_env for value in inputs if isinstance(value, torch.SymInt))
+        reports.append(fake.explain(shape_env, graph=gm.graph))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(Projected(), backend=backend, dynamic=True)(torch.randn(12, 8))
+    (report,) = reports
+    told = {guard.expression: (guard.operator, guard.where and guard.where.code) for guard in report}
+    assert told["x.size(1) == 8"] == ("linear", "x = self.projection(x)")
+    assert told["x.size(0) % 3 == 0"][0] == "reshape"
+    assert told["4 <= x.size(0)"][0] is None  # the program's own branch, told at its line
+    assert "if x.shape[0] > 3" in told["4 <= x.size(0)"][1]

@@ -1,0 +1,69 @@
+"""Results of symbolic arithmetic that need no sympy: neutral elements, and sizes compared with zero."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+
+from .. import _torch as _t
+
+__all__ = ["shortcut"]
+
+_NEUTRAL_ON_THE_RIGHT = {"add": 0, "sub": 0, "mul": 1, "int_floordiv": 1}
+_NEUTRAL_ON_THE_LEFT = {"add": 0, "mul": 1}
+_AGAINST_ZERO = {"ge": True, "lt": False}
+
+
+def shortcut(name: str, left: Any, right: Any, state: Any) -> Any:
+    """The node of ``left NAME right`` for canonical integer nodes, or None where sympy has to say it.
+
+    Args:
+        state: what is remembered for the environment (``fake.symbols.node.LeanState``).
+    """
+    if right.constant is not None:
+        number = right.constant
+        if number.__class__ is int and left.pytype is int:
+            if _NEUTRAL_ON_THE_RIGHT.get(name) == number:
+                return left
+            if number == 0 and name in _AGAINST_ZERO and _is_size(left):
+                return truth(_AGAINST_ZERO[name], left, state)
+    elif (
+        left.constant.__class__ is int
+        and right.pytype is int
+        and _NEUTRAL_ON_THE_LEFT.get(name) == left.constant
+    ):
+        return right
+    return None
+
+
+def _is_size(node: Any) -> bool:
+    """Whether an expression is a sum of products of numbers and symbols that are not negative."""
+    known = node.__dict__.get("_is_size")
+    if known is None:
+        known = node.__dict__["_is_size"] = _not_negative(node.expr)
+    return known
+
+
+def _not_negative(expr: Any) -> bool:
+    if expr.is_Symbol:
+        return bool(expr.is_positive or expr.is_nonnegative)
+    if expr.is_Integer:
+        return expr.p >= 0
+    if expr.is_Add or expr.is_Mul:
+        return all(map(_not_negative, expr.args))
+    return False
+
+
+def truth(value: bool, asked: Any, state: Any) -> Any:
+    """The one node of an environment that is true (or false), with its answers known."""
+    expr = sympy.true if value else sympy.false
+    node = state.canonical.get((expr, bool, True))
+    if node is None:
+        node = _t.SymNode(expr, asked.shape_env, bool, value)
+        node.__class__ = asked.__class__
+        node.__dict__.update(_canonical=node, _answer=value, _evaluated=expr)
+        if value:
+            node.__dict__["_expected"] = True
+        state.canonical[expr, bool, True] = node
+    return node
