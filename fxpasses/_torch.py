@@ -242,13 +242,15 @@ def propagate_fakes(gm: fx.GraphModule, inputs: Sequence[Any], dynamic: bool) ->
             return faked(torch.empty(value)).shape[0]  # the symbol of that size
         return value
 
+    fakes = [faked(value) for value in inputs]  # outside of the mode: inside, torch.empty makes a fake tensor
+
     class Propagate(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
             n.meta["val"] = super().run_node(n)
             return n.meta["val"]
 
     with torch.no_grad(), mode:
-        Propagate(gm).run(*[faked(value) for value in inputs], enable_io_processing=False)
+        Propagate(gm).run(*fakes, enable_io_processing=False)
 
 
 @contextlib.contextmanager

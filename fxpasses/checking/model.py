@@ -22,7 +22,8 @@ from fxpasses.checking.blame import first_difference
 from fxpasses.checking.interpret import RoundedMode
 from fxpasses.checking.tolerance import deviation
 from fxpasses.checking.values import Reference, compare, largest_error, value_names
-from fxpasses.checking.watch import Rewrite, ValueCheck
+from fxpasses.checking.calls import Rewrite
+from fxpasses.checking.watch import ValueCheck
 from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
 from fxpasses.options import Options
 from fxpasses.pipeline import Compiler, Pipeline

@@ -116,6 +116,8 @@ def cut(
     inputs: list[str] = []
     outputs: list[fx.Node] = []
     needed = {v for n in chosen for v in n.all_input_nodes if v not in chosen}
+    if traced is not None:  # a pass may ask for the sizes themselves
+        needed |= {n for n in gm.graph.find_nodes(op="placeholder") if isinstance(value_of(n), torch.SymInt)}
     for node in gm.graph.nodes:
         if node in needed:
             if (

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 
-from fxpasses._torch import propagate_fakes
-from fxpasses.checking.blame import apply_pass
+from fxpasses._torch import OpOverload, propagate_fakes
+from fxpasses.checking.blame import after_passes, apply_pass
 from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.reduce import Case, reduce_nodes, smaller_sizes
-from fxpasses.checking.source import CannotEmbed, pass_source
+from fxpasses.checking.source import CannotEmbed, pass_sources
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
 from fxpasses.contract import Contract, FunctionPass, Pass
 from fxpasses.errors import PassError, StructureError
@@ -36,6 +37,7 @@ def replay(
     traced: Sequence[Any] | None = None,
     backward: Collection[int] = (),
     bitwise: bool = False,
+    after: Sequence[Pass] = (),
 ) -> int:
     """Run ``item`` on the graph of a function and compare before with after; what a repro file calls.
 
@@ -47,6 +49,7 @@ def replay(
         traced: inputs of the sizes that the pass sees as hints, when they are other ones than ``inputs`` have.
         backward: positions of the calls that are marked as the backward pass's, as AOTAutograd does it.
         bitwise: whether results have to be equal bit by bit.
+        after: passes that run before: ``item`` is compared with the graph that they leave.
 
     Returns:
         1 when the pass is wrong, 0 otherwise: an exit status.
@@ -62,16 +65,39 @@ def replay(
     1
     """
     case = with_metadata(
-        Case(fx.symbolic_trace(graph), list(inputs), None if traced is None else list(traced)),
+        Case(recorded_calls(graph), list(inputs), None if traced is None else list(traced)),
         dynamic,
         backward,
     )
+    if after:
+        case = Case(after_passes(after, case.gm, min(item.graphs)), case.inputs, case.traced)
     found = structural_faults(item, case) or mismatches_of(item, case, bitwise)
     if not found:
         print(f"pass {item.name!r} is right on these inputs")
         return 0
     print(f"pass {item.name!r} is wrong: " + "; ".join(map(str, found)))
     return 1
+
+
+class _RecordCalls(TorchFunctionMode):
+    """Makes a node of every operator call, of those without tensor arguments, too (symbolic tracing runs them)."""
+
+    def __init__(self, tracer: fx.Tracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, OpOverload):
+            return self._tracer.create_proxy("call_function", func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def recorded_calls(function: Callable[..., Any]) -> fx.GraphModule:
+    """The operator calls of a function as a graph."""
+    tracer = fx.Tracer()
+    with _RecordCalls(tracer):
+        graph = tracer.trace(function)
+    return fx.GraphModule(torch.nn.Module(), graph)
 
 
 def structural_faults(item: Pass, case: Case) -> list[Mismatch]:
@@ -148,8 +174,22 @@ def make_repro(
     bitwise: bool,
     directory: Path,
     headline: str,
+    earlier: Sequence[Pass] = (),
 ) -> tuple[Path | None, int, str]:
     """Reduce what fails and write the repro file.
+
+    Args:
+        item: the pass.
+        before: the graph before it (with ``earlier``, before those).
+        after: the graph after it, which tells where to look first.
+        inputs: inputs on which it is wrong.
+        traced: inputs of the sizes that it was traced with, where they are other ones.
+        suspects: names of nodes that are to blame.
+        fault: what kind of fault has to show.
+        bitwise: whether the pass promises the same bits.
+        directory: where the file goes.
+        headline: what the file says about itself.
+        earlier: passes that have to run before ``item``.
 
     Returns:
         The file (``None`` if there is none), the number of calls in its graph, and why there is none.
@@ -166,6 +206,12 @@ def make_repro(
         fresh = rebuilt(case)
         if fresh is None:
             return False
+        if earlier:
+            try:
+                gm = after_passes(earlier, fresh.gm, min(item.graphs))
+            except Exception:  # noqa: BLE001  (a graph that they do not take is not a smaller case)
+                return False
+            fresh = Case(gm, fresh.inputs, fresh.traced)
         if fault in ("structure", "error"):
             return any(m.fault == fault for m in structural_faults(item, fresh))
         try:
@@ -190,7 +236,7 @@ def make_repro(
     if not fails(Case(case.gm, drawn, case.traced)):
         texts = None
     try:
-        source, expression = pass_source(item)
+        source, expressions = pass_sources([item, *earlier])
     except CannotEmbed as reason:
         return None, case.size, f"the pass cannot be written to a file: {reason}"
     file = _fresh_directory(directory, item.name) / "repro.py"
@@ -198,6 +244,7 @@ def make_repro(
     call = "graph, inputs, PASS" + ", dynamic=True" * setting.dynamic + ", bitwise=True" * bitwise
     call += ", traced=traced" * (case.traced is not None)
     call += f", backward={marks}" * bool(marks)
+    call += ", after=EARLIER" * bool(earlier)
     paths = [f"sys.path.insert(0, {path!r})" for path in source.paths]
     lines = [
         f'"""{headline}',
@@ -213,7 +260,8 @@ def make_repro(
         *dict.fromkeys([*(i for i in source.imports if i != "import torch"), _REPLAY]),
         "",
         *source.definitions,
-        f"PASS = {expression}",
+        f"PASS = {expressions[0]}",
+        *([f"EARLIER = [{', '.join(expressions[1:])}]"] if earlier else []),
         "",
         "",
         _code(case.gm),

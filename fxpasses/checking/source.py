@@ -9,7 +9,7 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from fxpasses._torch import OpOverload
 from fxpasses.contract import FunctionPass, Pass
 
-__all__ = ["CannotEmbed", "PassSource", "pass_source"]
+__all__ = ["CannotEmbed", "PassSource", "pass_sources"]
 
 
 class CannotEmbed(Exception):
@@ -198,18 +198,22 @@ _BRACKETS: dict[type, Callable[[list[str]], str]] = {
 }
 
 
-def pass_source(item: Pass) -> tuple[PassSource, str]:
-    """The lines that a file needs to make ``item``, and the expression that makes it.
+def pass_sources(items: Sequence[Pass]) -> tuple[PassSource, list[str]]:
+    """The lines that a file needs to make these passes, and for each the expression that makes it.
 
     Raises:
         CannotEmbed: when that cannot be written down.
     """
     source = PassSource()
+    return source, [_expression(item, source) for item in items]
+
+
+def _expression(item: Pass, source: PassSource) -> str:
     if isinstance(item, FunctionPass):
         module = item.function.__module__
         loaded = sys.modules.get(module)
         for name, value in (vars(loaded) if loaded and module != "__main__" else {}).items():
             if value is item and source._importable(module, getattr(loaded, "__file__", None)):
                 source.imports.append(f"from {module} import {name}")
-                return source, name
-    return source, source.make(item)
+                return name
+    return source.make(item)
