@@ -91,6 +91,7 @@ __all__ = [
     "inductor_mode_options",
     "inductor_partition_fn",
     "is_control_flow",
+    "lowering_of",
     "make_boxed_func",
     "new_compiler_extra",
     "new_nodes",
@@ -268,6 +269,14 @@ def filter_lowerings(allowed: Callable[[str], bool]) -> Iterator[None]:
 
     with mock.patch.object(CompilerBisector, "disable_subsystem", disabled):
         yield
+
+
+def lowering_of(target: Any) -> Callable[..., Any] | None:
+    """The function that was registered with Inductor to lower an operator, or ``None``."""
+    from torch._inductor.lowering import lowerings
+
+    found = lowerings.get(target)
+    return None if found is None else inspect.unwrap(found)
 
 
 @contextlib.contextmanager

@@ -165,9 +165,7 @@ class _Graph:
         self.gm, self.kind, self.checks, self.structure = gm, kind, checks, structure
         self._snapshot = Snapshot(gm.graph)
         self._facts: Facts | None = None
-        self._inner = {
-            name: _Graph(graph, kind, (), structure) for name, graph in subgraphs(gm).items()
-        }
+        self._inner = {name: _Graph(graph, kind, (), structure) for name, graph in subgraphs(gm).items()}
         """The graphs that operators such as ``torch.cond`` are given."""
 
     def run(self, item: Pass, round: int = 0) -> PassRun:

@@ -89,7 +89,9 @@ class _Examiner(Protocol):
     def rewrites(self, kind: str) -> list[Rewrite]:
         """What was changed in graphs of one kind."""
 
-    def examine(self, rewrite: Rewrite, inputs: Sequence[Any], where: str, traced: Sequence[Any] | None) -> None:
+    def examine(
+        self, rewrite: Rewrite, inputs: Sequence[Any], where: str, traced: Sequence[Any] | None
+    ) -> None:
         """Compare one rewrite on one set of inputs."""
 
 
@@ -133,7 +135,9 @@ class FirstCalls:
                     self._check.examine(rewrite, trial.inputs, trial.where, trial.traced)
             except Unsupported as reason:
                 if rewrite.name not in self._told:
-                    log.warning("%s on the %s graph is not checked by value: %s", rewrite.name, rewrite.kind, reason)
+                    log.warning(
+                        "%s on the %s graph is not checked by value: %s", rewrite.name, rewrite.kind, reason
+                    )
                 self._told.add(rewrite.name)
 
     def _trials(self, rewrite: Rewrite, args: Sequence[Any], first: bool) -> Iterator[Trial]:
@@ -184,7 +188,9 @@ class FirstCalls:
                 Reference(rewrite.before, values).native  # noqa: B018  (made-up inputs that do not fit are left out)
             except Unsupported:
                 continue
-            label = "made-up inputs with " + ", ".join(f"{k}={v}" for k, v in sizes.items() if v != bound.get(k))
+            label = "made-up inputs with " + ", ".join(
+                f"{k}={v}" for k, v in sizes.items() if v != bound.get(k)
+            )
             yield Trial(values, label, with_gradients(cloned(given), bound))
 
 

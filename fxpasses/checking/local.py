@@ -12,7 +12,6 @@ with those after, and the results decide.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,34 +34,15 @@ from fxpasses.checking.interpret import (
     spacing,
     widened,
 )
+from fxpasses.checking.places import Place, joined, merged, places, returned
 from fxpasses.checking.tolerance import Deviation, deviation
 from fxpasses.rewriting import value_of
 
-__all__ = ["Finding", "Place", "places", "wrong_places"]
+__all__ = ["Finding", "wrong_places"]
 
 _SAMPLES, _MORE_SAMPLES = 4, 24
 _SEED = 20
 Values = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Changed calls that belong together.
-
-    Attributes:
-        before: names of the calls that the graph after has not, or has otherwise.
-        after: those of the graph after.
-        given: what the rest of the graph takes from them: pairs of names, before and after.
-    """
-
-    before: frozenset[str]
-    after: frozenset[str]
-    given: tuple[tuple[str, str], ...]
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The names of all its calls."""
-        return self.before | self.after
 
 
 @dataclass(frozen=True)
@@ -78,82 +58,6 @@ class Finding:
     position: int
     deviation: Deviation
     place: Place
-
-
-def places(
-    before: fx.GraphModule, after: fx.GraphModule, changed: tuple[Collection[str], Collection[str]]
-) -> list[Place]:
-    """The places where two graphs differ, in the order of the graph before.
-
-    Args:
-        before: the graph before.
-        after: the graph after.
-        changed: names of the changed nodes of each, as :func:`~fxpasses.checking.values.changed_nodes` finds them.
-    """
-    old, new = (_with_items(gm, set(names) - {"output"}) for gm, names in zip((before, after), changed, strict=True))
-    groups = _Groups()
-    for gm, names in ((before, old), (after, new)):
-        for node in gm.graph.nodes:
-            if node.name in names and node.op == "call_function":
-                groups.join(node.name, node.name)
-                for value in node.all_input_nodes:
-                    if value.name in names and value.op == "call_function":
-                        groups.join(node.name, value.name)
-    returned = [
-        (a.name, b.name)
-        for a, b in zip(_returned(before), _returned(after), strict=False)
-        if isinstance(a, fx.Node) and isinstance(b, fx.Node)
-    ]
-    for a, b in returned:
-        if a in groups.of and b in groups.of:
-            groups.join(a, b)
-    found = []
-    for group in groups.sets():
-        mine, theirs = frozenset(group & old), frozenset(group & new)
-        given = {(n, n): None for n in _taken_elsewhere(after, theirs) if n in mine}
-        given |= {pair: None for pair in returned if pair[0] in mine or pair[1] in theirs}
-        found.append(Place(mine, theirs, tuple(given)))
-    order = {n.name: i for gm in (after, before) for i, n in enumerate(gm.graph.nodes)}
-    return sorted(found, key=lambda place: min(order[name] for name in place.names))
-
-
-def _with_items(gm: fx.GraphModule, names: set[str]) -> set[str]:
-    """``names``, and what takes the results of these calls apart."""
-    for node in gm.graph.nodes:
-        if node.target is operator.getitem and isinstance(node.args[0], fx.Node) and node.args[0].name in names:
-            names.add(node.name)
-    return names
-
-
-class _Groups:
-    """Disjoint sets of names that grow together."""
-
-    def __init__(self) -> None:
-        self.of: dict[str, set[str]] = {}
-
-    def join(self, a: str, b: str) -> None:
-        one, other = self.of.setdefault(a, {a}), self.of.setdefault(b, {b})
-        if one is not other:
-            one |= other
-            for name in other:
-                self.of[name] = one
-
-    def sets(self) -> list[set[str]]:
-        return list({id(group): group for group in self.of.values()}.values())
-
-
-def _returned(gm: fx.GraphModule) -> Sequence[Any]:
-    (output,) = gm.graph.find_nodes(op="output")
-    return output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
-
-
-def _taken_elsewhere(gm: fx.GraphModule, names: Collection[str]) -> list[str]:
-    """Those of ``names`` that other nodes use (what the graph returns is not counted)."""
-    return [
-        n.name
-        for n in gm.graph.nodes
-        if n.name in names and any(u.name not in names and u.op != "output" for u in n.users)
-    ]
 
 
 def wrong_places(
@@ -186,7 +90,7 @@ def wrong_places(
     suspects = [place for place in found if not comparison.agrees(place)]
     if not suspects:
         return []
-    whole = suspects[0] if len(suspects) == 1 else comparison.joined(suspects)
+    whole = suspects[0] if len(suspects) == 1 else joined(before, after, suspects)
     if len(suspects) > 1 and comparison.agrees(whole):
         return []
     deviations = comparison.at_the_results(whole)
@@ -197,16 +101,8 @@ def wrong_places(
         # Each alone, since only some of them may be wrong.
         alone = [(place, comparison.at_the_results(place)) for place in suspects]
         blamed = [place for place, how in alone if how] or suspects
-    merged = blamed[0] if len(blamed) == 1 else _merged(blamed)
-    return [Finding(position, how, merged) for position, how in deviations.items()]
-
-
-def _merged(several: Sequence[Place]) -> Place:
-    return Place(
-        frozenset().union(*(p.before for p in several)),
-        frozenset().union(*(p.after for p in several)),
-        tuple(dict.fromkeys(pair for p in several for pair in p.given)),
-    )
+    guilty = blamed[0] if len(blamed) == 1 else merged(blamed)
+    return [Finding(position, how, guilty) for position, how in deviations.items()]
 
 
 def _can_be_taken_apart(
@@ -279,13 +175,13 @@ class _Comparison:
             return [None] * len(place.given)
 
     def _evaluate(self, run: Run, place: Place, side: int, rounded: bool = False) -> list[Any]:
-        """What the place gives, on one side (0 before, 1 after).
+        """What the place gives.
 
         Args:
             run: how to run its calls.
             place: the place.
-            side: which graph ``run`` runs.
-            rounded: whether what the place takes is rounded once more, since a rewrite may do that.
+            side: which graph ``run`` runs: 0 before, 1 after.
+            rounded: whether what the place takes is rounded once more.
         """
         names = (place.before, place.after)[side]
         nodes = self._nodes[side]
@@ -310,30 +206,6 @@ class _Comparison:
             wanted = [nodes[pair[side]] for pair in place.given]
             return [run.env[n] if n in run.env else outside(n) for n in wanted]
 
-    def joined(self, several: Sequence[Place]) -> Place:
-        """The places with all that lies between them, as one."""
-        merged = _merged(several)
-        sides = []
-        for nodes, names in zip(self._nodes, (merged.before, merged.after), strict=True):
-            below, above = set(names), set(names)
-            for node in nodes.values():
-                if node.op == "call_function" and any(v.name in below for v in node.all_input_nodes):
-                    below.add(node.name)
-            for node in reversed(list(nodes.values())):
-                if node.op == "call_function" and any(u.name in above for u in node.users):
-                    above.add(node.name)
-            sides.append(frozenset(below & above))
-        between = frozenset().union(*sides)
-        before, after = (between & nodes.keys() for nodes in self._nodes)
-        returned = [
-            (a.name, b.name)
-            for a, b in zip(_returned(self._before), _returned(self._after), strict=False)
-            if isinstance(a, fx.Node) and isinstance(b, fx.Node)
-        ]
-        given = {(n, n): None for n in _taken_elsewhere(self._after, after) if n in before}
-        given |= {pair: None for pair in returned if pair[0] in before or pair[1] in after}
-        return Place(frozenset(before), frozenset(after), tuple(given))
-
     def at_the_results(self, place: Place) -> dict[int, Deviation] | None:
         """How far off the graph's results are because of a place, by position; ``None`` when that cannot be found out."""
         try:
@@ -341,6 +213,7 @@ class _Comparison:
             got = self._continued(place, self._evaluate(Run(self._after), place, 1))
             exact = self._continued(place, self._evaluate(ExactRun(self._before), place, 0))
             samples: list[list[Any]] = []
+            stable: list[list[Any]] = []
             found: dict[int, Deviation] = {}
             for position, result in enumerate(self._results):
                 if not isinstance(result, Tensor):
@@ -352,15 +225,16 @@ class _Comparison:
                 for count in (_SAMPLES, _MORE_SAMPLES):
                     while len(samples) < count:
                         run = RoundedRun(self._before, len(samples))
-                        samples.append(
-                            self._continued(place, self._evaluate(run, place, 0, rounded=True))
-                        )
+                        samples.append(self._continued(place, self._evaluate(run, place, 0)))
+                        run = RoundedRun(self._before, len(samples) + _MORE_SAMPLES)
+                        stable.append(self._continued(place, self._evaluate(run, place, 0, rounded=True)))
                     how = deviation(
                         own[position],
                         exact[position],
                         [s[position] for s in samples],
                         got[position],
                         dtype=result.dtype,
+                        stable=[s[position] for s in stable],
                     )
                     if how is None or how.is_clear:
                         break
@@ -376,8 +250,8 @@ class _Comparison:
         run = _ContinuedRun(self._before, given)
         inputs = cloned(self._inputs)
         results = [tree_map(widened, value) for value in (*run(inputs, _SEED), *inputs)]
-        by_name = {pair: value for pair, value in zip(place.given, values, strict=True)}
-        outputs = zip(_returned(self._before), _returned(self._after), strict=False)
+        by_name = dict(zip(place.given, values, strict=True))
+        outputs = zip(returned(self._before), returned(self._after), strict=False)
         for position, (a, b) in enumerate(outputs):
             if isinstance(a, fx.Node) and isinstance(b, fx.Node) and (a.name, b.name) in by_name:
                 results[position] = tree_map(widened, by_name[a.name, b.name])

@@ -25,7 +25,17 @@ from fxpasses.manager import PassManager
 from fxpasses.provenance import is_backward
 from fxpasses.rewriting import copy_graph
 
-__all__ = ["make_repro", "mismatches_of", "replay", "structural_faults", "with_metadata"]
+__all__ = [
+    "fresh_directory",
+    "graph_text",
+    "input_lines",
+    "make_repro",
+    "mismatches_of",
+    "recorded_calls",
+    "replay",
+    "structural_faults",
+    "with_metadata",
+]
 
 
 def replay(
@@ -212,8 +222,8 @@ def make_repro(
             except Exception:  # noqa: BLE001  (a graph that they do not take is not a smaller case)
                 return False
             fresh = Case(gm, fresh.inputs, fresh.traced)
-        if fault in ("structure", "error"):
-            return any(m.fault == fault for m in structural_faults(item, fresh))
+        if fault in ("structure", "error") and any(m.fault == fault for m in structural_faults(item, fresh)):
+            return True
         try:
             return any(m.fault == fault for m in mismatches_of(item, fresh, bitwise))
         except Unsupported:
@@ -228,18 +238,12 @@ def make_repro(
     case = reduce_nodes(whole, after, suspects, fails)
     if not setting.dynamic:
         case = smaller_sizes(case, lambda c: c if rebuilt(c) else None, fails)
-    plain = [_random(value) for value in case.inputs]
-    texts: list[str] | None = [text for text, _ in plain]
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        drawn = [make() for _, make in plain]
-    if not fails(Case(case.gm, drawn, case.traced)):
-        texts = None
     try:
         source, expressions = pass_sources([item, *earlier])
     except CannotEmbed as reason:
         return None, case.size, f"the pass cannot be written to a file: {reason}"
-    file = _fresh_directory(directory, item.name) / "repro.py"
+    file = fresh_directory(directory, item.name) / "repro.py"
+    given, saved = input_lines(case.inputs, lambda drawn: fails(Case(case.gm, drawn, case.traced)), file)
     marks = setting.backward(case)
     call = "graph, inputs, PASS" + ", dynamic=True" * setting.dynamic + ", bitwise=True" * bitwise
     call += ", traced=traced" * (case.traced is not None)
@@ -252,7 +256,7 @@ def make_repro(
         'Exits with 1 as long as the pass is wrong. Written by fxpasses."""',
         "",
         *(["import sys"] if paths else []),
-        *(["from pathlib import Path"] if texts is None else []),
+        *(["from pathlib import Path"] if saved else []),
         "",
         "import torch",
         *(["", *paths] if paths else []),
@@ -264,14 +268,10 @@ def make_repro(
         *([f"EARLIER = [{', '.join(expressions[1:])}]"] if earlier else []),
         "",
         "",
-        _code(case.gm),
+        graph_text(case.gm),
         "",
     ]
-    if texts is None:
-        torch.save(case.inputs, file.with_name("inputs.pt"))
-        lines.append('inputs = torch.load(Path(__file__).with_name("inputs.pt"))')
-    else:
-        lines += ["torch.manual_seed(0)", "inputs = [", *(f"    {text}," for text in texts), "]"]
+    lines += given
     if case.traced is not None:
         lines += ["traced = [", *(f"    {_random(value)[0]}," for value in case.traced), "]"]
     lines += ["", 'if __name__ == "__main__":', f"    raise SystemExit(replay({call}))", ""]
@@ -283,7 +283,7 @@ BACKWARD_MARKS = {"partitioner_tag": "is_backward", "autograd_backward": True}
 _REPLAY = "from fxpasses.checking.repro import replay"
 
 
-def _code(gm: fx.GraphModule) -> str:
+def graph_text(gm: fx.GraphModule) -> str:
     """The graph as a function of operator calls."""
     code = gm.graph.python_code("self").src
     code = re.sub(r";  (\w+ = )+None", "", code)
@@ -292,6 +292,24 @@ def _code(gm: fx.GraphModule) -> str:
     code = re.sub(r"\bdevice\(", "torch.device(", code).replace("torch.torch.", "torch.")
     code = re.sub(r"(?<![\w.])(inf|nan)(?!\w)", r"float('\1')", code)
     return "\n".join(line.rstrip() for line in code.strip().splitlines() if line.strip())
+
+
+def input_lines(
+    inputs: Sequence[Any], fails: Callable[[list[Any]], bool], file: Path
+) -> tuple[list[str], bool]:
+    """Lines that make the inputs: random ones where they fail, too, or else saved beside the file.
+
+    Returns:
+        The lines, and whether data was saved (the lines then need ``pathlib.Path``).
+    """
+    plain = [_random(value) for value in inputs]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        drawn = [make() for _, make in plain]
+    if fails(drawn):
+        return ["torch.manual_seed(0)", "inputs = [", *(f"    {text}," for text, _ in plain), "]"], False
+    torch.save(list(inputs), file.with_name("inputs.pt"))
+    return ['inputs = torch.load(Path(__file__).with_name("inputs.pt"))'], True
 
 
 def _random(value: Any) -> tuple[str, Callable[[], Any]]:
@@ -315,7 +333,7 @@ def _random(value: Any) -> tuple[str, Callable[[], Any]]:
     return text, lambda: eval(text, {"torch": torch})
 
 
-def _fresh_directory(root: Path, name: str) -> Path:
+def fresh_directory(root: Path, name: str) -> Path:
     name = re.sub(r"\W+", "_", name)
     for number in itertools.count():
         directory = root / (f"{name}_{number}" if number else name)

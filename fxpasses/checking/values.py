@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.focus import Rewritten, focused_deviations, has_few_digits
 from fxpasses.aliasing import is_mutating
+from fxpasses.checking.focus import Rewritten, focused_deviations, has_few_digits
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import ExactRun, Poison, RoundedRun, Run, allocates, spacing
 from fxpasses.checking.local import wrong_places

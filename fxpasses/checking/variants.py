@@ -31,7 +31,14 @@ _SAME_INDEX = {
     aten.expand.default, aten.permute.default, aten.clone.default, aten.slice.Tensor, aten.select.int, aten.alias.default,
     aten.detach.default, aten.t.default, prims.convert_element_type.default, aten._to_copy.default,
 }  # fmt: skip
-_COMPARISONS = {aten.eq.Scalar, aten.ne.Scalar, aten.eq.Tensor, aten.ne.Tensor, aten.lt.Scalar, aten.ge.Scalar}
+_COMPARISONS = {
+    aten.eq.Scalar,
+    aten.ne.Scalar,
+    aten.eq.Tensor,
+    aten.ne.Tensor,
+    aten.lt.Scalar,
+    aten.ge.Scalar,
+}
 
 
 def variants(
@@ -61,7 +68,9 @@ def variants(
                     # Positive values may have to stay so (a variance), infinite ones are masks.
                     value.copy_(torch.where(value.isfinite(), change(value), value))
                 elif node.name in bounds:
-                    value.copy_(torch.randint(bounds[node.name], value.shape, generator=generator))
+                    drawn = torch.randint(bounds[node.name], value.shape, generator=generator)
+                    drawn.view(-1)[0] = bounds[node.name] - 1  # the last one, in any case
+                    value.copy_(drawn)
         return values
 
     def moved(value: Tensor) -> Tensor:
@@ -117,9 +126,7 @@ def _bound(node: fx.Node) -> int | None:
             args = list(user.args)
             if user.target in _SAME_INDEX or (user.target is aten.where.self and args[0] is not index):
                 pending.append(user)
-            elif user.target in _COMPARISONS:
-                continue
-            elif user.op == "output":
+            elif user.target in _COMPARISONS or user.op == "output":
                 continue
             elif (size := _looked_up(user, index)) is not None:
                 bounds.append(size)
@@ -136,10 +143,21 @@ def _looked_up(user: fx.Node, index: fx.Node) -> int | None:
         size = source.shape[0]
     elif user.target is aten.embedding_dense_backward.default and args[1] is index:
         size = args[2]
-    elif user.target in (aten.gather.default, aten.index_select.default, aten.scatter.value, aten.scatter.src):
+    elif user.target in (
+        aten.gather.default,
+        aten.index_select.default,
+        aten.scatter.value,
+        aten.scatter.src,
+    ):
         if args[2] is index and isinstance(source, Tensor) and source.dim():
             size = source.shape[args[1]]
-    elif user.target in (aten.index.Tensor, aten.index_put.default, aten._unsafe_index_put.default, aten._unsafe_index.Tensor, aten._unsafe_masked_index_put_accumulate.default):
+    elif user.target in (
+        aten.index.Tensor,
+        aten.index_put.default,
+        aten._unsafe_index_put.default,
+        aten._unsafe_index.Tensor,
+        aten._unsafe_masked_index_put_accumulate.default,
+    ):
         at = 2 if "masked" in str(user.target) else 1
         if isinstance(source, Tensor) and isinstance(args[at], (list, tuple)) and index in args[at]:
             size = min(source.shape[d] for d, i in enumerate(args[at]) if i is index)

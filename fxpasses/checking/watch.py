@@ -169,7 +169,9 @@ class ValueCheck(Check):
             partners=[other.name for other in with_others],
         )
         suspects = {location.node, *(site.location.node for site in sites)}
-        self._write_repro(error, rewrite, rewrite.after, inputs, traced, suspects, found[0].fault, with_others)
+        self._write_repro(
+            error, rewrite, rewrite.after, inputs, traced, suspects, found[0].fault, with_others
+        )
         return error
 
     def _partners(self, rewrite: Rewrite, inputs: list[Any]) -> tuple[Pass, ...]:
@@ -211,7 +213,10 @@ class ValueCheck(Check):
         headline = f"Pass {item.name!r} is wrong on a {rewrite.kind} graph: {error.reason}."
 
         def attempt(
-            before: fx.GraphModule, after: fx.GraphModule | None, inputs: list[Any], earlier: Sequence[Pass] = ()
+            before: fx.GraphModule,
+            after: fx.GraphModule | None,
+            inputs: list[Any],
+            earlier: Sequence[Pass] = (),
         ) -> tuple[Path | None, int, str]:
             try:
                 return make_repro(
@@ -238,7 +243,7 @@ class ValueCheck(Check):
             start = self._rewrites[rewrite.kind][0].before
             file, calls, why = attempt(start, None, inputs, with_others)
         if file is None:
-            log.warning("there is no repro file for pass %r: %s", rewrite.item.name, why)
+            log.warning("there is no repro file for pass %r: %s", item.name, why)
             return
         progress.note("repro", str(file))
         error.add_repro(str(file), calls)
