@@ -91,6 +91,7 @@ __all__ = [
     "inductor_mode_options",
     "inductor_partition_fn",
     "is_control_flow",
+    "lowering_of",
     "make_boxed_func",
     "new_compiler_extra",
     "new_nodes",
@@ -242,13 +243,15 @@ def propagate_fakes(gm: fx.GraphModule, inputs: Sequence[Any], dynamic: bool) ->
             return faked(torch.empty(value)).shape[0]  # the symbol of that size
         return value
 
+    fakes = [faked(value) for value in inputs]  # outside of the mode: inside, torch.empty makes a fake tensor
+
     class Propagate(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
             n.meta["val"] = super().run_node(n)
             return n.meta["val"]
 
     with torch.no_grad(), mode:
-        Propagate(gm).run(*[faked(value) for value in inputs], enable_io_processing=False)
+        Propagate(gm).run(*fakes, enable_io_processing=False)
 
 
 @contextlib.contextmanager
@@ -266,6 +269,14 @@ def filter_lowerings(allowed: Callable[[str], bool]) -> Iterator[None]:
 
     with mock.patch.object(CompilerBisector, "disable_subsystem", disabled):
         yield
+
+
+def lowering_of(target: Any) -> Callable[..., Any] | None:
+    """The function that was registered with Inductor to lower an operator, or ``None``."""
+    from torch._inductor.lowering import lowerings
+
+    found = lowerings.get(target)
+    return None if found is None else inspect.unwrap(found)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from torch import fx
 from fxpasses import _torch
 from fxpasses.backward_capture import captures_backward
 from fxpasses.checking.limits import Limits, in_force
+from fxpasses.checking.lowered import LoweringCheck
 from fxpasses.contract import GRAPH_KINDS
 from fxpasses.history import recent, record
 from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
@@ -90,7 +91,10 @@ def _pipeline(
     else:
         compiler = EagerCompiler(parsed, decompose=True)
     log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
-    return Pipeline(parsed, compiler, observers)
+    lowered = None
+    if limits is not None and limits.check and limits.stage == "inductor":
+        lowered = LoweringCheck(parsed.repro_directory(), limits.suspect)
+    return Pipeline(parsed, compiler, observers, lowered=lowered)
 
 
 def limited(options: Options, limits: Limits) -> Options:
@@ -103,8 +107,8 @@ def limited(options: Options, limits: Limits) -> Options:
         options,
         passes=passes,
         compiler=options.compiler if limits.stage == "inductor" else "eager",
-        regions=options.regions if limits.stage == "inductor" else "off",
-        check="values" if limits.check else options.check,
+        regions=options.regions if limits.stage == "inductor" and not limits.check else "off",
+        check="values" if limits.check and limits.stage != "inductor" else options.check,
         report=str(Path(limits.record).parent) if limits.check and limits.record else options.report,
         on_failure="raise",
     )

@@ -204,6 +204,7 @@ class ValueMismatchError(PassError):
     Attributes:
         mismatches: which results differ, and how: :class:`fxpasses.checking.values.Mismatch`.
         sites: the match sites at which the pass is wrong; empty for a pass that claims none.
+        partners: names of earlier passes without which this one is right: the fault lies between them.
     """
 
     stage = "check"
@@ -218,9 +219,14 @@ class ValueMismatchError(PassError):
         mismatches: Iterable[object] = (),
         sites: Iterable[object] = (),
         place: str = "",
+        partners: Iterable[str] = (),
     ) -> None:
-        self.mismatches, self.sites = tuple(mismatches), tuple(sites)
+        self.mismatches, self.sites, self.partners = tuple(mismatches), tuple(sites), tuple(partners)
         self.advice = f"Wrong at {place}." if place else ""
+        if self.partners:
+            others = ", ".join(map(repr, self.partners))
+            them = "it" if len(self.partners) == 1 else "them"
+            self.advice += f"\n  Only after {others}: without {them}, {pass_name!r} is right here."
         super().__init__(reason, location, pass_name=pass_name, graph=graph)
 
 

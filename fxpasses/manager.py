@@ -6,6 +6,7 @@ import logging
 import time
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from torch import fx
 
@@ -17,6 +18,7 @@ from fxpasses.groups import Fixpoint, FixpointWarning
 from fxpasses.metadata import Difference, refresh
 from fxpasses.ordering import in_order
 from fxpasses.provenance import failing_node
+from fxpasses.rewriting import subgraphs
 from fxpasses.runs import PassRun, Snapshot
 from fxpasses.sites import Sites, collect_sites
 
@@ -128,6 +130,32 @@ def _run_group(group: Fixpoint, graph: _Graph) -> list[PassRun]:
     return runs
 
 
+@dataclass
+class _Change:
+    """What a pass did to a graph: names of the nodes that are new, gone and modified, and the same of the graphs inside."""
+
+    after: Snapshot
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    modified: tuple[str, ...]
+    reordered: bool
+    inner: dict[str, _Change] = field(default_factory=dict)
+
+    @property
+    def really(self) -> bool:
+        """Whether there is any difference."""
+        return bool(self.added or self.removed or self.modified or self.reordered) or any(
+            change.really for change in self.inner.values()
+        )
+
+    def add(self, name: str, change: _Change) -> None:
+        """Include what was changed in a graph inside."""
+        self.inner[name] = change
+        for part in ("added", "removed", "modified"):
+            names = tuple(f"{name}.{node}" for node in getattr(change, part))
+            setattr(self, part, getattr(self, part) + names)
+
+
 class _Graph:
     """A graph while passes run on it, with what is known about it between two of them."""
 
@@ -137,49 +165,39 @@ class _Graph:
         self.gm, self.kind, self.checks, self.structure = gm, kind, checks, structure
         self._snapshot = Snapshot(gm.graph)
         self._facts: Facts | None = None
+        self._inner = {name: _Graph(graph, kind, (), structure) for name, graph in subgraphs(gm).items()}
+        """The graphs that operators such as ``torch.cond`` are given."""
 
     def run(self, item: Pass, round: int = 0) -> PassRun:
         """Run one pass, bring the metadata up to date, and check the result."""
         before = self._snapshot
         checking = time.perf_counter()
-        facts = self._known_facts()
+        self._prepare()
         remembered = [check.before(item, self.gm, self.kind) for check in self.checks]
         start = time.perf_counter()
         changed, sites = self._apply(item)
         applied = time.perf_counter()
-        after = Snapshot(self.gm.graph)
-        differing = before.changed(after)
-        added = tuple(entry.name for entry in differing if entry.node not in before.by_node)
-        modified = tuple(entry.name for entry in differing if entry.node in before.by_node)
-        removed = tuple(entry.name for entry in before.entries if entry.node not in after.by_node)
-        really = bool(differing or removed) or [e.node for e in before.entries] != [
-            e.node for e in after.entries
-        ]
-        if really and not changed:
+        change = self._change()
+        if change.really and not changed:
             raise PassError(
                 "apply returned False but changed the graph", pass_name=item.name, graph=self.kind
             )
+        after = change.after
         if changed:
-            differences = self._refresh(item, before, after)
-            if facts is not None:
-                self._facts = check_structure(
-                    item, self.gm, self.kind, facts, differences, tuple(sites.claimed), sites.made_at
-                )
+            self._settle(item, change, sites)
             for check, memory in zip(self.checks, remembered, strict=True):
                 check.after(item, self.gm, self.kind, memory, tuple(sites.claimed))
-            self._snapshot = after = (
-                self._facts.snapshot if self._facts is not None else Snapshot(self.gm.graph)
-            )
+            after = self._snapshot
         run = PassRun(
             name=item.name,
             graph=self.kind,
-            changed=really,
+            changed=change.really,
             seconds=applied - start,
             nodes_before=len(before.entries),
             nodes_after=len(after.entries),
-            added=added,
-            removed=removed,
-            modified=modified,
+            added=change.added,
+            removed=change.removed,
+            modified=change.modified,
             sites=tuple(sites.claimed),
             check_seconds=time.perf_counter() - applied + start - checking,
             round=round,
@@ -190,10 +208,44 @@ class _Graph:
         log.debug("%s", run)
         return run
 
-    def _known_facts(self) -> Facts | None:
+    def _prepare(self) -> None:
+        """Know all that the structure check compares with."""
         if self.structure and self._facts is None:
             self._facts = Facts(self.gm.graph, self._snapshot)
-        return self._facts
+        for graph in self._inner.values():
+            graph._prepare()
+
+    def _change(self) -> _Change:
+        """What is different from the last snapshot, in the graphs inside, too."""
+        before, after = self._snapshot, Snapshot(self.gm.graph)
+        differing = before.changed(after)
+        change = _Change(
+            after,
+            tuple(entry.name for entry in differing if entry.node not in before.by_node),
+            tuple(entry.name for entry in before.entries if entry.node not in after.by_node),
+            tuple(entry.name for entry in differing if entry.node in before.by_node),
+            [e.node for e in before.entries] != [e.node for e in after.entries],
+        )
+        for name, graph in self._inner.items():
+            if subgraphs(self.gm).get(name) is graph.gm:
+                change.add(name, graph._change())
+        return change
+
+    def _settle(self, item: Pass, change: _Change, sites: Sites) -> None:
+        """Bring the metadata up to date, check the structure, and remember the graph as it is now."""
+        for name, inner in change.inner.items():
+            if inner.really:
+                self._inner[name]._settle(item, inner, sites)
+        differences = self._refresh(item, self._snapshot, change.after)
+        if self._facts is not None:
+            self._facts = check_structure(
+                item, self.gm, self.kind, self._facts, differences, tuple(sites.claimed), sites.made_at
+            )
+        self._snapshot = self._facts.snapshot if self._facts is not None else Snapshot(self.gm.graph)
+        self._inner = {
+            name: self._inner[name] if name in change.inner else _Graph(graph, self.kind, (), self.structure)
+            for name, graph in subgraphs(self.gm).items()
+        }
 
     def _apply(self, item: Pass) -> tuple[bool, Sites]:
         try:

@@ -24,6 +24,7 @@ from torch import fx
 
 import fake
 from fxpasses import _torch
+from fxpasses.checking.lowered import LoweringCheck
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.errors import (
     CaptureError,
@@ -102,8 +103,10 @@ class Pipeline:
         values: ValueCheck | None = None,
         *,
         counts: bool = True,
+        lowered: LoweringCheck | None = None,
     ) -> None:
-        """``counts`` is false for a piece of a graph that is counted already."""
+        """``counts`` is false for a piece of a graph that is counted already; ``lowered`` looks at the compiler's work."""
+        self._lowered = lowered
         self.options = options
         self._counts = counts
         self.compiler = compiler
@@ -197,8 +200,16 @@ class Pipeline:
         eager = copy_graph(gm).forward if self.options.on_failure == "eager" else gm.forward
         try:
             self._run_passes(gm, kind)
-            with self._stage(HandoverError, gm, kind):
-                compiled = compile()
+            handed_over = copy_graph(gm) if self._lowered is not None else gm
+            try:
+                with self._stage(HandoverError, gm, kind):
+                    compiled = compile()
+            except HandoverError as error:
+                if self._lowered is not None:
+                    self._lowered.failed(handed_over, error.__cause__ or error)
+                raise
+            if self._lowered is not None:
+                compiled = self._lowered.watch(handed_over, compiled)
             return compiled if self._values is None else self._watched(kind, compiled)
         except StageError as error:
             return self._eager_instead(error, _torch.make_boxed_func(eager))

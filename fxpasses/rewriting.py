@@ -22,6 +22,7 @@ __all__ = [
     "replace",
     "same_metadata",
     "same_size",
+    "subgraphs",
     "value_of",
 ]
 
@@ -90,11 +91,25 @@ def _in_mode(value: Any, mode: Any) -> Any:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
+def subgraphs(gm: fx.GraphModule) -> dict[str, fx.GraphModule]:
+    """The graphs that operators such as ``torch.cond`` are given, by the name of the attribute that holds each."""
+    found: dict[str, fx.GraphModule] = {}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value: object = gm
+        for part in str(node.target).split("."):
+            value = getattr(value, part, None)
+        if isinstance(value, fx.GraphModule):
+            found[str(node.target)] = value
+    return found
+
+
 def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy that shares tensors and fake values with the original, but no nodes."""
+    """A copy that shares tensors and fake values with the original, but no nodes, those of subgraphs included."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     copied = fx.GraphModule(gm, graph)
+    for name, inner in subgraphs(gm).items():
+        copied.set_submodule(name, copy_graph(inner))
     for old, new in zip(gm.graph.nodes, graph.nodes, strict=True):
         new.meta = copy.copy(old.meta)
     copied.meta = copy.copy(gm.meta)

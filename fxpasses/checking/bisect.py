@@ -225,8 +225,10 @@ def _find(search: _Search, say: Callable[[str, int], None]) -> Verdict:
         "partition": "the partition into a forward and a backward graph",
         "inductor": "Inductor, even when it lowers no operator itself: its own passes, its scheduler or its wrapper",
     }[guilty.stage]
-    text = f"The script works up to the stage before and fails with {what}. {search.runs} runs."
-    return Verdict(guilty.stage, "", "", -1, "", search.runs, text)
+    repro = _lowering_repro(search) if guilty.stage == "inductor" else ""
+    shown = f" `python {repro}` shows it on a small graph." if repro else ""
+    text = f"The script works up to the stage before and fails with {what}.{shown} {search.runs} runs."
+    return Verdict(guilty.stage, "", "", -1, repro, search.runs, text)
 
 
 def _pass(search: _Search, limits: Limits, name: str, say: Callable[[str, int], None]) -> Verdict:
@@ -257,9 +259,17 @@ def _lowering(search: _Search, limits: Limits, say: Callable[[str, int], None]) 
         return Verdict("inductor", "", "", -1, "", search.runs, text)
     count = search.first_failing(0, len(nodes), lambda count: replace(limits, lowerings=count))
     place = nodes[count - 1]
+    say(f"writing a repro file for {place}", 1)
+    repro = _lowering_repro(search, place)
+    shown = f" `python {repro}` shows it on a small graph." if repro else ""
     text = (
         f"The script fails because of Inductor: it works with the first {count - 1} of {len(nodes)} operators lowered and "
         f"the others called as they are, and fails as soon as operator {count}, {place}, is lowered, too. "
-        f"{VARIABLE}='{replace(limits, lowerings=count).to_json()}' makes the script fail so. {search.runs} runs."
+        f"{VARIABLE}='{replace(limits, lowerings=count).to_json()}' makes the script fail so.{shown} {search.runs} runs."
     )
-    return Verdict("inductor", "", place, count - 1, "", search.runs, text)
+    return Verdict("inductor", "", place, count - 1, repro, search.runs, text)
+
+
+def _lowering_repro(search: _Search, suspect: str = "") -> str:
+    """A file that shows what Inductor does wrong, or "": the script runs once more and compares each compiled graph."""
+    return search.answer(Limits(check=True, suspect=suspect)).record.get("repro", "")

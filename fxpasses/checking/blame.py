@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor, fx
@@ -11,13 +11,23 @@ from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import ExactRun, RoundedRun, Run
 from fxpasses.checking.tolerance import deviation
 from fxpasses.checking.values import Mismatch, Reference, changed_nodes, compare, value_names
-from fxpasses.contract import GraphKind, Pass
+from fxpasses.contract import Contract, FunctionPass, GraphKind, Pass
 from fxpasses.errors import Location
+from fxpasses.manager import PassManager
 from fxpasses.provenance import locate
 from fxpasses.rewriting import copy_graph
 from fxpasses.sites import MatchSite, collect_sites
 
-__all__ = ["apply_pass", "first_difference", "guilty_sites", "minimise", "rewritten_places"]
+__all__ = [
+    "after_passes",
+    "apply_pass",
+    "first_difference",
+    "guilty_sites",
+    "minimise",
+    "partners",
+    "place_to_blame",
+    "rewritten_places",
+]
 
 T = TypeVar("T")
 _SEED = 20
@@ -72,8 +82,12 @@ def guilty_sites(
     sites: Sequence[MatchSite],
     inputs: Sequence[Any],
     bitwise: bool,
+    place: Collection[str] = (),
 ) -> tuple[MatchSite, ...]:
-    """The fewest of the pass's match sites at which its rewrite alone makes the graph wrong."""
+    """The fewest of the pass's match sites at which its rewrite alone makes the graph wrong.
+
+    ``place`` names calls that are suspected already: the sites among them are tried first.
+    """
     if not sites:
         return ()
     reference, names = Reference(before, inputs), value_names(before, kind)
@@ -85,8 +99,62 @@ def guilty_sites(
             return False
         return bool(compare(reference, candidate, names, bitwise))
 
-    guilty = set(minimise([site.index for site in sites if site.applied], fails))
+    applied = [site for site in sites if site.applied]
+    near = [site.index for site in applied if site.location.node in place]
+    start = near if 0 < len(near) < len(applied) and fails(near) else [site.index for site in applied]
+    guilty = set(minimise(start, fails))
     return tuple(site for site in sites if site.index in guilty)
+
+
+def partners(
+    item: Pass,
+    earlier: Sequence[Pass],
+    start: fx.GraphModule,
+    kind: GraphKind,
+    inputs: Sequence[Any],
+    bitwise: bool,
+) -> tuple[Pass, ...]:
+    """The fewest of the earlier passes after which ``item`` is wrong; empty when it is wrong without any.
+
+    Args:
+        item: the pass that is wrong.
+        earlier: the passes that changed the graph before it did, in order.
+        start: the graph before all of them.
+        kind: the kind of graph.
+        inputs: inputs on which it is wrong.
+        bitwise: whether it promises the same bits.
+    """
+    names = value_names(start, kind)
+
+    def fails(chosen: list[int]) -> bool:
+        try:
+            before = after_passes([earlier[i] for i in chosen], start, kind)
+            after = after_passes([item], before, kind)
+            return bool(compare(Reference(before, inputs), after, names, bitwise))
+        except Exception:  # noqa: BLE001  (a pass that does not run without the others is not wrong without them)
+            return False
+
+    chosen = list(range(len(earlier)))
+    if not chosen or fails([]) or not fails(chosen):
+        return ()
+    return tuple(earlier[i] for i in minimise(chosen, fails))
+
+
+def after_passes(items: Sequence[Pass], gm: fx.GraphModule, kind: GraphKind) -> fx.GraphModule:
+    """A copy of ``gm`` that the passes rewrote one after the other, whatever their contracts require."""
+    copy = copy_graph(gm)
+    for item in items:
+        alone = FunctionPass(function=item.apply, name=item.name, contract=Contract(item.graphs))
+        PassManager([alone], structure=False).run(copy, kind)
+    return copy
+
+
+def place_to_blame(before: fx.GraphModule, after: fx.GraphModule, place: Collection[str]) -> Location | None:
+    """The first call that the pass made in a wrong place, or else the first that it changed there."""
+    known = {n.name for n in before.graph.nodes}
+    new = [n for n in after.graph.nodes if n.name in place and n.name not in known]
+    old = [n for n in before.graph.nodes if n.name in place]
+    return locate((new or old)[0]) if new or old else None
 
 
 def rewritten_places(before: fx.GraphModule, after: fx.GraphModule) -> list[set[str]]:

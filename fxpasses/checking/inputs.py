@@ -165,13 +165,14 @@ def _allowed(env: Any, values: Bindings) -> bool:
     return all(_number(expression, values) in (None, 0) for expression in env.divisible)
 
 
-def _number(expression: sympy.Expr, values: Bindings) -> int | None:
+def _number(expression: sympy.Expr, values: Bindings) -> sympy.Expr | None:
+    """The value of an expression (of sizes, or of the floats that Dynamo makes symbols of), if the symbols decide it."""
     result = _replaced(expression, values)
-    return int(result) if result.is_number else None
+    return result if result.is_number else None
 
 
 def _replaced(expression: Any, values: Bindings) -> sympy.Expr:
-    return sympy.sympify(sympy.sympify(expression).xreplace({k: sympy.Integer(v) for k, v in values.items()}))
+    return sympy.sympify(sympy.sympify(expression).xreplace({k: sympy.sympify(v) for k, v in values.items()}))
 
 
 def resized(

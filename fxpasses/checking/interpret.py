@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 
 from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
 from fxpasses.aliasing import is_random
+from fxpasses.rewriting import subgraphs
 
 __all__ = [
     "ExactRun",
@@ -60,9 +61,17 @@ _WIDE = {
 }
 
 
-def allocates(gm: fx.GraphModule) -> bool:
-    """Whether the graph makes uninitialised memory."""
-    return any(node.target in _UNINITIALISED for node in gm.graph.nodes)
+def allocates(gm: fx.GraphModule, names: Collection[str] | None = None) -> bool:
+    """Whether the graph (or those of its calls that have these names) makes uninitialised memory."""
+    return any(
+        node.target in _UNINITIALISED and (names is None or node.name in names)
+        for graph in (gm, *subgraphs(gm).values())
+        for node in graph.graph.nodes
+    )
+
+
+_RUN_GRAPHS = {"cond", "while_loop", "map_impl", "scan", "invoke_subgraph"}
+"""Operators that call a graph that they are given, so that we may run it our way."""
 
 
 @contextmanager
@@ -106,6 +115,21 @@ class Run(fx.Interpreter):
             result = self.run(*inputs, enable_io_processing=False)
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        return self._runnable(value) if isinstance(value, fx.GraphModule) else value
+
+    def inner(self, gm: fx.GraphModule) -> Run:
+        """What runs a graph that an operator of this graph calls."""
+        return Run(gm, self._poison)
+
+    def _runnable(self, gm: fx.GraphModule) -> Callable[..., Any]:
+        node = self.current
+        if node is None or any(str(user.target) not in _RUN_GRAPHS for user in node.users):
+            return gm
+        run = self.inner(gm)
+        return lambda *args: run.run(*args, enable_io_processing=False)
+
     def run_node(self, n: fx.Node) -> Any:
         self.current = n
         result = super().run_node(n)
@@ -134,6 +158,9 @@ class ExactRun(Run):
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         self.inputs.append(tree_map(widened, super().placeholder(target, args, kwargs)))
         return self.inputs[-1]
+
+    def inner(self, gm: fx.GraphModule) -> Run:
+        return ExactRun(gm, self._poison)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         return tree_map(widened, super().get_attr(target, args, kwargs))
@@ -169,10 +196,15 @@ class RoundedRun(Run):
 
     def __init__(self, gm: fx.GraphModule, seed: int, keep: bool = False) -> None:
         super().__init__(gm, "huge", keep)
-        self._generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def inner(self, gm: fx.GraphModule) -> Run:
+        run = RoundedRun(gm, 0)
+        run.generator = self.generator
+        return run
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return rounded_call(target, args, kwargs, self._generator)
+        return rounded_call(target, args, kwargs, self.generator)
 
 
 class RoundedMode(TorchDispatchMode):

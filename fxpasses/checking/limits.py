@@ -41,7 +41,8 @@ class Limits:
         sites: at how many match sites the last of these passes may rewrite, over all graphs; a pass that claims none
             counts one a graph.
         lowerings: how many operators Inductor lowers itself, over all graphs; the others are called as they are.
-        check: whether each pass is checked by value.
+        check: whether each pass is checked by value; at stage ``inductor``, whether what Inductor makes of each graph is.
+        suspect: the node whose lowering is to blame, where that is known.
         record: a file that is told what was met.
     """
 
@@ -50,6 +51,7 @@ class Limits:
     sites: int | None = None
     lowerings: int | None = None
     check: bool = False
+    suspect: str = ""
     record: str | None = None
 
     def to_json(self) -> str:

@@ -102,11 +102,16 @@ def _recorded(gm: fx.GraphModule, inputs: list[Any]) -> dict[str, Any]:
 
 
 def cut(
-    gm: fx.GraphModule, chosen: set[fx.Node], values: dict[str, Any], traced: dict[str, Any] | None = None
+    gm: fx.GraphModule,
+    chosen: set[fx.Node],
+    values: dict[str, Any],
+    traced: dict[str, Any] | None = None,
+    returned: Collection[fx.Node] = (),
 ) -> Case | None:
     """The graph of the chosen calls alone, with recorded values as inputs; ``None`` if nothing is left.
 
-    A call that returns several values goes together with those that take them apart.
+    A call that returns several values goes together with those that take them apart. What is used elsewhere is returned, in the
+    order of the graph, or else what ``returned`` lists.
     """
     chosen = {n for n in chosen if n.target is not operator.getitem or n.args[0] in chosen}
     for node in list(chosen):
@@ -116,6 +121,8 @@ def cut(
     inputs: list[str] = []
     outputs: list[fx.Node] = []
     needed = {v for n in chosen for v in n.all_input_nodes if v not in chosen}
+    if traced is not None:  # a pass may ask for the sizes themselves
+        needed |= {n for n in gm.graph.find_nodes(op="placeholder") if isinstance(value_of(n), torch.SymInt)}
     for node in gm.graph.nodes:
         if node in needed:
             if (
@@ -131,7 +138,7 @@ def cut(
             made[node] = graph.node_copy(node, made.__getitem__)
             made[node].meta = dict(node.meta)
             outside = any(user not in chosen for user in node.users) or not node.users
-            if outside and not _many(node) and value_of(node) is not None:
+            if (node in returned if returned else outside) and not _many(node) and value_of(node) is not None:
                 outputs.append(made[node])
     if not outputs:
         return None

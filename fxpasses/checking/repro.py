@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 
-from fxpasses._torch import propagate_fakes
-from fxpasses.checking.blame import apply_pass
+from fxpasses._torch import OpOverload, propagate_fakes
+from fxpasses.checking.blame import after_passes, apply_pass
 from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.reduce import Case, reduce_nodes, smaller_sizes
-from fxpasses.checking.source import CannotEmbed, pass_source
+from fxpasses.checking.source import CannotEmbed, pass_sources
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
 from fxpasses.contract import Contract, FunctionPass, Pass
 from fxpasses.errors import PassError, StructureError
@@ -24,7 +25,17 @@ from fxpasses.manager import PassManager
 from fxpasses.provenance import is_backward
 from fxpasses.rewriting import copy_graph
 
-__all__ = ["make_repro", "mismatches_of", "replay", "structural_faults", "with_metadata"]
+__all__ = [
+    "fresh_directory",
+    "graph_text",
+    "input_lines",
+    "make_repro",
+    "mismatches_of",
+    "recorded_calls",
+    "replay",
+    "structural_faults",
+    "with_metadata",
+]
 
 
 def replay(
@@ -36,6 +47,7 @@ def replay(
     traced: Sequence[Any] | None = None,
     backward: Collection[int] = (),
     bitwise: bool = False,
+    after: Sequence[Pass] = (),
 ) -> int:
     """Run ``item`` on the graph of a function and compare before with after; what a repro file calls.
 
@@ -47,6 +59,7 @@ def replay(
         traced: inputs of the sizes that the pass sees as hints, when they are other ones than ``inputs`` have.
         backward: positions of the calls that are marked as the backward pass's, as AOTAutograd does it.
         bitwise: whether results have to be equal bit by bit.
+        after: passes that run before: ``item`` is compared with the graph that they leave.
 
     Returns:
         1 when the pass is wrong, 0 otherwise: an exit status.
@@ -62,16 +75,39 @@ def replay(
     1
     """
     case = with_metadata(
-        Case(fx.symbolic_trace(graph), list(inputs), None if traced is None else list(traced)),
+        Case(recorded_calls(graph), list(inputs), None if traced is None else list(traced)),
         dynamic,
         backward,
     )
+    if after:
+        case = Case(after_passes(after, case.gm, min(item.graphs)), case.inputs, case.traced)
     found = structural_faults(item, case) or mismatches_of(item, case, bitwise)
     if not found:
         print(f"pass {item.name!r} is right on these inputs")
         return 0
     print(f"pass {item.name!r} is wrong: " + "; ".join(map(str, found)))
     return 1
+
+
+class _RecordCalls(TorchFunctionMode):
+    """Makes a node of every operator call, of those without tensor arguments, too (symbolic tracing runs them)."""
+
+    def __init__(self, tracer: fx.Tracer) -> None:
+        super().__init__()
+        self._tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, OpOverload):
+            return self._tracer.create_proxy("call_function", func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+def recorded_calls(function: Callable[..., Any]) -> fx.GraphModule:
+    """The operator calls of a function as a graph."""
+    tracer = fx.Tracer()
+    with _RecordCalls(tracer):
+        graph = tracer.trace(function)
+    return fx.GraphModule(torch.nn.Module(), graph)
 
 
 def structural_faults(item: Pass, case: Case) -> list[Mismatch]:
@@ -148,8 +184,22 @@ def make_repro(
     bitwise: bool,
     directory: Path,
     headline: str,
+    earlier: Sequence[Pass] = (),
 ) -> tuple[Path | None, int, str]:
     """Reduce what fails and write the repro file.
+
+    Args:
+        item: the pass.
+        before: the graph before it (with ``earlier``, before those).
+        after: the graph after it, which tells where to look first.
+        inputs: inputs on which it is wrong.
+        traced: inputs of the sizes that it was traced with, where they are other ones.
+        suspects: names of nodes that are to blame.
+        fault: what kind of fault has to show.
+        bitwise: whether the pass promises the same bits.
+        directory: where the file goes.
+        headline: what the file says about itself.
+        earlier: passes that have to run before ``item``.
 
     Returns:
         The file (``None`` if there is none), the number of calls in its graph, and why there is none.
@@ -166,8 +216,14 @@ def make_repro(
         fresh = rebuilt(case)
         if fresh is None:
             return False
-        if fault in ("structure", "error"):
-            return any(m.fault == fault for m in structural_faults(item, fresh))
+        if earlier:
+            try:
+                gm = after_passes(earlier, fresh.gm, min(item.graphs))
+            except Exception:  # noqa: BLE001  (a graph that they do not take is not a smaller case)
+                return False
+            fresh = Case(gm, fresh.inputs, fresh.traced)
+        if fault in ("structure", "error") and any(m.fault == fault for m in structural_faults(item, fresh)):
+            return True
         try:
             return any(m.fault == fault for m in mismatches_of(item, fresh, bitwise))
         except Unsupported:
@@ -182,22 +238,17 @@ def make_repro(
     case = reduce_nodes(whole, after, suspects, fails)
     if not setting.dynamic:
         case = smaller_sizes(case, lambda c: c if rebuilt(c) else None, fails)
-    plain = [_random(value) for value in case.inputs]
-    texts: list[str] | None = [text for text, _ in plain]
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        drawn = [make() for _, make in plain]
-    if not fails(Case(case.gm, drawn, case.traced)):
-        texts = None
     try:
-        source, expression = pass_source(item)
+        source, expressions = pass_sources([item, *earlier])
     except CannotEmbed as reason:
         return None, case.size, f"the pass cannot be written to a file: {reason}"
-    file = _fresh_directory(directory, item.name) / "repro.py"
+    file = fresh_directory(directory, item.name) / "repro.py"
+    given, saved = input_lines(case.inputs, lambda drawn: fails(Case(case.gm, drawn, case.traced)), file)
     marks = setting.backward(case)
     call = "graph, inputs, PASS" + ", dynamic=True" * setting.dynamic + ", bitwise=True" * bitwise
     call += ", traced=traced" * (case.traced is not None)
     call += f", backward={marks}" * bool(marks)
+    call += ", after=EARLIER" * bool(earlier)
     paths = [f"sys.path.insert(0, {path!r})" for path in source.paths]
     lines = [
         f'"""{headline}',
@@ -205,7 +256,7 @@ def make_repro(
         'Exits with 1 as long as the pass is wrong. Written by fxpasses."""',
         "",
         *(["import sys"] if paths else []),
-        *(["from pathlib import Path"] if texts is None else []),
+        *(["from pathlib import Path"] if saved else []),
         "",
         "import torch",
         *(["", *paths] if paths else []),
@@ -213,17 +264,14 @@ def make_repro(
         *dict.fromkeys([*(i for i in source.imports if i != "import torch"), _REPLAY]),
         "",
         *source.definitions,
-        f"PASS = {expression}",
+        f"PASS = {expressions[0]}",
+        *([f"EARLIER = [{', '.join(expressions[1:])}]"] if earlier else []),
         "",
         "",
-        _code(case.gm),
+        graph_text(case.gm),
         "",
     ]
-    if texts is None:
-        torch.save(case.inputs, file.with_name("inputs.pt"))
-        lines.append('inputs = torch.load(Path(__file__).with_name("inputs.pt"))')
-    else:
-        lines += ["torch.manual_seed(0)", "inputs = [", *(f"    {text}," for text in texts), "]"]
+    lines += given
     if case.traced is not None:
         lines += ["traced = [", *(f"    {_random(value)[0]}," for value in case.traced), "]"]
     lines += ["", 'if __name__ == "__main__":', f"    raise SystemExit(replay({call}))", ""]
@@ -235,7 +283,7 @@ BACKWARD_MARKS = {"partitioner_tag": "is_backward", "autograd_backward": True}
 _REPLAY = "from fxpasses.checking.repro import replay"
 
 
-def _code(gm: fx.GraphModule) -> str:
+def graph_text(gm: fx.GraphModule) -> str:
     """The graph as a function of operator calls."""
     code = gm.graph.python_code("self").src
     code = re.sub(r";  (\w+ = )+None", "", code)
@@ -244,6 +292,24 @@ def _code(gm: fx.GraphModule) -> str:
     code = re.sub(r"\bdevice\(", "torch.device(", code).replace("torch.torch.", "torch.")
     code = re.sub(r"(?<![\w.])(inf|nan)(?!\w)", r"float('\1')", code)
     return "\n".join(line.rstrip() for line in code.strip().splitlines() if line.strip())
+
+
+def input_lines(
+    inputs: Sequence[Any], fails: Callable[[list[Any]], bool], file: Path
+) -> tuple[list[str], bool]:
+    """Lines that make the inputs: random ones where they fail, too, or else saved beside the file.
+
+    Returns:
+        The lines, and whether data was saved (the lines then need ``pathlib.Path``).
+    """
+    plain = [_random(value) for value in inputs]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        drawn = [make() for _, make in plain]
+    if fails(drawn):
+        return ["torch.manual_seed(0)", "inputs = [", *(f"    {text}," for text, _ in plain), "]"], False
+    torch.save(list(inputs), file.with_name("inputs.pt"))
+    return ['inputs = torch.load(Path(__file__).with_name("inputs.pt"))'], True
 
 
 def _random(value: Any) -> tuple[str, Callable[[], Any]]:
@@ -267,7 +333,7 @@ def _random(value: Any) -> tuple[str, Callable[[], Any]]:
     return text, lambda: eval(text, {"torch": torch})
 
 
-def _fresh_directory(root: Path, name: str) -> Path:
+def fresh_directory(root: Path, name: str) -> Path:
     name = re.sub(r"\W+", "_", name)
     for number in itertools.count():
         directory = root / (f"{name}_{number}" if number else name)

@@ -9,7 +9,7 @@ import inspect
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from fxpasses._torch import OpOverload
 from fxpasses.contract import FunctionPass, Pass
 
-__all__ = ["CannotEmbed", "PassSource", "pass_source"]
+__all__ = ["CannotEmbed", "PassSource", "pass_sources"]
 
 
 class CannotEmbed(Exception):
@@ -41,8 +41,8 @@ class PassSource:
         self.definitions: list[str] = []
         self._bound: dict[str, Any] = {}
 
-    def bind(self, name: str, value: Any) -> None:
-        """Make ``name`` stand for ``value`` in the file.
+    def bind(self, name: str, value: Any, line: str = "") -> None:
+        """Make ``name`` stand for ``value`` in the file; ``line`` is an import that does so, where one is known.
 
         Raises:
             CannotEmbed: when there is no way to write it.
@@ -54,6 +54,8 @@ class PassSource:
         self._bound[name] = value
         if (text := _literal(value)) is not None:
             self.definitions.append(f"{name} = {text}")
+        elif line:
+            self.imports.append(line)
         elif isinstance(value, types.ModuleType):
             self._importable(value.__name__, getattr(value, "__file__", None))
             self.imports.append(
@@ -134,13 +136,21 @@ class PassSource:
             text = "\n".join(text.splitlines()[body.lineno - 1 :])
             body.decorator_list = []
         local = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+        local |= {n.name for n in ast.walk(body) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+        local |= {
+            a.asname or a.name
+            for n in ast.walk(body)
+            if isinstance(n, (ast.Import, ast.ImportFrom))
+            for a in n.names
+        }
         local |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         known = _names_around(definition)
         annotations = {id(m) for n in ast.walk(body) for a in _annotations(n) for m in ast.walk(a)}
         for node in ast.walk(body):
             if isinstance(node, ast.Name) and node.id not in local and node.id != definition.__name__:
                 if node.id in known:
-                    self.bind(node.id, known[node.id])
+                    line = _import_line(node.id, known[node.id], definition)
+                    self.bind(node.id, known[node.id], line)
                 elif not hasattr(builtins, node.id) and id(node) not in annotations:
                     raise CannotEmbed(f"{node.id!r} is not known where {definition.__qualname__} is defined")
         self.definitions += ["", text, ""]
@@ -158,6 +168,28 @@ def _names_around(definition: Any) -> Mapping[str, Any]:
             if cell != types.CellType():
                 known[name] = cell.cell_contents
     return known
+
+
+def _import_line(name: str, value: Any, definition: Any) -> str:
+    """The import of an installed module by which ``name`` came to where ``definition`` is, or ""."""
+    module = sys.modules.get(definition.__module__)
+    try:
+        tree = ast.parse(inspect.getsource(module)) if module is not None else ast.Module([], [])
+    except (OSError, TypeError):
+        return ""
+    for node in tree.body:
+        if not isinstance(node, ast.ImportFrom) or node.level or not node.module:
+            continue
+        origin = sys.modules.get(node.module)
+        installed = "site-packages" in (getattr(origin, "__file__", None) or "")
+        for alias in node.names:
+            if (
+                (alias.asname or alias.name) == name
+                and installed
+                and getattr(origin, alias.name, None) is value
+            ):
+                return f"from {node.module} import {alias.name}" + f" as {name}" * (alias.name != name)
+    return ""
 
 
 def _annotations(node: ast.AST) -> list[ast.AST]:
@@ -198,18 +230,22 @@ _BRACKETS: dict[type, Callable[[list[str]], str]] = {
 }
 
 
-def pass_source(item: Pass) -> tuple[PassSource, str]:
-    """The lines that a file needs to make ``item``, and the expression that makes it.
+def pass_sources(items: Sequence[Pass]) -> tuple[PassSource, list[str]]:
+    """The lines that a file needs to make these passes, and for each the expression that makes it.
 
     Raises:
         CannotEmbed: when that cannot be written down.
     """
     source = PassSource()
+    return source, [_expression(item, source) for item in items]
+
+
+def _expression(item: Pass, source: PassSource) -> str:
     if isinstance(item, FunctionPass):
         module = item.function.__module__
         loaded = sys.modules.get(module)
         for name, value in (vars(loaded) if loaded and module != "__main__" else {}).items():
             if value is item and source._importable(module, getattr(loaded, "__file__", None)):
                 source.imports.append(f"from {module} import {name}")
-                return source, name
-    return source, source.make(item)
+                return name
+    return source.make(item)

@@ -11,10 +11,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
+from fxpasses.aliasing import is_mutating
 from fxpasses.checking.focus import Rewritten, focused_deviations, has_few_digits
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import ExactRun, Poison, RoundedRun, Run, allocates, spacing
+from fxpasses.checking.local import wrong_places
 from fxpasses.checking.tolerance import Deviation, deviation, same_bits
+from fxpasses.rewriting import subgraphs
 
 __all__ = ["Mismatch", "Outcome", "Reference", "changed_nodes", "compare", "largest_error", "value_names"]
 
@@ -33,6 +36,7 @@ class Mismatch:
         position: its position among the results (outputs, then inputs after the run); -1 for an exception.
         problem: what is wrong, in words.
         deviation: for a wrong value, how far off it is.
+        place: for a wrong value, names of the calls that make it wrong, where that is known.
     """
 
     fault: Fault
@@ -40,6 +44,7 @@ class Mismatch:
     position: int
     problem: str
     deviation: Deviation | None = None
+    place: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return f"{self.value}: {self.problem}" if self.value else self.problem
@@ -127,17 +132,45 @@ def compare(
             return [Mismatch("error", "", -1, f"the graph now raises {type(error).__name__}: {error}")]
         found = [*_shapes(expected, got, names), *_memory(expected, got, names)]
         if not any(m.fault == "metadata" for m in found):
-            found += _numbers(reference, got, names, bitwise)
+            local = None if bitwise or len(poisons) > 1 else _at_places(reference, candidate, got, names)
+            found += _numbers(reference, got, names, bitwise) if local is None else local
+            if not found and local is not None:
+                # Writes are seen by what the graph leaves in its inputs, wherever they stand.
+                return _numbers(reference, got, names) if any(map(is_mutating, candidate.graph.nodes)) else []
         if found:
             return found
     return [] if bitwise else _looked_at_closely(reference, candidate, got, names)
+
+
+def _at_places(
+    reference: Reference, candidate: fx.GraphModule, got: Outcome, names: Sequence[str]
+) -> list[Mismatch] | None:
+    """What is wrong because of the places that were rewritten, or ``None`` where that cannot be told."""
+    values = reference.native.values
+    pairs = zip(values, got.values, strict=True)
+    if all(same_bits(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs):
+        return []
+    changed = changed_nodes(reference.gm, candidate)
+    found = wrong_places(reference.gm, candidate, changed, reference.inputs, values)
+    if found is None:
+        return None
+    return [
+        Mismatch("value", names[f.position], f.position, str(f.deviation), f.deviation, f.place.names)
+        for f in found
+    ]
 
 
 def changed_nodes(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[str], set[str]]:
     """Names of the nodes of each graph that the other has not, or has with another target or other arguments."""
 
     def described(gm: fx.GraphModule) -> dict[str, str]:
-        return {n.name: f"{n.op} {n.target} {n.args} {n.kwargs}" for n in gm.graph.nodes}
+        inner = {name: str(described(graph)) for name, graph in subgraphs(gm).items()}
+        found = {n.name: f"{n.op} {n.target} {n.args} {n.kwargs}" for n in gm.graph.nodes}
+        for node in gm.graph.nodes if inner else ():
+            for value in (node, *node.all_input_nodes):
+                if value.op == "get_attr":
+                    found[node.name] += inner.get(str(value.target), "")
+        return found
 
     old, new = described(before), described(after)
     return (
@@ -236,7 +269,9 @@ def _memory(expected: Outcome, got: Outcome, names: Sequence[str]) -> list[Misma
     return sorted([*new, *lost], key=lambda m: m.position)
 
 
-def _numbers(reference: Reference, got: Outcome, names: Sequence[str], bitwise: bool) -> list[Mismatch]:
+def _numbers(
+    reference: Reference, got: Outcome, names: Sequence[str], bitwise: bool = False
+) -> list[Mismatch]:
     found = []
     for position, (native, value) in enumerate(zip(reference.native.values, got.values, strict=True)):
         if not isinstance(native, Tensor) or same_bits(native, value):

@@ -1,0 +1,204 @@
+"""Which calls of a compiled graph are checked by value, and on which inputs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses.checking.inputs import (
+    Unsupported,
+    bindings,
+    cloned,
+    other_sizes,
+    placeholders,
+    resized,
+    tangents,
+)
+from fxpasses.checking.values import Reference, is_tangent
+from fxpasses.checking.variants import variants
+from fxpasses.contract import GraphKind, Pass
+from fxpasses.sites import MatchSite
+
+__all__ = ["FirstCalls", "Rewrite"]
+
+log = logging.getLogger(__name__)
+
+_CALLS = 2
+"""How many calls of a graph are checked in any case; after them, only calls with new sizes are."""
+_MOST_CALLS = 8
+_SWEEP_SECONDS = 5.0
+"""How long one rewrite is tried on made-up inputs of other sizes."""
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """One change of one graph.
+
+    Attributes:
+        item: the pass; ``None`` for the partition.
+        kind: the kind of graph.
+        before: the graph before, a copy.
+        after: the graph after, a copy.
+        sites: what the pass claimed.
+    """
+
+    item: Pass | None
+    kind: GraphKind
+    before: fx.GraphModule
+    after: fx.GraphModule
+    sites: tuple[MatchSite, ...] = ()
+
+    @property
+    def numerics(self) -> str:
+        """What the pass's contract says about values: ``bitwise``, ``tolerance`` or ``none``."""
+        return self.item.contract.numerics if self.item is not None else "tolerance"
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether the pass promises the same bits."""
+        return self.numerics == "bitwise"
+
+    @property
+    def name(self) -> str:
+        """Who made it."""
+        return self.item.name if self.item is not None else "partition"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Inputs to try a rewrite on.
+
+    Attributes:
+        inputs: the values.
+        where: what they are, in words.
+        traced: inputs of the sizes of this call, when ``inputs`` have other ones.
+    """
+
+    inputs: list[Any]
+    where: str
+    traced: list[Any] | None = None
+
+
+class _Examiner(Protocol):
+    def rewrites(self, kind: str) -> list[Rewrite]:
+        """What was changed in graphs of one kind."""
+
+    def examine(
+        self, rewrite: Rewrite, inputs: Sequence[Any], where: str, traced: Sequence[Any] | None
+    ) -> None:
+        """Compare one rewrite on one set of inputs."""
+
+
+class FirstCalls:
+    """Has the rewrites behind one compiled graph examined on the inputs of its first calls, and on others.
+
+    Args:
+        check: what examines them.
+        kinds: which graphs' rewrites belong to the compiled graph.
+
+    Attributes:
+        before_error: the graph before the rewrite that was looked at last.
+    """
+
+    def __init__(self, check: _Examiner, kinds: Sequence[str]) -> None:
+        self._check, self._kinds = check, kinds
+        self._seen: list[tuple[int, ...]] = []
+        self._told: set[str] = set()
+        self.before_error: fx.GraphModule | None = None
+
+    def look(self, args: Sequence[Any]) -> None:
+        """Check this call, if it is one of the first, or one of the first of its sizes.
+
+        Raises:
+            ValueMismatchError: when a pass was wrong.
+        """
+        rewrites = [rewrite for kind in self._kinds for rewrite in self._check.rewrites(kind)]
+        sizes = tuple(n for a in args if isinstance(a, Tensor) for n in a.shape)
+        if (
+            not rewrites
+            or len(self._seen) >= _MOST_CALLS
+            or (len(self._seen) >= _CALLS and sizes in self._seen)
+        ):
+            return
+        first = not self._seen
+        self._seen.append(sizes)
+        for rewrite in rewrites:
+            self.before_error = rewrite.before
+            try:
+                for trial in self._trials(rewrite, args, first):
+                    self._check.examine(rewrite, trial.inputs, trial.where, trial.traced)
+            except Unsupported as reason:
+                if rewrite.name not in self._told:
+                    log.warning(
+                        "%s on the %s graph is not checked by value: %s", rewrite.name, rewrite.kind, reason
+                    )
+                self._told.add(rewrite.name)
+
+    def _trials(self, rewrite: Rewrite, args: Sequence[Any], first: bool) -> Iterator[Trial]:
+        nodes = placeholders(rewrite.before)
+        gradients = [n for n in nodes if is_tangent(n)]
+        generator = torch.Generator().manual_seed(len(self._seen))
+        backward = rewrite.kind == "backward"
+        given = list(args) if backward else list(args[: len(nodes) - len(gradients)])
+        bound = bindings(nodes, given)
+
+        def with_gradients(values: list[Any], sizes: Any, kind: str = "random") -> list[Any]:
+            new = iter(tangents(gradients, sizes, kind, generator))
+            others = iter(v for n, v in zip(nodes, values, strict=False) if not is_tangent(n))
+            return [next(new) if is_tangent(n) else next(others) for n in nodes]
+
+        if backward:
+            yield Trial(cloned(given), "the inputs of this call")
+        kinds = ("random", "ones", "zero") if first else ("random",)
+        for kind in kinds if gradients else kinds[:1]:
+            label = f" with {kind} output gradients" if gradients else ""
+            yield Trial(with_gradients(cloned(given), bound, kind), f"the inputs of this call{label}")
+        if not first or rewrite.item is None:
+            return
+        for choices in variants(rewrite.before, given, rewrite.bitwise, generator):
+            for values, label in choices:
+                values = with_gradients(values, bound)
+                if rewrite.bitwise or _stays_finite(rewrite.before, values):
+                    yield Trial(values, f"made-up inputs of these sizes: {label}")
+                    break
+        yield from self._sweep(rewrite, given, bound, generator, with_gradients)
+
+    def _sweep(
+        self,
+        rewrite: Rewrite,
+        given: list[Any],
+        bound: Any,
+        generator: torch.Generator,
+        with_gradients: Callable[..., list[Any]],
+    ) -> Iterator[Trial]:
+        """Made-up inputs of other sizes."""
+        nodes = placeholders(rewrite.before)
+        until = time.perf_counter() + _SWEEP_SECONDS
+        for sizes in other_sizes(nodes, bound):
+            if time.perf_counter() > until:
+                return
+            try:
+                values = with_gradients(resized(nodes[: len(given)], given, sizes, generator), sizes)
+                Reference(rewrite.before, values).native  # noqa: B018  (made-up inputs that do not fit are left out)
+            except Unsupported:
+                continue
+            label = "made-up inputs with " + ", ".join(
+                f"{k}={v}" for k, v in sizes.items() if v != bound.get(k)
+            )
+            yield Trial(values, label, with_gradients(cloned(given), bound))
+
+
+def _stays_finite(gm: fx.GraphModule, values: Sequence[Any]) -> bool:
+    """Whether the graph can be run on made-up values, and gives finite results."""
+    try:
+        results = Reference(gm, values).native.values
+    except Unsupported:
+        return False
+    floating = (v for v in results if isinstance(v, Tensor) and v.is_floating_point())
+    return all(bool(v.isfinite().all()) for v in floating)

@@ -1,0 +1,318 @@
+"""A rewrite looked at where it happened.
+
+Deep inside a graph, the rounding of all that follows hides a mistake, the more the fewer digits there are. So the calls that
+a pass changed are put into *places* (those that depend on each other directly), and each place of both graphs runs alone, on
+the values that the graph before has there. What a place gives to the rest of the graph has to be equal, but for the
+rounding of the place's own calls. If that holds at every place, then the graphs compute the same.
+
+Where it does not hold the place is suspected only: a pass may leave out what later calls cancel (the bias in front of a
+batch norm). Then the graph before runs on from there in float64, once with the values of the place before and once
+with those after, and the results decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+from torch.utils._pytree import tree_map
+
+from fxpasses.aliasing import is_mutating, is_random
+from fxpasses.checking.inputs import cloned
+from fxpasses.checking.interpret import (
+    ExactRun,
+    RoundedRun,
+    Run,
+    allocates,
+    call_wide,
+    narrowed,
+    seeded,
+    spacing,
+    widened,
+)
+from fxpasses.checking.places import Place, joined, merged, places, returned
+from fxpasses.checking.tolerance import Deviation, deviation
+from fxpasses.rewriting import value_of
+
+__all__ = ["Finding", "wrong_places"]
+
+_SAMPLES, _MORE_SAMPLES = 4, 24
+_SEED = 20
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A result of the graph that is wrong because of a place.
+
+    Attributes:
+        position: which of the graph's results: its outputs, then its inputs after the run.
+        deviation: how far off it is.
+        place: where the graphs differ.
+    """
+
+    position: int
+    deviation: Deviation
+    place: Place
+
+
+def wrong_places(
+    before: fx.GraphModule,
+    after: fx.GraphModule,
+    changed: tuple[Collection[str], Collection[str]],
+    inputs: Sequence[Any],
+    results: Sequence[Any],
+) -> list[Finding] | None:
+    """The results that a rewrite makes wrong, with the places; ``None`` where places cannot be run alone.
+
+    That is so where random numbers are drawn, memory is written to or uninitialised memory is made among the changed
+    calls, and where the order of the other draws and writes is not the same.
+
+    Args:
+        before: the graph before.
+        after: the graph after.
+        changed: names of the changed nodes of each.
+        inputs: what to run on.
+        results: the results of the graph before: its outputs, then its inputs after the run.
+    """
+    if not _can_be_taken_apart(before, after, changed):
+        return None
+    found = places(before, after, changed)
+    if any(not place.given for place in found):
+        found = [place for place in found if place.given]
+    if not found:
+        return None
+    comparison = _Comparison(before, after, found, inputs, results)
+    suspects = [place for place in found if not comparison.agrees(place)]
+    if not suspects:
+        return []
+    whole = suspects[0] if len(suspects) == 1 else joined(before, after, suspects)
+    if len(suspects) > 1 and comparison.agrees(whole):
+        return []
+    deviations = comparison.at_the_results(whole)
+    if deviations is None:
+        return None
+    blamed = suspects
+    if len(suspects) > 1 and deviations:
+        # Each alone, since only some of them may be wrong.
+        alone = [(place, comparison.at_the_results(place)) for place in suspects]
+        blamed = [place for place, how in alone if how] or suspects
+    guilty = blamed[0] if len(blamed) == 1 else merged(blamed)
+    return [Finding(position, how, guilty) for position, how in deviations.items()]
+
+
+def _can_be_taken_apart(
+    before: fx.GraphModule, after: fx.GraphModule, changed: tuple[Collection[str], Collection[str]]
+) -> bool:
+    order = []
+    for gm, names in zip((before, after), changed, strict=True):
+        special = [n for n in gm.graph.nodes if n.op == "call_function" and (is_random(n) or is_mutating(n))]
+        if any(n.name in names for n in special) or allocates(gm, names):
+            return False
+        order.append([n.name for n in special])
+    return order[0] == order[1]
+
+
+class _Comparison:
+    """Runs places alone, on values of the graph before."""
+
+    def __init__(
+        self,
+        before: fx.GraphModule,
+        after: fx.GraphModule,
+        found: Sequence[Place],
+        inputs: Sequence[Any],
+        results: Sequence[Any],
+    ) -> None:
+        self._before, self._after, self._inputs, self._results = before, after, inputs, results
+        self._nodes = [{n.name: n for n in gm.graph.nodes} for gm in (before, after)]
+        run = Run(before, keep=True)
+        run(cloned(inputs), _SEED)
+        self._values = run.values
+
+    def agrees(self, place: Place) -> bool:
+        """Whether a place gives the same before and after, but for its own rounding."""
+        try:
+            return not any(how is not None for how in self._differences(place))
+        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError):
+            return False
+
+    def _differences(self, place: Place) -> Iterable[Deviation | bool | None]:
+        own = self._evaluate(Run(self._before), place, 0)
+        got = self._evaluate(Run(self._after), place, 1)
+        exact: list[Any] | None = None
+        samples: list[list[Any]] = []
+        for position, (a, b) in enumerate(zip(own, got, strict=True)):
+            if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+                yield None if _equal(a, b) else True
+                continue
+            if a.shape != b.shape:
+                yield True
+                continue
+            b = b.to(a.dtype) if b.is_floating_point() == a.is_floating_point() else b
+            if b.dtype is not a.dtype or torch.equal(a, b):
+                yield None if b.dtype is a.dtype else True
+                continue
+            if exact is None:
+                exact = self._exact(place)
+            how: Deviation | None = None
+            for count in (_SAMPLES, _MORE_SAMPLES):
+                while len(samples) < count:
+                    samples.append(self._evaluate(RoundedRun(self._before, len(samples)), place, 0))
+                how = deviation(a, exact[position], [s[position] for s in samples[:count]], b)
+                if how is None or how.is_clear:
+                    break
+            yield how
+
+    def _exact(self, place: Place) -> list[Any]:
+        try:
+            return self._evaluate(ExactRun(self._before), place, 0)
+        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError):
+            return [None] * len(place.given)
+
+    def _evaluate(self, run: Run, place: Place, side: int, rounded: bool = False) -> list[Any]:
+        """What the place gives.
+
+        Args:
+            run: how to run its calls.
+            place: the place.
+            side: which graph ``run`` runs: 0 before, 1 after.
+            rounded: whether what the place takes is rounded once more.
+        """
+        names = (place.before, place.after)[side]
+        nodes = self._nodes[side]
+        wide = isinstance(run, ExactRun)
+
+        def outside(node: fx.Node) -> Any:
+            if node.op == "get_attr":
+                return run.run_node(node)
+            value = self._values[node.name]
+            if isinstance(run, RoundedRun) and rounded and _is_floating(value):
+                value = _rounded(value, value_of(node), run.generator)
+            return tree_map(widened, value) if wide else tree_map(_copied, value)
+
+        with seeded(_SEED):
+            for node in run.graph.nodes:
+                if node.name not in names:
+                    continue
+                for value in node.all_input_nodes:
+                    if value not in run.env and value.name not in names:
+                        run.env[value] = outside(value)
+                run.env[node] = run.run_node(node)
+            wanted = [nodes[pair[side]] for pair in place.given]
+            return [run.env[n] if n in run.env else outside(n) for n in wanted]
+
+    def at_the_results(self, place: Place) -> dict[int, Deviation] | None:
+        """How far off the graph's results are because of a place, by position; ``None`` when that cannot be found out."""
+        try:
+            own = self._continued(place, self._evaluate(Run(self._before), place, 0))
+            got = self._continued(place, self._evaluate(Run(self._after), place, 1))
+            exact = self._continued(place, self._evaluate(ExactRun(self._before), place, 0))
+            samples: list[list[Any]] = []
+            stable: list[list[Any]] = []
+            found: dict[int, Deviation] = {}
+            for position, result in enumerate(self._results):
+                if not isinstance(result, Tensor):
+                    continue
+                if not result.is_floating_point() or got[position].shape != result.shape:
+                    if not _equal(own[position], got[position]):
+                        return None  # whole numbers: the ordinary comparison decides
+                    continue
+                for count in (_SAMPLES, _MORE_SAMPLES):
+                    while len(samples) < count:
+                        run = RoundedRun(self._before, len(samples))
+                        samples.append(self._continued(place, self._evaluate(run, place, 0)))
+                        run = RoundedRun(self._before, len(samples) + _MORE_SAMPLES)
+                        stable.append(self._continued(place, self._evaluate(run, place, 0, rounded=True)))
+                    how = deviation(
+                        own[position],
+                        exact[position],
+                        [s[position] for s in samples],
+                        got[position],
+                        dtype=result.dtype,
+                        stable=[s[position] for s in stable],
+                    )
+                    if how is None or how.is_clear:
+                        break
+                if how is not None:
+                    found[position] = how
+            return found
+        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError):
+            return None
+
+    def _continued(self, place: Place, values: Sequence[Any]) -> list[Any]:
+        """The results of the graph before with these values in the place of those that it has there, in float64."""
+        given = {a: value for (a, b), value in zip(place.given, values, strict=True) if a in place.before}
+        run = _ContinuedRun(self._before, given)
+        inputs = cloned(self._inputs)
+        results = [tree_map(widened, value) for value in (*run(inputs, _SEED), *inputs)]
+        by_name = dict(zip(place.given, values, strict=True))
+        outputs = zip(returned(self._before), returned(self._after), strict=False)
+        for position, (a, b) in enumerate(outputs):
+            if isinstance(a, fx.Node) and isinstance(b, fx.Node) and (a.name, b.name) in by_name:
+                results[position] = tree_map(widened, by_name[a.name, b.name])
+        return results
+
+
+class _ContinuedRun(Run):
+    """Runs a graph with some values given, and what depends on them in float64."""
+
+    def __init__(self, gm: fx.GraphModule, given: Values) -> None:
+        super().__init__(gm)
+        self._given = given
+        self._behind: set[str] = set()
+        for node in gm.graph.nodes:
+            if any(v.name in self._behind or v.name in given for v in node.all_input_nodes):
+                self._behind.add(node.name)
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.name not in self._given:
+            return super().run_node(n)
+        self.current = n
+        return tree_map(widened, self._given[n.name])
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        node = self.current
+        assert node is not None
+        if node.name not in self._behind:
+            return super().call_function(target, args, kwargs)
+        if is_random(node) or is_mutating(node):
+            args, kwargs = map_arg((node.args, node.kwargs), lambda a: narrowed(self.env[a], value_of(a)))
+            return target(*args, **kwargs)
+        return call_wide(target, args, kwargs)
+
+    def inner(self, gm: fx.GraphModule) -> Run:
+        return ExactRun(gm) if self.current is not None and self._wide_user() else Run(gm)
+
+    def _wide_user(self) -> bool:
+        assert self.current is not None
+        return any(user.name in self._behind for user in self.current.users)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and bool(torch.equal(a, b))
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return bool(type(a) is type(b) and a == b)
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _rounded(value: Tensor, fake: Any, generator: torch.Generator) -> Tensor:
+    """The value, moved by up to one unit in the last place of the type that the graph has it in."""
+    dtype = fake.dtype if isinstance(fake, Tensor) and fake.is_floating_point() else value.dtype
+    wide = value.double()
+    amount = torch.rand(wide.shape, generator=generator, dtype=torch.float64).to(wide.device)
+    moved = wide + (2 * amount - 1) * spacing(wide.nan_to_num(), dtype)
+    return torch.empty_like(value).copy_(torch.where((wide == 0) | ~wide.isfinite(), wide, moved))

@@ -1,0 +1,257 @@
+"""A graph that Inductor compiles to something wrong, cut down to the few calls that it takes.
+
+Each graph that is handed to Inductor is kept, and run operator by operator next to the compiled program on the
+inputs of its first call. Where they differ by more than rounding explains, or where Inductor raises, parts of the graph are
+compiled alone until the smallest is found that still fails, and written to a file.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses._torch import inductor_config, lowering_of, outside_tracing
+from fxpasses.aliasing import is_random
+from fxpasses.checking.inputs import Unsupported, cloned, from_hints, placeholders
+from fxpasses.checking.limits import progress
+from fxpasses.checking.reduce import Case, cut, reduce_nodes, smaller_sizes
+from fxpasses.checking.repro import fresh_directory, graph_text, input_lines, recorded_calls
+from fxpasses.checking.source import CannotEmbed, PassSource
+from fxpasses.checking.tolerance import deviation
+from fxpasses.checking.values import Reference
+from fxpasses.rewriting import copy_graph
+
+__all__ = ["LoweringCheck", "differences", "replay_compiled"]
+
+log = logging.getLogger(__name__)
+
+_SAMPLES = 4
+_SECONDS = 240.0
+"""How long parts of a graph are compiled in the search for a small one."""
+
+
+def replay_compiled(graph: Callable[..., Any], inputs: Sequence[Any]) -> int:
+    """Compile a function of operator calls with Inductor and compare; what a repro file calls.
+
+    Returns:
+        1 when the compiled function raises or computes something else, 0 otherwise: an exit status.
+    """
+    found = differences(recorded_calls(graph), list(inputs))
+    print(f"Inductor is wrong: {found}" if found else "Inductor is right on these inputs")
+    return 1 if found else 0
+
+
+def differences(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
+    """How the graph compiled by Inductor differs from the graph run operator by operator; "" when it does not.
+
+    Raises:
+        Unsupported: when the graph itself cannot be run.
+    """
+    reference = Reference(gm, inputs)
+    assert reference.native is not None
+    module = fx.GraphModule(gm, copy_graph(gm).graph)
+    try:
+        with inductor_config.patch(force_disable_caches=True), torch.no_grad():
+            values = list(cloned(inputs))
+            # A function of its own each time: Dynamo keeps what it has compiled with the code.
+            compiled = torch.compile(lambda *args: module(*args), backend="inductor", dynamic=False)
+            got = [*_listed(compiled(*values)), *values]
+    except Exception as error:  # noqa: BLE001  (whatever a wrong lowering raises is the finding)
+        cause = getattr(error, "inner_exception", error)
+        return f"it raises {type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
+    return _wrong_values(reference, got)
+
+
+def _wrong_values(reference: Reference, got: Sequence[Any]) -> str:
+    outputs = len(reference.native.values) - len(reference.inputs)
+    for position, (native, value) in enumerate(zip(reference.native.values, got, strict=True)):
+        if not isinstance(native, Tensor) or not isinstance(value, Tensor):
+            continue
+        name = f"output {position}" if position < outputs else f"input {position - outputs} after the run"
+        if (native.shape, native.dtype) != (value.shape, value.dtype):
+            return f"{name}: {native.dtype}{tuple(native.shape)} became {value.dtype}{tuple(value.shape)}"
+        samples = [sample[position] for sample in reference.samples(_SAMPLES)]
+        how = deviation(native, reference.exact[position], samples, value)
+        if how is not None and not how.is_clear:
+            samples = [sample[position] for sample in reference.samples(6 * _SAMPLES)]
+            how = deviation(native, reference.exact[position], samples, value)
+        if how is not None:
+            return f"{name}: {how}"
+    return ""
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+class LoweringCheck:
+    """Compares what Inductor made of each graph with the graph, once, and writes a repro file for the first that is wrong.
+
+    Args:
+        directory: where the file goes.
+        suspect: name of a node that is to blame, if that is known.
+
+    Attributes:
+        repro: the file, or "".
+        calls: number of operator calls in its graph.
+        found: what is wrong, in words.
+    """
+
+    def __init__(self, directory: Path, suspect: str = "") -> None:
+        self._directory, self._suspect = directory, suspect
+        self.repro, self.calls, self.found = "", 0, ""
+
+    def watch(self, gm: fx.GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """``compiled``, compared with ``gm`` when it is first called (with one list of inputs)."""
+        seen = False
+
+        def run(inputs: list[Any]) -> Any:
+            nonlocal seen
+            first, seen = not seen, True
+            if not first or self.found:
+                return _call(compiled, inputs)
+            before = cloned(inputs) if _can_be_cloned(inputs) else None
+            results = _call(compiled, list(inputs))
+            if before is not None:
+                with outside_tracing():
+                    self._compare(gm, before, [*_listed(results), *inputs])
+            return results
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def failed(self, gm: fx.GraphModule, error: BaseException) -> None:
+        """Inductor raised on ``gm``: look for a smaller graph on which it does."""
+        try:
+            with outside_tracing():
+                self._reduce(gm, from_hints(placeholders(gm)), f"it raises {type(error).__name__}")
+        except Unsupported as reason:
+            log.info("there is no repro file: %s", reason)
+
+    def _compare(self, gm: fx.GraphModule, inputs: list[Any], got: list[Any]) -> None:
+        if any(is_random(n) or "inductor_random" in str(n.target) for n in gm.graph.nodes):
+            log.info("a graph that draws random numbers is not compared: Inductor draws others")
+            return
+        try:
+            found = _wrong_values(Reference(gm, inputs), got)
+        except Unsupported as reason:
+            log.info("a graph is not compared with what Inductor made of it: %s", reason)
+            return
+        if found:
+            self._reduce(gm, inputs, found)
+
+    def _reduce(self, gm: fx.GraphModule, inputs: list[Any], found: str) -> None:
+        self.found = found
+        raises = found.startswith("it raises")
+        until = time.perf_counter() + _SECONDS
+
+        def fails(case: Case) -> bool:
+            if time.perf_counter() > until:
+                return False
+            try:
+                how = differences(case.gm, case.inputs)
+            except Unsupported:
+                return False
+            return bool(how) and how.startswith("it raises") == raises
+
+        try:
+            whole = _with_numbers(gm, inputs)
+            suspects = {self._suspect} if self._suspect else _first_wrong(whole)
+            case = reduce_nodes(whole, None, suspects, fails)
+            case = smaller_sizes(case, lambda c: c, fails)
+            if case is whole and not fails(case):
+                log.warning(
+                    "there is no repro file: the fault does not show when the graph is compiled alone"
+                )
+                return
+            self.repro, self.calls = self._write(case, found), case.size
+            progress.note("repro", self.repro)
+        except (Unsupported, CannotEmbed, OSError) as reason:
+            log.warning("there is no repro file: %s", reason)
+
+    def _write(self, case: Case, found: str) -> str:
+        source = PassSource()
+        lines = _lowerings_of_others(case.gm, source)
+        file = fresh_directory(self._directory, "inductor") / "repro.py"
+        drawn, data = input_lines(case.inputs, lambda made: bool(differences(case.gm, made)), file)
+        text = [
+            f'"""Inductor is wrong on a graph of {case.size} calls: {found}.',
+            "",
+            'Exits with 1 as long as it is. Written by fxpasses."""',
+            "",
+            *(["import sys"] if source.paths else []),
+            *(["from pathlib import Path"] if data else []),
+            "",
+            "import torch",
+            *[f"sys.path.insert(0, {path!r})" for path in source.paths],
+            *dict.fromkeys(i for i in source.imports if i != "import torch"),
+            *(["from torch._inductor.lowering import register_lowering"] if lines else []),
+            "from fxpasses.checking.lowered import replay_compiled",
+            "",
+            *source.definitions,
+            *lines,
+            "",
+            graph_text(case.gm),
+            "",
+            *drawn,
+            "",
+            'if __name__ == "__main__":',
+            "    raise SystemExit(replay_compiled(graph, inputs))",
+            "",
+        ]
+        file.write_text("\n".join(text))
+        return str(file)
+
+
+def _call(compiled: Callable[..., Any], inputs: list[Any]) -> Any:
+    return compiled(inputs) if getattr(compiled, "_boxed_call", False) else compiled(*inputs)
+
+
+def _can_be_cloned(inputs: Sequence[Any]) -> bool:
+    try:
+        cloned(inputs)
+    except Unsupported as reason:
+        log.info("a graph is not compared with what Inductor made of it: %s", reason)
+        return False
+    return True
+
+
+def _with_numbers(gm: fx.GraphModule, inputs: list[Any]) -> Case:
+    """The graph with the sizes of this call as numbers: what its calls get of them becomes part of the graph."""
+    return Case(copy_graph(gm), inputs)
+
+
+def _first_wrong(case: Case) -> set[str]:
+    """The first call whose value is wrong when all values are returned; empty when none is then."""
+    names = [
+        n
+        for n in case.gm.graph.nodes
+        if n.op == "call_function" and isinstance(n.meta.get("val"), Tensor) and not n.is_impure()
+    ]
+    values: dict[str, Any] = dict(zip((n.name for n in placeholders(case.gm)), case.inputs, strict=True))
+    every = cut(case.gm, {n for n in case.gm.graph.nodes if n.op == "call_function"}, values, returned=names)
+    if every is None:
+        return set()
+    found = differences(every.gm, every.inputs)
+    if not found.startswith("output "):
+        return set()
+    return {names[int(found.split()[1].rstrip(":"))].name}
+
+
+def _lowerings_of_others(gm: fx.GraphModule, source: PassSource) -> list[str]:
+    """Lines that register lowerings of the graph's operators that are not torch's own."""
+    lines = []
+    for target in dict.fromkeys(n.target for n in gm.graph.nodes if n.op == "call_function"):
+        function = lowering_of(target)
+        if function is None or str(function.__module__).startswith("torch."):
+            continue
+        source.bind(function.__name__, inspect.unwrap(function))
+        lines.append(f"register_lowering(torch.ops.{target}, type_promotion_kind=None)({function.__name__})")
+    return lines

@@ -1,0 +1,151 @@
+"""The places where two graphs differ: the calls that a pass changed, in groups that belong together."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+__all__ = ["Place", "joined", "merged", "places", "returned"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Changed calls that belong together.
+
+    Attributes:
+        before: names of the calls that the graph after has not, or has otherwise.
+        after: those of the graph after.
+        given: what the rest of the graph takes from them: pairs of names, before and after.
+    """
+
+    before: frozenset[str]
+    after: frozenset[str]
+    given: tuple[tuple[str, str], ...]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all its calls."""
+        return self.before | self.after
+
+
+def places(
+    before: fx.GraphModule, after: fx.GraphModule, changed: tuple[Collection[str], Collection[str]]
+) -> list[Place]:
+    """The places where two graphs differ, in the order of the graph before.
+
+    Args:
+        before: the graph before.
+        after: the graph after.
+        changed: names of the changed nodes of each, as :func:`~fxpasses.checking.values.changed_nodes` finds them.
+    """
+    old, new = (
+        _with_items(gm, set(names) - {"output"}) for gm, names in zip((before, after), changed, strict=True)
+    )
+    groups = _Groups()
+    for gm, names in ((before, old), (after, new)):
+        for node in gm.graph.nodes:
+            if node.name in names and node.op == "call_function":
+                groups.join(node.name, node.name)
+                for value in node.all_input_nodes:
+                    if value.name in names and value.op == "call_function":
+                        groups.join(node.name, value.name)
+    for a, b in _returned_pairs(before, after):
+        if a in groups.of and b in groups.of:
+            groups.join(a, b)
+    found = []
+    for group in groups.sets():
+        mine, theirs = frozenset(group & old), frozenset(group & new)
+        found.append(Place(mine, theirs, _given(before, after, mine, theirs)))
+    order = {n.name: i for gm in (after, before) for i, n in enumerate(gm.graph.nodes)}
+    return sorted(found, key=lambda place: min(order[name] for name in place.names))
+
+
+def _with_items(gm: fx.GraphModule, names: set[str]) -> set[str]:
+    """``names``, and what takes the results of these calls apart."""
+    for node in gm.graph.nodes:
+        if (
+            node.target is operator.getitem
+            and isinstance(node.args[0], fx.Node)
+            and node.args[0].name in names
+        ):
+            names.add(node.name)
+    return names
+
+
+class _Groups:
+    """Disjoint sets of names that grow together."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, set[str]] = {}
+
+    def join(self, a: str, b: str) -> None:
+        one, other = self.of.setdefault(a, {a}), self.of.setdefault(b, {b})
+        if one is not other:
+            one |= other
+            for name in other:
+                self.of[name] = one
+
+    def sets(self) -> list[set[str]]:
+        return list({id(group): group for group in self.of.values()}.values())
+
+
+def returned(gm: fx.GraphModule) -> Sequence[Any]:
+    """What a graph returns."""
+    (output,) = gm.graph.find_nodes(op="output")
+    return output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
+
+
+def _taken_elsewhere(gm: fx.GraphModule, names: Collection[str]) -> list[str]:
+    """Those of ``names`` that other nodes use (what the graph returns is not counted)."""
+    return [
+        n.name
+        for n in gm.graph.nodes
+        if n.name in names and any(u.name not in names and u.op != "output" for u in n.users)
+    ]
+
+
+def merged(several: Sequence[Place]) -> Place:
+    return Place(
+        frozenset().union(*(p.before for p in several)),
+        frozenset().union(*(p.after for p in several)),
+        tuple(dict.fromkeys(pair for p in several for pair in p.given)),
+    )
+
+
+def joined(before: fx.GraphModule, after: fx.GraphModule, several: Sequence[Place]) -> Place:
+    """The places with all that lies between them, as one."""
+    whole = merged(several)
+    sides = []
+    for gm, names in ((before, whole.before), (after, whole.after)):
+        below, above = set(names), set(names)
+        for node in gm.graph.nodes:
+            if node.op == "call_function" and any(v.name in below for v in node.all_input_nodes):
+                below.add(node.name)
+        for node in reversed(gm.graph.nodes):
+            if node.op == "call_function" and any(u.name in above for u in node.users):
+                above.add(node.name)
+        sides.append(frozenset(below & above))
+    between = frozenset().union(*sides)
+    mine, theirs = (between & {n.name for n in gm.graph.nodes} for gm in (before, after))
+    return Place(mine, theirs, _given(before, after, mine, theirs))
+
+
+def _given(
+    before: fx.GraphModule, after: fx.GraphModule, mine: Collection[str], theirs: Collection[str]
+) -> tuple[tuple[str, str], ...]:
+    """What the rest of the graph takes from changed calls: pairs of names."""
+    found = {(n, n): None for n in _taken_elsewhere(after, theirs) if n in mine}
+    found |= {pair: None for pair in _returned_pairs(before, after) if pair[0] in mine or pair[1] in theirs}
+    return tuple(found)
+
+
+def _returned_pairs(before: fx.GraphModule, after: fx.GraphModule) -> list[tuple[str, str]]:
+    return [
+        (a.name, b.name)
+        for a, b in zip(returned(before), returned(after), strict=False)
+        if isinstance(a, fx.Node) and isinstance(b, fx.Node)
+    ]
