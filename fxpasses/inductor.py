@@ -17,6 +17,7 @@ from fxpasses import _torch
 from fxpasses.aliasing import is_random
 from fxpasses.checking.limits import limited_lowerings
 from fxpasses.contract import Pass
+from fxpasses.kernels import use_shared_units
 from fxpasses.options import Options
 from fxpasses.partitioner import partition
 
@@ -74,7 +75,8 @@ class InductorCompiler:
         patches = dict(self.patches)
         if scatters_into_new_memory(gm):
             patches.setdefault("reorder_for_peak_memory", False)
-        with _torch.inductor_config.patch(patches), limited_lowerings():
+        shared = _torch.rewritten_code(use_shared_units)
+        with _torch.inductor_config.patch(patches), limited_lowerings(), shared:
             return _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
 
     def _patched(self) -> Any:
