@@ -52,14 +52,16 @@ from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.graph import GraphLowering
 from torch._inductor.output_code import OutputCode
+from torch._inductor.utils import fresh_cache
 from torch._inductor.virtualized import V
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
     StatelessSymbolicContext,
+    free_symbols,
     statically_known_true,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -73,11 +75,13 @@ __all__ = [
     "CustomPartitionerFn",
     "DynamoError",
     "FakeTensor",
+    "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
     "aot_autograd",
     "aot_extra_arguments",
+    "cache_for_code",
     "compile_context",
     "compile_frozen",
     "compile_fx_backward",
@@ -90,6 +94,7 @@ __all__ = [
     "dynamo_counters",
     "enable_python_dispatcher",
     "filter_lowerings",
+    "free_symbols",
     "freezes_parameters",
     "functorch_config",
     "get_num_model_outputs",
@@ -99,9 +104,11 @@ __all__ = [
     "inductor_partition_fn",
     "is_control_flow",
     "load_cpp",
+    "load_cpp_kernel",
     "make_boxed_func",
     "new_compiler_extra",
     "new_nodes",
+    "of_segment",
     "outside_tracing",
     "propagate_fakes",
     "reset_code",
@@ -333,6 +340,16 @@ def load_cpp(source: str, submit: Callable[..., Any] | None) -> Callable[[], Any
     return CppPythonBindingsCodeCache.load_async(source, "cpu", submit_fn=submit)
 
 
+def load_cpp_kernel(argtypes: list[str], source: str) -> Callable[..., Any]:
+    """One C++ kernel, compiled and bound by Inductor."""
+    return CppPythonBindingsCodeCache.load_pybinding(argtypes, source)
+
+
+def cache_for_code() -> contextlib.AbstractContextManager[Any]:
+    """Where compiled code goes: with caches disabled, a new place for this block, as Inductor has for each graph."""
+    return fresh_cache() if inductor_config.force_disable_caches else contextlib.nullcontext()
+
+
 _rewriting = threading.local()
 _torch_codegen = GraphLowering.codegen
 
@@ -360,3 +377,22 @@ def rewritten_code(rewrite: Callable[[str], str]) -> Iterator[None]:
         yield
     finally:
         _rewriting.rewrite = before
+
+
+@contextlib.contextmanager
+def of_segment() -> Iterator[list[Any]]:
+    """Compile a piece of a graph in place of the whole: gives the list that Inductor fills with its outputs' strides.
+
+    Inputs that AOTAutograd lets a backward graph overwrite are named by their places in the whole graph: none here.
+    """
+    context = TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    donated = getattr(metadata, "bw_donated_idxs", None)
+    try:
+        if metadata is not None:
+            metadata.bw_donated_idxs = []
+        with TracingContext.report_output_strides() as strides:
+            yield strides if strides is not None else []
+    finally:
+        if metadata is not None:
+            metadata.bw_donated_idxs = donated

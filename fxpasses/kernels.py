@@ -9,14 +9,16 @@ flags by the same function of torch's, and cached in the same place.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fxpasses import _torch
 
-__all__ = ["AsyncCompile", "Kernel", "is_lone_function", "shared_source", "use_shared_units"]
+__all__ = ["AsyncCompile", "Kernel", "is_lone_function", "one_unit", "shared_source", "use_shared_units"]
 
 _HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 _DEFINITION = re.compile(r'extern\s+"C"\s+void\s+kernel\s*\(')
@@ -104,6 +106,10 @@ class Kernel:
     source: str
 
 
+_Place = tuple[dict[str, Any], str, Kernel]
+"""A generated module's names, one of them, and the kernel that it is to stand for."""
+
+
 class AsyncCompile(_torch.AsyncCompile):
     """Inductor's compiler of kernels, with the C++ kernels of one generated module compiled together."""
 
@@ -114,22 +120,54 @@ class AsyncCompile(_torch.AsyncCompile):
         return Kernel(argtypes, source_code)
 
     def wait(self, scope: dict[str, Any]) -> None:
-        """Compile what is still to be compiled, and put the kernels in the places of their placeholders."""
+        """Compile what is still to be compiled, and put the kernels in the places of their placeholders.
+
+        Inside of :func:`one_unit` that is left to its end.
+        """
         kernels = {name: value for name, value in scope.items() if isinstance(value, Kernel)}
-        if len(kernels) == 1:
-            ((name, kernel),) = kernels.items()
-            scope[name] = super().cpp_pybinding(kernel.argtypes, kernel.source)
-        elif kernels:
-            several = _torch.compile_threads() > 1
-            started = []
-            for names in _units(kernels, _torch.compile_threads()):
-                source = shared_source([kernels[name] for name in names])
-                started.append((names, _torch.load_cpp(source, self.submit if several else None)))
-            for names, load in started:
-                module = load()
-                for number, name in enumerate(names):
-                    scope[name] = getattr(module, f"kernel_{number}")
+        places = [(scope, name, kernel) for name, kernel in kernels.items()]
+        collected = getattr(_open, "places", None)
+        if collected is not None:
+            collected += places
+        else:
+            _fill(places)
         super().wait(scope)
+
+
+_open = threading.local()
+
+
+@contextlib.contextmanager
+def one_unit() -> Iterator[None]:
+    """Compile the C++ kernels of all graphs that are compiled in this thread inside of the block together, at its end.
+
+    None of the graphs may run before. A block inside of another one is a unit of its own.
+    """
+    outer = getattr(_open, "places", None)
+    places: list[_Place] = []
+    _open.places = places
+    try:
+        yield
+    finally:
+        _open.places = outer
+    with _torch.cache_for_code():
+        _fill(places)
+
+
+def _fill(places: Sequence[_Place]) -> None:
+    """Compile the kernels of some places, and put them there."""
+    threads = _torch.compile_threads()
+    if len(places) == 1:
+        ((scope, name, kernel),) = places
+        scope[name] = _torch.load_cpp_kernel(kernel.argtypes, kernel.source)
+        return
+    units = _units(places, threads)
+    submit = AsyncCompile.submit if len(units) > 1 else None
+    started = [_torch.load_cpp(shared_source([k for _, _, k in unit]), submit) for unit in units]
+    for unit, load in zip(units, started, strict=True):
+        module = load()
+        for number, (scope, name, _) in enumerate(unit):
+            scope[name] = getattr(module, f"kernel_{number}")
 
 
 def is_lone_function(source: str) -> bool:
@@ -180,17 +218,17 @@ def shared_source(kernels: Sequence[Kernel]) -> str:
     return "\n\n".join([_HEADER, *bodies, binding.replace("ENTRY", _torch.CPP_ENTRY)])
 
 
-def _units(kernels: dict[str, Kernel], threads: int) -> list[list[str]]:
-    """The names of the kernels, divided into units: one for each thread that is worth it, of about equal size."""
-    size = sum(len(kernel.source) for kernel in kernels.values())
-    number = max(min(threads, 1 + size // _SPLIT), -(-len(kernels) // _MOST))
-    units: list[list[str]] = [[]]
+def _units(places: Sequence[_Place], threads: int) -> list[list[_Place]]:
+    """The places, divided into units: one for each thread that is worth it, of about equal size."""
+    size = sum(len(kernel.source) for _, _, kernel in places)
+    number = max(min(threads, 1 + size // _SPLIT), -(-len(places) // _MOST))
+    units: list[list[_Place]] = []
     filled = 0
-    for name, kernel in kernels.items():
-        if filled >= size / number * len(units) or len(units[-1]) >= _MOST:
+    for place in places:
+        if not units or filled >= size / number * len(units) or len(units[-1]) >= _MOST:
             units.append([])
-        units[-1].append(name)
-        filled += len(kernel.source)
+        units[-1].append(place)
+        filled += len(place[2].source)
     return units
 
 

@@ -93,13 +93,27 @@ def test_types_that_are_not_known_stay_on_their_own() -> None:
 
 
 def test_units_share_the_work_of_threads_and_keep_every_kernel() -> None:
-    large = {f"k{i}": Kernel(["float*"], "x" * 10_000) for i in range(9)}
+    large: list[Any] = [({}, f"k{i}", Kernel(["float*"], "x" * 10_000)) for i in range(9)]
     for threads in (1, 2, 3, 8):
         units = kernels._units(large, threads)
-        assert [name for unit in units for name in unit] == list(large)
+        assert [place for unit in units for place in unit] == large
         assert len(units) == min(threads, 3)
-    many = {f"k{i}": Kernel(["float*"], "x") for i in range(200)}
+    many: list[Any] = [({}, f"k{i}", Kernel(["float*"], "x")) for i in range(200)]
     assert max(map(len, kernels._units(many, 1))) <= 64
+    assert kernels._units([], 2) == []
+
+
+def test_modules_that_are_loaded_together_share_a_unit() -> None:
+    with kernels.one_unit():
+        first, second = kernels.AsyncCompile(), kernels.AsyncCompile()
+        one = wait(first, add=first.cpp_pybinding(["const float*", "float*", "const int64_t"], ADD))
+        two = wait(second, add=second.cpp_pybinding(["float*", "const int64_t", "const double"], SCALE))
+        assert isinstance(one["add"], Kernel)
+    assert one["add"].__self__ is two["add"].__self__
+    y = torch.ones(2)
+    one["add"](y, y, 2)
+    two["add"](y, 2, 3.0)
+    assert y.tolist() == [6.0, 6.0]
 
 
 def test_a_unit_holds_each_body_once() -> None:
