@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -32,6 +33,8 @@ from torch._guards import CompileContext, TracingContext, tracing
 from torch._higher_order_ops.effects import has_effects
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options as inductor_mode_options
+from torch._inductor.async_compile import AsyncCompile, get_compile_threads
+from torch._inductor.codecache import CppPythonBindingsCodeCache
 from torch._inductor.compile_fx import (
     compile_fx_backward,
     compile_fx_forward,
@@ -47,42 +50,51 @@ from torch._inductor.compile_fx import partition_fn as inductor_partition_fn
 from torch._inductor.compiler_bisector import CompilerBisector
 from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._inductor.graph import GraphLowering
 from torch._inductor.output_code import OutputCode
+from torch._inductor.utils import fresh_cache
 from torch._inductor.virtualized import V
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
     StatelessSymbolicContext,
+    free_symbols,
     statically_known_true,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
 __all__ = [
+    "CPP_ENTRY",
+    "AsyncCompile",
     "BackendCompilerFailed",
     "CompileContext",
     "CustomPartitionerFn",
     "DynamoError",
     "FakeTensor",
+    "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
     "aot_autograd",
     "aot_extra_arguments",
+    "cache_for_code",
     "compile_context",
     "compile_frozen",
     "compile_fx_backward",
     "compile_fx_forward",
     "compile_fx_inner",
+    "compile_threads",
     "default_partition",
     "detect_fake_mode",
     "disable_current_modes",
     "dynamo_counters",
     "enable_python_dispatcher",
     "filter_lowerings",
+    "free_symbols",
     "freezes_parameters",
     "functorch_config",
     "get_num_model_outputs",
@@ -91,14 +103,18 @@ __all__ = [
     "inductor_mode_options",
     "inductor_partition_fn",
     "is_control_flow",
+    "load_cpp",
+    "load_cpp_kernel",
     "lowering_of",
     "make_boxed_func",
     "new_compiler_extra",
     "new_nodes",
+    "of_segment",
     "outside_tracing",
     "propagate_fakes",
     "reset_code",
     "reset_cudagraph_trees",
+    "rewritten_code",
     "select_decomp_table",
     "serializable",
     "shape_env_of",
@@ -311,3 +327,83 @@ def outside_tracing() -> Iterator[None]:
     """Surroundings in which tensors are real, and a new fake mode may be made, in the middle of a compilation."""
     with disable_current_modes(), tracing(None):
         yield
+
+
+CPP_ENTRY = CppPythonBindingsCodeCache.entry_function
+"""The last part of the name under which Inductor imports a compiled unit."""
+
+
+def compile_threads() -> int:
+    """How many kernels Inductor compiles at the same time."""
+    return get_compile_threads()
+
+
+def load_cpp(source: str, submit: Callable[..., Any] | None) -> Callable[[], Any]:
+    """Compile a Python module in C++ as Inductor compiles a kernel: its flags, its precompiled header, its cache.
+
+    Args:
+        source: the module.
+        submit: starts the compiler in another thread; ``None`` to run it when the module is asked for.
+
+    Returns:
+        What gives the module, and waits for the compiler.
+    """
+    return CppPythonBindingsCodeCache.load_async(source, "cpu", submit_fn=submit)
+
+
+def load_cpp_kernel(argtypes: list[str], source: str) -> Callable[..., Any]:
+    """One C++ kernel, compiled and bound by Inductor."""
+    return CppPythonBindingsCodeCache.load_pybinding(argtypes, source)
+
+
+def cache_for_code() -> contextlib.AbstractContextManager[Any]:
+    """Where compiled code goes: with caches disabled, a new place for this block, as Inductor has for each graph."""
+    return fresh_cache() if inductor_config.force_disable_caches else contextlib.nullcontext()
+
+
+_rewriting = threading.local()
+_torch_codegen = GraphLowering.codegen
+
+
+def _codegen(self: GraphLowering) -> Any:
+    code = _torch_codegen(self)
+    rewrite = getattr(_rewriting, "rewrite", None)
+    if rewrite is not None and isinstance(getattr(code[0], "value", None), str):
+        code[0].value = rewrite(code[0].value)
+    return code
+
+
+@contextlib.contextmanager
+def rewritten_code(rewrite: Callable[[str], str]) -> Iterator[None]:
+    """Let a function see and change the Python code that Inductor generates in this thread.
+
+    It must keep the number of lines. Torch has no hook there: the first use fronts ``GraphLowering.codegen``, which
+    does what it did wherever no such block is open.
+    """
+    if GraphLowering.codegen is _torch_codegen:
+        GraphLowering.codegen = _codegen  # type: ignore[method-assign]
+    before = getattr(_rewriting, "rewrite", None)
+    _rewriting.rewrite = rewrite
+    try:
+        yield
+    finally:
+        _rewriting.rewrite = before
+
+
+@contextlib.contextmanager
+def of_segment() -> Iterator[list[Any]]:
+    """Compile a piece of a graph in place of the whole: gives the list that Inductor fills with its outputs' strides.
+
+    Inputs that AOTAutograd lets a backward graph overwrite are named by their places in the whole graph: none here.
+    """
+    context = TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    donated = getattr(metadata, "bw_donated_idxs", None)
+    try:
+        if metadata is not None:
+            metadata.bw_donated_idxs = []
+        with TracingContext.report_output_strides() as strides:
+            yield strides if strides is not None else []
+    finally:
+        if metadata is not None:
+            metadata.bw_donated_idxs = donated

@@ -20,7 +20,7 @@ from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedComp
 from fxpasses.manager import PassManager
 from fxpasses.options import Options
 from fxpasses.pipeline import Compiler, Observer, Pipeline
-from fxpasses.regional import with_regions
+from fxpasses.regional import runs_directly, with_regions
 from fxpasses.report import GraphFiles
 
 __all__ = ["fxpasses"]
@@ -88,6 +88,7 @@ def _pipeline(
         compiler = UnpartitionedCompiler(parsed, decompose=True)
     elif parsed.compiler == "inductor":
         compiler = InductorCompiler(parsed, gm, example_inputs)
+        compiler.runs_directly = runs_directly
     else:
         compiler = EagerCompiler(parsed, decompose=True)
     log.info("compiling a graph of %d nodes", len(gm.graph.nodes))

@@ -17,8 +17,10 @@ from fxpasses import _torch
 from fxpasses.aliasing import is_random
 from fxpasses.checking.limits import limited_lowerings
 from fxpasses.contract import Pass
+from fxpasses.kernels import one_unit, use_shared_units
 from fxpasses.options import Options
 from fxpasses.partitioner import partition
+from fxpasses.segments import Cut, Direct, cut, restrided, segment_module, stitched
 
 __all__ = [
     "EagerCompiler",
@@ -64,6 +66,8 @@ class InductorCompiler:
         self._inputs = len(example_inputs)
         self.visible_outputs = _torch.get_num_model_outputs(gm)
         """How many of the forward graph's outputs keep the strides that they were traced with."""
+        self.runs_directly: Direct = lambda node: None
+        """What runs a call that is compiled already."""
         self._dynamo_graph = gm
         with self._patched():
             self._extra = _torch.new_compiler_extra(gm)
@@ -74,8 +78,31 @@ class InductorCompiler:
         patches = dict(self.patches)
         if scatters_into_new_memory(gm):
             patches.setdefault("reorder_for_peak_memory", False)
-        with _torch.inductor_config.patch(patches), limited_lowerings():
+        found = None if _torch.inductor_config.triton.cudagraphs else cut(gm, self.runs_directly)
+        if found is not None:
+            return self._around(found, inputs, how)
+        shared = _torch.rewritten_code(use_shared_units)
+        with _torch.inductor_config.patch(patches), limited_lowerings(), shared:
             return _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
+
+    def _around(self, found: Cut, inputs: Sequence[Any], how: dict[str, Any]) -> Callable[[list[Any]], Any]:
+        """A graph with calls of what is compiled already: only what lies between them is left to Inductor."""
+        placeholders = found.gm.graph.find_nodes(op="placeholder")
+        values = dict(zip(placeholders, inputs, strict=True))
+        static = {placeholders[i] for i in how.get("static_input_idxs") or ()}
+        compiled = []
+        with one_unit():
+            for segment in found.segments:
+                given = [values[node] if node in values else node.meta["val"] for node in segment.inputs]
+                places = [i for i, node in enumerate(segment.inputs) if node in static]
+                with _torch.of_segment() as strides:
+                    module = segment_module(found.gm, segment)
+                    compiled.append(
+                        self._inner_compile(module, given, **{**how, "static_input_idxs": places})
+                    )
+                for node, known in zip(segment.outputs, strides, strict=False):
+                    values[node] = restrided(node.meta["val"], known)
+        return stitched(found, compiled)
 
     def _patched(self) -> Any:
         return _torch.inductor_config.patch(self.patches)

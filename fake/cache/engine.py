@@ -321,7 +321,9 @@ class Engine:
                 if pairs:
                     recipe = Apart(recipe, pairs)
                     rebuild = build(recipe, self.tensor_class, mark)
-            lasting = recipe if isinstance(func, _t.OpOverload) else None  # a graph's identity ends with the process
+            lasting = (
+                recipe if isinstance(func, _t.OpOverload) else None
+            )  # a graph's identity ends with the process
             self.store.insert(func, self.store.table(func), key, rebuild, lasting)
         else:
             try:

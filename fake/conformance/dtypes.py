@@ -38,7 +38,9 @@ _SPEAKS_OF_TYPES = re.compile(
     re.IGNORECASE,
 )
 
-_SPEAKS_OF_VALUES = re.compile("overflow|negative integer|out of range|out of bounds|singular|size", re.IGNORECASE)
+_SPEAKS_OF_VALUES = re.compile(
+    "overflow|negative integer|out of range|out of bounds|singular|size", re.IGNORECASE
+)
 
 
 def _is_about_types(func: Any, message: str) -> bool:
@@ -178,7 +180,9 @@ def explain(signatures: dict[str, list[str]]) -> Refused:
     empty = {text: happened for text, happened in signatures.items() if EMPTY in parsed[text]}
     signatures = {text: happened for text, happened in signatures.items() if text not in empty}
     same = _pairs(signatures, parsed)
-    left = {t: e for t, e in _refused(signatures).items() if not any(_differ(parsed[t], a, b) for a, b, _ in same)}
+    left = {
+        t: e for t, e in _refused(signatures).items() if not any(_differ(parsed[t], a, b) for a, b, _ in same)
+    }
     never: dict[str, dict[str, str]] = {}
     for name in _names(parsed):
         for code in sorted({parsed[t].get(name, "").rstrip(".") for t in left} & CODES):
@@ -192,10 +196,16 @@ def explain(signatures: dict[str, list[str]]) -> Refused:
 
 def _refused(signatures: dict[str, list[str]]) -> dict[str, str]:
     """Signatures that were refused each time, with the error."""
-    return {t: happened[0] for t, happened in signatures.items() if len(happened) == 1 and happened[0] not in ("", "?")}
+    return {
+        t: happened[0]
+        for t, happened in signatures.items()
+        if len(happened) == 1 and happened[0] not in ("", "?")
+    }
 
 
-def _pairs(signatures: dict[str, list[str]], parsed: dict[str, dict[str, str]]) -> tuple[tuple[str, str, str], ...]:
+def _pairs(
+    signatures: dict[str, list[str]], parsed: dict[str, dict[str, str]]
+) -> tuple[tuple[str, str, str], ...]:
     """Pairs of arguments whose dtypes always had to agree: seen in at least two ways to differ, and once to agree."""
     refused = _refused(signatures)
     taken = [parsed[t] for t, happened in signatures.items() if "" in happened]
@@ -203,7 +213,11 @@ def _pairs(signatures: dict[str, list[str]], parsed: dict[str, dict[str, str]]) 
     for first, second in itertools.combinations(_names(parsed), 2):
         differing = [t for t in signatures if _differ(parsed[t], first, second)]
         ways = {(parsed[t][first], parsed[t][second]) for t in differing}
-        if len(ways) >= 2 and all(t in refused for t in differing) and any(first in t and second in t for t in taken):
+        if (
+            len(ways) >= 2
+            and all(t in refused for t in differing)
+            and any(first in t and second in t for t in taken)
+        ):
             pairs.append((first, second, _most_common(refused[t] for t in differing)))
     return tuple(pairs)
 

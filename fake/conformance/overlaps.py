@@ -59,7 +59,9 @@ def measure_overlaps(
         for name, kinds in (seen or {}).items():
             for kind, refused in kinds.items():
                 everything.setdefault(name, {}).setdefault(kind, []).extend(refused)
-    refusing = {name: sorted(k for k, refused in kinds.items() if all(refused)) for name, kinds in everything.items()}
+    refusing = {
+        name: sorted(k for k, refused in kinds.items() if all(refused)) for name, kinds in everything.items()
+    }
     return {name: kinds for name, kinds in refusing.items() if kinds}
 
 
@@ -68,7 +70,10 @@ def _random_in_place() -> Observed:
     watch = _Watch()
     row, whole = torch.ones(1).expand(3), torch.ones(4)
     calls: list[Callable[[], Any]] = [
-        *(lambda n=n: getattr(row, n)() for n in ("normal_", "uniform_", "random_", "bernoulli_", "exponential_")),  # type: ignore[misc]
+        *(
+            lambda n=n: getattr(row, n)()
+            for n in ("normal_", "uniform_", "random_", "bernoulli_", "exponential_")
+        ),  # type: ignore[misc]
         *(lambda n=n: getattr(row, n)() for n in ("cauchy_", "log_normal_", "zero_")),  # type: ignore[misc]
         lambda: row.geometric_(0.5),
         lambda: row.random_(2),

@@ -167,7 +167,10 @@ def puts_as_many_as_places(func: OpOverload, given: dict[str, Any]) -> None:
         f"index.numel() = {index.numel()}", IndexError,
     )  # fmt: skip
     _refuse(
-        self.numel() == 0 and index.numel() > 0, func, "Tried to put elements into an empty tensor", IndexError
+        self.numel() == 0 and index.numel() > 0,
+        func,
+        "Tried to put elements into an empty tensor",
+        IndexError,
     )
 
 
@@ -175,7 +178,10 @@ def puts_as_many_as_places(func: OpOverload, given: dict[str, Any]) -> None:
 def takes_from_something(func: OpOverload, given: dict[str, Any]) -> None:
     """An empty tensor has nothing to take."""
     _refuse(
-        given["self"].numel() == 0 and given["index"].numel() > 0, func, "tried to take from an empty tensor", IndexError
+        given["self"].numel() == 0 and given["index"].numel() > 0,
+        func,
+        "tried to take from an empty tensor",
+        IndexError,
     )
 
 
@@ -293,7 +299,9 @@ def values_fit_indices(func: OpOverload, given: dict[str, Any]) -> None:
         a in (1, b) for a, b in zip(reversed(values), reversed(shape), strict=False)
     )
     # eager drops leading dimensions of size 1 from the values
-    fits = fits or (math.prod(values[: len(values) - len(shape)]) == 1 and tuple(values[-len(shape) :]) == tuple(shape))
+    fits = fits or (
+        math.prod(values[: len(values) - len(shape)]) == 1 and tuple(values[-len(shape) :]) == tuple(shape)
+    )
     _refuse(
         not fits, func,
         f"shape mismatch: value tensor of shape {list(values)} cannot be broadcast to indexing result of shape {shape}",
@@ -316,11 +324,16 @@ def kernel_and_padding(func: OpOverload, given: dict[str, Any]) -> None:
     """Kernels have elements, and a transposed convolution is padded by less than a step."""
     weight = given["weight"]
     _refuse(
-        0 in weight.shape[2:], func, f"kernel size should be greater than zero, but got {list(weight.shape[2:])}"
+        0 in weight.shape[2:],
+        func,
+        f"kernel size should be greater than zero, but got {list(weight.shape[2:])}",
     )
     if given["transposed"]:
         spatial = weight.dim() - 2
-        steps = [list(given[n]) * (spatial if len(given[n]) == 1 else 1) for n in ("output_padding", "stride", "dilation")]
+        steps = [
+            list(given[n]) * (spatial if len(given[n]) == 1 else 1)
+            for n in ("output_padding", "stride", "dilation")
+        ]
         for padding, stride, dilation in zip(*steps, strict=False):
             _refuse(
                 padding >= stride and padding >= dilation, func,
@@ -361,7 +374,9 @@ def has_range(func: OpOverload, given: dict[str, Any]) -> None:
     """There is a number to draw."""
     if given.get("to") is not None and "from" in given:
         low, high = given["from"], given["to"]
-        _refuse(low >= high, func, f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
+        _refuse(
+            low >= high, func, f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
+        )
 
 
 @_for("multinomial")
@@ -377,7 +392,9 @@ def has_enough_to_draw(func: OpOverload, given: dict[str, Any]) -> None:
 def product_can_take(func: OpOverload, given: dict[str, Any]) -> None:
     """What is added to a matrix product has at most two dimensions."""
     rank = given["self"].dim()
-    _refuse(rank > 2, func, f"argument 'self' has {rank} dimensions and cannot be expanded to the product's two")
+    _refuse(
+        rank > 2, func, f"argument 'self' has {rank} dimensions and cannot be expanded to the product's two"
+    )
 
 
 @_for("native_group_norm")
@@ -408,7 +425,9 @@ def _numbers(func: OpOverload, given: dict[str, Any]) -> Iterator[tuple[str, Any
     name = func._schema.name.split("::")[1]
     for names, arguments in _CONVERTED.items():
         if name in names:
-            yield from ((a, given[a]) for a in arguments if isinstance(given.get(a), bool | int | float | complex))
+            yield from (
+                (a, given[a]) for a in arguments if isinstance(given.get(a), bool | int | float | complex)
+            )
 
 
 @_for(*{name for names in _CONVERTED for name in names})

@@ -106,7 +106,10 @@ class Refused:
         """The error's name for a signature, and what is wrong; ``None`` if nothing is."""
         for first, second, error in self.same_if_empty if EMPTY in found else self.same:
             if first in found and second in found and found[first].rstrip(".") != found[second].rstrip("."):
-                return error, f"{first} and {second} must have the same dtype, but have {_said(found, first, second)}"
+                return (
+                    error,
+                    f"{first} and {second} must have the same dtype, but have {_said(found, first, second)}",
+                )
         if EMPTY in found:
             return None
         for name, part in found.items():

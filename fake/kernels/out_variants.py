@@ -114,7 +114,16 @@ _CASTS = frozenset({"aten::cat.out"})
 
 #: Operators that write to any dtype; and those that also write flags as bytes.
 _ANY_DTYPE = frozenset({"aten::bernoulli.out"})
-_FLAGS = frozenset({"aten::all.out", "aten::all.all_out", "aten::all.dims_out", "aten::any.out", "aten::any.all_out", "aten::any.dims_out"})
+_FLAGS = frozenset(
+    {
+        "aten::all.out",
+        "aten::all.all_out",
+        "aten::all.dims_out",
+        "aten::any.out",
+        "aten::any.all_out",
+        "aten::any.dims_out",
+    }
+)
 
 #: What a factory function takes and its out variant does not, because the given tensor decides it.
 _OF_FACTORIES = frozenset({"dtype", "layout", "device", "pin_memory"})

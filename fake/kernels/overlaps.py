@@ -79,7 +79,9 @@ def _written_and_read(func: OpOverload, args: Any, kwargs: Any) -> tuple[list[An
             group.append(((start, argument.name), value))
         elif isinstance(value, list | tuple):
             group.extend(
-                ((start, i, argument.name), item) for i, item in enumerate(value) if isinstance(item, torch.Tensor)
+                ((start, i, argument.name), item)
+                for i, item in enumerate(value)
+                if isinstance(item, torch.Tensor)
             )
     return written, read
 

@@ -10,6 +10,15 @@
 from fxpasses.regional.cost import CostModel
 from fxpasses.regional.errors import RegionContractError
 from fxpasses.regional.explain import RegionReport, Repeated, regions
+from fxpasses.regional.operators import runs_directly
 from fxpasses.regional.stitch import with_regions
 
-__all__ = ["CostModel", "RegionContractError", "RegionReport", "Repeated", "regions", "with_regions"]
+__all__ = [
+    "CostModel",
+    "RegionContractError",
+    "RegionReport",
+    "Repeated",
+    "regions",
+    "runs_directly",
+    "with_regions",
+]

@@ -14,11 +14,13 @@ from torch import fx
 
 from fxpasses.errors import StageError
 from fxpasses.inductor import EagerCompiler, InductorCompiler, cache_identity
+from fxpasses.kernels import one_unit
 from fxpasses.options import Options
 from fxpasses.pipeline import Compiler, Observer, Pipeline
 from fxpasses.regional import _torch
 from fxpasses.regional.aliases import separate, spec_of
 from fxpasses.regional.errors import RegionRefused
+from fxpasses.regional.operators import runs_directly
 from fxpasses.regional.piece import Piece
 from fxpasses.regional.runtime import CompiledRegion, Source, table
 
@@ -40,7 +42,7 @@ def compile_piece(piece: Piece, options: Options, observers: Sequence[Observer] 
     recorder = _Recorder(_compiler(own, piece.gm, inputs), piece)
     fake_mode = _torch.detect_fake_mode(piece.inputs)
     try:
-        with _torch.capture_surroundings(fake_mode):
+        with one_unit(), _torch.capture_surroundings(fake_mode):
             Pipeline(own, recorder, observers, counts=False).compile(piece.gm, inputs)
     except StageError as error:
         refused = _cause(error, RegionRefused)
@@ -65,7 +67,9 @@ def region_metadata(region: CompiledRegion) -> Any:
 
 def _compiler(options: Options, gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiler:
     if options.compiler == "inductor":
-        return InductorCompiler(options, gm, inputs)
+        compiler = InductorCompiler(options, gm, inputs)
+        compiler.runs_directly = runs_directly
+        return compiler
     return EagerCompiler(options, decompose=True)
 
 

@@ -8,13 +8,15 @@ process in which the region has the same content.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 
 from fxpasses.regional.runtime import CompiledRegion, table
 
-__all__ = ["REGION", "region_call"]
+__all__ = ["REGION", "region_call", "runs_directly"]
 
 _library = torch.library.Library("fxpasses", "DEF")
 _SIGNATURE = "(str key, Tensor[] tensors, SymInt[] sizes) -> Tensor[]"
@@ -81,11 +83,20 @@ def region_call(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list
 
 
 def _run_forward(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
-    return table[key].run_forward(tensors, sizes)
+    return table[key].run_forward(list(tensors), sizes)
 
 
 def _run_backward(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
-    return table[key].run_backward(tensors, sizes)
+    return table[key].run_backward(list(tensors), sizes)
+
+
+def runs_directly(node: fx.Node) -> Callable[..., Any] | None:
+    """What runs a region's operator without torch's dispatcher: a function of its lists of tensors and sizes."""
+    if node.target in _FORWARD:
+        return table[str(node.args[0])].run_forward
+    if node.target is torch.ops.fxpasses.region_backward.default:
+        return table[str(node.args[0])].run_backward
+    return None
 
 
 def _fake_forward(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
@@ -108,5 +119,6 @@ for _name, _kernel, _fake in (
 ):
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fxpasses::{_name}", _fake, lib=_library)
+_FORWARD = (torch.ops.fxpasses.region_forward.default, torch.ops.fxpasses.region_forward_random.default)
 REGION = torch.ops.fxpasses.region.default
 """What a Dynamo graph calls in the place of a region."""

@@ -136,24 +136,34 @@ class CompiledRegion:
         return dict(zip(self.symbols, sizes, strict=True))
 
     def run_forward(self, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
-        """What the forward operator does."""
-        results = self.forward([*sizes, *tensors])
-        if self._mend.get("forward", ()) != []:
-            results = self._conform("forward", results, tensors, self.forward_specs, sizes)
-        return list(results)
+        """What the forward operator does. Empties ``tensors``: what nobody else holds can be freed early."""
+        return self._run("forward", self.forward, self.forward_specs, tensors, sizes, sizes)
 
     def run_backward(self, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
-        """What the backward operator does."""
+        """What the backward operator does. Empties ``tensors``."""
         if self.backward is None:
             raise RegionContractError(self.key, "it has no backward graph")
         saved = sizes
         if self.saved_sizes != self.symbols:
             bindings = self.bindings(sizes)
             saved = [_torch.evaluate(e, bindings) for e in self.saved_sizes]
-        results = self.backward([*saved, *tensors])
-        if self._mend.get("backward", ()) != []:
-            results = self._conform("backward", results, tensors, self.backward_specs, sizes)
-        return list(results)
+        return self._run("backward", self.backward, self.backward_specs, tensors, saved, sizes)
+
+    def _run(
+        self,
+        which: str,
+        compiled: Callable[[list[Any]], Sequence[torch.Tensor]],
+        specs: Sequence[TensorSpec],
+        tensors: list[torch.Tensor],
+        first: Sequence[Any],
+        sizes: Sequence[Any],
+    ) -> list[torch.Tensor]:
+        mend = self._mend.get(which)
+        kept = list(tensors) if mend is None else ()
+        given = [*first, *tensors]
+        tensors.clear()
+        results = compiled(given)
+        return list(results) if mend == [] else self._conform(which, results, kept, specs, sizes)
 
     def _conform(
         self,

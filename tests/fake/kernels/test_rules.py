@@ -178,7 +178,15 @@ def test_every_rule_has_a_case() -> None:
     untested = {rule.__name__ for rule in fake.kernels.rules().values() if rule not in tested}
     # "view" gives torch's answer with fewer guards: tests/fake/symbols/test_exactness.py; "grouped_mm" has a file of
     # its own; "split", "max_pool" and "round_decimals" give torch's answer; for the others see below.
-    assert untested == {"grouped_mm", "max_pool", "round_decimals", "split", "to_sparse", "unique_consecutive", "view"}
+    assert untested == {
+        "grouped_mm",
+        "max_pool",
+        "round_decimals",
+        "split",
+        "to_sparse",
+        "unique_consecutive",
+        "view",
+    }
 
 
 def _overload(name: str) -> torch._ops.OpOverload:
