@@ -180,7 +180,7 @@ class GraphCompiler:
         original = _torch.untraceable_operator(operator)
         kind = Kind.PURE if original is None else Kind.CPP
         gradients, arguments = self._value(list(grads)), [self._value(argument) for argument in args]
-        if name in functional.NODES_OF_PIECES and None in gradients:
+        if name in functional.NODES_OF_PIECES:
             # C++ finds the graph again for another number of pieces, as long as the same ones have gradients
             piece_size = arguments[-1] if functional.NODES_OF_PIECES[name] else 1
             sizes = output_metadata[0][1]

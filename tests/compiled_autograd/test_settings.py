@@ -65,11 +65,11 @@ SETTINGS: dict[str, tuple[Function, Sequence[Any], tuple[int, ...]]] = {
         [{"min": 0.0}, {"max": 0.5}, {"min": -0.3, "max": 0.2}],
         (4, 4),
     ),
-    "split": (lambda x, a: x.split(a)[0] ** 2, [1, 2, 3, 4], (4, 4)),
+    "split": (lambda x, a: x.split(a)[0] ** 2, [4, 1, 2, 3, 4], (4, 4)),
     "second piece": (lambda x, a: x.split(a)[1] ** 2, [1, 2, 3, 2], (6, 4)),
     "unsafe split": (lambda x, a: torch.unsafe_split(x, a, -1)[0] ** 2, [1, 2, 3], (4, 4)),
     "split with sizes": (lambda x, a: x.split(a)[0] ** 2, [[1, 3], [2, 2], [1, 1, 2]], (4, 4)),
-    "unbind": (lambda x, a: x[:a].unbind()[1] ** 2, [3, 4, 2], (4, 4)),
+    "unbind": (lambda x, a: x[:a].unbind()[1] ** 2, [2, 3, 4, 2], (4, 4)),
     "unbind the last": (lambda x, a: x[:, :a].unbind(-1)[0] ** 2, [3, 4, 1], (4, 4)),
     "causal": (
         lambda x, a: F.scaled_dot_product_attention(x, x, x, **a),
