@@ -20,8 +20,10 @@ from compiled_autograd.running import running
 from compiled_autograd.schedule import edge_of
 
 __all__ = [
+    "NODES_OF_PIECES",
     "accumulate",
     "accumulate_grad",
+    "all_pieces",
     "call_backward",
     "call_cpp_pre_hook",
     "call_post_accumulate_grad_hook",
@@ -344,6 +346,16 @@ def _owns_its_parts(grad: torch.Tensor) -> bool:
         part.is_contiguous() and _torch.use_count(part) <= _OWNED_BY_SPARSE_ONLY
         for part in (grad._indices(), grad._values())
     )
+
+
+NODES_OF_PIECES = {"SplitBackward0": True, "UnsafeSplitBackward0": True, "UnbindBackward0": False}
+"""Nodes of operators that cut a tensor into as many pieces as its size gives; whether the piece's size is an argument."""
+
+
+def all_pieces(grads: Sequence[Grad], dim: int, piece_size: int, sizes: Sequence[int]) -> Sequence[Grad]:
+    """One gradient per piece of a tensor of these ``sizes`` that was cut along ``dim``: those given, then None."""
+    count = max(1, -(-sizes[dim] // max(1, piece_size)))
+    return [*grads[:count], *[None] * (count - len(grads))]
 
 
 def copy_slices_prologue(grads: Sequence[Any], *geometry: Any) -> Sequence[Grad]:
