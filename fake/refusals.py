@@ -21,7 +21,7 @@ from .errors import (
     NonFakeInputError,
     UnsupportedOperatorException,
 )
-from .kernels.arguments import check_arguments
+from .kernels.checks import check_arguments
 from .kernels.dtypes import refusal
 from .kernels.overlaps import check_overlaps
 
@@ -48,7 +48,7 @@ def refuse_dtypes(mode: Any, call: Any) -> None:
 
 
 def refuse_arguments(mode: Any, call: Any) -> None:
-    """Run the checks of ``fake.kernels.arguments`` and ``fake.kernels.overlaps`` on dense tensors with plain sizes.
+    """Run the checks of ``fake.kernels.checks`` and ``fake.kernels.overlaps`` on dense tensors with plain sizes.
 
     Raises:
         RuntimeError, IndexError: as eager.
@@ -71,7 +71,12 @@ def functional_of_in_place(func: Any) -> Any:
     """
     schema = func._schema
     name = schema.name.split("::")[1]
-    if func.namespace != "aten" or not name.endswith("_") or name.startswith("_") or name in _NOT_BY_FUNCTIONAL:
+    if (
+        func.namespace != "aten"
+        or not name.endswith("_")
+        or name.startswith("_")
+        or name in _NOT_BY_FUNCTIONAL
+    ):
         return None
     if torch.Tag.nondeterministic_seeded in func.tags or torch.Tag.inplace_view in func.tags:
         return None
@@ -87,7 +92,9 @@ def functional_of_in_place(func: Any) -> Any:
     return None
 
 
-_NOT_BY_FUNCTIONAL = frozenset(("copy_", "fill_", "zero_", "set_", "resize_", "resize_as_", "detach_", "addbmm_", "nan_to_num_"))
+_NOT_BY_FUNCTIONAL = frozenset(
+    ("copy_", "fill_", "zero_", "set_", "resize_", "resize_as_", "detach_", "addbmm_", "nan_to_num_")
+)
 """In-place operators that take more than their functional forms, or have nothing to refuse."""
 
 
@@ -105,7 +112,9 @@ def refuse_in_place(mode: Any, call: Any, dispatch: Callable[..., Any]) -> None:
     if call.has_symbols or not isinstance(func, _t.OpOverload) or not func._schema.is_mutable:
         return
     functional = functional_of_in_place(func)
-    if functional is None or any(t.layout is not torch.strided or t.is_nested or t.is_quantized for t in call.fakes):
+    if functional is None or any(
+        t.layout is not torch.strided or t.is_nested or t.is_quantized for t in call.fakes
+    ):
         return
     if not mode.is_our_fake(call.args[0]) or REPLACEMENTS.includes(func) or REPLACEMENTS.includes(functional):
         return

@@ -41,7 +41,10 @@ _ALLOWED = frozenset(
             ("builtins", name)
             for name in ("int", "float", "bool", "complex", "str", "list", "tuple", "type", "frozenset")
         ),
-        *(("fake.cache.recipe", name) for name in ("Apart", "Argument", "Constant", "Fresh", "Sequence", "View")),
+        *(
+            ("fake.cache.recipe", name)
+            for name in ("Apart", "Argument", "Constant", "Fresh", "Sequence", "View")
+        ),
         *(("fake.cache.renamed", name) for name in ("Entry", "RenamedMetadata")),
         ("fake.cache.symbolic_recipe", "SymbolicConstant"),
         ("fake.cache.key", "_intern_token"),

@@ -13,9 +13,9 @@ from fake.conformance.compare import Verdict
 from fake.conformance.dtypes import measure_dtypes, write_table
 from fake.conformance.engines import ENGINES
 from fake.conformance.layouts import LAYOUTS
-from fake.conformance.report import Tally
 from fake.conformance.overlaps import measure_overlaps
 from fake.conformance.refusals import sweep_refusals
+from fake.conformance.report import Tally
 from fake.conformance.sweep import TABLES, Options, sweep
 
 FINDINGS = (Verdict.MISMATCH, Verdict.UNSUPPORTED, Verdict.ERROR, Verdict.ACCEPTED, Verdict.OTHER_TYPE)
@@ -77,7 +77,12 @@ def main(arguments: list[str] | None = None) -> int:
         progress = (lambda name: print(name, file=sys.stderr)) if choice.progress else (lambda name: None)
         if choice.measure:
             dtypes, overlaps = measure_dtypes(options, progress), measure_overlaps(options, progress)
-            print(write_table(dtypes, overlaps, choice.measure), "operators refuse dtypes", len(overlaps), "overlaps")
+            print(
+                write_table(dtypes, overlaps, choice.measure),
+                "operators refuse dtypes",
+                len(overlaps),
+                "overlaps",
+            )
             return 0
         tally = (sweep_refusals if choice.refusals else sweep)(options, progress)
     if choice.json:

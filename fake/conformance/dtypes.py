@@ -38,7 +38,9 @@ _SPEAKS_OF_TYPES = re.compile(
     re.IGNORECASE,
 )
 
-_SPEAKS_OF_VALUES = re.compile("overflow|negative integer|out of range|out of bounds|singular|size", re.IGNORECASE)
+_SPEAKS_OF_VALUES = re.compile(
+    "overflow|negative integer|out of range|out of bounds|singular|size", re.IGNORECASE
+)
 
 
 def _is_about_types(func: Any, message: str) -> bool:
@@ -97,7 +99,7 @@ def _measure(entry: Any, samples: int) -> Observations:
             seed()
             for _, sample in pick(list(entry.sample_inputs("cpu", dtype)), samples):
                 call = (sample.input, sample.args, sample.kwargs)
-                for changed in _in_other_dtypes(call):
+                for changed in (*_in_other_dtypes(call), *_in_other_dtypes(_emptied(call))):
                     for function in (entry.op, entry.inplace_variant):
                         if function is not None:
                             _try(watch, function, changed)
@@ -117,6 +119,16 @@ def _in_other_dtypes(call: Any) -> Iterator[Any]:
         for dtype in _DTYPES:
             changed = [leaf.to(dtype) if i in group else leaf for i, leaf in enumerate(leaves)]
             yield pytree.tree_unflatten(changed, spec)
+
+
+def _emptied(call: Any) -> Any:
+    """The call with the first dimension of all tensors empty, if they all have the same shape; else as it is."""
+    leaves = [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, torch.Tensor)]
+    if not leaves or leaves[0].dim() == 0 or any(leaf.shape != leaves[0].shape for leaf in leaves):
+        return call
+    return pytree.tree_map(
+        lambda leaf: leaf.narrow(0, 0, 0) if isinstance(leaf, torch.Tensor) else leaf, call
+    )
 
 
 def _with_out(op: Any, call: Any) -> Iterator[Any]:
@@ -178,24 +190,44 @@ def explain(signatures: dict[str, list[str]]) -> Refused:
     empty = {text: happened for text, happened in signatures.items() if EMPTY in parsed[text]}
     signatures = {text: happened for text, happened in signatures.items() if text not in empty}
     same = _pairs(signatures, parsed)
-    left = {t: e for t, e in _refused(signatures).items() if not any(_differ(parsed[t], a, b) for a, b, _ in same)}
+    never, left = _never(signatures, parsed, same)
+    same_if_empty = _pairs(empty, parsed)
+    return Refused(same, same_if_empty, never, _never(empty, parsed, same_if_empty)[0], left)
+
+
+def _never(
+    signatures: dict[str, list[str]],
+    parsed: dict[str, dict[str, str]],
+    same: tuple[tuple[str, str, str], ...],
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Dtypes that an argument never had without a refusal, where the pairs agree; and the refusals that this leaves open."""
+
+    def agrees(text: str) -> bool:
+        return not any(_differ(parsed[text], a, b) for a, b, _ in same)
+
+    left = {text: error for text, error in _refused(signatures).items() if agrees(text)}
     never: dict[str, dict[str, str]] = {}
     for name in _names(parsed):
         for code in sorted({parsed[t].get(name, "").rstrip(".") for t in left} & CODES):
-            having = [t for t in signatures if parsed[t].get(name, "").rstrip(".") == code]
-            having = [t for t in having if not any(_differ(parsed[t], a, b) for a, b, _ in same)]
+            having = [t for t in signatures if parsed[t].get(name, "").rstrip(".") == code and agrees(t)]
             if all(t in left for t in having):
                 never.setdefault(name, {})[code] = _most_common(left[t] for t in having)
                 left = {t: e for t, e in left.items() if t not in having}
-    return Refused(same, _pairs(empty, parsed), never, left)
+    return never, left
 
 
 def _refused(signatures: dict[str, list[str]]) -> dict[str, str]:
     """Signatures that were refused each time, with the error."""
-    return {t: happened[0] for t, happened in signatures.items() if len(happened) == 1 and happened[0] not in ("", "?")}
+    return {
+        t: happened[0]
+        for t, happened in signatures.items()
+        if len(happened) == 1 and happened[0] not in ("", "?")
+    }
 
 
-def _pairs(signatures: dict[str, list[str]], parsed: dict[str, dict[str, str]]) -> tuple[tuple[str, str, str], ...]:
+def _pairs(
+    signatures: dict[str, list[str]], parsed: dict[str, dict[str, str]]
+) -> tuple[tuple[str, str, str], ...]:
     """Pairs of arguments whose dtypes always had to agree: seen in at least two ways to differ, and once to agree."""
     refused = _refused(signatures)
     taken = [parsed[t] for t, happened in signatures.items() if "" in happened]
@@ -203,7 +235,11 @@ def _pairs(signatures: dict[str, list[str]], parsed: dict[str, dict[str, str]]) 
     for first, second in itertools.combinations(_names(parsed), 2):
         differing = [t for t in signatures if _differ(parsed[t], first, second)]
         ways = {(parsed[t][first], parsed[t][second]) for t in differing}
-        if len(ways) >= 2 and all(t in refused for t in differing) and any(first in t and second in t for t in taken):
+        if (
+            len(ways) >= 2
+            and all(t in refused for t in differing)
+            and any(first in t and second in t for t in taken)
+        ):
             pairs.append((first, second, _most_common(refused[t] for t in differing)))
     return tuple(pairs)
 

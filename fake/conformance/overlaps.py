@@ -43,7 +43,7 @@ class _Watch(TorchDispatchMode):
             raise
         finally:
             if len(kinds) == 1 and refused is not None:
-                self.seen.setdefault(func.name(), {}).setdefault(*kinds, []).append(refused)
+                self.seen.setdefault(func.name(), {}).setdefault(kinds.pop(), []).append(refused)
 
 
 def measure_overlaps(
@@ -59,7 +59,9 @@ def measure_overlaps(
         for name, kinds in (seen or {}).items():
             for kind, refused in kinds.items():
                 everything.setdefault(name, {}).setdefault(kind, []).extend(refused)
-    refusing = {name: sorted(k for k, refused in kinds.items() if all(refused)) for name, kinds in everything.items()}
+    refusing = {
+        name: sorted(k for k, refused in kinds.items() if all(refused)) for name, kinds in everything.items()
+    }
     return {name: kinds for name, kinds in refusing.items() if kinds}
 
 
@@ -68,8 +70,13 @@ def _random_in_place() -> Observed:
     watch = _Watch()
     row, whole = torch.ones(1).expand(3), torch.ones(4)
     calls: list[Callable[[], Any]] = [
-        *(lambda n=n: getattr(row, n)() for n in ("normal_", "uniform_", "random_", "bernoulli_", "exponential_")),  # type: ignore[misc]
+        *(
+            lambda n=n: getattr(row, n)()
+            for n in ("normal_", "uniform_", "random_", "bernoulli_", "exponential_")
+        ),  # type: ignore[misc]
         *(lambda n=n: getattr(row, n)() for n in ("cauchy_", "log_normal_", "zero_")),  # type: ignore[misc]
+        *(lambda n=n: getattr(row, n)(0) for n in ("clamp_", "clamp_min_", "clamp_max_")),  # type: ignore[misc]
+        lambda: row.clamp_(0, 1),
         lambda: row.geometric_(0.5),
         lambda: row.random_(2),
         lambda: row.random_(2, 5),

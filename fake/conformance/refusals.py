@@ -163,7 +163,10 @@ def _with_out(label: str, op: Any, call: Call) -> Iterator[_Attempt]:
         outs = tuple(torch.zeros(t.shape, dtype=dtype) for t in results)
         out = outs if isinstance(result, tuple | list) else outs[0]
         yield _Attempt(
-            f"{label}, out {str(dtype).removeprefix('torch.')}", "out", op, (first, args, {**kwargs, "out": out})
+            f"{label}, out {str(dtype).removeprefix('torch.')}",
+            "out",
+            op,
+            (first, args, {**kwargs, "out": out}),
         )
 
 

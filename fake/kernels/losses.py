@@ -33,7 +33,9 @@ def multilabel_margin_loss_forward(
 
 
 @rule("aten::nll_loss_forward")
-def nll_loss_forward(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def nll_loss_forward(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Targets may be bytes, which torch's decomposition cannot gather by."""
     self, target, *rest = args
     if target.dtype is not torch.uint8:

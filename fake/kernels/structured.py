@@ -62,7 +62,9 @@ def structured(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
 
 
 @rule("aten::round.decimals")
-def round_decimals(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def round_decimals(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """As ``round``: torch's version multiplies by the power of ten, which may be too large for it."""
     with mode:
         return torch.ops.aten.round.default(args[0])

@@ -128,6 +128,7 @@ CASES = [
     Case("max_unpool2d", ("aten::max_unpool2d",), aten.max_unpool2d, lambda: (torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.zeros(2, 3, 4, 4, dtype=torch.long), [8, 8])),
     Case("pointwise", ("aten::logical_and",), torch.logical_and, lambda: (columns(10, 1, 5), columns(10, 5))),
     Case("dropout backward", ("aten::native_dropout_backward",), aten.native_dropout_backward, lambda: (columns(3, 4), columns(3, 4, dtype=torch.bool), 2.0)),
+    Case("angle", ("aten::angle",), torch.angle, lambda: (torch.ones(2, 1, 4, dtype=torch.complex64).transpose(0, -1).detach(),)),
     Case("ldexp", ("aten::ldexp.Tensor",), torch.ldexp, lambda: (columns(10, 1, 5), columns(10, 5))),
     Case("log_sigmoid", ("aten::log_sigmoid_forward",), aten.log_sigmoid_forward, lambda: (columns(3, 4),)),
     Case("normal", ("aten::normal.Tensor_Tensor",), torch.normal, lambda: (columns(3, 4), columns(3, 4))),
@@ -178,7 +179,15 @@ def test_every_rule_has_a_case() -> None:
     untested = {rule.__name__ for rule in fake.kernels.rules().values() if rule not in tested}
     # "view" gives torch's answer with fewer guards: tests/fake/symbols/test_exactness.py; "grouped_mm" has a file of
     # its own; "split", "max_pool" and "round_decimals" give torch's answer; for the others see below.
-    assert untested == {"grouped_mm", "max_pool", "round_decimals", "split", "to_sparse", "unique_consecutive", "view"}
+    assert untested == {
+        "grouped_mm",
+        "max_pool",
+        "round_decimals",
+        "split",
+        "to_sparse",
+        "unique_consecutive",
+        "view",
+    }
 
 
 def _overload(name: str) -> torch._ops.OpOverload:
