@@ -25,7 +25,14 @@ from .kernels.checks import check_arguments
 from .kernels.dtypes import refusal
 from .kernels.overlaps import check_overlaps
 
-__all__ = ["as_in_eager", "functional_of_in_place", "refuse_arguments", "refuse_dtypes", "refuse_in_place"]
+__all__ = [
+    "as_in_eager",
+    "functional_of_in_place",
+    "refuse_arguments",
+    "refuse_dtypes",
+    "refuse_in_place",
+    "saying_what_to_do",
+]
 
 _NOT_A_REFUSAL = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
@@ -153,6 +160,20 @@ def as_in_eager(func: Any) -> Iterator[None]:
     except ValueError as error:
         if func in _NO_VALUE_ERRORS:
             raise RuntimeError(f"{func}: {error}") from error
+        raise
+
+
+@contextmanager
+def saying_what_to_do(func: Any) -> Iterator[None]:
+    """torch's errors about values name the operator and nothing else."""
+    try:
+        yield
+    except DataDependentOutputException as error:
+        error.args = (
+            f"{func}: the result depends on values, which fake tensors do not have. Let real tensors travel along "
+            "(make the mode under torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True)), make the mode "
+            "with shape_env=ShapeEnv() for a symbolic result, or keep the value in Python.",
+        )
         raise
 
 

@@ -27,7 +27,7 @@ from .errors import (
 )
 from .kernels import sparse, views
 from .kernels.structured import structured
-from .refusals import as_in_eager, refuse_arguments, refuse_dtypes, refuse_in_place
+from .refusals import as_in_eager, refuse_arguments, refuse_dtypes, refuse_in_place, saying_what_to_do
 from .tensor import adopt
 
 __all__ = ["STEPS", "Call", "dispatch"]
@@ -281,7 +281,7 @@ def special_rule(mode: Any, call: Call) -> Any:
     """torch's rules: constructors, moves between devices, data-dependent operators, indexing, copies."""
     for applies, rule in _t.fake_impls.op_implementations_checks:
         if applies(call.func):
-            with as_in_eager(call.func):
+            with as_in_eager(call.func), saying_what_to_do(call.func):
                 result = rule(mode, call.func, *call.args, **call.kwargs)
             if result is not NotImplemented:
                 return result
