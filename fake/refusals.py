@@ -23,6 +23,7 @@ from .errors import (
 )
 from .kernels.checks import check_arguments
 from .kernels.dtypes import refusal
+from .kernels.out_variants import functional_of, out_names
 from .kernels.overlaps import check_overlaps
 
 __all__ = [
@@ -47,11 +48,22 @@ def refuse_dtypes(mode: Any, call: Any) -> None:
     if _t.is_tracing() or not isinstance(call.func, _t.OpOverload) or REPLACEMENTS.includes(call.func):
         return
     error = refusal(call.func, call.args, call.kwargs)
-    functional = functional_of_in_place(call.func) if error is None and call.func._schema.is_mutable else None
-    if functional is not None:
-        error = refusal(functional, call.args, call.kwargs)
+    if error is None and call.func._schema.is_mutable:
+        error = _refusal_of_functional_form(call)
     if error is not None:
         raise error
+
+
+def _refusal_of_functional_form(call: Any) -> Exception | None:
+    """What an in-place operator or one with ``out=`` computes, it computes as its functional form."""
+    functional = functional_of_in_place(call.func)
+    if functional is not None:
+        return refusal(functional, call.args, call.kwargs)
+    functional = functional_of(call.func)
+    if functional is None:
+        return None
+    names = out_names(call.func)
+    return refusal(functional, call.args, {k: v for k, v in call.kwargs.items() if k not in names})
 
 
 def refuse_arguments(mode: Any, call: Any) -> None:

@@ -150,7 +150,19 @@ def _with_out(op: Any, call: Any) -> Iterator[Any]:
         return first, args, {**kwargs, "out": outs if isinstance(result, tuple | list) else outs[0]}
 
     yield from (adding(call, dtypes) for dtypes in wrong)
-    yield from (adding(changed, right) for changed in _in_other_dtypes(call))
+    for changed in _in_other_dtypes(call):
+        own = _result_dtypes(op, changed)
+        yield adding(changed, own if own is not None and len(own) == len(right) else right)
+
+
+def _result_dtypes(op: Any, call: Any) -> list[torch.dtype] | None:
+    """The dtypes of an operator's results, or ``None`` if it refuses."""
+    first, args, kwargs = copied(call)
+    try:
+        result = op(first, *args, **kwargs)
+    except Exception:  # noqa: BLE001 - then there is nothing to write
+        return None
+    return [t.dtype for t in (result if isinstance(result, tuple | list) else (result,))]
 
 
 def _try(watch: _Watch, function: Any, call: Any) -> None:

@@ -148,7 +148,7 @@ def source_fits_view(func: OpOverload, given: dict[str, Any]) -> None:
         shape = [size for dim, size in enumerate(shape) if dim not in (rows, columns)]
         shape.append(max(min(height + min(offset, 0), width - max(offset, 0)), 0))
     refuse(
-        src.shape != shape, func,
+        list(src.shape) != shape, func,
         f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = {list(shape)}",
     )  # fmt: skip
 

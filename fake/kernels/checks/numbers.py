@@ -59,9 +59,11 @@ def _computed_in(func: OpOverload, given: dict[str, Any], numbers: list[Any]) ->
     """The dtype of the result, as far as tensors and a ``dtype`` decide it; clamping promotes by its bounds, too."""
     name = func._schema.name.split("::")[1].rstrip("_")
     if name in ("full", "scalar_tensor"):
-        return given["dtype"] or (None if name == "full" else torch.get_default_dtype())
+        if given.get("out") is not None:
+            return given["out"].dtype
+        return given.get("dtype") or (None if name == "full" else torch.get_default_dtype())
     if name in ("full_like", "new_full"):
-        return given["dtype"] or given["self"].dtype
+        return given.get("dtype") or given["self"].dtype
     if name in ("fill", "masked_fill", "constant_pad_nd", "scatter", "index_fill", "threshold"):
         return given["self"].dtype
     tensors = [value for key, value in given.items() if isinstance(value, torch.Tensor) and key != "out"]

@@ -20,9 +20,11 @@ __all__ = [
     "one_weight_per_channel",
     "pools_something",
     "product_can_take",
+    "random_numbers_are_floating",
     "reduces_dimension",
     "reduces_something",
     "sorts_along_a_dimension",
+    "spaces_are_numbers",
     "spreads_of_numbers",
     "subtracts_no_flags",
 ]
@@ -194,3 +196,27 @@ def one_weight_per_channel(func: OpOverload, given: dict[str, Any]) -> None:
             f"Expected {name} to be a vector of size equal to the number of channels in input, but got {name} of shape "
             f"{None if value is None else list(value.shape)} and {given['C']} channels",
         )  # fmt: skip
+
+
+@check_for("rand_like", "randn_like")
+def random_numbers_are_floating(func: OpOverload, given: dict[str, Any]) -> None:
+    """Integers are drawn otherwise."""
+    dtype = given["dtype"] or given["self"].dtype
+    refuse(
+        not dtype.is_floating_point and not dtype.is_complex,
+        func,
+        f"not implemented for {dtype}: draw integers with randint_like",
+        NotImplementedError,
+    )
+
+
+@check_for("linspace", "logspace")
+def spaces_are_numbers(func: OpOverload, given: dict[str, Any]) -> None:
+    """There is nothing between false and true."""
+    dtype = given["out"].dtype if given.get("out") is not None else given.get("dtype")
+    refuse(
+        dtype is torch.bool,
+        func,
+        "not implemented for torch.bool (argument 'dtype')",
+        NotImplementedError,
+    )

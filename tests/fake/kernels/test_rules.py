@@ -128,6 +128,8 @@ CASES = [
     Case("max_unpool2d", ("aten::max_unpool2d",), aten.max_unpool2d, lambda: (torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last), torch.zeros(2, 3, 4, 4, dtype=torch.long), [8, 8])),
     Case("pointwise", ("aten::logical_and",), torch.logical_and, lambda: (columns(10, 1, 5), columns(10, 5))),
     Case("dropout backward", ("aten::native_dropout_backward",), aten.native_dropout_backward, lambda: (columns(3, 4), columns(3, 4, dtype=torch.bool), 2.0)),
+    Case("fractions of bytes", ("aten::arange.start_step",), lambda: torch.arange(0, 2.5, 0.5, dtype=torch.uint8)),
+    Case("norms of nothing", ("aten::linalg_vector_norm",), lambda x: torch.linalg.vector_norm(x, -1, dim=-1), lambda: (torch.ones(0, 3),)),
     Case("angle", ("aten::angle",), torch.angle, lambda: (torch.ones(2, 1, 4, dtype=torch.complex64).transpose(0, -1).detach(),)),
     Case("ldexp", ("aten::ldexp.Tensor",), torch.ldexp, lambda: (columns(10, 1, 5), columns(10, 5))),
     Case("log_sigmoid", ("aten::log_sigmoid_forward",), aten.log_sigmoid_forward, lambda: (columns(3, 4),)),
