@@ -44,8 +44,10 @@ def vector_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
     """A norm of nothing along dimensions that have elements is nothing, whatever its order; torch's version refuses some."""
     self, order, dims = (*args, 2, None)[:3] if len(args) < 3 else args[:3]
     dims = kwargs.get("dim", dims)
-    empty_dims = not dims or any(self.shape[dim] == 0 for dim in dims)
-    if is_symbolic(args, kwargs) or self.numel() != 0 or empty_dims or order == 2:
+    dims = (dims,) if isinstance(dims, int) else dims
+    if is_symbolic(args, kwargs) or self.numel() != 0 or not dims or order == 2:
+        return structured(mode, func, args, kwargs)
+    if any(not -self.dim() <= dim < self.dim() or self.shape[dim] == 0 for dim in dims):
         return structured(mode, func, args, kwargs)
     with mode:
         return func(self, 2, *args[2:], **{name: value for name, value in kwargs.items() if name != "ord"})
