@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fake.conformance._torch import TorchDispatchMode
 from fake.conformance.isolate import isolated
-from fake.conformance.refusals import copied
+from fake.conformance.refusals import copied, dense_results
 from fake.conformance.subjects import entry_name, pick, seed
 from fake.conformance.sweep import Options
 from fake.kernels.dtypes import CODES, EMPTY, Refused, signature, written
@@ -133,36 +133,23 @@ def _emptied(call: Any) -> Any:
 
 def _with_out(op: Any, call: Any) -> Iterator[Any]:
     """The call with ``out=`` of the right dtypes, of one wrong dtype, and with inputs of other dtypes."""
-    first, args, kwargs = copied(call)
-    try:
-        result = op(first, *args, **kwargs)
-    except Exception:  # noqa: BLE001 - without a result there is nothing to write
+    right = dense_results(op, call)
+    if right is None:
         return
-    results = list(result) if isinstance(result, tuple | list) else [result]
-    if not all(isinstance(t, torch.Tensor) and t.layout is torch.strided for t in results):
-        return
-    right = [t.dtype for t in results]
-    wrong = [[*right[:i], dtype, *right[i + 1 :]] for i in range(len(right)) for dtype in _DTYPES]
-
-    def adding(changed: Any, dtypes: list[torch.dtype]) -> Any:
-        outs = tuple(torch.zeros(t.shape, dtype=d) for t, d in zip(results, dtypes, strict=True))
-        first, args, kwargs = changed
-        return first, args, {**kwargs, "out": outs if isinstance(result, tuple | list) else outs[0]}
-
-    yield from (adding(call, dtypes) for dtypes in wrong)
+    for place in range(len(pytree.tree_leaves(right))):
+        for dtype in _DTYPES:
+            leaves, spec = pytree.tree_flatten(right)
+            leaves[place] = leaves[place].to(dtype)
+            yield _adding(call, pytree.tree_unflatten(leaves, spec))
     for changed in _in_other_dtypes(call):
-        own = _result_dtypes(op, changed)
-        yield adding(changed, own if own is not None and len(own) == len(right) else right)
+        own = dense_results(op, changed)
+        yield _adding(changed, right if own is None else own)
 
 
-def _result_dtypes(op: Any, call: Any) -> list[torch.dtype] | None:
-    """The dtypes of an operator's results, or ``None`` if it refuses."""
-    first, args, kwargs = copied(call)
-    try:
-        result = op(first, *args, **kwargs)
-    except Exception:  # noqa: BLE001 - then there is nothing to write
-        return None
-    return [t.dtype for t in (result if isinstance(result, tuple | list) else (result,))]
+def _adding(call: Any, outs: Any) -> Any:
+    """The call with new tensors like ``outs`` to write to."""
+    first, args, kwargs = call
+    return first, args, {**kwargs, "out": pytree.tree_map(torch.zeros_like, outs)}
 
 
 def _try(watch: _Watch, function: Any, call: Any) -> None:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from fake.conformance._torch import TorchDispatchMode
 from fake.conformance.isolate import isolated
-from fake.conformance.refusals import copied
+from fake.conformance.refusals import copied, dense_results
 from fake.conformance.subjects import entry_name, pick, seed
 from fake.conformance.sweep import Options
 from fake.kernels.overlaps import kinds_of
@@ -148,13 +148,10 @@ def _overlapping(call: Any) -> Iterator[Any]:
 
 
 def _with_overlapping_out(op: Any, call: Any) -> Iterator[Any]:
+    result = dense_results(op, call)
+    if not isinstance(result, torch.Tensor):
+        return
     first, args, kwargs = copied(call)
-    try:
-        result = op(first, *args, **kwargs)
-    except Exception:  # noqa: BLE001 - without a result there is nothing to write
-        return
-    if not isinstance(result, torch.Tensor) or result.layout is not torch.strided:
-        return
     expanded = _expanded(result)
     if expanded is not None:
         yield first, args, {**kwargs, "out": expanded}
