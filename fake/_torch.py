@@ -24,7 +24,6 @@ from torch._dynamo.source import (
     RandomValueSource,
 )
 from torch._guards import TracingContext
-from torch._higher_order_ops import utils as higher_order_utils
 from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._library import fake_impl as library_fake_impl
 from torch._library import simple_registry
@@ -250,23 +249,6 @@ def fake_kernel_identity(func: OpOverload) -> object:
 def fallback_is_possible(func: OpOverload) -> bool:
     """Whether a mode that allows it may run the operator's real kernel on zeros: only operators that torch tests."""
     return func.namespace in TorchFakeTensorMode._can_run_unsafe_fallback_allowed_namespaces
-
-
-def uncached_higher_order_operators() -> set[Any]:
-    """Higher-order operators whose fake implementation is not to be cached, as their authors said."""
-    return getattr(higher_order_utils, "hops_that_skip_faketensor_cache", set())
-
-
-def wrapped_subgraph(value: object) -> Any:
-    """The graph inside a callable that torch puts around a subgraph, or None."""
-    wrapper = getattr(higher_order_utils, "SubgraphCallableWrapper", None)
-    wrapper = wrapper or getattr(higher_order_utils, "FunctionalizeCtxWrapper", None)
-    return value.subgraph if wrapper is not None and isinstance(value, wrapper) else None  # type: ignore[attr-defined]
-
-
-def preferred_device_type() -> object | None:
-    """torch's setting that lets tensors of several devices meet."""
-    return getattr(functorch_config, "fake_tensor_prefer_device_type", None)
 
 
 def custom_ops_profiles() -> object | None:

@@ -187,8 +187,8 @@ class accelerate(ContextDecorator):
         return self
 
     def __exit__(self, *_: object) -> None:
+        _SWITCH.off()  # if this raises, acceleration is still on, and so are rarer collections
         _COLLECTION.release()
-        _SWITCH.off()
 
     @staticmethod
     def enable() -> None:

@@ -221,6 +221,15 @@ class FakeTensorMode(_t.TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
             self._thread.is_outermost = was_outermost
 
     @contextmanager
+    def still_outermost(self, outermost: bool) -> Iterator[None]:
+        """Inside, operators count as called by the user if ``outermost``: eager decomposes composite operators, too."""
+        self._thread.is_outermost = outermost
+        try:
+            yield
+        finally:
+            self._thread.is_outermost = False
+
+    @contextmanager
     def making_torchs_tensors(self, tensors: Sequence[Any]) -> Iterator[None]:
         """Inside, these tensors and all results have torch's exact class: ``torch.cond`` compares by identity."""
         for tensor in tensors:

@@ -21,11 +21,19 @@ from .errors import (
     NonFakeInputError,
     UnsupportedOperatorException,
 )
-from .kernels.arguments import check_arguments
+from .kernels.checks import check_arguments
 from .kernels.dtypes import refusal
+from .kernels.out_variants import functional_of, out_names
 from .kernels.overlaps import check_overlaps
 
-__all__ = ["as_in_eager", "functional_of_in_place", "refuse_arguments", "refuse_dtypes", "refuse_in_place"]
+__all__ = [
+    "as_in_eager",
+    "functional_of_in_place",
+    "refuse_arguments",
+    "refuse_dtypes",
+    "refuse_in_place",
+    "saying_what_to_do",
+]
 
 _NOT_A_REFUSAL = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
@@ -40,15 +48,26 @@ def refuse_dtypes(mode: Any, call: Any) -> None:
     if _t.is_tracing() or not isinstance(call.func, _t.OpOverload) or REPLACEMENTS.includes(call.func):
         return
     error = refusal(call.func, call.args, call.kwargs)
-    functional = functional_of_in_place(call.func) if error is None and call.func._schema.is_mutable else None
-    if functional is not None:
-        error = refusal(functional, call.args, call.kwargs)
+    if error is None and call.func._schema.is_mutable:
+        error = _refusal_of_functional_form(call)
     if error is not None:
         raise error
 
 
+def _refusal_of_functional_form(call: Any) -> Exception | None:
+    """What an in-place operator or one with ``out=`` computes, it computes as its functional form."""
+    functional = functional_of_in_place(call.func)
+    if functional is not None:
+        return refusal(functional, call.args, call.kwargs)
+    functional = functional_of(call.func)
+    if functional is None:
+        return None
+    names = out_names(call.func)
+    return refusal(functional, call.args, {k: v for k, v in call.kwargs.items() if k not in names})
+
+
 def refuse_arguments(mode: Any, call: Any) -> None:
-    """Run the checks of ``fake.kernels.arguments`` and ``fake.kernels.overlaps`` on dense tensors with plain sizes.
+    """Run the checks of ``fake.kernels.checks`` and ``fake.kernels.overlaps`` on dense tensors with plain sizes.
 
     Raises:
         RuntimeError, IndexError: as eager.
@@ -153,6 +172,20 @@ def as_in_eager(func: Any) -> Iterator[None]:
     except ValueError as error:
         if func in _NO_VALUE_ERRORS:
             raise RuntimeError(f"{func}: {error}") from error
+        raise
+
+
+@contextmanager
+def saying_what_to_do(func: Any) -> Iterator[None]:
+    """torch's errors about values name the operator and nothing else."""
+    try:
+        yield
+    except DataDependentOutputException as error:
+        error.args = (
+            f"{func}: the result depends on values, which fake tensors do not have. Let real tensors travel along "
+            "(make the mode under torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True)), make the mode "
+            "with shape_env=ShapeEnv() for a symbolic result, or keep the value in Python.",
+        )
         raise
 
 

@@ -27,7 +27,7 @@ from .errors import (
 )
 from .kernels import sparse, views
 from .kernels.structured import structured
-from .refusals import as_in_eager, refuse_arguments, refuse_dtypes, refuse_in_place
+from .refusals import as_in_eager, refuse_arguments, refuse_dtypes, refuse_in_place, saying_what_to_do
 from .tensor import adopt
 
 __all__ = ["STEPS", "Call", "dispatch"]
@@ -46,6 +46,7 @@ class Call:
         flat, spec: the arguments flattened.
         fakes: the arguments that are fake tensors of the mode.
         has_symbols: whether a size or a number is symbolic.
+        is_outermost: whether the user called it, and no decomposition did.
     """
 
     func: Any
@@ -55,6 +56,7 @@ class Call:
     spec: Any
     fakes: list[Any]
     has_symbols: bool
+    is_outermost: bool = True
 
 
 def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -78,8 +80,8 @@ def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         isinstance(a, torch.SymInt) for a in flat
     )
     call = Call(func, args, kwargs, flat, spec, fakes, has_symbols)
-    with mode.one_level_deeper() as is_outermost:
-        for step in STEPS if is_outermost else INNER_STEPS:
+    with mode.one_level_deeper() as call.is_outermost:
+        for step in STEPS if call.is_outermost else INNER_STEPS:
             result = step(mode, call)
             if result is not NEXT:
                 return adopt(result)
@@ -235,7 +237,7 @@ def decomposition(mode: Any, call: Call) -> Any:
     ):
         with mode, as_in_eager(func):
             return table[func](*call.args, **call.kwargs)
-    with mode, as_in_eager(func):
+    with mode, as_in_eager(func), mode.still_outermost(call.is_outermost):
         result = func.decompose(*call.args, **call.kwargs)
     return NEXT if result is NotImplemented else result
 
@@ -279,7 +281,7 @@ def special_rule(mode: Any, call: Call) -> Any:
     """torch's rules: constructors, moves between devices, data-dependent operators, indexing, copies."""
     for applies, rule in _t.fake_impls.op_implementations_checks:
         if applies(call.func):
-            with as_in_eager(call.func):
+            with as_in_eager(call.func), saying_what_to_do(call.func):
                 result = rule(mode, call.func, *call.args, **call.kwargs)
             if result is not NotImplemented:
                 return result
@@ -334,5 +336,6 @@ STEPS: tuple[Callable[[Any, Call], Any], ...] = (
 )
 """In the order in which they are tried."""
 
-INNER_STEPS = tuple(step for step in STEPS if step is not refuse_unsupported_dtypes)
+_REFUSALS = (refuse_unsupported_dtypes, refuse_wrong_arguments, refuse_wrong_in_place)
+INNER_STEPS = tuple(step for step in STEPS if step not in _REFUSALS)
 """The same for operators that another operator's kernel or decomposition calls."""

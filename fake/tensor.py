@@ -108,9 +108,8 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
     def __new__(cls, *args: Any, **kwargs: Any) -> FakeTensor:
         mode = args[0] if args else kwargs.get("fake_mode")
         if isinstance(mode, _t.TorchFakeTensorMode) and not hasattr(mode, "dispatch_outside"):
-            cls = (
-                _t.TorchFakeTensor
-            )  # torch's rules make tensors of its own modes by this name, if it was put there
+            # This class was put in the place of torch's, whose rules then make tensors of torch's modes by its name.
+            return _t.TorchFakeTensor.__new__(_t.TorchFakeTensor, *args, **kwargs)  # type: ignore[return-value]
         self: Any = _t.TorchFakeTensor.__new__(cls, *args, **kwargs)
         element = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
         if element is not None and _t.is_plain_meta(element):

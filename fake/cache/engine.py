@@ -16,13 +16,15 @@ import torch
 from .. import _torch as _t
 from ..kernels.overlaps import pairs_to_watch
 from ..tensor import Unkeyable, forget
+from ._torch import preferred_device_type
 from .calls import compare_leaf, is_mutable, renew, tensors_of
 from .disk import DiskCache
 from .key import compile_key, plain_key
-from .recipe import Apart, Mark, Recipe, build
+from .recipe import Apart, build
 from .record import describe, verify
 from .replacements import REPLACEMENTS
 from .store import Bypass, Store
+from .stored import Unbuilt, mark_of, symbolic_name
 from .subgraphs import forget_with, may_be_cached, subgraph_key
 from .symbolic import as_known_now, is_symbolic_key, metadata_of, symbols_of_key
 from .symbolic_recipe import Stale, symbols_of_recipe
@@ -163,7 +165,7 @@ class Engine:
         table = self.store.table(func)
         for key, recipe in self._disk.entries(self._disk_name, func.name()):
             if key not in table:
-                self.store.insert(func, table, key, _Unbuilt(recipe, self.tensor_class, table, key), None)
+                self.store.insert(func, table, key, Unbuilt(recipe, self.tensor_class, table, key), None)
         for key, ways in self._disk.entries(symbolic_name(self._disk_name), func.name()):
             for entry in ways:
                 self.symbolic.renamed.add(func, key, entry, is_new=False)
@@ -302,7 +304,7 @@ class Engine:
         self, mode: Any, func: Any, args: Any, kwargs: Any, key: Any, outputs: Any, call: Any, questions: Any
     ) -> None:
         try:
-            if _t.preferred_device_type() is not None:
+            if preferred_device_type() is not None:
                 raise Unkeyable("preferred device type")
             recipe = describe(func, args, kwargs, outputs, self.tensor_class)
             if not symbols_of_recipe(recipe) <= (set() if call is None else symbols_of_key(key)):
@@ -379,29 +381,6 @@ class Engine:
         ):
             compare_leaf(func, path, served, expected)
         return outputs
-
-
-def symbolic_name(name: str) -> str:
-    """The name on the disk of an engine's results on symbolic sizes."""
-    return f"{name}, symbolic"
-
-
-class _Unbuilt:
-    """A recipe from the disk: compiled at its first use, in the place where it was found."""
-
-    __slots__ = ("key", "recipe", "table", "tensor_class")
-
-    def __init__(self, recipe: Recipe, tensor_class: type, table: dict[Any, Any], key: Any) -> None:
-        self.recipe, self.tensor_class, self.table, self.key = recipe, tensor_class, table, key
-
-    def __call__(self, mode: Any, args: Any, kwargs: Any) -> Any:
-        rebuild = self.table[self.key] = build(self.recipe, self.tensor_class, mark_of(mode))
-        return rebuild(mode, args, kwargs)
-
-
-def mark_of(mode: Any) -> Mark:
-    """What the mode wants to happen when the data pointer of a fake tensor is read."""
-    return _t.warn_on_data_ptr if mode._allow_unsafe_data_ptr_access else _t.throw_on_data_ptr
 
 
 def _handle_directly(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ import torch
 
 from .. import _torch as _t
 from ..tensor import Unkeyable
+from ._torch import uncached_higher_order_operators, wrapped_subgraph
 from .key import plain_key
 from .store import Store
 from .symbolic import is_symbolic_key
@@ -26,7 +27,7 @@ def may_be_cached(func: Any) -> bool:
     return (
         isinstance(func, _t.HigherOrderOperator)
         and func in _t.registered_hop_fake_fns
-        and func not in _t.uncached_higher_order_operators()
+        and func not in uncached_higher_order_operators()
     )
 
 
@@ -45,7 +46,7 @@ def subgraph_key(func: Any, mode: Any, args: Any, kwargs: Any, tensor_class: typ
             return [stand_in(item) for pair in sorted(value.items()) for item in pair]
         if isinstance(value, list | tuple):
             return [stand_in(item) for item in value]
-        graph = value if isinstance(value, torch.fx.GraphModule) else _t.wrapped_subgraph(value)
+        graph = value if isinstance(value, torch.fx.GraphModule) else wrapped_subgraph(value)
         if graph is None:
             return value
         graphs.append(graph)

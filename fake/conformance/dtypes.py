@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from fake.conformance._torch import TorchDispatchMode
 from fake.conformance.isolate import isolated
-from fake.conformance.refusals import copied
+from fake.conformance.refusals import copied, dense_results
 from fake.conformance.subjects import entry_name, pick, seed
 from fake.conformance.sweep import Options
 from fake.kernels.dtypes import CODES, EMPTY, Refused, signature, written
@@ -99,7 +99,7 @@ def _measure(entry: Any, samples: int) -> Observations:
             seed()
             for _, sample in pick(list(entry.sample_inputs("cpu", dtype)), samples):
                 call = (sample.input, sample.args, sample.kwargs)
-                for changed in _in_other_dtypes(call):
+                for changed in (*_in_other_dtypes(call), *_in_other_dtypes(_emptied(call))):
                     for function in (entry.op, entry.inplace_variant):
                         if function is not None:
                             _try(watch, function, changed)
@@ -121,26 +121,35 @@ def _in_other_dtypes(call: Any) -> Iterator[Any]:
             yield pytree.tree_unflatten(changed, spec)
 
 
+def _emptied(call: Any) -> Any:
+    """The call with the first dimension of all tensors empty, if they all have the same shape; else as it is."""
+    leaves = [leaf for leaf in pytree.tree_leaves(call) if isinstance(leaf, torch.Tensor)]
+    if not leaves or leaves[0].dim() == 0 or any(leaf.shape != leaves[0].shape for leaf in leaves):
+        return call
+    return pytree.tree_map(
+        lambda leaf: leaf.narrow(0, 0, 0) if isinstance(leaf, torch.Tensor) else leaf, call
+    )
+
+
 def _with_out(op: Any, call: Any) -> Iterator[Any]:
     """The call with ``out=`` of the right dtypes, of one wrong dtype, and with inputs of other dtypes."""
-    first, args, kwargs = copied(call)
-    try:
-        result = op(first, *args, **kwargs)
-    except Exception:  # noqa: BLE001 - without a result there is nothing to write
+    right = dense_results(op, call)
+    if right is None:
         return
-    results = list(result) if isinstance(result, tuple | list) else [result]
-    if not all(isinstance(t, torch.Tensor) and t.layout is torch.strided for t in results):
-        return
-    right = [t.dtype for t in results]
-    wrong = [[*right[:i], dtype, *right[i + 1 :]] for i in range(len(right)) for dtype in _DTYPES]
+    for place in range(len(pytree.tree_leaves(right))):
+        for dtype in _DTYPES:
+            leaves, spec = pytree.tree_flatten(right)
+            leaves[place] = leaves[place].to(dtype)
+            yield _adding(call, pytree.tree_unflatten(leaves, spec))
+    for changed in _in_other_dtypes(call):
+        own = dense_results(op, changed)
+        yield _adding(changed, right if own is None else own)
 
-    def adding(changed: Any, dtypes: list[torch.dtype]) -> Any:
-        outs = tuple(torch.zeros(t.shape, dtype=d) for t, d in zip(results, dtypes, strict=True))
-        first, args, kwargs = changed
-        return first, args, {**kwargs, "out": outs if isinstance(result, tuple | list) else outs[0]}
 
-    yield from (adding(call, dtypes) for dtypes in wrong)
-    yield from (adding(changed, right) for changed in _in_other_dtypes(call))
+def _adding(call: Any, outs: Any) -> Any:
+    """The call with new tensors like ``outs`` to write to."""
+    first, args, kwargs = call
+    return first, args, {**kwargs, "out": pytree.tree_map(torch.zeros_like, outs)}
 
 
 def _try(watch: _Watch, function: Any, call: Any) -> None:
@@ -180,18 +189,30 @@ def explain(signatures: dict[str, list[str]]) -> Refused:
     empty = {text: happened for text, happened in signatures.items() if EMPTY in parsed[text]}
     signatures = {text: happened for text, happened in signatures.items() if text not in empty}
     same = _pairs(signatures, parsed)
-    left = {
-        t: e for t, e in _refused(signatures).items() if not any(_differ(parsed[t], a, b) for a, b, _ in same)
-    }
+    never, left = _never(signatures, parsed, same)
+    same_if_empty = _pairs(empty, parsed)
+    return Refused(same, same_if_empty, never, _never(empty, parsed, same_if_empty)[0], left)
+
+
+def _never(
+    signatures: dict[str, list[str]],
+    parsed: dict[str, dict[str, str]],
+    same: tuple[tuple[str, str, str], ...],
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Dtypes that an argument never had without a refusal, where the pairs agree; and the refusals that this leaves open."""
+
+    def agrees(text: str) -> bool:
+        return not any(_differ(parsed[text], a, b) for a, b, _ in same)
+
+    left = {text: error for text, error in _refused(signatures).items() if agrees(text)}
     never: dict[str, dict[str, str]] = {}
     for name in _names(parsed):
         for code in sorted({parsed[t].get(name, "").rstrip(".") for t in left} & CODES):
-            having = [t for t in signatures if parsed[t].get(name, "").rstrip(".") == code]
-            having = [t for t in having if not any(_differ(parsed[t], a, b) for a, b, _ in same)]
+            having = [t for t in signatures if parsed[t].get(name, "").rstrip(".") == code and agrees(t)]
             if all(t in left for t in having):
                 never.setdefault(name, {})[code] = _most_common(left[t] for t in having)
                 left = {t: e for t, e in left.items() if t not in having}
-    return Refused(same, _pairs(empty, parsed), never, left)
+    return never, left
 
 
 def _refused(signatures: dict[str, list[str]]) -> dict[str, str]:

@@ -44,7 +44,7 @@ def isolated(function: Callable[[], Any], *, seconds: float) -> Any:
 
 
 def _read(descriptor: int, deadline: float) -> bytes | None:
-    chunks = []
+    chunks: list[bytes] = []
     with os.fdopen(descriptor, "rb", buffering=0) as pipe:
         while True:
             ready, _, _ = select.select([pipe], [], [], max(deadline - time.monotonic(), 0))

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from fake.conformance._torch import TorchDispatchMode
 from fake.conformance.isolate import isolated
-from fake.conformance.refusals import copied
+from fake.conformance.refusals import copied, dense_results
 from fake.conformance.subjects import entry_name, pick, seed
 from fake.conformance.sweep import Options
 from fake.kernels.overlaps import kinds_of
@@ -43,7 +43,7 @@ class _Watch(TorchDispatchMode):
             raise
         finally:
             if len(kinds) == 1 and refused is not None:
-                self.seen.setdefault(func.name(), {}).setdefault(*kinds, []).append(refused)
+                self.seen.setdefault(func.name(), {}).setdefault(kinds.pop(), []).append(refused)
 
 
 def measure_overlaps(
@@ -75,6 +75,8 @@ def _random_in_place() -> Observed:
             for n in ("normal_", "uniform_", "random_", "bernoulli_", "exponential_")
         ),  # type: ignore[misc]
         *(lambda n=n: getattr(row, n)() for n in ("cauchy_", "log_normal_", "zero_")),  # type: ignore[misc]
+        *(lambda n=n: getattr(row, n)(0) for n in ("clamp_", "clamp_min_", "clamp_max_")),  # type: ignore[misc]
+        lambda: row.clamp_(0, 1),
         lambda: row.geometric_(0.5),
         lambda: row.random_(2),
         lambda: row.random_(2, 5),
@@ -146,13 +148,10 @@ def _overlapping(call: Any) -> Iterator[Any]:
 
 
 def _with_overlapping_out(op: Any, call: Any) -> Iterator[Any]:
+    result = dense_results(op, call)
+    if not isinstance(result, torch.Tensor):
+        return
     first, args, kwargs = copied(call)
-    try:
-        result = op(first, *args, **kwargs)
-    except Exception:  # noqa: BLE001 - without a result there is nothing to write
-        return
-    if not isinstance(result, torch.Tensor) or result.layout is not torch.strided:
-        return
     expanded = _expanded(result)
     if expanded is not None:
         yield first, args, {**kwargs, "out": expanded}

@@ -23,7 +23,7 @@ from fake.conformance.report import Case, Tally
 from fake.conformance.subjects import entry_name, pick, seed
 from fake.conformance.sweep import Options
 
-__all__ = ["copied", "perturbations", "sweep_refusals"]
+__all__ = ["copied", "dense_results", "perturbations", "sweep_refusals"]
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
@@ -151,23 +151,25 @@ def _kind(what: str) -> str:
 
 def _with_out(label: str, op: Any, call: Call) -> Iterator[_Attempt]:
     """``out=`` of every other dtype."""
+    shapes = dense_results(op, call)
+    for dtype in _OTHER_DTYPES if shapes is not None else ():
+        first, args, kwargs = copied(call)
+        outs = pytree.tree_map(lambda t, dtype=dtype: torch.zeros(t.shape, dtype=dtype), shapes)  # type: ignore[misc]
+        what = f"{label}, out {str(dtype).removeprefix('torch.')}"
+        yield _Attempt(what, "out", op, (first, args, {**kwargs, "out": outs}))
+
+
+def dense_results(op: Any, call: Call) -> Any:
+    """The tensor that a call returns, or a tuple of them; ``None`` if it refuses, or returns something else."""
     first, args, kwargs = copied(call)
     try:
         result = op(first, *args, **kwargs)
     except Exception:  # noqa: BLE001 - without a result there is nothing to write
-        return
-    results = list(result) if isinstance(result, tuple | list) else [result]
+        return None
+    results = tuple(result) if isinstance(result, tuple | list) else (result,)
     if not all(isinstance(t, torch.Tensor) and t.layout is torch.strided for t in results):
-        return
-    for dtype in _OTHER_DTYPES:
-        outs = tuple(torch.zeros(t.shape, dtype=dtype) for t in results)
-        out = outs if isinstance(result, tuple | list) else outs[0]
-        yield _Attempt(
-            f"{label}, out {str(dtype).removeprefix('torch.')}",
-            "out",
-            op,
-            (first, args, {**kwargs, "out": out}),
-        )
+        return None
+    return results if isinstance(result, tuple | list) else result
 
 
 def copied(call: Call, fill: float | None = None) -> Call:

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
 import torch
 
-from fake.kernels._torch import OpOverload
+from fake.kernels._torch import OpOverload, no_dispatch
 
-__all__ = ["CODES", "FILE", "Refused", "Signature", "refusal", "signature", "table", "written"]
+__all__ = ["CODES", "FILE", "Refused", "Signature", "refusal", "result_type", "signature", "table", "written"]
 
 Signature = dict[str, str]
 
@@ -57,7 +58,9 @@ def signature(func: OpOverload, args: Any, kwargs: Any) -> Signature | None:
         part = "" if value is None else _part(value, str(argument.type))
         if part is None:
             return None
-        if part:
+        if part and argument.name == "dtype" and func._schema.name.endswith("_like"):
+            parts["self"] = part  # what is made has this dtype; the template's does not matter
+        elif part:
             parts[argument.name] = part.rstrip("~")
             if part.endswith("~"):
                 parts[EMPTY] = "yes"
@@ -92,7 +95,7 @@ class Refused:
 
     Attributes:
         same: pairs of arguments that must have one dtype.
-        same_if_empty: those that must even where a tensor has no elements; nothing else is refused then.
+        same_if_empty, never_if_empty: the same for calls in which a tensor has no elements.
         never: for an argument, dtypes that it must not have, whatever the others have.
         together: signatures that are refused although no argument alone is to blame.
     """
@@ -100,24 +103,36 @@ class Refused:
     same: tuple[tuple[str, str, str], ...] = ()
     same_if_empty: tuple[tuple[str, str, str], ...] = ()
     never: dict[str, dict[str, str]] = field(default_factory=dict)
+    never_if_empty: dict[str, dict[str, str]] = field(default_factory=dict)
     together: dict[str, str] = field(default_factory=dict)
 
     def find(self, found: Signature) -> tuple[str, str] | None:
         """The error's name for a signature, and what is wrong; ``None`` if nothing is."""
-        for first, second, error in self.same_if_empty if EMPTY in found else self.same:
+        empty = EMPTY in found
+        for first, second, error in self.same_if_empty if empty else self.same:
             if first in found and second in found and found[first].rstrip(".") != found[second].rstrip("."):
                 return (
                     error,
                     f"{first} and {second} must have the same dtype, but have {_said(found, first, second)}",
                 )
-        if EMPTY in found:
-            return None
+        never = self.never_if_empty if empty else self.never
         for name, part in found.items():
-            error = self.never.get(name, {}).get(part.rstrip("."), "")
+            error = _error_for(never.get(name, {}), part.rstrip("."))
             if error:
                 return error, f"{name} must not have the dtype {_LONG.get(part.rstrip('.'), part)}"
-        error = self.together.get(written(found), "")
+        error = "" if empty else self.together.get(written(found), "")
         return (error, f"no kernel for {_said(found, *found)}") if error else None
+
+
+_LIKE = {"c128": ("c64",), "i8": ("i32", "u8"), "i16": ("i32", "u8")}
+"""Dtypes that are not measured, and those that speak for them if they are all refused."""
+
+
+def _error_for(refused: dict[str, str], code: str) -> str:
+    """The error's name for a dtype, or an empty string."""
+    if code in _LIKE and all(other in refused for other in _LIKE[code]):
+        return refused[_LIKE[code][0]]
+    return refused.get(code, "")
 
 
 def written(found: Signature) -> str:
@@ -156,7 +171,43 @@ def _refused_by(func: OpOverload) -> Refused | None:
 
 def _refused(row: dict[str, Any]) -> Refused:
     pairs = {key: tuple(map(tuple, row.get(key, ()))) for key in ("same", "same_if_empty")}
-    return Refused(**pairs, never=row.get("never", {}), together=row.get("together", {}))
+    rest = {key: row.get(key, {}) for key in ("never", "never_if_empty", "together")}
+    return Refused(**pairs, **rest)  # type: ignore[arg-type]
+
+
+def result_type(operands: Sequence[Any]) -> torch.dtype:
+    """The dtype that the first operand and all others promote to (tensors and numbers); no mode sees a call."""
+    return _result_type(
+        tuple((o.dtype, o.dim() > 0) if isinstance(o, torch.Tensor) else type(o) for o in operands)
+    )
+
+
+@functools.cache
+def _result_type(kinds: tuple[Any, ...]) -> torch.dtype:
+    with no_dispatch():
+        stand_ins = [k() if isinstance(k, type) else torch.ones((1,) * k[1], dtype=k[0]) for k in kinds]
+        dtypes = [torch.result_type(stand_ins[0], other) for other in stand_ins]
+    return functools.reduce(torch.promote_types, dtypes)
+
+
+def _in_common_dtype(func: OpOverload, found: Signature, args: Any, kwargs: Any) -> Signature | None:
+    """The signature after type promotion: an elementwise kernel is chosen by the dtype that all operands are converted to."""
+    operands = [
+        a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor | bool | int | float | complex)
+    ]
+    names = [
+        n
+        for n, part in found.items()
+        if part.rstrip(".") in CODES and n not in ("dtype", "condition", "mask")
+    ]
+    numbers = [a for a in operands if not isinstance(a, torch.Tensor)]
+    if len(names) + len(numbers) != 2 or len(operands) != 2:
+        return None
+    common = _SHORT.get(result_type(operands))
+    if common is None:
+        return None
+    changed = {name: common if name in names else part for name, part in found.items()}
+    return None if changed == found else changed
 
 
 def refusal(func: OpOverload, args: Any, kwargs: Any) -> Exception | None:
@@ -166,4 +217,7 @@ def refusal(func: OpOverload, args: Any, kwargs: Any) -> Exception | None:
     if refused is None or found is None:
         return None
     problem = refused.find(found)
+    if problem is None and torch.Tag.pointwise in func.tags and not func._schema.is_mutable:
+        common = _in_common_dtype(func, found, args, kwargs)
+        problem = None if common is None else refused.find(common)
     return None if problem is None else _ERRORS[problem[0]](f"{func} on cpu: {problem[1]}")

@@ -8,10 +8,11 @@ import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.out_variants import resize_out
-from fake.kernels.outputs import column_major_strides, fresh
+from fake.kernels.outputs import column_major_strides, fresh, is_symbolic
 from fake.kernels.registry import rule
+from fake.kernels.structured import structured
 
-__all__ = ["addbmm_", "geqrf"]
+__all__ = ["addbmm_", "geqrf", "vector_norm"]
 
 
 @rule("aten::geqrf")
@@ -36,3 +37,17 @@ def addbmm_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwarg
         wanted = torch.ops.aten.addbmm.default(*args, **kwargs)
         resize_out(self, wanted.shape)
     return self
+
+
+@rule("aten::linalg_vector_norm")
+def vector_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A norm of nothing along dimensions that have elements is nothing, whatever its order; torch's version refuses some."""
+    self, order, dims = (*args, 2, None)[:3] if len(args) < 3 else args[:3]
+    dims = kwargs.get("dim", dims)
+    dims = (dims,) if isinstance(dims, int) else dims
+    if is_symbolic(args, kwargs) or self.numel() != 0 or not dims or order == 2:
+        return structured(mode, func, args, kwargs)
+    if any(not -self.dim() <= dim < self.dim() or self.shape[dim] == 0 for dim in dims):
+        return structured(mode, func, args, kwargs)
+    with mode:
+        return func(self, 2, *args[2:], **{name: value for name, value in kwargs.items() if name != "ord"})

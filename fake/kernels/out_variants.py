@@ -202,6 +202,12 @@ def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
         results = list(result) if isinstance(result, tuple | list) else [result]
         for name, out, wanted in zip(names, outs, results, strict=True):
             check_out(func, name, out, wanted, casts=_casts(func, functional))
+            if (
+                any(arg is out for arg in args)
+                and torch.Tag.pointwise in functional.tags
+                and not is_symbolic(args, kwargs)
+            ):
+                check_shape_of_input(func, name, out, wanted)
         for out, wanted, way in zip(outs, results, ways, strict=True):
             if way is Resized.LAPACK and out.numel() == 0:
                 restride(out, wanted.shape, column_major_strides(wanted.shape))
@@ -265,6 +271,15 @@ def check_out(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tens
     if out.device != wanted.device:
         raise RuntimeError(
             f"{func.name()}: expected argument {name!r} to have device {wanted.device}, but got {out.device} instead"
+        )
+
+
+def check_shape_of_input(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Refuse to resize an ``out`` that is an input, too."""
+    if out.shape != wanted.shape:
+        raise RuntimeError(
+            f"{func.name()}: output with shape {list(out.shape)} doesn't match the broadcast shape {list(wanted.shape)} "
+            f"(argument {name!r} is an input, too, and cannot be resized)"
         )
 
 

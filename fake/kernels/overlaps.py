@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import OpOverload
-from fake.kernels.arguments import extent
+from fake.kernels.checks import extent
 from fake.kernels.dtypes import table
 
 __all__ = ["KINDS", "check_overlaps", "kinds_of", "may_overlap", "pairs_to_watch", "refused_kinds"]
@@ -36,8 +36,10 @@ _PROBLEMS = {
 
 @functools.cache
 def refused_kinds(func: OpOverload) -> frozenset[str]:
-    """The kinds of overlap that an operator refuses."""
-    return frozenset(table("overlaps").get(func.name(), ()))
+    """The kinds of overlap that an operator refuses; with a number, those that it refuses with a tensor."""
+    measured = table("overlaps")
+    names = (func.name(), f"{func._schema.name}.Tensor" if func._overloadname == "Scalar" else "")
+    return frozenset(next((measured[name] for name in names if name in measured), ()))
 
 
 def check_overlaps(func: OpOverload, args: Any, kwargs: Any) -> None:
@@ -57,6 +59,8 @@ def check_overlaps(func: OpOverload, args: Any, kwargs: Any) -> None:
 def kinds_of(func: OpOverload, args: Any, kwargs: Any) -> Iterator[tuple[str, str, str]]:
     """Every overlap in a call: its kind, the argument that is written to, and the one that is read."""
     written, read = _written_and_read(func, args, kwargs)
+    if any(tensor.numel() == 0 for _, tensor in (*written, *read)):
+        return  # kernels look at their arguments differently if there is nothing to do
     for path, tensor in written:
         if _overlaps_itself(tensor):
             yield INTERNAL, path[-1], path[-1]
@@ -96,6 +100,8 @@ def pairs_to_watch(func: OpOverload, args: Any, kwargs: Any) -> tuple[tuple[Path
     if not refused - {INTERNAL}:
         return ()
     written, read = _written_and_read(func, args, kwargs)
+    if any(tensor.numel() == 0 for _, tensor in (*written, *read)):
+        return ()
     pairs = []
     for path, tensor in written:
         for other_path, other in read:
@@ -127,7 +133,7 @@ def _share_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, Any, int, int]:
+def _place(tensor: torch.Tensor) -> Any:
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype.itemsize
 
 

@@ -21,7 +21,7 @@ from fake.kernels._torch import (
 from fake.kernels.outputs import hinted, row_major, with_layout
 from fake.kernels.registry import rule
 
-__all__ = ["iterator_strides", "ldexp", "like_gradient", "pointwise", "row_major_result"]
+__all__ = ["angle", "iterator_strides", "ldexp", "like_gradient", "pointwise", "row_major_result"]
 
 aten = torch.ops.aten
 
@@ -65,10 +65,20 @@ def pointwise(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
 
 @rule("aten::ldexp.Tensor")
 def ldexp(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``self * 2 ** other``, which is how eager computes it."""
+    """``self * 2 ** other``, with integer exponents in ``self``'s dtype."""
     self, other = args
     with mode:
+        if not other.is_floating_point() and not other.is_complex():
+            is_number = self.is_floating_point() or self.is_complex()
+            other = other.to(self.dtype if is_number else torch.get_default_dtype())
         return aten.mul.Tensor(self, aten.pow.Scalar(2.0, other))
+
+
+@rule("aten::angle")
+def angle(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Of complex numbers on CPU, what ``out=`` makes of an empty tensor: row-major."""
+    answer = torchs_answer(mode, func, args, kwargs)
+    return row_major(mode, answer) if args[0].is_complex() and args[0].device.type == "cpu" else answer
 
 
 @rule(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload
+from fake.kernels.outputs import fresh
 from fake.kernels.registry import rule
 
-__all__ = ["range_out", "space_out"]
+__all__ = ["arange", "range_out", "space_out"]
 
 
 @rule(
@@ -37,6 +39,23 @@ def range_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
     with mode:
         wanted = make(*args, dtype=out.dtype, device=out.device)
     return _with_elements(mode, out, wanted.shape[0])
+
+
+@rule("aten::arange.start_step")
+def arange(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Small integers in fractional steps: eager counts the steps before it rounds them; torch's version rounds first."""
+    start, end, step = (*args, 1)[:3]
+    dtype = kwargs.get("dtype")
+    if (
+        dtype in (None, torch.int64)
+        or dtype.is_floating_point
+        or not any(type(n) is float for n in (start, end, step))
+    ):
+        return NotImplemented
+    if any(type(n) not in (int, float) for n in (start, end, step)) or step == 0 or (end - start) / step < 0:
+        return NotImplemented
+    count = math.ceil((end - start) / step)
+    return fresh(mode, (count,), None, dtype=dtype, device=kwargs.get("device") or torch.get_default_device())
 
 
 def _with_elements(mode: FakeTensorMode, out: torch.Tensor, count: Any) -> torch.Tensor:

@@ -1,0 +1,226 @@
+"""Checks of operators that look up places: indices, slices, strides."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import OpOverload
+from fake.kernels.checks.registry import check_for, extent, refuse, wrapped_dim
+
+__all__ = [
+    "embeds_from_something",
+    "in_bounds_of_storage",
+    "indices_fit",
+    "no_index_into_nothing",
+    "puts_as_many_as_places",
+    "selects_along_a_dimension",
+    "selects_by_a_vector",
+    "source_fits_slice",
+    "source_fits_view",
+    "takes_from_something",
+    "values_fit_indices",
+]
+
+
+@check_for("as_strided", "as_strided_copy", "as_strided_scatter")
+def in_bounds_of_storage(func: OpOverload, given: dict[str, Any]) -> None:
+    """Sizes, strides and offset stay inside the storage."""
+    self, sizes, strides = given["self"], given["size"], given["stride"]
+    offset = self.storage_offset() if given["storage_offset"] is None else given["storage_offset"]
+    if len(sizes) != len(strides):
+        return
+    needed = extent(sizes, strides, offset) * self.dtype.itemsize
+    held = self.untyped_storage().nbytes()
+    if "scatter" in func.name():  # works on a copy that is no larger than it must be
+        held = extent(self.shape, self.stride(), self.storage_offset()) * self.dtype.itemsize
+    refuse(
+        needed > held, func,
+        f"sizes {list(sizes)}, strides {list(strides)}, storage offset {offset}, and itemsize {self.dtype.itemsize} "
+        f"requiring a storage size of {needed} are out of bounds for storage of size {held}",
+    )  # fmt: skip
+
+
+@check_for("gather", "scatter", "scatter_add", "scatter_reduce")
+def no_index_into_nothing(func: OpOverload, given: dict[str, Any]) -> None:
+    """Whatever an index says, it is out of bounds of an empty dimension."""
+    self, index = given["self"], given["index"]
+    dim = wrapped_dim(func, given["dim"], self.dim())
+    size = self.shape[dim] if self.dim() else 1
+    refuse(
+        index.numel() > 0 and size == 0, func,
+        f"argument 'index' has elements and is out of bounds for dimension {dim} with size 0",
+    )  # fmt: skip
+
+
+@check_for("index_select")
+def selects_by_a_vector(func: OpOverload, given: dict[str, Any]) -> None:
+    """The index is a vector; of a scalar there is one element to select."""
+    self, index = given["self"], given["index"]
+    dim = wrapped_dim(func, given["dim"], self.dim())
+    refuse(index.dim() > 1, func, "Index is supposed to be a vector", IndexError)
+    refuse(
+        self.dim() == 0 and index.numel() != 1, func,
+        f"Index to scalar can have only 1 value, got {index.numel()} value(s)",
+    )  # fmt: skip
+    refuse(
+        self.dim() > 0 and self.shape[dim] == 0 and index.numel() > 0, func,
+        f"self indexing axis dim {dim} should be positive",
+    )  # fmt: skip
+
+
+@check_for("embedding")
+def embeds_from_something(func: OpOverload, given: dict[str, Any]) -> None:
+    """Weights are a matrix, with rows if there is anything to look up."""
+    weight, indices = given["weight"], given["indices"]
+    refuse(weight.dim() != 2, func, f"'weight' must be 2-D, got {weight.dim()}-D")
+    refuse(weight.shape[0] == 0 and indices.numel() > 0, func, "'weight' has no rows to look up")
+
+
+@check_for("put")
+def puts_as_many_as_places(func: OpOverload, given: dict[str, Any]) -> None:
+    """As many values as indices, and somewhere to put them."""
+    self, index, source = given["self"], given["index"], given["source"]
+    refuse(
+        index.numel() != source.numel(), func,
+        f"Expected source and index to have the same number of elements, but got source.numel() = {source.numel()}, "
+        f"index.numel() = {index.numel()}", IndexError,
+    )  # fmt: skip
+    refuse(
+        self.numel() == 0 and index.numel() > 0,
+        func,
+        "Tried to put elements into an empty tensor",
+        IndexError,
+    )
+
+
+@check_for("take")
+def takes_from_something(func: OpOverload, given: dict[str, Any]) -> None:
+    """An empty tensor has nothing to take."""
+    refuse(
+        given["self"].numel() == 0 and given["index"].numel() > 0,
+        func,
+        "tried to take from an empty tensor",
+        IndexError,
+    )
+
+
+@check_for("slice_scatter")
+def source_fits_slice(func: OpOverload, given: dict[str, Any]) -> None:
+    """The source has the shape of the slice."""
+    self, src, step = given["self"], given["src"], given["step"]
+    refuse(step <= 0, func, "slice step must be positive")
+    dim = wrapped_dim(func, given["dim"], self.dim())
+    shape = list(self.shape)
+    shape[dim] = len(range(*slice(given["start"], given["end"], step).indices(shape[dim])))
+    refuse(
+        list(src.shape) != shape, func,
+        f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = {shape}",
+    )  # fmt: skip
+
+
+@check_for("select", "narrow", "select_copy")
+def selects_along_a_dimension(func: OpOverload, given: dict[str, Any]) -> None:
+    """The dimension is there."""
+    if given["self"].dim():
+        wrapped_dim(func, given["dim"], given["self"].dim())
+
+
+@check_for("select_scatter", "diagonal_scatter")
+def source_fits_view(func: OpOverload, given: dict[str, Any]) -> None:
+    """The source has the shape of the view that it replaces."""
+    self, src = given["self"], given["src"]
+    shape = list(self.shape)
+    if "index" in given:
+        dim = wrapped_dim(func, given["dim"], self.dim())
+        index, size = given["index"], shape.pop(dim)
+        refuse(
+            not -size <= index < size,
+            func,
+            f"index {index} out of range for tensor of size {list(self.shape)} at dimension {dim}",
+            IndexError,
+        )
+    else:
+        rows, columns = (wrapped_dim(func, given[name], self.dim()) for name in ("dim1", "dim2"))
+        height, width, offset = shape[rows], shape[columns], given["offset"]
+        shape = [size for dim, size in enumerate(shape) if dim not in (rows, columns)]
+        shape.append(max(min(height + min(offset, 0), width - max(offset, 0)), 0))
+    refuse(
+        list(src.shape) != shape, func,
+        f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = {list(shape)}",
+    )  # fmt: skip
+
+
+def _indexed_shape(shape: Any, indices: Any) -> list[int] | None:
+    """The shape of ``self[indices]``, or ``None`` if a mask makes it depend on values."""
+    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return None
+    places = [place for place, index in enumerate(indices) if index is not None]
+    if not places or len(indices) > len(shape):
+        return None
+    common = list(torch.broadcast_shapes(*(indices[place].shape for place in places)))
+    kept = [size for place, size in enumerate(shape) if place not in places]
+    adjacent = places == list(range(places[0], places[-1] + 1))
+    front = sum(place < places[0] for place in range(len(shape)) if place not in places) if adjacent else 0
+    return [*kept[:front], *common, *kept[front:]]
+
+
+@check_for("index", "index_put", "_index_put_impl", "_unsafe_index_put")
+def indices_fit(func: OpOverload, given: dict[str, Any]) -> None:
+    """Indices broadcast, masks have the shape of what they mask, and nothing is looked up in an empty dimension."""
+    self, indices = given["self"], given["indices"]
+    used = sum(i.dim() if i is not None and i.dtype in (torch.bool, torch.uint8) else 1 for i in indices)
+    refuse(
+        used > self.dim(),
+        func,
+        f"too many indices for tensor of dimension {self.dim()} (got {used})",
+        IndexError,
+    )
+    place = 0
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            for own, size in enumerate(index.shape):
+                refuse(
+                    place + own >= self.dim() or self.shape[place + own] != size, func,
+                    f"The shape of the mask {list(index.shape)} at index {own} does not match the shape of the indexed "
+                    f"tensor {list(self.shape)} at index {place + own}", IndexError,
+                )  # fmt: skip
+            place += index.dim()
+        else:
+            place += 1
+    shapes = [i.shape for i in indices if i is not None and i.dtype not in (torch.bool, torch.uint8)]
+    try:
+        common = torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        raise IndexError(
+            f"{func}: shape mismatch: indexing tensors could not be broadcast together with shapes "
+            f"{[list(s) for s in shapes]}"
+        ) from None
+    for place, index in enumerate(indices):
+        empty = index is not None and place < self.dim() and self.shape[place] == 0
+        refuse(
+            empty and _indexed_shape(self.shape, indices) is not None and math.prod(common) > 0, func,
+            f"index is out of bounds for dimension {place} with size 0", IndexError,
+        )  # fmt: skip
+
+
+@check_for("index_put", "_index_put_impl", "_unsafe_index_put")
+def values_fit_indices(func: OpOverload, given: dict[str, Any]) -> None:
+    """The values can be broadcast to what is indexed."""
+    shape = _indexed_shape(given["self"].shape, given["indices"])
+    values = given["values"].shape
+    if shape is None:
+        return
+    fits = len(values) <= len(shape) and all(
+        a in (1, b) for a, b in zip(reversed(values), reversed(shape), strict=False)
+    )
+    # eager drops leading dimensions of size 1 from the values
+    fits = fits or (
+        math.prod(values[: len(values) - len(shape)]) == 1 and tuple(values[-len(shape) :]) == tuple(shape)
+    )
+    refuse(
+        not fits, func,
+        f"shape mismatch: value tensor of shape {list(values)} cannot be broadcast to indexing result of shape {shape}",
+    )  # fmt: skip

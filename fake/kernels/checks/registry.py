@@ -1,0 +1,93 @@
+"""Which operator has which checks, and what a check is made of.
+
+A check takes the call's arguments by name, defaults filled in. It raises what eager raises, or returns; it knows nothing
+of symbolic sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from fake.kernels._torch import OpOverload
+
+__all__ = ["Check", "bind", "check_arguments", "check_for", "checks_of", "extent", "refuse", "wrapped_dim"]
+
+Check = Callable[[OpOverload, dict[str, Any]], None]
+
+_CHECKS: dict[str, list[Check]] = {}
+
+
+def check_for(*names: str) -> Callable[[Check], Check]:
+    """Register a check for all overloads of operators, in place and with ``out=`` too."""
+
+    def register(check: Check) -> Check:
+        for name in names:
+            _CHECKS.setdefault(name, []).append(check)
+        return check
+
+    return register
+
+
+def checks_of(func: OpOverload) -> tuple[Check, ...]:
+    """The checks of an operator."""
+    if func.namespace != "aten":
+        return ()
+    name = func._schema.name.split("::")[1]
+    return tuple(_CHECKS.get(name, ()) or _CHECKS.get(name.rstrip("_"), ()))
+
+
+def bind(func: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments by name, defaults included.
+
+    >>> import torch
+    >>> bind(torch.ops.aten.narrow.default, ("x", 0), {"start": 1, "length": 2})
+    {'self': 'x', 'dim': 0, 'start': 1, 'length': 2}
+    """
+    bound = {}
+    for place, argument in enumerate(func._schema.arguments):
+        if place < len(args):
+            bound[argument.name] = args[place]
+        else:
+            bound[argument.name] = kwargs.get(argument.name, argument.default_value)
+    return bound
+
+
+def check_arguments(func: OpOverload, args: Any, kwargs: Any) -> None:
+    """Run an operator's checks."""
+    checks = _checks_of(func)
+    if checks:
+        bound = bind(func, args, kwargs)
+        for check in checks:
+            check(func, bound)
+
+
+_checks_of = functools.cache(checks_of)
+
+
+def refuse(condition: bool, func: OpOverload, problem: str, error: type[Exception] = RuntimeError) -> None:
+    """Raise eager's error if ``condition`` holds."""
+    if condition:
+        raise error(f"{func}: {problem}")
+
+
+def wrapped_dim(func: OpOverload, dim: int, rank: int) -> int:
+    """A dimension counted from the front, or eager's ``IndexError``."""
+    limit = max(rank, 1)
+    refuse(
+        not -limit <= dim < limit, func,
+        f"Dimension out of range (expected dim to be in range of [{-limit}, {limit - 1}], but got {dim})", IndexError,
+    )  # fmt: skip
+    return dim % limit
+
+
+def extent(sizes: Any, strides: Any, offset: int) -> int:
+    """How many elements a storage must have for a tensor.
+
+    >>> extent((2, 3), (3, 1), 4)
+    10
+    """
+    if 0 in sizes:
+        return 0
+    return offset + 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))

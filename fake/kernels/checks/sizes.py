@@ -1,0 +1,222 @@
+"""Checks of sizes and dtypes that kernels make for themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import OpOverload
+from fake.kernels.checks.registry import check_for, refuse, wrapped_dim
+
+__all__ = [
+    "has_enough_to_draw",
+    "has_range",
+    "has_signal",
+    "has_vector_of_boundaries",
+    "kernel_and_padding",
+    "normalizes_something",
+    "one_target_per_class",
+    "one_weight_per_channel",
+    "pools_something",
+    "product_can_take",
+    "random_numbers_are_floating",
+    "reduces_dimension",
+    "reduces_something",
+    "sorts_along_a_dimension",
+    "spaces_are_numbers",
+    "spreads_of_numbers",
+    "subtracts_no_flags",
+]
+
+
+@check_for("_fft_c2c", "_fft_r2c", "_fft_c2r")
+def has_signal(func: OpOverload, given: dict[str, Any]) -> None:
+    """MKL makes no plan for a batch of none."""
+    self = given["self"]
+    refuse(
+        self.numel() == 0 and self.device.type == "cpu" and torch.backends.mkl.is_available(), func,
+        f"MKL has no plan for an input of shape {list(self.shape)}: argument 'self' has no elements",
+    )  # fmt: skip
+
+
+@check_for("sub", "rsub")
+def subtracts_no_flags(func: OpOverload, given: dict[str, Any]) -> None:
+    """Flags are inverted or compared, not subtracted."""
+    operands = (given["self"], given["other"])
+    flags = [
+        o for o in operands if isinstance(o, bool) or (isinstance(o, torch.Tensor) and o.dtype is torch.bool)
+    ]
+    refuse(
+        bool(flags), func,
+        "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, use the "
+        "`~` or `logical_not()` operator instead.",
+    )  # fmt: skip
+
+
+@check_for("var", "std", "var_mean", "std_mean")
+def spreads_of_numbers(func: OpOverload, given: dict[str, Any]) -> None:
+    """Only floating point and complex numbers have a deviation."""
+    dtype = given["self"].dtype
+    refuse(
+        not dtype.is_floating_point and not dtype.is_complex, func,
+        f"std and var only support floating point and complex dtypes, got {dtype}",
+    )  # fmt: skip
+
+
+@check_for("sort", "argsort", "msort")
+def sorts_along_a_dimension(func: OpOverload, given: dict[str, Any]) -> None:
+    """The dimension is there."""
+    if isinstance(given.get("dim"), int):
+        wrapped_dim(func, given["dim"], given["self"].dim())
+
+
+@check_for("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
+def normalizes_something(func: OpOverload, given: dict[str, Any]) -> None:
+    """A batch to take statistics of has elements."""
+    self = given["input"]
+    refuse(
+        self.numel() == 0 and given.get("training", True), func,
+        f"input tensor must have at least one element, but got input_sizes = {list(self.shape)}",
+    )  # fmt: skip
+
+
+@check_for("multilabel_margin_loss_forward")
+def one_target_per_class(func: OpOverload, given: dict[str, Any]) -> None:
+    """The target has the shape of the input."""
+    self, target = given["self"], given["target"]
+    if self.dim() in (1, 2) and self.numel():
+        sizes = (self.shape, (1, *self.shape)) if self.dim() == 1 else (self.shape,)
+        refuse(
+            target.shape not in sizes, func,
+            f"inconsistent target size: {list(target.shape)} for input of size: {list(self.shape)}",
+        )  # fmt: skip
+
+
+@check_for("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+def pools_something(func: OpOverload, given: dict[str, Any]) -> None:
+    """All dimensions but the batch have elements."""
+    self = given["self"]
+    spatial = int(func._schema.name[-2])
+    refuse(
+        0 in self.shape[-spatial:], func,
+        f"Expected input to have non-zero size for non-batch dimensions, but input has sizes {list(self.shape)}",
+    )  # fmt: skip
+
+
+@check_for("convolution", "_convolution")
+def kernel_and_padding(func: OpOverload, given: dict[str, Any]) -> None:
+    """Kernels have elements, and a transposed convolution is padded by less than a step."""
+    weight = given["weight"]
+    refuse(
+        0 in weight.shape[2:],
+        func,
+        f"kernel size should be greater than zero, but got {list(weight.shape[2:])}",
+    )
+    if given["transposed"]:
+        spatial = weight.dim() - 2
+        steps = [
+            list(given[n]) * (spatial if len(given[n]) == 1 else 1)
+            for n in ("output_padding", "stride", "dilation")
+        ]
+        for padding, stride, dilation in zip(*steps, strict=False):
+            refuse(
+                padding >= stride and padding >= dilation, func,
+                f"output padding must be smaller than either stride or dilation, but got {given['output_padding']}",
+            )  # fmt: skip
+
+
+@check_for("max", "min")
+def reduces_something(func: OpOverload, given: dict[str, Any]) -> None:
+    """Of nothing there is no extreme."""
+    if set(given) <= {"self", "out"}:
+        refuse(
+            given["self"].numel() == 0, func,
+            "Expected reduction dim to be specified for input.numel() == 0. Specify the reduction dim with 'dim'",
+        )  # fmt: skip
+
+
+@check_for("mode", "median", "nanmedian", "kthvalue")
+def reduces_dimension(func: OpOverload, given: dict[str, Any]) -> None:
+    """The dimension has elements."""
+    self = given["self"]
+    if self.dim() and isinstance(given.get("dim"), int):
+        dim = wrapped_dim(func, given["dim"], self.dim())
+        refuse(self.shape[dim] == 0, func, f"Expected reduction dim {dim} to have non-zero size.", IndexError)
+
+
+@check_for("bucketize")
+def has_vector_of_boundaries(func: OpOverload, given: dict[str, Any]) -> None:
+    """Boundaries are a vector."""
+    rank = given["boundaries"].dim()
+    refuse(rank != 1, func, f"boundaries tensor must be 1 dimension, but got dim({rank})")
+
+
+@check_for("random")
+def has_range(func: OpOverload, given: dict[str, Any]) -> None:
+    """There is a number to draw."""
+    if given.get("to") is not None and "from" in given:
+        low, high = given["from"], given["to"]
+        refuse(
+            low >= high, func, f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
+        )
+
+
+@check_for("multinomial")
+def has_enough_to_draw(func: OpOverload, given: dict[str, Any]) -> None:
+    """Without replacement no more samples than categories."""
+    refuse(
+        not given["replacement"] and given["num_samples"] > given["self"].shape[-1], func,
+        "cannot sample n_sample > prob_dist.size(-1) samples without replacement",
+    )  # fmt: skip
+
+
+@check_for("addmm")
+def product_can_take(func: OpOverload, given: dict[str, Any]) -> None:
+    """What is added to a matrix product has at most two dimensions."""
+    product = (given["mat1"].shape[0], given["mat2"].shape[-1])
+    shape = given["self"].shape
+    fits = len(shape) <= 2 and all(
+        a in (1, b) for a, b in zip(reversed(shape), reversed(product), strict=False)
+    )
+    refuse(
+        not fits,
+        func,
+        f"argument 'self' of shape {list(shape)} cannot be expanded to the product's {list(product)}",
+    )
+
+
+@check_for("native_group_norm")
+def one_weight_per_channel(func: OpOverload, given: dict[str, Any]) -> None:
+    """Weight and bias are vectors with an element for each channel."""
+    for name in ("weight", "bias"):
+        value = given[name]
+        refuse(
+            value is not None and (value.dim() != 1 or value.numel() != given["C"]), func,
+            f"Expected {name} to be a vector of size equal to the number of channels in input, but got {name} of shape "
+            f"{None if value is None else list(value.shape)} and {given['C']} channels",
+        )  # fmt: skip
+
+
+@check_for("rand_like", "randn_like")
+def random_numbers_are_floating(func: OpOverload, given: dict[str, Any]) -> None:
+    """Integers are drawn otherwise."""
+    dtype = given["dtype"] or given["self"].dtype
+    refuse(
+        not dtype.is_floating_point and not dtype.is_complex,
+        func,
+        f"not implemented for {dtype}: draw integers with randint_like",
+        NotImplementedError,
+    )
+
+
+@check_for("linspace", "logspace")
+def spaces_are_numbers(func: OpOverload, given: dict[str, Any]) -> None:
+    """There is nothing between false and true."""
+    dtype = given["out"].dtype if given.get("out") is not None else given.get("dtype")
+    refuse(
+        dtype is torch.bool,
+        func,
+        "not implemented for torch.bool (argument 'dtype')",
+        NotImplementedError,
+    )

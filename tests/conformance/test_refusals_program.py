@@ -1,0 +1,92 @@
+"""The program that looks for what only eager refuses, and the one that measures what kernels refuse."""
+
+import json
+import os
+import time
+
+import pytest
+import torch
+
+from fake.conformance import Options, Verdict
+from fake.conformance.__main__ import main
+from fake.conformance.dtypes import explain, measure_dtypes, write_table
+from fake.conformance.isolate import isolated
+from fake.conformance.overlaps import measure_overlaps
+from fake.conformance.refusals import copied, perturbations, sweep_refusals
+
+
+def options(*patterns: str, engine: str = "fake") -> Options:
+    return Options(engine=engine, patterns=patterns, databases=("op",), samples=1)
+
+
+def test_one_argument_is_made_wrong():
+    x, y = torch.ones(2, 3), torch.ones(3)
+    changed = dict(perturbations((x, (y, 2, 0.5), {"how": "sum"})))
+    assert changed["leaf 0: dtype int64"][0].dtype is torch.int64
+    assert changed["leaf 1: dim 0 larger"][1][0].shape == (4,)
+    assert changed["leaf 2: + 100"][1][1] == 102
+    assert changed["leaf 3: negative"][1][2] == -1.5
+    assert changed["leaf 4: nonsense"][2] == {"how": "sum?"}
+    for what, (first, (second, *_), _) in changed.items():
+        assert (first is x) != what.startswith("leaf 0"), what
+        assert (second is y) != what.startswith("leaf 1"), what
+
+
+def test_copies_keep_an_expanded_layout():
+    x = torch.ones(1).expand(3)
+    ((copy,), _, _) = copied(((x,), (), {}))
+    assert copy.stride() == (0,)
+    assert copy.data_ptr() != x.data_ptr()
+
+
+def test_torchs_engine_accepts_what_ours_refuses():
+    theirs = sweep_refusals(options("mm", engine="torch"))
+    assert theirs.count(Verdict.ACCEPTED) > 0
+    ours = sweep_refusals(options("mm"))
+    assert ours.count(Verdict.ERROR, Verdict.MISMATCH) == 0
+    assert ours.count(Verdict.ACCEPTED) < theirs.count(Verdict.ACCEPTED)
+
+
+def test_what_values_decide_is_told_apart():
+    """An index out of range: other indices would do."""
+    tally = sweep_refusals(options("gather"))
+    assert {case.outcome.verdict for case in tally.notable} <= {Verdict.DATA_DEPENDENT}
+
+
+def test_the_command(tmp_path, capsys):
+    assert main(["--refusals", "square", "--databases", "op", "--samples", "1"]) == 0
+    assert "accepted" in capsys.readouterr().out
+    file = tmp_path / "table.json"
+    assert main(["--measure", str(file), "mm", "--databases", "op", "--samples", "2"]) == 0
+    assert json.loads(file.read_text())["torch"] == torch.__version__.split("+")[0]
+
+
+def test_measured_dtypes(tmp_path):
+    seen = measure_dtypes(options("mm"))
+    assert ("self", "mat2", "RuntimeError") in explain(seen["aten::mm"]).same
+    assert write_table(seen, {"aten::mm.out": ["internal"]}, tmp_path / "table.json") >= 1
+    written = json.loads((tmp_path / "table.json").read_text())
+    assert ["self", "mat2", "RuntimeError"] in written["operators"]["aten::mm"]["same"]
+    assert written["overlaps"] == {"aten::mm.out": ["internal"]}
+
+
+def test_what_was_taken_once_is_not_in_the_table():
+    found = explain({"a=f32": [""], "a=c64": ["", "RuntimeError"], "a=b": ["RuntimeError"], "a=u8": ["?"]})
+    assert found.never == {"a": {"b": "RuntimeError"}}
+    assert (found.same, found.together) == ((), {})
+
+
+def test_measured_overlaps():
+    found = measure_overlaps(options("exp"))
+    assert "internal" in found["aten::exp_"]
+    assert "partial" in found["aten::exp.out"]
+    assert "aten::fill_.Scalar" not in found
+
+
+@pytest.mark.parametrize("what", [lambda: os._exit(1), lambda: time.sleep(60), lambda: os.abort()])
+def test_a_child_that_does_not_answer(what):
+    assert isolated(what, seconds=0.5) is None
+
+
+def test_more_than_a_pipe_holds():
+    assert isolated(lambda: "x" * 1_000_000, seconds=60) == "x" * 1_000_000

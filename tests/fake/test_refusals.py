@@ -1,0 +1,220 @@
+"""What eager refuses, the mode refuses, with an error of eager's type that names the operator and the argument."""
+
+import pytest
+import torch
+
+import fake
+from fake.cache.recipe import Apart
+from fake.kernels import dtypes
+from fake.kernels.dtypes import Refused, refusal, signature, table
+from fake.kernels.overlaps import may_overlap
+from fake.mode import ENGINE
+from fake.refusals import functional_of_in_place
+
+aten = torch.ops.aten
+ones, zeros = torch.ones, torch.zeros
+long = torch.int64
+
+
+def row() -> torch.Tensor:
+    """Three elements that are one."""
+    return ones(1).expand(3)
+
+
+def index(*values: int) -> torch.Tensor:
+    return zeros(len(values), dtype=long)
+
+
+measured = pytest.mark.skipif(
+    not table("operators"), reason="what kernels refuse was measured with another torch"
+)
+
+REFUSED_BY_TABLE = {
+    "an index of floats": lambda: torch.nn.functional.embedding(ones(2), ones(4, 3)),
+    "dtypes that must agree": lambda: torch.mm(ones(2, 3), ones(3, 2, dtype=long)),
+    "also of empty tensors": lambda: torch.mm(ones(0, 3), ones(3, 2, dtype=long)),
+    "in a composite operator": lambda: torch.nn.functional.linear(ones(3, 2), ones(4, 2, dtype=long)),
+    "a dtype without a kernel": lambda: torch.lgamma(ones(2, dtype=torch.complex64)),
+    "a promoted dtype without a kernel": lambda: torch.remainder(ones(2), 1j),
+    "a number that promotes": lambda: torch.bitwise_and(ones(2, dtype=long), 2.5),
+    "writing twice": lambda: row().add_(1),
+    "writing a product twice": lambda: ones(1, 1).expand(3, 3).addmm_(ones(3, 3), ones(3, 3)),
+    "writing twice to out": lambda: torch.add(ones(3), 1, out=row()),
+    "random numbers written twice": lambda: row().normal_(),
+}
+
+REFUSED = {
+    "an index that is none": lambda: ones(3).gather(0, ones(3)),
+    "out of another dtype": lambda: torch.mm(ones(2, 2), ones(2, 2), out=ones(2, 2, dtype=torch.float64)),
+    "in place, a result that cannot be cast": lambda: ones(2, dtype=long).add_(ones(2)),
+    "in place, a result of another shape": lambda: ones(3).bitwise_and_(ones(2, 3)),
+    "in place, an index of another size": lambda: ones(3, 3).index_reduce_(0, index(0), ones(2, 3), "amax"),
+    "a stride out of bounds": lambda: ones(4).as_strided((3,), (2,)),
+    "an index into nothing": lambda: zeros(3, 0).gather(1, zeros(3, 1, dtype=long)),
+    "values that do not fit indices": lambda: ones(4).index_put((index(0, 1),), ones(3)),
+    "too many indices": lambda: ones(4)[index(0), index(0)],
+    "a mask of another shape": lambda: ones(4).index_put((ones(3) > 0,), ones(())),
+    "a slice of another size": lambda: ones(4).slice_scatter(ones(3), 0, 0, 2),
+    "a diagonal of another size": lambda: ones(4, 4).diagonal_scatter(ones(3)),
+    "a number out of range": lambda: torch.full((2,), 300, dtype=torch.uint8),
+    "a complex number for a real result": lambda: torch.addmm(ones(2, 2), ones(2, 2), ones(2, 2), alpha=1j),
+    "no boundaries": lambda: torch.bucketize(ones(2), ones(2, 2)),
+    "the extreme of nothing": lambda: zeros(0).max(),
+    "a difference of flags": lambda: ones(2).bool() - ones(2).bool(),
+    "a deviation of integers": lambda: ones(2, dtype=long).std(),
+    "a dimension that is not there": lambda: ones(2).sort(3),
+    "a convolution with nothing": lambda: torch.conv1d(ones(1, 1, 4), ones(1, 1, 0)),
+}
+
+
+def assert_refused_as_in_eager(call):
+    with pytest.raises(Exception) as expected:
+        call()
+    with fake.FakeTensorMode(), pytest.raises(expected.type):
+        call()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_checks(name):
+    assert_refused_as_in_eager(REFUSED[name])
+
+
+@measured
+@pytest.mark.parametrize("name", REFUSED_BY_TABLE)
+def test_what_was_measured(name):
+    assert_refused_as_in_eager(REFUSED_BY_TABLE[name])
+
+
+@measured
+def test_an_error_names_operator_and_argument():
+    with (
+        fake.FakeTensorMode(),
+        pytest.raises(RuntimeError, match=r"aten\.mm.*self and mat2 .*float32.*int64"),
+    ):
+        torch.mm(ones(2, 3), ones(3, 2, dtype=long))
+
+
+TAKEN = {
+    "bytes as a condition": lambda: torch.where(ones(2).bool(), ones(2), ones(2, dtype=long)),
+    "a mix that promotes": lambda: torch.add(ones(2, dtype=long), ones(2, dtype=torch.complex64)),
+    "an empty product": lambda: torch.mm(ones(0, 3), ones(3, 2)),
+    "random integers' template": lambda: torch.rand_like(ones(2, dtype=long), dtype=torch.float32),
+    "negative numbers for bytes": lambda: torch.full((2,), -1, dtype=torch.uint8),
+    "clamping bytes by a float": lambda: ones(2, dtype=torch.uint8).clamp(300, 1.0),
+    "the same tensor in and out": lambda: torch.add(*(x := ones(3), x), out=x),
+    "filling one element": lambda: row().fill_(1),
+    "out that is larger": lambda: torch.exp(zeros(2), out=zeros(0)),
+    "flags as bytes": lambda: torch.all(ones(3), out=zeros((), dtype=torch.uint8)),
+    "many decimals": lambda: torch.round(ones(2), decimals=100),
+    "no images": lambda: torch.nn.functional.max_pool2d(zeros(0, 3, 8, 8), 2),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_eager_takes_is_taken(name):
+    expected = TAKEN[name]()
+    for _ in range(2):  # fresh and cached
+        with fake.FakeTensorMode():
+            actual = TAKEN[name]()
+        assert (actual.shape, actual.dtype, actual.stride()) == (
+            expected.shape,
+            expected.dtype,
+            expected.stride(),
+        )
+
+
+def test_tensors_on_another_device_are_not_judged_by_cpu_kernels():
+    with fake.FakeTensorMode():
+        assert torch.lgamma(ones(2, dtype=torch.complex64, device="meta")).dtype is torch.complex64
+        assert ones(2, device="cuda", dtype=torch.complex64).lgamma().device.type == "cuda"
+
+
+def test_decompositions_may_use_what_eager_has_no_kernel_for():
+    """Inside a dispatch there is no user: torch's decomposition of batch norm copies into an expanded tensor."""
+    x = ones(1, 3, 1).expand(2, 3, 4)
+    stats = ones(1).expand(3), ones(1).expand(3)
+    expected = aten.native_batch_norm(x, None, None, *stats, False, 0.1, 1e-5)
+    with fake.FakeTensorMode() as mode:
+        given = mode.from_tensor(x), tuple(mode.from_tensor(s) for s in stats)
+        actual = aten.native_batch_norm(given[0], None, None, *given[1], False, 0.1, 1e-5)
+    assert [t.shape for t in actual] == [t.shape for t in expected]
+
+
+@measured
+class TestOverlaps:
+    """Two tensors on one storage have the same metadata as two that are not: no key tells them apart."""
+
+    def test_a_cached_call_refuses_an_overlap(self):
+        with fake.FakeTensorMode():
+            fake.cache_clear()
+            a, b, room = ones(4), ones(5)[1:], ones(5)
+            for _ in range(2):
+                a.add_(b)
+            with pytest.raises(RuntimeError, match="single memory location"):
+                room[:-1].add_(room[1:])
+
+    def test_and_serves_others_afterwards(self):
+        with fake.FakeTensorMode():
+            fake.cache_clear()
+            room = ones(5)
+            with pytest.raises(RuntimeError, match="single memory location"):
+                room[:-1].add_(room[1:])
+            left, right = ones(5)[:-1], ones(5)[1:]
+            assert left.add_(right) is left
+            hits = fake.cache_info().hits
+            assert left.add_(right) is left
+            assert fake.cache_info().hits == hits + 1
+
+    def test_equal_metadata_is_not_watched(self):
+        with fake.FakeTensorMode():
+            fake.cache_clear()
+            a, b = ones(4), ones(4)
+            a.add_(b)
+            (recipe,) = ENGINE.store.described[aten.add_.Tensor].values()
+            assert not isinstance(recipe, Apart)
+            a.add_(a)
+
+    def test_ranges(self):
+        whole, left, right = ((2, 3), (3, 1), 0, 4), ((3,), (1,), 0, 4), ((3,), (1,), 3, 4)
+        assert may_overlap(whole, left)
+        assert not may_overlap(left, right)
+        assert may_overlap(((3, 3), (3, 1), 0, 4), ((3, 3), (1, 3), 0, 4))
+        assert not may_overlap(((3,), (2,), 0, 4), left)  # too hard to tell
+
+
+class TestTable:
+    def test_pairs_dtypes_and_combinations(self):
+        known = Refused(
+            same=(("a", "b", "RuntimeError"),),
+            never={"a": {"c64": "NotImplementedError"}},
+            together={"a=f32 b=f32 mode='x'": "ValueError"},
+        )
+        assert known.find({"a": "f32", "b": "i64"})[0] == "RuntimeError"
+        assert known.find({"a": "c64", "b": "c64"})[0] == "NotImplementedError"
+        assert known.find({"a": "c128", "b": "c128"})[0] == "NotImplementedError"
+        assert known.find({"a": "f32", "b": "f32", "mode": "'x'"})[0] == "ValueError"
+        assert known.find({"a": "f32", "b": "f32"}) is None
+        assert known.find({"a": "c64", "b": "c64", "~": "yes"}) is None
+
+    @measured
+    def test_another_torch_has_no_table(self, monkeypatch):
+        assert refusal(aten.mm.default, (ones(2, 2), ones(2, 2, dtype=long)), {}) is not None
+        monkeypatch.setattr(torch, "__version__", "1.0.0")
+        dtypes._measured.cache_clear()
+        dtypes._refused_by.cache_clear()
+        try:
+            assert refusal(aten.mm.default, (ones(2, 2), ones(2, 2, dtype=long)), {}) is None
+        finally:
+            monkeypatch.undo()
+            dtypes._measured.cache_clear()
+            dtypes._refused_by.cache_clear()
+
+    def test_signature_leaves_out_what_has_no_dtype(self):
+        assert signature(aten.sum.dim_IntList, (ones(2, 2), [0]), {}) == {"self": "f32"}
+        assert signature(aten.add.Tensor, (ones(2, device="meta"), ones(2)), {}) is None
+
+
+def test_functional_forms():
+    assert functional_of_in_place(aten.index_put_.default) is aten.index_put.default
+    for func in (aten.copy_.default, aten.normal_.default, aten.t_.default, aten.add.Tensor):
+        assert functional_of_in_place(func) is None
