@@ -187,3 +187,12 @@ def test_unbacked_answers_hold_for_all_values_that_were_checked(
         assert truth == {True}, (name, left[0], right[0])
     if not guard_or_true(asked):
         assert truth == {False}, (name, left[0], right[0])
+
+
+def test_the_floor_of_a_negative_division_has_a_value() -> None:
+    a, b, shape_env = sizes(2, 3)
+    symbols = [a.node.expr, b.node.expr]
+    halved = math.floor(-(-a // b) / 2)
+    for binding in BINDINGS:
+        if all(guard_holds(shape_env, symbols, binding)):
+            assert value_at(halved, symbols, binding) == math.floor(-(-binding[0] // binding[1]) / 2)
