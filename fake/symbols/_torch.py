@@ -120,10 +120,11 @@ def hints_of(shape_env: TorchShapeEnv) -> dict[sympy.Symbol, Any]:
     return shape_env.__dict__["var_to_val"] if found is None else found
 
 
-def guards_are_limited() -> bool:
-    """Whether settings of torch make it count, flip or reinterpret guards."""
+def guards_are_limited(shape_env: TorchShapeEnv) -> bool:
+    """Whether torch counts, flips, reinterprets or refuses guards now."""
     return (
-        dynamic_config.symbol_guard_limit_before_specialize is not None
+        getattr(shape_env, "_error_on_new_guards", False)  # not in 2.11
+        or dynamic_config.symbol_guard_limit_before_specialize is not None
         or dynamic_config.backed_size_oblivious
         or dynamic_config.inject_EVALUATE_EXPR_flip_equality_TESTING_ONLY
     )

@@ -70,6 +70,13 @@ class Dim:
     max: int | None = None
     multiple_of: int = 1
 
+    def __str__(self) -> str:
+        """It as it was written, without the defaults."""
+        least = f", min={self.min}" if self.min else ""
+        most = "" if self.max is None else f", max={self.max}"
+        step = "" if self.multiple_of == 1 else f", multiple_of={self.multiple_of}"
+        return f"Dim({self.name!r}{least}{most}{step})"
+
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ContractError("Dim", "name", f"must be a string that is not empty, not {self.name!r}")

@@ -37,6 +37,9 @@ def guard_equal(shape_env: Any, condition: sympy.Basic) -> bool:
     hints, ranges = _t.hints_of(shape_env), shape_env.var_to_range
     if hints[left] != hints[right] or ranges[left] != ranges[right] or ranges[left].is_singleton():
         return False
+    axioms = shape_env.axioms
+    if len(axioms) > 2 and (condition in axioms or sympy.Eq(right, left, evaluate=False) in axioms):
+        return False  # it follows from earlier guards
     shape_env._log_guard("eval", condition, forcing_spec=False)
     line = shape_env._get_sloc()
     replaced, kept = _in_torchs_order(shape_env, left, right)
@@ -53,13 +56,12 @@ def _records_plainly(shape_env: Any) -> bool:
     return (
         shape_env.__class__ in (ShapeEnv, _t.TorchShapeEnv)
         and not shape_env.frozen
-        and not shape_env._error_on_new_guards
         and not shape_env.prefer_deferred_runtime_asserts_over_guards
         and not shape_env.should_record_events
         and not shape_env._translation_validation_enabled
         and not shape_env._suppress_guards_tls()
         and not shape_env.log.isEnabledFor(logging.INFO)
-        and not _t.guards_are_limited()
+        and not _t.guards_are_limited(shape_env)
     )
 
 

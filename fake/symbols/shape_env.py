@@ -134,6 +134,12 @@ class ShapeEnv(_t.TorchShapeEnv):
                 self._declaring = False
         return made
 
+    def _simplify_floor_div(self, expr: Any) -> Any:  # type: ignore[override]
+        """torch's method, which asks whether divisions inside a floor leave a remainder: an error for negative numbers."""
+        if any(not self.bound_sympy(division.args[0]).lower >= 0 for division in expr.atoms(_t.FloorDiv)):
+            return self.simplify(expr)
+        return super()._simplify_floor_div(expr)
+
     def declare(self, name: str, dims: Dims) -> None:
         """Promise something of the dimensions of an input, before it is seen.
 

@@ -97,7 +97,7 @@ def test_the_chain_holds_every_step_and_no_other():
     assert "the program itself" in second
     assert "# second" in second
     text = str(ContractViolationError((violation,)))
-    assert "Dim(name='batch'" in text
+    assert "Dim('batch'" in text
     assert first in text
     assert second in text
 

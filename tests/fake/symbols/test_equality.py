@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sympy
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fake import FakeTensorMode, ShapeEnv
@@ -34,6 +34,7 @@ def state(shape_env: Any, symbols: list[sympy.Symbol]) -> dict[str, Any]:
 
 
 @settings(deadline=None, max_examples=60)
+@example(TorchShapeEnv, [4, 4, 4], [(0, 2), (1, 2), (0, 1)])  # the third follows from the others
 @given(
     st.sampled_from([TorchShapeEnv, ShapeEnv]),
     st.lists(st.sampled_from([3, 4]), min_size=2, max_size=5),
