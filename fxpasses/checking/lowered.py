@@ -178,7 +178,7 @@ class LoweringCheck:
 
     def _write(self, case: Case, found: str) -> str:
         source = PassSource()
-        lines = _lowerings_of_others(case.gm, source)
+        lines, code = _lowerings_of_others(case.gm, source), graph_text(case.gm)
         file = fresh_directory(self._directory, "inductor") / "repro.py"
         drawn, data = input_lines(case.inputs, lambda made: bool(differences(case.gm, made)), file)
         text = [
@@ -194,11 +194,12 @@ class LoweringCheck:
             *dict.fromkeys(i for i in source.imports if i != "import torch"),
             *(["from torch._inductor.lowering import register_lowering"] if lines else []),
             "from fxpasses.checking.lowered import replay_compiled",
+            *(["from fxpasses.checking.repro import higher_order"] if "higher_order(" in code else []),
             "",
             *source.definitions,
             *lines,
             "",
-            graph_text(case.gm),
+            code,
             "",
             *drawn,
             "",
