@@ -113,8 +113,17 @@ def _moved(node: fx.Node, before: Memory, after: Memory, same_write: dict[fx.Nod
 def _unseen(
     now: frozenset[Version], was: frozenset[Version], before: Memory, same_write: dict[fx.Node, fx.Node]
 ) -> str | None:
-    """A version among ``now`` that was not among ``was``, in words."""
+    """A version among ``now`` that was not among ``was``, in words.
+
+    Memory that nothing depended on before may be read besides: a rewrite that does several calls at once (one concatenation
+    for many reductions) makes each result depend on all of their inputs.
+    """
+    known = {root for root, _ in was}
+    translated = {(root, same_write.get(write) if write is not None else None) for root, write in now}
+    reads_more = was <= translated
     for root, write in now:
+        if reads_more and root not in known:
+            continue
         if root not in before.writes or (write is not None and write not in same_write):
             continue
         if (root, same_write[write] if write is not None else None) not in was:
