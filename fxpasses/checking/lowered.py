@@ -33,6 +33,9 @@ __all__ = ["LoweringCheck", "differences", "replay_compiled"]
 log = logging.getLogger(__name__)
 
 _SAMPLES = 4
+_WORSE = 100.0
+"""How much worse than an operator's own rounding a kernel may be: vectorised functions (the error function near zero) are off by
+dozens of units in the last place."""
 _SECONDS = 240.0
 """How long parts of a graph are compiled in the search for a small one."""
 
@@ -78,10 +81,7 @@ def _wrong_values(reference: Reference, got: Sequence[Any]) -> str:
         if (native.shape, native.dtype) != (value.shape, value.dtype):
             return f"{name}: {native.dtype}{tuple(native.shape)} became {value.dtype}{tuple(value.shape)}"
         samples = [sample[position] for sample in reference.samples(_SAMPLES)]
-        how = deviation(native, reference.exact[position], samples, value)
-        if how is not None and not how.is_clear:
-            samples = [sample[position] for sample in reference.samples(6 * _SAMPLES)]
-            how = deviation(native, reference.exact[position], samples, value)
+        how = deviation(native, reference.exact[position], samples, value, limit=_WORSE)
         if how is not None:
             return f"{name}: {how}"
     return ""
