@@ -45,7 +45,9 @@ def forgets_the_last_row(gm: fx.GraphModule) -> bool:
     for node in calls(gm, aten.embedding.default):
         rows = node.args[0].meta["val"].shape[0]
         with gm.graph.inserting_before(node):
-            index = fxpasses.insert_call(gm.graph, aten.clamp_max.default, (node.args[1], rows - 2), like=node)
+            index = fxpasses.insert_call(
+                gm.graph, aten.clamp_max.default, (node.args[1], rows - 2), like=node
+            )
         node.args = (node.args[0], index, *node.args[2:])
         return True
     return False
@@ -95,7 +97,10 @@ def drops_an_output_inside(gm: fx.GraphModule) -> bool:
             value = output.args[0][0]
             with inner.graph.inserting_before(output):
                 half = fxpasses.insert_call(
-                    inner.graph, torch.ops.prims.convert_element_type.default, (value, torch.float16), like=value
+                    inner.graph,
+                    torch.ops.prims.convert_element_type.default,
+                    (value, torch.float16),
+                    like=value,
                 )
             output.args = ((half, *output.args[0][1:]),)
             return True

@@ -110,7 +110,9 @@ def test_alone_they_are_right(passes, tmp_path):
 
 
 def test_passes_that_are_wrong_only_together_are_both_named(tmp_path):
-    with pytest.raises(ValueMismatchError, match="Only after 'marks': without it, 'trusts_marks' is right") as caught:
+    with pytest.raises(
+        ValueMismatchError, match="Only after 'marks': without it, 'trusts_marks' is right"
+    ) as caught:
         run(Deep(2), [torch.randn(4, 16)], plants.marks, plants.trusts_marks, directory=tmp_path)
     error = caught.value
     assert (error.pass_name, error.partners) == ("trusts_marks", ("marks",))
@@ -121,7 +123,7 @@ def test_passes_that_are_wrong_only_together_are_both_named(tmp_path):
 
 def test_the_structure_of_a_branch_is_checked(tmp_path):
     options = {"passes": [plants.drops_an_output_inside], "compiler": "eager"}
-    with pytest.raises(Exception, match="output 0: dtype torch.float32 became torch.float16") as caught:
+    with pytest.raises(Exception, match=r"output 0: dtype torch\.float32 became torch\.float16") as caught:
         torch.compile(branches, backend="fxpasses", options=options)(torch.randn(3, 4))
     assert isinstance(caught.value.inner_exception, StructureError)
 
@@ -173,5 +175,10 @@ def test_sizes_are_tried_in_a_model_with_symbolic_floats(tmp_path):
     nodes = placeholders(captured.forward)
     from fxpasses.checking.inputs import bindings
 
-    values = [5 if isinstance(n.meta["val"], torch.SymInt) else torch.zeros([int(s) if isinstance(s, int) else s.node.hint for s in n.meta["val"].shape]) for n in nodes]
+    values = [
+        5
+        if isinstance(n.meta["val"], torch.SymInt)
+        else torch.zeros([int(s) if isinstance(s, int) else s.node.hint for s in n.meta["val"].shape])
+        for n in nodes
+    ]
     assert len(list(other_sizes(nodes, bindings(nodes, values)))) > 5

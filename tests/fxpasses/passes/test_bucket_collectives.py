@@ -55,7 +55,9 @@ def test_in_place_reductions():
             dist.all_reduce(gradient)
 
     gm = captured(f, X.clone(), Y.clone(), Z.clone())
-    assert rewrite(PASS, gm)  # the structure check raises no alarm, though each result is part of one message now
+    assert rewrite(
+        PASS, gm
+    )  # the structure check raises no alarm, though each result is part of one message now
     assert reductions(gm) == 1
 
 
