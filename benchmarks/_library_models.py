@@ -191,18 +191,6 @@ class LanguageLoss(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)), targets)
 
 
-class Embeddings(nn.Module):
-    """Token and position embeddings and a norm, as at the entrance of BERT."""
-
-    def __init__(self, vocabulary: int = 256, context: int = 2048, width: int = 256) -> None:
-        super().__init__()
-        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.norm(self.token(tokens) + self.position(torch.arange(tokens.shape[1])))
-
-
 class Dropped(nn.Module):
     """A transformer layer with dropout, trained."""
 
@@ -248,16 +236,6 @@ def _tokens(*shape: int, high: int = 256) -> Tensor:
 
 
 CASES: dict[str, tuple[Case, ...]] = {
-    "index_ranges": (
-        Case(
-            "embeddings of 1 x 512 tokens, context 2048, width 256",
-            lambda: (Embeddings(), (_tokens(1, 512),)),
-        ),
-        Case(
-            "GPT, 1 layer, 2 x 256 tokens, context 1024",
-            lambda: (GPT(1, 256, 4, 1024), (_tokens(2, 256), _tokens(2, 256))),
-        ),
-    ),
     "one_hot_products": (
         Case("one-hot features, 256 x 2000", lambda: (OneHotFeatures(), (_tokens(256, high=2000),))),
     ),

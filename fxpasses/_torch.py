@@ -263,8 +263,12 @@ def propagate_fakes(gm: fx.GraphModule, inputs: Sequence[Any], dynamic: bool) ->
 
     class Propagate(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
-            n.meta["val"] = super().run_node(n)
-            return n.meta["val"]
+            value = super().run_node(n)
+            if isinstance(value, fx.GraphModule):  # given to an operator, which calls it
+                inner = Propagate(value)
+                return lambda *args: inner.run(*args, enable_io_processing=False)
+            n.meta["val"] = value
+            return value
 
     with torch.no_grad(), mode:
         Propagate(gm).run(*fakes, enable_io_processing=False)

@@ -40,7 +40,7 @@ from fxpasses.rewriting import value_of
 
 __all__ = ["Finding", "wrong_places"]
 
-_SAMPLES, _MORE_SAMPLES = 4, 24
+_SAMPLES, _MORE_SAMPLES = 4, 10
 _SEED = 20
 Values = Mapping[str, Any]
 

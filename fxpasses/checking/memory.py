@@ -7,6 +7,7 @@ memory than before: that is a read which has moved across a write, or a copy tha
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from torch import fx
@@ -69,22 +70,28 @@ def stale_read(
     """The first node that sees memory at another time than before, and what is wrong with that."""
     known = snapshot.by_node
     same_write = _matching_writes(before, after)
+    behind = _behind_new_calls(graph, known) if before is not None and after is not None else set()
     for node in graph.nodes:
         old = known.get(node)
         if old is None:
             continue
-        if before is not None and after is not None and (found := _moved(node, before, after, same_write)):
+        if (
+            before is not None
+            and after is not None
+            and (found := _moved(node, before, after, same_write, node in behind))
+        ):
             return node, found
         if after is not None and (found := _newly_overwritten(node, old.args, after, same_write)):
             return node, found
     if before is not None and after is not None:
         for new, write in same_write.items():
             if new is not write and (
-                found := _unseen(after.seen[new], before.seen[write], before, same_write)
+                found := _unseen(after.seen[new], before.seen[write], before, same_write, new in behind)
             ):
                 return new, found
         for root in after.writes.keys() & before.writes.keys():
-            if found := _unseen(after.final[root], before.final[root], before, same_write):
+            last = after.writes[root][-1] in behind
+            if found := _unseen(after.final[root], before.final[root], before, same_write, last):
                 return after.writes[root][-1], f"what is left in {root.name} is not the same: {found}"
     return None
 
@@ -103,18 +110,43 @@ def _matching_writes(before: Memory | None, after: Memory | None) -> dict[fx.Nod
     return found
 
 
-def _moved(node: fx.Node, before: Memory, after: Memory, same_write: dict[fx.Node, fx.Node]) -> str | None:
+def _behind_new_calls(graph: fx.Graph, known: Container[fx.Node]) -> set[fx.Node]:
+    """The calls that depend on one that the pass has made."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node not in known or any(value in found for value in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _moved(
+    node: fx.Node, before: Memory, after: Memory, same_write: dict[fx.Node, fx.Node], on_new_calls: bool
+) -> str | None:
     """Whether ``node`` sees a version that it did not see."""
     if node.op != "output" and is_alias(node) and node not in same_write:
         return None  # it reads nothing: those who use it do
-    return _unseen(after.seen.get(node, frozenset()), before.seen.get(node, frozenset()), before, same_write)
+    now, was = after.seen.get(node, frozenset()), before.seen.get(node, frozenset())
+    return _unseen(now, was, before, same_write, on_new_calls)
 
 
 def _unseen(
-    now: frozenset[Version], was: frozenset[Version], before: Memory, same_write: dict[fx.Node, fx.Node]
+    now: frozenset[Version],
+    was: frozenset[Version],
+    before: Memory,
+    same_write: dict[fx.Node, fx.Node],
+    on_new_calls: bool = False,
 ) -> str | None:
-    """A version among ``now`` that was not among ``was``, in words."""
+    """A version among ``now`` that was not among ``was``, in words.
+
+    With ``on_new_calls``, memory that it was independent of may be read besides: a rewrite that does several calls at once (one
+    concatenation for many reductions) makes each result depend on all of their inputs.
+    """
+    known = {root for root, _ in was}
+    translated = {(root, same_write.get(write) if write is not None else None) for root, write in now}
+    reads_more = on_new_calls and was <= translated
     for root, write in now:
+        if reads_more and root not in known:
+            continue
         if root not in before.writes or (write is not None and write not in same_write):
             continue
         if (root, same_write[write] if write is not None else None) not in was:

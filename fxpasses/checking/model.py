@@ -183,7 +183,8 @@ class _Runs:
             whole("inductor", self._compiled(quiet, InductorCompiler))
             if not random and not stages[-1].ok:
                 lowered = LoweringCheck(options.repro_directory())
-                self._step(self._compiled(quiet, InductorCompiler, lowered=lowered))
+                with _torch.inductor_config.patch(force_disable_caches=True):
+                    self._step(self._compiled(quiet, InductorCompiler, lowered=lowered))
                 if lowered.repro:
                     notes.append(
                         f"`python {lowered.repro}` shows what Inductor does on {lowered.calls} calls"

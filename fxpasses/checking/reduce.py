@@ -14,7 +14,7 @@ from fxpasses.checking.blame import minimise
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run
 from fxpasses.checking.values import changed_nodes
-from fxpasses.rewriting import value_of
+from fxpasses.rewriting import subgraphs, value_of
 
 __all__ = ["Case", "cut", "reduce_nodes", "smaller_sizes"]
 
@@ -117,6 +117,7 @@ def cut(
     for node in list(chosen):
         chosen |= {user for user in node.users if user.target is operator.getitem and _many(node)}
     graph = fx.Graph()
+    graphs = subgraphs(gm)
     made: dict[fx.Node, fx.Node] = {}
     inputs: list[str] = []
     outputs: list[fx.Node] = []
@@ -124,13 +125,9 @@ def cut(
     if traced is not None:  # a pass may ask for the sizes themselves
         needed |= {n for n in gm.graph.find_nodes(op="placeholder") if isinstance(value_of(n), torch.SymInt)}
     for node in gm.graph.nodes:
-        if node in needed:
-            if (
-                isinstance(node.target, str)
-                and node.op == "get_attr"
-                and not isinstance(values.get(node.name), Tensor)
-            ):
-                return None  # a subgraph cannot be an input
+        if node in needed and node.op == "get_attr" and str(node.target) in graphs:
+            made[node] = graph.node_copy(node)  # a graph cannot be an input
+        elif node in needed:
             made[node] = graph.placeholder(node.name)
             made[node].meta = dict(node.meta)
             inputs.append(node.name)

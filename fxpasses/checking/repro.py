@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import io
 import itertools
 import re
+import runpy
 from collections.abc import Callable, Collection, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from fxpasses._torch import OpOverload, propagate_fakes
+from fxpasses._torch import OpOverload, outside_tracing, propagate_fakes
 from fxpasses.checking.blame import after_passes, apply_pass
 from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.reduce import Case, reduce_nodes, smaller_sizes
@@ -23,11 +28,12 @@ from fxpasses.contract import Contract, FunctionPass, Pass
 from fxpasses.errors import PassError, StructureError
 from fxpasses.manager import PassManager
 from fxpasses.provenance import is_backward
-from fxpasses.rewriting import copy_graph
+from fxpasses.rewriting import copy_graph, subgraphs
 
 __all__ = [
     "fresh_directory",
     "graph_text",
+    "higher_order",
     "input_lines",
     "make_repro",
     "mismatches_of",
@@ -94,6 +100,7 @@ class _RecordCalls(TorchFunctionMode):
 
     def __init__(self, tracer: fx.Tracer) -> None:
         super().__init__()
+        self.graphs: dict[str, fx.GraphModule] = {}
         self._tracer = tracer
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -101,13 +108,35 @@ class _RecordCalls(TorchFunctionMode):
             return self._tracer.create_proxy("call_function", func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
+    def call(self, operator: Any, args: tuple[Any, ...]) -> fx.Proxy:
+        """Make a node of the call of an operator that takes functions."""
+        args = tuple(self._graph(a) if inspect.isfunction(a) else a for a in args)
+        return self._tracer.create_proxy("call_function", operator, args, {})
+
+    def _graph(self, function: Callable[..., Any]) -> fx.Proxy:
+        self.graphs[function.__name__] = recorded_calls(function)
+        return self._tracer.create_proxy("get_attr", function.__name__, (), {})
+
 
 def recorded_calls(function: Callable[..., Any]) -> fx.GraphModule:
     """The operator calls of a function as a graph."""
     tracer = fx.Tracer()
-    with _RecordCalls(tracer):
-        graph = tracer.trace(function)
-    return fx.GraphModule(torch.nn.Module(), graph)
+    with _RecordCalls(tracer) as record:
+        token = _recording.set(record)
+        try:
+            graph = tracer.trace(function)
+        finally:
+            _recording.reset(token)
+    return fx.GraphModule({**record.graphs}, graph)
+
+
+_recording: ContextVar[_RecordCalls | None] = ContextVar("recording", default=None)
+
+
+def higher_order(operator: Any, *args: Any) -> Any:
+    """Call an operator that takes functions, such as ``torch.ops.higher_order.cond``; what a repro file calls."""
+    record = _recording.get()
+    return operator(*args) if record is None else record.call(operator, args)
 
 
 def structural_faults(item: Pass, case: Case) -> list[Mismatch]:
@@ -142,11 +171,10 @@ def with_metadata(case: Case, dynamic: bool, backward: Collection[int] = ()) -> 
     Raises:
         Exception: when an operator refuses its inputs.
     """
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(case.gm.graph, {}))
-    gm = fx.GraphModule(case.gm, graph)
-    for node in graph.nodes:
-        node.meta = {}
+    gm = copy_graph(case.gm)
+    for inner in (gm, *subgraphs(gm).values()):
+        for node in inner.graph.nodes:
+            node.meta = {}
     propagate_fakes(gm, case.inputs if case.traced is None else case.traced, dynamic)
     for position, node in enumerate(_calls(gm)):
         if position in backward:
@@ -249,6 +277,7 @@ def make_repro(
     call += ", traced=traced" * (case.traced is not None)
     call += f", backward={marks}" * bool(marks)
     call += ", after=EARLIER" * bool(earlier)
+    code = graph_text(case.gm)
     paths = [f"sys.path.insert(0, {path!r})" for path in source.paths]
     lines = [
         f'"""{headline}',
@@ -261,14 +290,15 @@ def make_repro(
         "import torch",
         *(["", *paths] if paths else []),
         "",
-        *dict.fromkeys([*(i for i in source.imports if i != "import torch"), _REPLAY]),
+        *dict.fromkeys(i for i in source.imports if i != "import torch"),
+        f"from fxpasses.checking.repro import {'higher_order, ' * ('higher_order(' in code)}replay",
         "",
         *source.definitions,
         f"PASS = {expressions[0]}",
         *([f"EARLIER = [{', '.join(expressions[1:])}]"] if earlier else []),
         "",
         "",
-        graph_text(case.gm),
+        code,
         "",
     ]
     lines += given
@@ -276,22 +306,40 @@ def make_repro(
         lines += ["traced = [", *(f"    {_random(value)[0]}," for value in case.traced), "]"]
     lines += ["", 'if __name__ == "__main__":', f"    raise SystemExit(replay({call}))", ""]
     file.write_text("\n".join(lines))
+    if (why := why_not_shown(file)) is not None:
+        return None, case.size, f"{file} does not show it: {why}"
     return file, case.size, ""
 
 
+def why_not_shown(file: Path) -> str | None:
+    """Run a repro file here: ``None`` when it ends as it should, or else what it did."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), outside_tracing(), torch.random.fork_rng():
+            runpy.run_path(str(file), run_name="__main__")
+    except SystemExit as end:
+        return None if end.code == 1 else said.getvalue().strip()
+    except Exception as error:  # noqa: BLE001  (a file that cannot be run shows nothing)
+        return f"{type(error).__name__}: {error}"
+    return "it ends without a verdict"
+
+
 BACKWARD_MARKS = {"partitioner_tag": "is_backward", "autograd_backward": True}
-_REPLAY = "from fxpasses.checking.repro import replay"
 
 
-def graph_text(gm: fx.GraphModule) -> str:
-    """The graph as a function of operator calls."""
+def graph_text(gm: fx.GraphModule, name: str = "graph") -> str:
+    """The graph as a function of operator calls, behind functions for the graphs that these call."""
+    inner = [graph_text(graph, f"_{name}") for name, graph in subgraphs(gm).items()]
     code = gm.graph.python_code("self").src
     code = re.sub(r";  (\w+ = )+None", "", code)
     code = re.sub(r"(?m)^( *\w+) : [^=\n]*=", r"\1 =", code)
-    code = code.replace("def forward(self, ", "def graph(").replace("def forward(self", "def graph(")
+    code = code.replace("def forward(self, ", f"def {name}(").replace("def forward(self", f"def {name}(")
+    for other in subgraphs(gm):
+        code = re.sub(rf"\bself\.{other}\b", f"_{other}", code)
+    code = re.sub(r"torch\.ops\.higher_order\.(\w+)\(", r"higher_order(torch.ops.higher_order.\1, ", code)
     code = re.sub(r"\bdevice\(", "torch.device(", code).replace("torch.torch.", "torch.")
     code = re.sub(r"(?<![\w.])(inf|nan)(?!\w)", r"float('\1')", code)
-    return "\n".join(line.rstrip() for line in code.strip().splitlines() if line.strip())
+    return "\n".join([*inner, *(line.rstrip() for line in code.strip().splitlines() if line.strip())])
 
 
 def input_lines(

@@ -259,8 +259,9 @@ class _Comparison:
         if before_calls == now_calls:
             return
         gone = next((n for n in was if n not in present), None)
+        article = "an" if one[0] in "aeiou" else "a"
         if len(now) < len(was):
-            raise self._error("order", f"a {one} is gone: {len(was)} before, {len(now)} now", gone)
+            raise self._error("order", f"{article} {one} is gone: {len(was)} before, {len(now)} now", gone)
         new = next((n for n in now if n not in known), gone)
         raise self._error("order", f"the {many} are not the same as before", new)
 

@@ -4,7 +4,7 @@ In a model that has just been made, all norms have the weight one and the bias z
 most of a vocabulary out. So a rewrite is tried on other values, too:
 
 * every floating value moved at random, and indices drawn from all that the graph can look up
-* values many times as large, with the other sign where a tensor has both
+* values many times as large, with the other sign
 * with NaN and infinities in places, for a pass that promises the same bits
 """
 
@@ -23,8 +23,9 @@ __all__ = ["index_bounds", "variants"]
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-_FACTORS = (32.0, 4.0)
-"""How much larger values become; the smaller factor is tried where a result overflows with the larger one."""
+_FACTORS = ((32.0, False), (32.0, True), (4.0, True))
+"""How much larger values become, and whether tensors of positive values stay positive: each is tried where the one before
+leads to NaN or infinities (the root of a variance, an overflow)."""
 
 _SAME_INDEX = {
     aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims,
@@ -79,8 +80,8 @@ def variants(
         spread = 0.1 * other.to(value.device)
         return scale + (spread.abs() if _is_positive(value) else spread)
 
-    def enlarged(factor: float) -> Any:
-        return lambda value: value * (factor if _is_positive(value) else -factor)
+    def enlarged(factor: float, keep_positive: bool) -> Any:
+        return lambda value: value * (factor if keep_positive and _is_positive(value) else -factor)
 
     def broken(value: Tensor) -> Tensor:
         value = value.clone(memory_format=torch.contiguous_format)
@@ -91,7 +92,10 @@ def variants(
         return value
 
     yield [(made(moved), "other values")]
-    yield [(made(enlarged(factor)), f"values {factor:g} times as large") for factor in _FACTORS]
+    yield [
+        (made(enlarged(*choice)), f"values {choice[0]:g} times as large, signs reversed")
+        for choice in _FACTORS
+    ]
     if bitwise:
         yield [(made(broken), "NaN and infinities in places")]
 

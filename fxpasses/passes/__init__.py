@@ -13,7 +13,6 @@ Those are the default. Beyond them, by name:
 * ``chunked_logits``: the loss of a large vocabulary, a few rows at a time
 * ``early_selection``: only the rows that are looked at
 * ``grouped_attention``: attention without repeated keys and values
-* ``index_ranges``: position embeddings by slice and padding
 * ``nested_concatenations``: concatenations of concatenations copy once
 * ``one_hot_products``: products with one-hot rows by lookup
 * ``packed_masks``: masks saved in bits
@@ -37,7 +36,6 @@ from fxpasses.passes.constants import FoldConstants
 from fxpasses.passes.dead_code import DeadCodeElimination
 from fxpasses.passes.early_selection import EarlySelection
 from fxpasses.passes.grouped_attention import GroupedAttention
-from fxpasses.passes.index_ranges import IndexRanges
 from fxpasses.passes.nested_concatenations import NestedConcatenations
 from fxpasses.passes.no_ops import RemoveNoOps
 from fxpasses.passes.one_hot_products import OneHotProducts
@@ -58,7 +56,6 @@ __all__ = [
     "EarlySelection",
     "FoldConstants",
     "GroupedAttention",
-    "IndexRanges",
     "NestedConcatenations",
     "OneHotProducts",
     "PackedMasks",
@@ -99,7 +96,6 @@ def library() -> dict[str, type[Pass]]:
         EarlySelection,
         FoldConstants,
         GroupedAttention,
-        IndexRanges,
         NestedConcatenations,
         OneHotProducts,
         PackedMasks,

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from fxpasses.aliasing import AliasInfo
+from fxpasses.aliasing import AliasInfo, is_mutating
 from fxpasses.contract import Contract, Pass
 from fxpasses.passes._matching import bring_before, calls_before, is_call, shape_of
 from fxpasses.rewriting import replace, value_of
@@ -84,8 +84,6 @@ def _kind(node: fx.Node) -> tuple[torch.dtype, torch.device]:
 def _may_move(node: fx.Node, aliases: AliasInfo) -> bool:
     """Whether a reduction's result is only waited for, once, and its input can be copied as a row."""
     source, waits = node.args[0], list(node.users)
-    if aliases.roots(source) & aliases.mutated:  # type: ignore[arg-type]
-        return False  # a reduction in place
     if shape_of(source) is None or not value_of(source).is_contiguous():  # type: ignore[arg-type]
         return False
     return len(waits) == 1 and is_call(waits[0], _WAIT)
@@ -111,12 +109,24 @@ class _Bucket:
         """Whether ``node``'s input can be there when the bucket is reduced; moves it there."""
         return self.barrier is None or bring_before([node.args[0]], self.barrier)  # type: ignore[list-item]
 
+    def _is_written_before(self, point: fx.Node, aliases: AliasInfo) -> bool:
+        """Whether memory that is reduced is written to before all of it is read (a reduction in place writes later)."""
+        roots = frozenset().union(*(aliases.roots(node.args[0]) for node in self.members))  # type: ignore[arg-type]
+        latest = max(point, *self.members)
+        if not roots & aliases.mutated:
+            return False
+        writes = [n for n in point.graph.nodes if is_mutating(n) and n is not point]
+        return any(aliases.written_by(write) & roots and write < latest for write in writes)
+
     def merge(self, aliases: AliasInfo) -> bool:
         """Reduce all members with one message, before the barrier; whether the graph changed."""
         if len(self.members) < 2 or not claim(self.members[0]):
             return False
         last = self.members[-1]
-        call = calls_before(self.barrier or last.next, like=last)
+        point = self.barrier or last.next
+        if self._is_written_before(point, aliases):
+            return False
+        call = calls_before(point, like=last)
         parts = [call(aten.view.default, node.args[0], [-1]) for node in self.members]
         done = call(_WAIT, call(_REDUCE, call(aten.cat.default, parts, 0), *last.args[1:]))
         start = 0

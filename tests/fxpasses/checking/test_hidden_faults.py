@@ -1,0 +1,164 @@
+"""Mistakes that the values of a first step hide: found on other values, at the place itself, or inside of other graphs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import fxpasses
+from fxpasses import StructureError, ValueMismatchError
+from fxpasses.checking.inputs import bindings, other_sizes, placeholders
+from fxpasses.checking.variants import index_bounds
+from tests.fxpasses.checking import hidden_plants as plants
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+class Norms(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(8), nn.LayerNorm(8)
+
+    def forward(self, x):
+        return self.second(self.first(x).sin() * 3)
+
+
+class Lookup(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(30, 4)
+
+    def forward(self, index):
+        return self.table(index).sin()
+
+
+class Deep(nn.Module):
+    def __init__(self, layers=12):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+
+def branches(x):
+    return torch.cond(x.sum() > 0, lambda y: (y.sin() + 1,), lambda y: (y.sin() - 1,), (x * 2,))[0]
+
+
+def run(model, inputs, *passes, directory, backward=True):
+    options = {
+        "passes": ["default", *passes],
+        "check": "values",
+        "compiler": "eager",
+        "report": str(directory),
+    }
+    compiled = torch.compile(model, backend="fxpasses", options=options)
+    with torch.enable_grad() if backward else torch.no_grad():
+        output = compiled(*inputs)
+    if backward:
+        output.float().pow(2).sum().backward()
+
+
+CASES = {
+    "forgets_the_limit": (lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU6()), lambda: torch.randn(3, 4)),
+    "exchanges_saved_values": (Norms, lambda: torch.randn(3, 8, requires_grad=True)),
+    "forgets_the_last_row": (Lookup, lambda: torch.arange(5)),
+    "forgets_nan": (lambda: lambda x: x.cos().sin() + (x - x)[0], lambda: torch.randn(6, 2)),
+    "a_little_too_much": (
+        lambda: Deep().bfloat16(),
+        lambda: torch.randn(4, 16).bfloat16(),
+    ),
+    "sine_for_cosine_inside": (lambda: branches, lambda: torch.randn(3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_hidden_fault_is_found_and_shown(name, tmp_path):
+    build, make = CASES[name]
+    item = getattr(plants, name)
+    model, x = build(), make()
+    with pytest.raises(ValueMismatchError) as caught:
+        run(model, [x], item, directory=tmp_path, backward=isinstance(model, nn.Module))
+    error = caught.value
+    assert error.pass_name == name
+    assert error.repro_calls <= (5 if "inside" in name else 3)
+    done = subprocess.run([sys.executable, error.repro], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert f"pass '{name}' is wrong" in done.stdout
+
+
+def test_of_many_sites_in_bfloat16_the_wrong_one_is_named(tmp_path):
+    with pytest.raises(ValueMismatchError) as caught:
+        run(Deep().bfloat16(), [torch.randn(4, 16).bfloat16()], plants.a_little_too_much, directory=tmp_path)
+    (site,) = caught.value.sites
+    assert site.index == 35 // 2
+
+
+@pytest.mark.parametrize("passes", [["marks"], ["trusts_marks"]])
+def test_alone_they_are_right(passes, tmp_path):
+    run(Deep(2), [torch.randn(4, 16)], *(getattr(plants, p) for p in passes), directory=tmp_path)
+
+
+def test_passes_that_are_wrong_only_together_are_both_named(tmp_path):
+    with pytest.raises(
+        ValueMismatchError, match="Only after 'marks': without it, 'trusts_marks' is right"
+    ) as caught:
+        run(Deep(2), [torch.randn(4, 16)], plants.marks, plants.trusts_marks, directory=tmp_path)
+    error = caught.value
+    assert (error.pass_name, error.partners) == ("trusts_marks", ("marks",))
+    done = subprocess.run([sys.executable, error.repro], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "trusts_marks" in done.stdout
+
+
+def test_the_structure_of_a_branch_is_checked(tmp_path):
+    options = {"passes": [plants.drops_an_output_inside], "compiler": "eager"}
+    with pytest.raises(Exception, match=r"output 0: dtype torch\.float32 became torch\.float16") as caught:
+        torch.compile(branches, backend="fxpasses", options=options)(torch.randn(3, 4))
+    assert isinstance(caught.value.inner_exception, StructureError)
+
+
+def test_a_pass_that_changed_a_branch_only_has_changed_the_graph():
+    captured = fxpasses.capture(branches, torch.randn(3, 4))
+    (run,) = fxpasses.PassManager([plants.sine_for_cosine_inside]).run(captured.forward, "inference")
+    assert run.changed
+    assert all(name.endswith(".sin") for name in run.modified)
+    assert len(run.modified) == 2
+
+
+def test_indices_that_are_only_looked_up_are_known():
+    captured = fxpasses.capture(Lookup(), torch.arange(5))
+    assert list(index_bounds(captured.forward).values()) == [30]
+
+
+def test_sizes_are_tried_in_a_model_with_symbolic_floats():
+    """With ``dynamic=True`` constants such as an epsilon are symbols as well: they stay as they are."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(8, eps=1e-5)
+
+        def forward(self, x):
+            return self.norm(x).sin()
+
+    nodes = placeholders(fxpasses.capture(Model(), torch.randn(5, 8), dynamic=True).forward)
+    values = [
+        5
+        if isinstance(n.meta["val"], torch.SymInt)
+        else torch.zeros([s if isinstance(s, int) else s.node.hint for s in n.meta["val"].shape])
+        for n in nodes
+    ]
+    assert len(list(other_sizes(nodes, bindings(nodes, values)))) > 5
