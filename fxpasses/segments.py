@@ -172,20 +172,22 @@ def _knows_symbols(segment: Segment, symbols: Sequence[fx.Node]) -> bool:
 
 
 def segment_module(gm: fx.GraphModule, segment: Segment) -> fx.GraphModule:
-    """A segment as a graph of its own."""
+    """A segment as a graph of its own, with names of its own: in a deeper model, its text is the same."""
     graph = fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
-    for node in segment.inputs:
-        values[node] = graph.placeholder(node.name)
-        values[node].meta = dict(node.meta)
+    for number, node in enumerate(segment.inputs):
+        values[node] = graph.placeholder(f"input_{number}")
 
     def argument(node: fx.Node) -> fx.Node:
         if node not in values:  # a constant
-            values[node] = graph.node_copy(node)
+            values[node] = graph.get_attr(str(node.target))
         return values[node]
 
     for node in segment.nodes:
-        values[node] = graph.node_copy(node, argument)
+        arguments = fx.node.map_arg((node.args, node.kwargs), argument)
+        values[node] = graph.call_function(node.target, *arguments)  # type: ignore[arg-type]
+    for node, copied in values.items():
+        copied.meta = dict(node.meta)
     output = graph.output(tuple(values[node] for node in segment.outputs))
     output.meta["user_visible_output_idxs"] = list(range(len(segment.outputs)))
     module = fx.GraphModule(gm, graph)

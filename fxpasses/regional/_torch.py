@@ -10,7 +10,6 @@ import sympy
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.utils import detect_fake_mode
 from torch._functorch import config as functorch_config
@@ -29,7 +28,6 @@ __all__ = [
     "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
-    "TensorifyScalarRestartAnalysis",
     "capture_surroundings",
     "detect_fake_mode",
     "enable_python_dispatcher",
@@ -215,33 +213,43 @@ _TENSOR_ARITHMETIC = frozenset(
 )
 
 
+def _put_in_place(user: fx.Node, node: fx.Node, number: float) -> None:
+    """Give a call a number where it read a node."""
+
+    def known(read: fx.Node) -> Any:
+        return number if read is node else read
+
+    user.args = fx.node.map_arg(user.args, known)
+    user.kwargs = fx.node.map_arg(user.kwargs, known)
+
+
 def specialize_floats(gm: fx.GraphModule) -> None:
-    """Ask Dynamo for another graph with constants in the place of floats that AOTAutograd could not keep dynamic.
+    """Put numbers in the place of floats that AOTAutograd could not keep dynamic, and guard on them.
 
     AOTAutograd finds out after tracing the whole graph (``torch.fx.passes._tensorify_python_scalars``, whose rule this
-    is: a float stays dynamic where it is an operand of tensor arithmetic). Asking at once saves that.
-
-    Raises:
-        TensorifyScalarRestartAnalysis: when there is such a float; Dynamo catches it and traces again.
+    is: a float stays dynamic where it is an operand of tensor arithmetic) and has Dynamo trace everything again. Asking for
+    the number here, which installs the guard, saves both.
     """
     kept: set[Any] = set()
-    shape_env: Any = None
-    for node in gm.graph.nodes:
-        value = node.meta.get("example_value")
-        if isinstance(value, torch.SymFloat):
-            shape_env = value.node.shape_env
-            names = [getattr(user.target, "__name__", user.target) for user in node.users]
-            if names and all(name in _TENSOR_ARITHMETIC for name in names):
-                kept |= value.node._expr.free_symbols
-    if shape_env is None:
-        return
-    restart = False
-    for symbol in _backed_values(shape_env):
-        if symbol_is_type(symbol, SymT.FLOAT) and symbol not in kept:
-            restart = restart or not TensorifyState.should_specialize(str(symbol))
-            TensorifyState.specialize(str(symbol))
-    if restart:
-        raise TensorifyScalarRestartAnalysis
+    floats = [n for n in gm.graph.nodes if isinstance(n.meta.get("example_value"), torch.SymFloat)]
+    for node in floats:
+        names = [getattr(user.target, "__name__", user.target) for user in node.users]
+        if names and all(name in _TENSOR_ARITHMETIC for name in names):
+            kept |= node.meta["example_value"].node._expr.free_symbols
+    for node in reversed(floats):
+        value = node.meta["example_value"]
+        if value.node._expr.free_symbols <= kept:
+            continue
+        number = float(value)
+        for user in list(node.users):
+            _put_in_place(user, node, number)
+        if node.op != "placeholder":
+            gm.graph.erase_node(node)
+    if floats:
+        for symbol in _backed_values(floats[0].meta["example_value"].node.shape_env):
+            if symbol_is_type(symbol, SymT.FLOAT) and symbol not in kept:
+                TensorifyState.specialize(str(symbol))
+        gm.recompile()
 
 
 def _backed_values(shape_env: Any) -> Mapping[Any, Any]:

@@ -123,6 +123,14 @@ class _Recorder:
         sizes = [n for n in kept if not isinstance(n.meta["val"], torch.Tensor)]
         if any(not isinstance(n.meta["val"], (int, torch.SymInt)) for n in sizes):
             raise RegionRefused("its backward pass needs an opaque object")
+        known = set(self._piece.symbols)
+        if any(
+            not _torch.free_symbols(n.meta["val"]) <= known
+            for n in [*outputs[:count], *kept]
+            if n is not None
+        ):
+            # The state of a random generator that a checkpoint keeps, say.
+            raise RegionRefused("one of its values has a size that its inputs do not give")
         returned, sources = separate(gm, [*outputs[:count], *tensors])
         if any(source is None for source in sources[:count]):
             raise RegionRefused("it returns something else than tensors")

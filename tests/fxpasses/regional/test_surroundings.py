@@ -231,3 +231,28 @@ def test_constants_in_the_code_of_a_layer():
 
     found = check(Stack([Layer([0.1] * 8), Layer([0.1] * 8), Layer([0.7] * 8), Layer([0.7] * 8)]), [X])
     assert found
+
+
+def test_checkpointed_attention_keeps_a_random_state():
+    """AOTAutograd saves the generator's state around attention, a tensor whose size no input gives."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 24)
+
+        def forward(self, x):
+            q, k, v = self.linear(x).view(2, 2, 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+            return x + nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(2, 2, 8)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Layer() for _ in range(4))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.tanh(checkpoint(layer, x, use_reentrant=False)) + 1
+            return x
+
+    check(Model(), [torch.randn(2, 2, 8, requires_grad=True)])

@@ -97,27 +97,35 @@ def test_a_second_process_and_another_model_find_the_region_compiled(tmp_path, m
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    assert run(3) == [0, 2, 0]  # the region, and the graph around it
-    assert run(3) == [2, 0, 1]  # nothing is lowered
-    assert run(4) == [1, 1, 0]  # the region was there
+    assert run(3) == [0, 3, 0]  # the region, and the graph before and after it
+    assert run(3) == [3, 0, 0]  # nothing is lowered
+    assert run(4) == [3, 0, 0]  # nor for a deeper model: the same layer, the same graph around
 
 
 def test_forward_and_backward_are_one_callable_each():
-    """What Inductor generates calls the operators by name: no frames, guards or graph breaks between layers."""
-    from fxpasses import _torch
+    """One generated function calls regions and segments: no frames, guards or graph breaks between layers, and
+    nothing for Inductor to compile but the layer and what lies around the layers."""
+    from fxpasses import _torch, inductor
 
-    sources = []
+    sources, functions = [], []
     inner = _torch.compile_fx_inner
 
     def spy(gm, inputs, **how):
         sources.append([str(n.target) for n in gm.graph.nodes if "region" in str(n.target)])
         return inner(gm, inputs, **how)
 
+    def stitched(*given):
+        functions.append(inner_stitched(*given))
+        return functions[-1]
+
+    inner_stitched = inductor.stitched
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_torch, "compile_fx_inner", spy)
+        patch.setattr(inductor, "stitched", stitched)
         model = Stack([Block() for _ in range(3)])
         output, _ = step(compiled(model, compiler="inductor"), model, [torch.randn(4, 8)])
-    assert [len(calls) for calls in sources] == [0, 0, 3, 3]
+    assert sources == [[]] * 6  # the region both ways, before and after the layers both ways
+    assert [call.source.count("results = run_") for call in functions] == [3, 3]
     assert output.shape == (4, 3)
 
 
