@@ -160,7 +160,9 @@ class Engine:
             self._fill_from_disk(func)
 
     def _fill_from_disk(self, func: Any) -> None:
-        if self._disk is None or REPLACEMENTS.any_builtin or not _t.library_utils.is_builtin(func):
+        if self._disk is None or REPLACEMENTS.any_builtin:
+            return
+        if not isinstance(func, _t.OpOverload) or not _t.library_utils.is_builtin(func):
             return
         table = self.store.table(func)
         for key, recipe in self._disk.entries(self._disk_name, func.name()):

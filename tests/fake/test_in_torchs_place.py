@@ -67,6 +67,22 @@ class TestGraphsAsArguments:
         assert first[0].shape == second[0].shape == (6, 6)
         assert first[0] is not second[0]
 
+    def test_a_disk_cache_beside_entries_of_graphs_serves_the_others(self, tmp_path):
+        graph = self.graph()
+        with fake.FakeTensorMode():
+            x, y = torch.ones(6, 4), torch.ones(4, 6)
+            fake.cache_clear()
+            invoke_subgraph(graph, "graph", x, y)
+            fake.enable_disk_cache(tmp_path)
+            try:
+                assert fake.save_disk_cache() is not None
+                fake.cache_clear()
+                fake.enable_disk_cache(tmp_path)
+                invoke_subgraph(graph, "graph", x, y)
+                assert (fake.cache_info().hits, fake.cache_info().misses) == (1, 1)  # mm, and the graph
+            finally:
+                fake.disable_disk_cache()
+
     def test_another_graph_has_its_own_entry(self):
         graphs = self.graph(), torch.fx.symbolic_trace(lambda x, y: (aten.mm.default(y, x),))
         with fake.FakeTensorMode():
