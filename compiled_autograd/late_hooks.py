@@ -97,22 +97,25 @@ def refuse_node_hooks(current: BackwardPass) -> None:
     """Look at the hooks that user code has added to nodes since the last look.
 
     Raises:
-        LateHookError: one belongs to a node of this pass and would still be called; it is taken away again.
+        LateHookError: some belong to nodes of this pass and would still be called; those are taken away again.
     """
     added, current.late_node_hooks = current.late_node_hooks, []
-    order = current.execution_order()
-    for index, walked in enumerate(current.walk()):
+    turns = {index: turn for turn, index in enumerate(current.execution_order())}
+    nodes = current.walk()
+    to_come: list[tuple[LateNodeHook, str]] = []
+    for index, walked in enumerate(nodes):
         if walked.node is None or not walked.needed:
             continue
         post, pre = _hooks_of(walked.node.register_hook), _hooks_of(walked.node.register_prehook)
         for late in added:
-            turn = order.index(index) - order.index(late.node)
-            if late.hooks is post:
-                to_come = turn > 0 or (turn == 0 and late.phase != _AFTER_THE_NODE)
-            elif late.hooks is pre:
-                to_come = turn > 0 or (turn == 0 and late.phase == _BEFORE_PRE_HOOKS)
-            else:
+            if late.hooks is not post and late.hooks is not pre:
                 continue
-            if to_come and late.handle.id in late.hooks:
-                late.handle.remove()
-                raise LateHookError(walked.name, current.walk()[late.node].name)
+            wait = turns[index] - turns[late.node]
+            own = late.phase != _AFTER_THE_NODE if late.hooks is post else late.phase == _BEFORE_PRE_HOOKS
+            if (wait > 0 or (wait == 0 and own)) and late.handle.id in late.hooks:
+                to_come.append((late, walked.name))
+    for late, _ in to_come:
+        late.handle.remove()
+    if to_come:
+        late, name = to_come[0]
+        raise LateHookError(name, nodes[late.node].name)

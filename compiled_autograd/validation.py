@@ -13,6 +13,8 @@ from compiled_autograd import _torch
 __all__ = ["plain_metadata", "validate", "validate_outputs"]
 
 Grad = torch.Tensor | None
+_REFUSED = "[Compiled Autograd Tracing:]"
+"""Where C++ refuses a gradient, it begins with this instead of the function's name."""
 
 
 def plain_metadata(packed: Any) -> tuple[torch.dtype, str, tuple[Any, ...]] | None:
@@ -79,5 +81,7 @@ def validate_outputs(grads: Sequence[Grad], function: str, metadata: Sequence[An
     try:
         return _torch.functional_operators.get("validate_outputs")(grads, metadata)
     except RuntimeError as error:
-        text = str(error).removeprefix("[Compiled Autograd Tracing:]")
-        raise RuntimeError(f"Function {function} returned an {text}") from None
+        text = str(error)
+        if not text.startswith(_REFUSED):
+            raise
+        raise RuntimeError(f"Function {function} returned an {text.removeprefix(_REFUSED)}") from None

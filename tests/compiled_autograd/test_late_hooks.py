@@ -155,3 +155,22 @@ def test_hooks_on_nodes_that_are_over_or_belong_elsewhere_are_added(context: Any
         assert calls == ["post", "elsewhere"]
         z.sum().backward()
     assert sorted(calls[2:]) == ["over", "own", "post"]
+
+
+def test_all_hooks_that_come_too_late_are_taken_away() -> None:
+    calls: list[str] = []
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    node: Any = y.grad_fn
+    z = y.sin()
+
+    def add(gradient: torch.Tensor) -> None:
+        node.register_hook(lambda *_: calls.append("post") and None)
+        node.register_prehook(lambda *_: calls.append("pre") and None)
+
+    adding = z.register_hook(add)
+    with compiled_autograd.enable(keep), pytest.raises(compiled_autograd.LateHookError):
+        z.sum().backward(retain_graph=True)
+    adding.remove()
+    z.sum().backward()
+    assert calls == []
