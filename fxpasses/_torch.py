@@ -73,11 +73,15 @@ __all__ = [
     "BackendCompilerFailed",
     "CompileContext",
     "CustomPartitionerFn",
+    "DimDynamic",
     "DynamoError",
     "FakeTensor",
+    "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
+    "ShapeEnv",
+    "StatelessSymbolicContext",
     "TorchDispatchMode",
     "aot_autograd",
     "aot_extra_arguments",
@@ -111,7 +115,6 @@ __all__ = [
     "new_nodes",
     "of_segment",
     "outside_tracing",
-    "propagate_fakes",
     "reset_code",
     "reset_cudagraph_trees",
     "rewritten_code",
@@ -236,42 +239,6 @@ def shape_env_of(values: Sequence[Any]) -> Any:
 def symbol_hints(shape_env: Any) -> dict[Any, Any]:
     """The value that each symbol had when it was traced, as expressions."""
     return dict(shape_env.backed_var_to_val)
-
-
-def propagate_fakes(gm: fx.GraphModule, inputs: Sequence[Any], dynamic: bool) -> None:
-    """Compute the fake value (``meta["val"]``) of every node from real inputs.
-
-    Args:
-        gm: the graph.
-        inputs: its inputs.
-        dynamic: whether each size is a symbol, equal sizes being one symbol; otherwise sizes are numbers.
-    """
-    env = ShapeEnv() if dynamic else None
-    mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
-
-    def faked(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            if not dynamic:
-                return mode.from_tensor(value, static_shapes=True)
-            context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * value.dim())
-            return mode.from_tensor(value, symbolic_context=context)
-        if dynamic and type(value) is int and value > 1:
-            return faked(torch.empty(value)).shape[0]  # the symbol of that size
-        return value
-
-    fakes = [faked(value) for value in inputs]  # outside of the mode: inside, torch.empty makes a fake tensor
-
-    class Propagate(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            value = super().run_node(n)
-            if isinstance(value, fx.GraphModule):  # given to an operator, which calls it
-                inner = Propagate(value)
-                return lambda *args: inner.run(*args, enable_io_processing=False)
-            n.meta["val"] = value
-            return value
-
-    with torch.no_grad(), mode:
-        Propagate(gm).run(*fakes, enable_io_processing=False)
 
 
 @contextlib.contextmanager

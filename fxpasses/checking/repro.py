@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from fxpasses._torch import OpOverload, outside_tracing, propagate_fakes
+from fxpasses._torch import OpOverload, outside_tracing
 from fxpasses.checking.blame import after_passes, apply_pass
+from fxpasses.checking.fakes import propagate_fakes
 from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.reduce import Case, reduce_nodes, smaller_sizes
 from fxpasses.checking.source import CannotEmbed, pass_sources
