@@ -9,6 +9,7 @@ from typing import Any
 
 import fake
 from fxpasses.dynamo import _torch
+from fxpasses.dynamo.replay import Replay
 
 __all__ = ["install", "uninstall"]
 
@@ -33,7 +34,8 @@ def install(backend: Callable[..., Any]) -> None:
             yield
             return
         try:
-            yield
+            with Replay().watching():
+                yield
         finally:
             acceleration.__exit__()
 
