@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from fxpasses import _torch
+from fxpasses import _torch, dynamo
 from fxpasses.backward_capture import captures_backward
 from fxpasses.checking.limits import Limits, in_force
 from fxpasses.checking.lowered import LoweringCheck
@@ -117,3 +117,5 @@ def limited(options: Options, limits: Limits) -> Options:
 
 # What torch._dynamo.reset() calls on a backend: recorded CUDA graphs hold memory that compiled code no longer needs.
 fxpasses.reset = _torch.reset_cudagraph_trees  # type: ignore[attr-defined]
+
+dynamo.install(fxpasses)

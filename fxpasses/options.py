@@ -48,8 +48,8 @@ class Options:
         check: what is checked after each pass: the ``"structure"`` of the graph, also its ``"values"`` on the inputs of
             the first calls and on others (see :mod:`fxpasses.checking`; slow), or nothing (``"off"``).
         report: a directory for the captured graphs as readable files, or ``None``.
-        accelerate: whether AOTAutograd's tracing runs on ``fake``'s dispatch cache: the same graphs and
-            guards in less time. Without effect on a version of torch that ``fake`` does not know.
+        accelerate: whether the tracing of Dynamo and of AOTAutograd runs on ``fake``'s dispatch cache: the same graphs
+            and guards in less time. Without effect on a version of torch that ``fake`` does not know.
         regions: which repeated layers are compiled once and called wherever they occur: ``"auto"`` those that save
             more than they cost, ``"always"`` every repeat, a list of patterns the modules whose paths match one
             (``["blocks.*"]``), ``"off"`` none. See :func:`fxpasses.regions`.

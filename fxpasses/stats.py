@@ -31,6 +31,7 @@ class Stats:
     Attributes:
         graphs: Dynamo graphs handed to the backend.
         recompiles: those of them that replace an earlier compilation of the same code.
+        copied_calls: calls of modules whose trace by Dynamo was copied from another module of the same class.
         cache_hits: graphs that came whole from AOTAutograd's cache, without running a pass.
         joint: joint graphs partitioned.
         forward: forward graphs compiled.
@@ -47,6 +48,7 @@ class Stats:
 
     graphs: int = 0
     recompiles: int = 0
+    copied_calls: int = 0
     cache_hits: int = 0
     joint: int = 0
     forward: int = 0

@@ -233,6 +233,8 @@ def specialize_floats(gm: fx.GraphModule) -> None:
     kept: set[Any] = set()
     floats = [n for n in gm.graph.nodes if isinstance(n.meta.get("example_value"), torch.SymFloat)]
     for node in floats:
+        if not node.meta["example_value"].node.expr.free_symbols:
+            continue  # something has asked for the number already
         names = [getattr(user.target, "__name__", user.target) for user in node.users]
         if names and all(name in _TENSOR_ARITHMETIC for name in names):
             kept |= node.meta["example_value"].node._expr.free_symbols

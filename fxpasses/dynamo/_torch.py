@@ -1,0 +1,262 @@
+"""The private names of ``torch._dynamo`` that tracing for our backend relies on. Known to fit torch 2.11 and 2.13.
+
+Replay needs the descriptions of guards as plain comparisons that torch has had since 2.12; see :data:`CAN_REPLAY`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo import config, convert_frame, guards
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.source import TypeSource, is_from_source
+from torch._dynamo.utils import set_example_value
+from torch._dynamo.variables import base as variable_bases
+from torch._dynamo.variables import builder as variable_builder
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.lazy import LazyVariableTracker
+from torch._dynamo.variables.lists import TupleVariable
+from torch._dynamo.variables.nn_module import (
+    UnspecializedBuiltinNNModuleVariable,
+    UnspecializedNNModuleVariable,
+)
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
+from torch._guards import Guard
+
+__all__ = [
+    "CAN_REPLAY",
+    "ConstantVariable",
+    "Guard",
+    "LazyVariableTracker",
+    "SymNodeVariable",
+    "TensorVariable",
+    "TupleVariable",
+    "VariableTracker",
+    "build_number",
+    "build_variable",
+    "comparison_of",
+    "derives_from",
+    "global_state",
+    "is_asked_about",
+    "is_from_class",
+    "made_so_far",
+    "plain_module",
+    "readable_path",
+    "restore_compilations",
+    "run_on_fakes",
+    "surround_compilations",
+    "tensor_variable",
+    "watch_tracing",
+]
+
+VariableTracker = variable_bases.VariableTracker
+_ORIGINAL = "_fxpasses_original"
+_CHILD = re.compile(r"\._(?:modules|parameters|buffers)\[(['\"])([^'\"\]]+)\1\]")
+_COMPARISONS: Mapping[str, Any] = getattr(guards, "GUARD_VALUE_DISPATCH", {})
+
+CAN_REPLAY = bool(_COMPARISONS) and hasattr(variable_builder, "handle_traced_output")
+"""Whether this version of torch says of its guards how a value is compared with what it was."""
+
+
+def surround_compilations(around: Callable[[Any, Mapping[str, Any]], AbstractContextManager[Any]]) -> bool:
+    """Have every compilation of a frame by Dynamo run inside of ``around(backend function, its keyword arguments)``.
+
+    ``convert_frame._compile`` is what Dynamo's entry points call by its global name, once for each frame, with the
+    backend as ``compiler_fn``. Callbacks of ``torch._dynamo.callback`` are not told the backend, and
+    ``torch._dynamo.reset()`` forgets them.
+
+    Returns: whether it is done; not where this version of torch has another signature.
+    """
+    original = convert_frame._compile
+    if hasattr(original, _ORIGINAL):
+        return True
+    names = list(inspect.signature(original).parameters)
+    if "compiler_fn" not in names:
+        return False
+    position = names.index("compiler_fn")
+
+    @functools.wraps(original)
+    def compile_frame(*args: Any, **kwargs: Any) -> Any:
+        given = args[position] if position < len(args) else kwargs["compiler_fn"]
+        with around(*_backend(given)):
+            return original(*args, **kwargs)
+
+    setattr(compile_frame, _ORIGINAL, original)
+    convert_frame._compile = compile_frame
+    return True
+
+
+def restore_compilations() -> None:
+    """Undo :func:`surround_compilations`."""
+    convert_frame._compile = getattr(convert_frame._compile, _ORIGINAL, convert_frame._compile)
+
+
+def _backend(given: Any) -> tuple[Any, Mapping[str, Any]]:
+    """The function behind the wrappers that ``torch.compile`` puts around a backend, and what it is called with."""
+    keywords: dict[str, Any] = {}
+    while True:
+        keywords = {**getattr(given, "kwargs", {}), **keywords}
+        inner = getattr(given, "compiler_fn", None) or getattr(given, "_torchdynamo_orig_backend", None)
+        if inner is None or inner is given:
+            return given, keywords
+        given = inner
+
+
+@contextmanager
+def watch_tracing(
+    module_called: Callable[[Callable[..., Any], Any, Any, Any, Any], Any], mutated: Callable[[Any], None]
+) -> Iterator[None]:
+    """While this is open, Dynamo calls modules and mutates objects through us.
+
+    Dynamo holds its compile lock meanwhile, so no other thread traces.
+
+    Args:
+        module_called: in the place of ``UnspecializedNNModuleVariable.call_function(self, tx, args, kwargs)``, which is
+            given first.
+        mutated: told of every mutation of an object that is older than the trace, before it is made.
+    """
+    call = UnspecializedNNModuleVariable.call_function
+    mutation, store_attr = SideEffects.mutation, SideEffects.store_attr
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        return module_called(call, self, tx, args, kwargs)
+
+    def tell(item: Any) -> None:
+        if type(item.mutation_type).__name__.endswith("Existing"):
+            mutated(item)
+
+    def mutates(self: Any, item: Any) -> Any:
+        tell(item)
+        return mutation(self, item)
+
+    def stores_attr(self: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
+        tell(item)
+        return store_attr(self, item, *args, **kwargs)
+
+    with (
+        mock.patch.object(UnspecializedNNModuleVariable, "call_function", call_function),
+        mock.patch.object(SideEffects, "mutation", mutates),
+        mock.patch.object(SideEffects, "store_attr", stores_attr),
+    ):
+        yield
+
+
+def plain_module(variable: Any) -> bool:
+    """Whether Dynamo traces into this module as into ordinary Python."""
+    return type(variable) in (UnspecializedNNModuleVariable, UnspecializedBuiltinNNModuleVariable)
+
+
+def global_state(tx: Any) -> tuple[Any, ...] | None:
+    """Everything outside of its arguments that can change how a function is traced; None in the body of an operator
+    that takes functions, and while graphs are deduplicated or exported, where nothing is replayed."""
+    output = tx.output
+    if output.current_tracer.parent is not None or output.export or config.use_graph_deduplication:
+        return None
+    modes = [
+        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")
+    ]
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        *modes,
+        torch.is_autocast_cache_enabled(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._len_torch_function_stack(),
+        len(tx.symbolic_torch_function_state.mode_stack),
+        torch._C._functorch.get_dynamic_layer_stack_depth(),
+        torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
+    )
+
+
+def made_so_far(tx: Any) -> tuple[int, ...]:
+    """How much a trace has made beside nodes and guards: random numbers, attributes of the graph, data-dependent sizes."""
+    output, env = tx.output, tx.output.shape_env
+    return (
+        len(output.random_calls),
+        len(output.nn_modules),
+        env.unbacked_symint_counter,
+        env.unbacked_symfloat_counter,
+        len(env.pending_fresh_unbacked_symbols),
+        len(env.deferred_runtime_asserts),
+    )
+
+
+def readable_path(module: Any) -> str:
+    """The name that Dynamo gives a module in the ``nn_module_stack`` of nodes."""
+    return _CHILD.sub(r".\2", module.get_nn_module_stack_source().name)
+
+
+def derives_from(source: Any, base: Any) -> bool:
+    """Whether what is at a source is reached through another one."""
+    return is_from_source(source, base)
+
+
+def is_from_class(source: Any) -> bool:
+    """Whether a source goes through the class of an object."""
+    while source is not None:
+        if isinstance(source, TypeSource):
+            return True
+        source = getattr(source, "base", None)
+    return False
+
+
+def comparison_of(guard: Guard) -> Any:
+    """How a value is compared for a guard (``get_metadata_fn(guard, value)``, ``eval_fn(value, metadata)``), or None."""
+    found = _COMPARISONS.get(guard.create_fn_name())
+    return found if isinstance(found, guards.GuardCheckSpec) else None
+
+
+def build_variable(tx: Any, source: Any, value: Any) -> Any:
+    """What Dynamo makes of the value at a source: a graph input for a tensor, and guards."""
+    return variable_builder.VariableBuilder(tx, source)(value)
+
+
+def is_asked_about(number: torch.SymFloat) -> bool:
+    """Whether something depends on the value of a symbolic number: it is a constant by now, or in a guard."""
+    node = number.node
+    if not node.expr.is_Symbol:
+        return True
+    return any(node.expr in guard.expr.free_symbols for guard in node.shape_env.guards)
+
+
+def build_number(tx: Any, source: Any, value: Any, guarded: bool) -> fx.Node | None:
+    """The node of a Python float that Dynamo keeps symbolic, with a guard that it has this value if that is asked for;
+    None where it is a constant of the graph."""
+    variable = build_variable(tx, source, value).realize()
+    if not isinstance(variable, SymNodeVariable):
+        return None
+    if guarded:
+        float(variable.sym_num)
+    return variable.as_proxy().node
+
+
+def run_on_fakes(tx: Any, node: fx.Node) -> Any:
+    """Run a new node of Dynamo's graph on the fake tensors of its inputs, and remember the result in it."""
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
+    with tx.fake_mode, enable_python_dispatcher():
+        if node.op == "call_method":
+            value = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            value = node.target(*args, **kwargs)  # type: ignore[operator]
+    if node.target is not operator.setitem:
+        set_example_value(node, value)
+    return value
+
+
+def tensor_variable(tx: Any, node: fx.Node) -> Any:
+    """Dynamo's variable for a node that is a tensor."""
+    proxy = fx.Proxy(node, tx.output.current_tracer)
+    value = node.meta["example_value"]
+    return variable_builder.handle_traced_output(value, tx, proxy, {}, None, TensorVariable)

@@ -1,0 +1,130 @@
+"""A copy of a trace in Dynamo's graph: its nodes, with the inputs and the guards of another call."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from fxpasses.dynamo import _torch
+from fxpasses.dynamo.traces import Leaf, Plan, Sources, Trace, reader, template
+
+__all__ = ["copy"]
+
+_NUMBERED = re.compile(r"_\d+$")
+
+
+def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf]) -> Any:
+    """Put a copy of a trace into the graph, with the guards of the new call.
+
+    Returns: Dynamo's variable for the result; None where the call must be traced after all.
+    """
+    plan = trace.plan
+    form = template(trace.result, {})
+    if plan is None or form is None:
+        return None
+    moved, read = Sources(trace, leaves), reader(tx)
+    same: dict[fx.Node, fx.Node] = {}
+    variables: dict[fx.Node, Any] = {}
+    for old, new in zip(trace.leaves, leaves, strict=True):
+        if old.node is not None and new.node is not None:
+            same[old.node] = new.node
+            variables[new.node] = new.variable
+    for node, source in plan.captured.items():
+        place = moved(source)
+        built = _torch.build_variable(tx, place, read(place))
+        if type(built) is not _torch.TensorVariable:
+            return None
+        same[node] = built.as_proxy().node
+        variables[same[node]] = built
+    for node, source in plan.numbers.items():
+        asked = _torch.is_asked_about(node.meta["example_value"])
+        built = _torch.build_number(tx, moved(source), read(moved(source)), asked)
+        if built is None:
+            return None
+        same[node] = built
+    if len(set(same.values())) != len(same):
+        return None  # what were two tensors is one here
+    if moved.table:
+        _install(plan, tx, moved)
+    paths = _paths(trace, tx, module)
+    for node in trace.nodes:
+        if node not in plan.numbers:
+            same[node] = _copied(node, tx, same, paths)
+    return _result(form, tx, same, variables)
+
+
+def _install(plan: Plan, tx: Any, moved: Sources) -> None:
+    installed = tx.output.guards
+    for guard, _, _ in plan.guards:
+        # Dynamo's variables of tensors have installed theirs, which name the tensor. What is read from a class is
+        # guarded already, and that the class is the same is another of these guards.
+        if guard.create_fn_name() != "TENSOR_MATCH" and not _torch.is_from_class(guard.originating_source):
+            place = moved(guard.originating_source)
+            installed.add(
+                _torch.Guard(place, guard.create_fn, user_stack=guard.user_stack), collect_debug_stack=False
+            )
+    for guard, other in plan.same_objects:
+        check: Any = functools.partial(guard.inner_create_fn(), **{"source_b": moved(other)})
+        place = moved(guard.originating_source)
+        if place != moved(other):
+            installed.add(_torch.Guard(place, check, user_stack=guard.user_stack), collect_debug_stack=False)
+
+
+def _copied(node: fx.Node, tx: Any, same: Mapping[fx.Node, fx.Node], paths: _Paths) -> fx.Node:
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: same.get(n, n))
+    name = _NUMBERED.sub("", node.name)
+    made = tx.output.current_tracer.create_node(node.op, node.target, args, kwargs, name=name)
+    made.meta.update({k: v for k, v in node.meta.items() if k not in ("example_value", "creation_timestamp")})
+    if "nn_module_stack" in node.meta:
+        made.meta["nn_module_stack"] = paths(node.meta["nn_module_stack"])
+    if "source_fn_stack" in node.meta:
+        *outer, (_, function) = node.meta["source_fn_stack"]
+        made.meta["source_fn_stack"] = [*outer, (made.name, function)]
+    _torch.run_on_fakes(tx, made)
+    return made
+
+
+@dataclass
+class _Paths:
+    """Module stacks of copied nodes: those of the new module where those of the traced one were."""
+
+    outer: dict[str, Any]
+    first: str
+    old_name: str
+    new_name: str
+    modules: dict[str, str]
+
+    def __call__(self, stack: Mapping[str, Any]) -> dict[str, Any]:
+        made = dict(self.outer)
+        entries = iter(stack.items())
+        for key, (name, kind) in itertools.dropwhile(lambda e: e[0].partition("@")[0] != self.first, entries):
+            number, _, calls = key.partition("@")
+            renamed = self.modules.get(number, number) + ("@" + calls if calls else "")
+            if name.startswith(self.old_name):
+                name = self.new_name + name[len(self.old_name) :]
+            made[renamed] = (name, kind)
+        return made
+
+
+def _paths(trace: Trace, tx: Any, module: Any) -> _Paths:
+    old = trace.leaves[1].variable
+    names = _torch.readable_path(old), _torch.readable_path(module)
+    pairs = zip(old.value.modules(), module.value.modules(), strict=False)
+    modules = {str(id(a)): str(id(b)) for a, b in pairs}
+    return _Paths(dict(tx.nn_module_stack), str(id(old.value)), *names, modules)
+
+
+def _result(form: Any, tx: Any, same: Mapping[fx.Node, fx.Node], variables: Mapping[fx.Node, Any]) -> Any:
+    kind, *rest = form
+    if kind == "constant":
+        return _torch.ConstantVariable.create(rest[1])
+    if kind == "tuple":
+        return _torch.TupleVariable([_result(item, tx, same, variables) for item in rest[0]])
+    node = same.get(rest[0], rest[0])
+    return variables.get(node) or _torch.tensor_variable(tx, node)

@@ -1,0 +1,126 @@
+"""Calls of repeated modules are traced once or twice by Dynamo, and copied in its graph from then on.
+
+Dynamo runs the Python of every layer of a model, instruction by instruction. What it finds depends on the metadata of
+the arguments, on the state of the process, and on what it read from the module: each such reading is a guard on a
+source, an expression like ``L['self'].layers[0].eps``. So when another module of the same class is called in the same way,
+its trace is the same if every guard under ``layers[0]`` holds for the same place under ``layers[1]``: then the nodes are
+copied with the inputs of the new call, and the guards are installed for the new places, so that a later change there
+recompiles as it would have. (torch's ``nested_compile_region`` decides reuse in the same way, for functions that the user
+marks; it makes them operators and installs no guards for the copies.)
+
+A trace is trusted for copies only after what it predicted for another call was found equal to a full trace of that
+call. Everything this module does not know for sure is traced as ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from fxpasses.dynamo import _torch
+from fxpasses.dynamo.copies import copy
+from fxpasses.dynamo.traces import Trace, Unknown, confirms, fits, leaves_of
+from fxpasses.stats import counters
+
+__all__ = ["Replay"]
+
+log = logging.getLogger(__name__)
+
+_TRACES_PER_CLASS = 4
+
+
+@dataclass
+class Replay:
+    """The traces of one compilation of a frame.
+
+    Attributes:
+        copied: how many calls of modules were copied.
+        traced: how many calls of modules that could have been copied were traced.
+    """
+
+    copied: int = 0
+    traced: int = 0
+    _output: Any = None
+    _traces: dict[type, list[Trace]] = field(default_factory=dict)
+    _changed: list[Any] = field(default_factory=list)
+    """Sources of objects that the traced program has changed so far; None for one without."""
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While this is open, Dynamo's tracing copies what it can."""
+        if not _torch.CAN_REPLAY:
+            yield
+            return
+        with _torch.watch_tracing(self._call, self._on_mutation):
+            yield
+        counters.count("copied_calls", self.copied)
+        log.debug("%d calls of modules traced, %d copied", self.traced, self.copied)
+
+    def _on_mutation(self, item: Any) -> None:
+        # Traces until now read what was there before; later ones read what is there now, all of them the same. Only
+        # what is reached through the module of a call is another object for another module.
+        self._changed.append(item.source)
+        self._traces.clear()
+
+    def _is_changed(self, module: Any) -> bool:
+        return any(source is None or _torch.derives_from(source, module.source) for source in self._changed)
+
+    def _call(
+        self, trace: Callable[..., Any], module: Any, tx: Any, args: Any, kwargs: Mapping[str, Any]
+    ) -> Any:
+        if tx.output is not self._output:  # Dynamo began again
+            self._output, self._traces, self._changed = tx.output, {}, []
+            self.copied = self.traced = 0
+        if not _torch.plain_module(module) or not module.source or not module.value._modules:
+            return trace(module, tx, args, kwargs)
+        try:
+            state = _torch.global_state(tx)
+            leaves = (
+                list(leaves_of([module, *args], kwargs)) if state and not self._is_changed(module) else None
+            )
+        except Unknown as reason:
+            log.debug("%s is traced: %s", type(module.value).__name__, reason)
+            leaves = None
+        if state is None or leaves is None:
+            return trace(module, tx, args, kwargs)
+        known = self._traces.get(type(module.value), [])
+        found = next((t for t in reversed(known) if fits(t, tx, leaves, state)), None)
+        if found is not None and found.confirmed:
+            copied = copy(found, tx, module, leaves)
+            if copied is not None:
+                self.copied += 1
+                return copied
+        last, before = _last(tx), (state, _torch.made_so_far(tx), len(self._changed))
+        result = trace(module, tx, args, kwargs)
+        self.traced += 1
+        after = (_torch.global_state(tx), _torch.made_so_far(tx), len(self._changed))
+        if before == after and tx.output is self._output:
+            made = Trace(leaves, state, _after(tx, last), result)
+            if found is not None:
+                found.confirmed = confirms(found, made)
+                made.confirmed = found.confirmed
+            if found is None or not found.confirmed:
+                known = self._traces.setdefault(type(module.value), [])
+                known.append(made)
+                del known[:-_TRACES_PER_CLASS]
+        return result
+
+
+def _last(tx: Any) -> fx.Node:
+    return next(iter(reversed(tx.output.graph.nodes)), tx.output.graph._root)
+
+
+def _after(tx: Any, node: fx.Node) -> list[fx.Node]:
+    """The nodes after one, without the graph inputs that were inserted before it."""
+    found = []
+    node = node.next
+    while node is not tx.output.graph._root:
+        if node.op != "placeholder":
+            found.append(node)
+        node = node.next
+    return found

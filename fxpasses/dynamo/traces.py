@@ -1,0 +1,366 @@
+"""What Dynamo's trace of one call of a module depends on, and whether another call would be traced in the same way."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses.dynamo import _torch
+
+__all__ = [
+    "Leaf",
+    "Plan",
+    "Sources",
+    "Trace",
+    "Unknown",
+    "confirms",
+    "fits",
+    "leaves_of",
+    "reader",
+    "template",
+]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One argument of a call, or one element of a tuple of arguments.
+
+    Attributes:
+        like: what must be equal in another call.
+        node: its node in the graph, for tensors and symbolic numbers.
+        source: where Dynamo has a module from.
+        variable: Dynamo's variable.
+    """
+
+    like: Any
+    node: fx.Node | None = None
+    source: Any = None
+    variable: Any = None
+
+
+@dataclass
+class Trace:
+    """What one call of a module did to Dynamo's graph."""
+
+    leaves: list[Leaf]
+    state: tuple[Any, ...]
+    nodes: list[fx.Node]
+    result: Any
+    confirmed: bool = False
+    plan: Plan | None = None
+    refused: bool = False
+    """Whether a copy can never be made."""
+
+
+@dataclass
+class Plan:
+    """What a copy of a trace needs: the guards under its modules, and the tensors it read from them."""
+
+    guards: list[tuple[Any, Any, Any]]
+    """(guard, comparison, what was compared with)"""
+    same_objects: list[tuple[_torch.Guard, Any]]
+    """(guard, the other source of the same object)"""
+    captured: dict[fx.Node, Any]
+    """Graph inputs that came from the modules, with their sources."""
+    numbers: dict[fx.Node, Any]
+    """The calls that read a Python number from such an input, with the sources of the numbers."""
+
+
+class Unknown(Exception):
+    """Something about a call that is not known well enough to copy it."""
+
+
+def leaves_of(arguments: list[Any], keywords: Mapping[str, Any]) -> Iterator[Leaf]:
+    yield Leaf((len(arguments), tuple(keywords)))
+    for variable in (*arguments, *keywords.values()):
+        yield from _leaf(variable)
+
+
+def _leaf(variable: Any) -> Iterator[Leaf]:
+    if isinstance(variable, _torch.LazyVariableTracker):
+        if not variable.is_realized():
+            yield Leaf(("not looked at", variable.original_source()), variable=variable)
+            return
+        variable = variable.realize()
+    kind = type(variable)
+    if kind is _torch.TensorVariable:
+        node = variable.as_proxy().node
+        like = (_metadata(node.meta["example_value"]), variable.class_type, variable.source)
+        yield Leaf(like, node, variable=variable)
+    elif kind is _torch.SymNodeVariable:
+        yield Leaf(
+            (type(variable.sym_num), variable.sym_num.node.expr), variable.as_proxy().node, variable=variable
+        )
+    elif kind is _torch.ConstantVariable:
+        yield Leaf((type(variable.value), variable.value), variable=variable)
+    elif kind is _torch.TupleVariable:
+        yield Leaf((tuple, len(variable.items)))
+        for item in variable.items:
+            yield from _leaf(item)
+    elif _torch.plain_module(variable) and variable.source:
+        yield Leaf(type(variable.value), source=variable.source, variable=variable)
+    else:
+        raise Unknown(f"an argument of another kind: {variable}")
+
+
+def _metadata(value: Any) -> tuple[Any, ...]:
+    """What tracing can learn from a tensor of the graph, sizes as expressions so that no guard is made of the question."""
+    if type(value) is torch.nn.Parameter or not isinstance(value, torch.Tensor):
+        raise Unknown(f"a value of type {type(value).__name__}")
+    if value.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        raise Unknown(f"a tensor of layout {value.layout}")
+    numbers = (*value.shape, *value.stride(), value.storage_offset())
+    return (
+        type(value),
+        tuple(n if type(n) is int else n.node.expr for n in numbers),
+        value.dtype,
+        value.device,
+        value.requires_grad,
+        value.is_leaf,
+        value.is_conj(),
+        value.is_neg(),
+        value.is_inference(),
+    )
+
+
+def _pattern(leaves: list[Leaf]) -> list[Any]:
+    """Which arguments are the same."""
+    seen: dict[Any, int] = {}
+    return [
+        seen.setdefault(item, len(seen)) if (item := leaf.node or leaf.source) is not None else None
+        for leaf in leaves
+    ]
+
+
+def fits(trace: Trace, tx: Any, leaves: list[Leaf], state: tuple[Any, ...]) -> bool:
+    """Whether a call is made like the one that was traced, and reads the same from its modules."""
+    if (
+        trace.refused
+        or state != trace.state
+        or [leaf.like for leaf in leaves] != [leaf.like for leaf in trace.leaves]
+    ):
+        return False
+    if _pattern(leaves) != _pattern(trace.leaves):
+        return False
+    if trace.plan is None:
+        try:
+            trace.plan = _plan(trace, tx)
+        except Unknown as reason:
+            log.debug("a call is traced: %s", reason)
+            trace.refused = True
+            return False
+    return _holds(trace.plan, tx, Sources(trace, leaves))
+
+
+class Sources:
+    """Where a new call finds what the traced one found: the modules of the one in place of those of the other."""
+
+    def __init__(self, trace: Trace, leaves: list[Leaf]) -> None:
+        self.table = {
+            old.source: new.source
+            for old, new in zip(trace.leaves, leaves, strict=True)
+            if old.source is not None and old.source != new.source
+        }
+        self._moved: dict[Any, Any] = {}
+
+    def __call__(self, source: Any) -> Any:
+        moved = self._moved.get(source)
+        if moved is None:
+            moved = self._moved[source] = self._move(source)
+        return moved
+
+    def _move(self, source: Any) -> Any:
+        if source in self.table:
+            return self.table[source]
+        base = getattr(source, "base", None)
+        if base is None:
+            return source
+        moved = self(base)
+        fields: dict[str, Any] = {} if moved is base else {"base": moved}
+        for other in dataclasses.fields(source):
+            value = getattr(source, other.name)
+            # An index may be read from somewhere, too.
+            is_source = other.name != "base" and hasattr(value, "guard_source")
+            if is_source and self(value) is not value:
+                fields[other.name] = self(value)
+        return dataclasses.replace(source, **fields) if fields else source
+
+
+def _plan(trace: Trace, tx: Any) -> Plan:
+    """Collect what a copy depends on.
+
+    Raises:
+        Unknown: for a guard or node that cannot be carried over.
+    """
+    modules = [leaf.source for leaf in trace.leaves if leaf.source is not None]
+    under: dict[Any, bool] = {}
+
+    def is_under(source: Any) -> bool:
+        known = under.get(source)
+        if known is None:
+            base = getattr(source, "base", None)
+            known = under[source] = source in modules or (base is not None and is_under(base))
+        return known
+
+    compared, same = [], []
+    for guard in tx.output.guards:
+        source = guard.originating_source
+        name = guard.create_fn_name()
+        if name == "DUPLICATE_INPUT":
+            other = guard.create_fn.keywords["source_b"]
+            if is_under(source) or is_under(other):
+                same.append((guard, other))
+            continue
+        if not is_under(source):
+            continue
+        comparison = _torch.comparison_of(guard)
+        if comparison is None:
+            raise Unknown(f"a guard {name} on {source.name}")
+        value = tx.output.resolve_source_value(source)
+        compared.append((guard, comparison, comparison.get_metadata_fn(guard, value)))
+    inside, given = set(trace.nodes), {leaf.node: leaf.like for leaf in trace.leaves}
+    for node, like in given.items():
+        value = node and node.meta["example_value"]
+        if isinstance(value, torch.Tensor) and _metadata(value) != like[0]:
+            raise Unknown(f"an argument whose metadata is changed: {node}")
+    captured: dict[fx.Node, Any] = {}
+    numbers: dict[fx.Node, Any] = {}
+    for node in trace.nodes:
+        has_value = "example_value" in node.meta or node.target is operator.setitem
+        if node.op not in ("call_function", "call_method") or not has_value:
+            raise Unknown(f"a node that is more than a call: {node.format_node()}")
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise Unknown(f"an operator that takes functions: {node.target}")
+        for used in node.all_input_nodes:
+            if used in inside or used in given or used in captured:
+                continue
+            argument = used.meta.get("grapharg")
+            if used.op != "placeholder" or argument is None or argument.source is None:
+                raise Unknown(f"a value that is no argument: {used.format_node()}")
+            if is_under(argument.source):
+                value, real = used.meta["example_value"], tx.output.resolve_source_value(argument.source)
+                if any(type(n) is not int for n in getattr(value, "shape", ())):
+                    raise Unknown(f"a tensor with symbolic sizes: {argument.source.name}")
+                if isinstance(real, torch.Tensor) and (real.shape, real.requires_grad) != (
+                    value.shape,
+                    value.requires_grad,
+                ):
+                    raise Unknown(f"a tensor whose metadata is changed: {argument.source.name}")
+                if not argument.pass_arg_as_tensor:
+                    captured[used] = argument.source
+                elif node.target == "item":
+                    numbers[node] = argument.source
+                else:
+                    raise Unknown(f"a number that is used as a tensor: {argument.source.name}")
+    return Plan(compared, same, captured, numbers)
+
+
+def _holds(plan: Plan, tx: Any, moved: Sources) -> bool:
+    """Whether every guard of a trace holds for another call."""
+    if not moved.table:
+        return True
+    read = reader(tx)
+    for guard, comparison, expected in plan.guards:
+        try:
+            value = read(moved(guard.originating_source))
+        except (AttributeError, KeyError, IndexError, TypeError):
+            return False  # there is nothing in that place
+        if not comparison.eval_fn(value, expected):
+            log.debug("a call is traced: %s of %s differs", guard.create_fn_name(), guard.name)
+            return False
+    try:
+        if any(read(moved(g.originating_source)) is not read(moved(other)) for g, other in plan.same_objects):
+            return False
+        # What the trace asked about a number has the same answers for the same number.
+        return all(_number(read(moved(source))) == _number(read(source)) for source in plan.numbers.values())
+    except (AttributeError, KeyError, IndexError, TypeError):
+        return False
+
+
+def _number(value: Any) -> tuple[type, Any]:
+    return type(value), value
+
+
+def reader(tx: Any) -> Callable[[Any], Any]:
+    """Values of sources, each step of the way looked up once."""
+    root = tx.output.root_tx
+    places, cache = {"G": root.f_globals, "L": root.f_locals}, {}  # type: ignore[var-annotated]
+    return lambda source: source.get_value(places, {}, cache)
+
+
+def confirms(predicted: Trace, traced: Trace) -> bool:
+    """Whether a full trace is what a copy of another one would have been."""
+    if len(predicted.nodes) != len(traced.nodes):
+        return False
+    same: dict[fx.Node, fx.Node | None] = {}
+    for was, now in zip(predicted.leaves, traced.leaves, strict=True):
+        if was.node is not None:
+            same[was.node] = now.node
+    assert predicted.plan is not None
+    moved = Sources(predicted, traced.leaves)
+    places = {source: node for node, source in _placeholders(traced).items()}
+    for node, source in predicted.plan.captured.items():
+        same[node] = places.get(moved(source))
+    for node, source in predicted.plan.numbers.items():
+        same[node.all_input_nodes[0]] = places.get(moved(source))
+    renamed: dict[Any, Any] = {}
+    for old, new in zip(predicted.nodes, traced.nodes, strict=True):
+        if old.op != new.op or old.target != new.target:
+            return False
+        args = fx.node.map_arg((old.args, old.kwargs), lambda n: same.get(n, n))
+        if args != (new.args, new.kwargs):
+            return False
+        values = [node.meta.get("example_value") for node in (old, new)]
+        if old in predicted.plan.numbers:
+            before, after = (value.node.expr for value in values if value is not None)
+            if before.is_Symbol:
+                renamed[before] = after
+        elif _described(values[0], renamed) != _described(values[1], {}):
+            return False
+        same[old] = new
+    return template(predicted.result, same) == template(traced.result, {})
+
+
+def _placeholders(trace: Trace) -> dict[fx.Node, Any]:
+    used = {n for node in trace.nodes for n in node.all_input_nodes if n.op == "placeholder"}
+    return {n: n.meta["grapharg"].source for n in used if n.meta.get("grapharg") is not None}
+
+
+def _described(value: Any, renamed: Mapping[Any, Any]) -> Any:
+    """The metadata of the tensors in a value, and its symbolic numbers as expressions."""
+
+    def described(element: Any) -> Any:
+        if isinstance(element, torch.Tensor):
+            return _metadata(element)
+        if isinstance(element, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return element.node.expr.xreplace(renamed)
+        return element
+
+    try:
+        return torch.utils._pytree.tree_map(described, value)
+    except Unknown as unknown:
+        return str(unknown)
+
+
+def template(variable: Any, same: Mapping[fx.Node, fx.Node | None]) -> Any:
+    """A result as tuples of nodes and constants, by which two results can be compared; None if it holds anything else."""
+    if isinstance(variable, _torch.LazyVariableTracker):
+        variable = variable.realize()
+    if type(variable) is _torch.TensorVariable:
+        node = variable.as_proxy().node
+        return ("tensor", same.get(node, node))
+    if type(variable) is _torch.ConstantVariable:
+        return ("constant", type(variable.value), variable.value)
+    if type(variable) is _torch.TupleVariable:
+        items = tuple(template(item, same) for item in variable.items)
+        return None if None in items else ("tuple", items)
+    return None

@@ -1,0 +1,53 @@
+"""Dynamo's tracing for this backend on ``fake``'s dispatch cache."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import fake
+from fxpasses.dynamo import _torch
+from fxpasses.dynamo.replay import Replay
+
+__all__ = ["install", "uninstall"]
+
+log = logging.getLogger(__name__)
+
+
+def install(backend: Callable[..., Any]) -> None:
+    """From now on, what Dynamo compiles for ``backend`` is traced with acceleration, unless its options say no.
+
+    Process-wide, and without effect on other backends; :func:`uninstall` undoes it.
+    """
+
+    @contextmanager
+    def around(compiling: Any, keywords: Mapping[str, Any]) -> Iterator[None]:
+        if compiling is not backend or not _accelerates(keywords.get("options")):
+            yield
+            return
+        try:
+            acceleration = fake.accelerate().__enter__()
+        except fake.UnsupportedTorchVersionError as unknown:
+            log.debug("tracing without acceleration: %s", unknown)
+            yield
+            return
+        try:
+            with Replay().watching():
+                yield
+        finally:
+            acceleration.__exit__()
+
+    if not _torch.surround_compilations(around):
+        log.debug("this version of torch compiles frames in another way: Dynamo traces without acceleration")
+
+
+def uninstall() -> None:
+    """Let Dynamo trace for this backend as for any other."""
+    _torch.restore_compilations()
+
+
+def _accelerates(options: Any) -> bool:
+    """Whether the options, which are not checked yet, leave acceleration on."""
+    return not isinstance(options, Mapping) or options.get("accelerate", True) is True

@@ -1,0 +1,470 @@
+"""Repeated modules are traced once or twice by Dynamo and copied after that, and nothing can be told from it."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fake
+from fxpasses import reset_stats, stats
+from fxpasses.dynamo import _torch as dynamo_torch
+
+pytestmark = pytest.mark.skipif(
+    not dynamo_torch.CAN_REPLAY or torch.__version__ < "2.12",
+    reason="this torch cannot compare guards as values",
+)
+LAYERS = 6
+COPIED = (
+    LAYERS - 3
+)  # the first is given an input of the graph, unlike the others; the second and the third are compared
+
+
+class Layer(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.linear = nn.Linear(width, width)
+        self.drop = nn.Dropout(0.0)
+        self.scale = 1.5
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        y = self.drop(torch.relu(self.linear(self.norm(x)))) * self.scale
+        return x + y if self.scale > 1 else x - y
+
+
+class Stack(nn.Module):
+    def __init__(self, layer=Layer, layers=LAYERS):
+        super().__init__()
+        self.layers = nn.ModuleList(layer() for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    reset_stats()
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)  # rounding is not the question here
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch._dynamo.reset()
+
+
+def compiled(model, dynamic=False, **options):
+    settings = {"compiler": "eager", "regions": "off", **options}
+    return torch.compile(model, backend="fxpasses", dynamic=dynamic, options=settings)
+
+
+def agree(model, call, *inputs):
+    """Outputs, gradients and buffers of a compiled model are those of eager."""
+    eager = copy.deepcopy(model)
+    for each, run in ((eager, eager), (model, call)):
+        each.zero_grad()
+        x = [i.clone().requires_grad_(i.is_floating_point()) for i in inputs]
+        out = run(*x)
+        out.float().square().sum().backward()
+        results = [out, *(i.grad for i in x), *(p.grad for p in each.parameters()), *each.buffers()]
+        if each is eager:
+            expected = results
+    for a, b in zip(expected, results, strict=True):
+        if a is None or b is None:
+            assert a is b
+        else:
+            torch.testing.assert_close(a, b)
+
+
+def graphs_of(model, *inputs, accelerate, dynamic=False):
+    """The graphs that the backend was given, their places in the program and their guards."""
+    import fxpasses.backend as backend
+
+    found, original = [], backend.with_regions
+
+    def keep(gm, options, observers):
+        guards = torch._guards.TracingContext.get().guards_context.dynamo_guards
+        calls = [n for n in gm.graph.nodes if n.op != "placeholder"]
+        stacks = [[name for name, _ in n.meta.get("nn_module_stack", {}).values()] for n in calls]
+        lines = [n.meta.get("stack_trace") for n in calls]
+        number = {node: i for i, node in enumerate(gm.graph.nodes)}
+        nodes = [
+            (n.op, str(n.target), str(torch.fx.node.map_arg((n.args, n.kwargs), number.get)))
+            for n in gm.graph.nodes
+        ]
+        found.append((nodes, stacks, lines, {(g.name, g.create_fn_name()) for g in guards}))
+        return original(gm, options, observers)
+
+    torch._dynamo.reset()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "with_regions", keep)
+        compiled(model, dynamic, accelerate=accelerate)(*inputs)
+    return found
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_repeats_are_copied(dynamic):
+    model, x = Stack(), torch.randn(3, 8)
+    agree(model, compiled(model, dynamic), x)
+    assert stats().copied_calls == COPIED
+    agree(model, torch.compile(model, backend="fxpasses", dynamic=dynamic), x)
+
+
+def test_graphs_places_and_guards_are_those_of_tracing():
+    model, x = Stack(), torch.randn(3, 8)
+    (traced,), (copied,) = (graphs_of(model, x, accelerate=a) for a in (False, True))
+    assert stats().copied_calls == COPIED
+    for a, b in zip(traced, copied, strict=True):
+        names = [
+            {(n.split("___")[0], kind) for n, kind in each} if isinstance(each, set) else each
+            for each in (a, b)
+        ]
+        assert names[0] == names[1]
+
+
+def change_eps(layer):
+    layer.norm.eps = 0.3
+
+
+def change_constant(layer):
+    layer.scale = 0.5
+
+
+def add_hook(layer):
+    layer.linear.register_forward_hook(lambda module, args, out: out * 3)
+
+
+def add_pre_hook(layer):
+    layer.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+
+
+def drop_everything(layer):
+    layer.drop.p = 1.0
+
+
+def evaluate(layer):
+    layer.drop.p = 1.0
+    layer.eval()
+
+
+def freeze(layer):
+    layer.linear.weight.requires_grad_(False)
+
+
+def no_bias(layer):
+    layer.linear.bias = None
+
+
+def replace_activation(layer):
+    layer.drop = nn.Tanh()
+
+
+def patch_forward(layer):
+    layer.forward = lambda x: x * 5
+
+
+def patch_inner_forward(layer):
+    layer.linear.forward = lambda x: x * 5
+
+
+def change_weights_layout(layer):
+    layer.linear.weight = nn.Parameter(layer.linear.weight.detach().t().contiguous().t())
+
+
+def make_buffer(layer):
+    weight = layer.linear.weight.detach().clone()
+    del layer.linear.weight
+    layer.linear.register_buffer("weight", weight)
+
+
+CHANGES = [
+    change_eps,
+    change_constant,
+    add_hook,
+    add_pre_hook,
+    drop_everything,
+    evaluate,
+    freeze,
+    no_bias,
+    replace_activation,
+    patch_forward,
+    patch_inner_forward,
+    change_weights_layout,
+    make_buffer,
+]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("place", [0, 1, 3, LAYERS - 1])
+def test_a_layer_that_differs_is_not_copied(change, place, dynamic):
+    model, x = Stack(), torch.randn(3, 8)
+    change(model.layers[place])
+    agree(model, compiled(model, dynamic), x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
+def test_a_copied_layer_that_is_changed_later_is_compiled_again(change, dynamic):
+    model, x = Stack(), torch.randn(3, 8)
+    call = compiled(model, dynamic)
+    with torch._dynamo.config.patch(
+        skip_nnmodule_hook_guards=False
+    ):  # torch does not look for new hooks by default
+        agree(model, call, x)
+        assert stats().copied_calls == COPIED
+        change(model.layers[4])
+        agree(model, call, x)
+
+
+def test_other_arguments():
+    class Keyed(Layer):
+        def forward(self, x, pair, factor=1.0, flip=False, extra=None):
+            y = super().forward(x * factor) + pair[0] * pair[1]
+            y = -y if flip else y
+            return (y, pair) if extra is None else (y + extra, pair)
+
+    class Caller(Stack):
+        def forward(self, x, a):
+            pair = (a, a + 1)
+            for number, layer in enumerate(self.layers):
+                x, pair = layer(x, pair, factor=2.0, flip=number == 4, extra=a if number > 7 else None)
+            return x + pair[0]
+
+    model = Caller(Keyed, 9)
+    agree(model, compiled(model), torch.randn(3, 8), torch.randn(3, 8))
+    assert stats().copied_calls >= 4
+
+
+def test_changing_numbers_as_arguments():
+    class Scaled(Layer):
+        def forward(self, x, number):
+            return super().forward(x) * number
+
+    class Caller(Stack):
+        def forward(self, x):
+            for number, layer in enumerate(self.layers):
+                x = layer(x, number + 1)
+            return x
+
+    model = Caller(Scaled)
+    agree(model, compiled(model), torch.randn(3, 8))
+
+
+def test_shared_weights_and_shared_layers():
+    model, x = Stack(), torch.randn(3, 8)
+    model.layers[4].linear.weight = model.layers[0].linear.weight
+    model.layers[5] = model.layers[2]
+    agree(model, compiled(model), x)
+
+
+def test_one_layer_called_again_and_again():
+    class Unrolled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = Layer()
+
+        def forward(self, x):
+            for _ in range(LAYERS):
+                x = self.layer(x)
+            return x
+
+    model = Unrolled()
+    agree(model, compiled(model), torch.randn(3, 8))
+    assert stats().copied_calls == COPIED
+
+
+def test_batch_norm_keeps_its_statistics():
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+        def forward(self, x):
+            return torch.relu(self.norm(self.conv(x))) + x
+
+    model = Stack(Normed)
+    call = compiled(model)
+    for _ in range(2):
+        agree(model, call, torch.randn(2, 4, 5, 5))
+    assert stats().copied_calls == COPIED
+
+
+def test_buffers_written_in_place():
+    class Counting(Layer):
+        def forward(self, x):
+            self.seen.add_(1)
+            return super().forward(x) + self.seen
+
+    model = Stack(Counting)
+    call = compiled(model)
+    agree(model, call, torch.randn(3, 8))
+    agree(model, call, torch.randn(3, 8))
+
+
+class CountsItself(Layer):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+class WritesAGlobal(Layer):
+    def forward(self, x):
+        _log.append(self.scale)
+        return super().forward(x) * len(_log)
+
+
+class ReadsAGlobal(Layer):
+    def forward(self, x):
+        return super().forward(x) * _state["factor"]
+
+
+_log: list = []
+_state = {"factor": 2.0}
+
+
+def test_python_state_that_layers_change():
+    model, x = Stack(CountsItself), torch.randn(3, 8)
+    call = compiled(model)
+    for _ in range(2):
+        eager = copy.deepcopy(model)
+        torch.testing.assert_close(call(x), eager(x))
+        assert [a.calls for a in model.layers] == [b.calls for b in eager.layers]
+    _log.clear()
+    writes = Stack(WritesAGlobal)
+    first = compiled(writes)(x)
+    assert len(_log) == LAYERS
+    _log.clear()
+    torch.testing.assert_close(first, writes(x))
+
+
+def test_state_that_changes_between_layers():
+    class Changes(Stack):
+        def forward(self, x):
+            for number, layer in enumerate(self.layers):
+                _state["factor"] = 1.0 + number
+                x = layer(x)
+            return x
+
+    class ChangesThemselves(Stack):
+        def forward(self, x):
+            for number, layer in enumerate(self.layers):
+                if number > 3:
+                    layer.scale = 0.25
+                x = layer(x)
+            return x
+
+    x = torch.randn(3, 8)
+    for model in (Changes(ReadsAGlobal), ChangesThemselves()):
+        torch._dynamo.reset()
+        expected = copy.deepcopy(model)(x)
+        torch.testing.assert_close(compiled(model)(x), expected)
+
+
+def test_modes_around_some_layers():
+    class Modes(Stack):
+        def forward(self, x):
+            for number, layer in enumerate(self.layers):
+                frozen = torch.no_grad() if number == 4 else contextlib.nullcontext()
+                mixed = torch.autocast("cpu", torch.bfloat16) if number == 3 else contextlib.nullcontext()
+                with frozen, mixed:
+                    x = torch.tanh(layer(x)).float()
+            return x
+
+    torch.set_default_dtype(torch.float32)
+    model = Modes()
+    agree(model, compiled(model), torch.randn(3, 8))
+
+
+def test_what_layers_return():
+    class Returns(Layer):
+        def forward(self, x, number):
+            y = super().forward(x)
+            return (y, None, 3, (y + 1, x))[number]
+
+    class Caller(Stack):
+        def forward(self, x):
+            total = x
+            for layer in self.layers:
+                total = total + layer(x, 0) + layer(x, 3)[0] + layer(x, 3)[1] * layer(x, 2)
+                assert layer(x, 1) is None
+            return total
+
+    model = Caller(Returns)
+    agree(model, compiled(model), torch.randn(3, 8))
+
+
+def test_sizes_that_depend_on_data():
+    class Chooses(Layer):
+        def forward(self, x):
+            return super().forward(x)[x[:, 0] > -9]
+
+    model, x = Stack(Chooses), torch.randn(3, 8)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        agree(model, compiled(model), x)
+
+
+def test_changing_sizes_compile_as_often():
+    counts = []
+    for accelerate in (True, False):
+        torch._dynamo.reset()
+        reset_stats()
+        model = Stack()
+        call = torch.compile(
+            model, backend="fxpasses", options={"compiler": "eager", "accelerate": accelerate}
+        )
+        for rows in (3, 5, 7, 9):
+            agree(model, call, torch.randn(rows, 8))
+        counts.append(stats().graphs)
+    assert counts[0] == counts[1]
+
+
+def test_other_backends_are_traced_as_ever():
+    model, x = Stack(), torch.randn(3, 8)
+    torch.compile(model, backend="eager")(x)
+    assert stats().copied_calls == 0
+    assert not fake.accelerate.is_enabled()
+
+
+def test_dynamo_is_left_as_it_was():
+    from torch._dynamo.side_effects import SideEffects
+    from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
+
+    before = UnspecializedNNModuleVariable.call_function, SideEffects.mutation, SideEffects.store_attr
+
+    class Broken(Layer):
+        def forward(self, x):
+            raise ValueError("broken on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        compiled(Stack(Broken))(torch.randn(3, 8))
+    compiled(Stack())(torch.randn(3, 8))
+    assert (
+        UnspecializedNNModuleVariable.call_function,
+        SideEffects.mutation,
+        SideEffects.store_attr,
+    ) == before
+    assert not fake.accelerate.is_enabled()
+
+
+def test_a_graph_break_in_a_layer():
+    class Breaks(Layer):
+        def forward(self, x):
+            y = super().forward(x)
+            torch._dynamo.graph_break()
+            return super().forward(y)
+
+    model = Stack(Breaks)
+    agree(model, compiled(model), torch.randn(3, 8))
+
+
+def test_off_by_option():
+    model, x = Stack(), torch.randn(3, 8)
+    agree(model, compiled(model, accelerate=False), x)
+    assert stats().copied_calls == 0
