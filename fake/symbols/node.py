@@ -37,6 +37,7 @@ __all__ = [
     "lean_methods",
     "lean_state",
     "remembering_evaluation",
+    "settle",
 ]
 
 _BINARY = (
@@ -53,6 +54,12 @@ def _canonical_of(node: Any, state: LeanState) -> Any:
     if found is node:
         answer_at_once(node)
     return found
+
+
+def settle(node: Any, state: LeanState) -> None:
+    """Make a new node of an expression with symbols the canonical one, if there is none and nodes are lean."""
+    if getattr(node, "_canonical", node) is None and _canonical_of(node, state) is node:
+        has_no_value_now(node)
 
 
 def _copy(node: Any) -> Any:
