@@ -304,6 +304,9 @@ def symbolic_arithmetic_is_watched() -> bool:
     )
 
 
+arithmetic_watchers = (_get_dispatch_mode, _PROXY_KEY, _PRE_DISPATCH_MODES, _logging_state)
+"""The parts of the same question, for where a call of a function is too much."""
+
 # What tells that a symbol may have been replaced. Until 2.11 there was one counter for all that is known.
 replacements_version = operator.attrgetter(
     "_replacements_version_counter"

@@ -27,6 +27,7 @@ __all__ = [
     "number_of",
     "state_of",
     "symbols_of_key",
+    "table_place",
     "token",
     "token_of_expression",
 ]
@@ -99,7 +100,7 @@ class SymbolicState:
 
     def table(self, func: Any, tensor_class: type) -> dict[Any, Any]:
         """The table of an operator, for tensors of one class."""
-        key = (id(func), id(tensor_class))  # our class of fake tensors equals torch's
+        key = table_place(func, tensor_class)
         found = self.tables.get(key)
         if found is None:
             found = self.tables.setdefault(key, {})
@@ -117,6 +118,11 @@ class SymbolicState:
         self.tables.clear()
         self._prototypes.clear()
         self.size = 0
+
+
+def table_place(func: Any, tensor_class: type) -> tuple[int, int]:
+    """Where an environment keeps the table of an operator for tensors of one class (ours equals torch's)."""
+    return (id(func), id(tensor_class))
 
 
 def state_of(shape_env: Any) -> SymbolicState:

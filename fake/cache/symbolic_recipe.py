@@ -154,6 +154,10 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
         plain = base._plain
         if plain is None:
             plain = _plain_of(base)
+        elif interned is not None and base._interned is interned and _t.has_symbols(plain):
+            # ``detach`` and the like: the base's own plain tensor has these sizes already (one that ``_plain_of`` made
+            # has none).
+            return make_fake(plain, device, mode, interned, mark, tensor_class)
         return make_fake(plain.as_strided(*place), device, mode, interned, mark, tensor_class)
 
     return rebuild

@@ -17,6 +17,7 @@ symbolic arithmetic; no answer is remembered about unbacked symbols.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -91,16 +92,18 @@ def _keep(result: Any, asked: Any, state: LeanState) -> Any:
 
 
 def _binary(name: str, original: Callable) -> Callable:
-    watched, new = _t.symbolic_arithmetic_is_watched, object.__new__
+    get_mode, proxies, modes_before, logs = _t.arithmetic_watchers
+    new, memory = object.__new__, f"_{name}_results"
+    recall = operator.attrgetter(memory)
 
     def lean(self: Any, other: Any) -> Any:
         try:
-            result = self.shape_env._fake_lean.results[name, self._canonical, other._canonical]
+            result = recall(self._canonical)[other._canonical]
         except (AttributeError, KeyError):
             return compute(self, other)
-        if watched():
+        if get_mode(proxies) is not None or modes_before[0] is not None or logs.GET_DTRACE_STRUCTURED:
             return original(self, other)
-        if result.constant is not None:
+        if result.constant is not None or result.pytype is bool and result._expr.is_Atom:
             return result
         made = new(result.__class__)
         made.__dict__ = result.__dict__
@@ -121,6 +124,7 @@ def _binary(name: str, original: Callable) -> Callable:
                     )
             result = shortcut(name, left, right, state) or _keep(original(left, right), self, state)
             state.results[name, left, right] = result
+            left.__dict__.setdefault(memory, {})[right] = result
             if right.constant.__class__ is int:  # the operators of SymInt look for the number itself
                 state.results[name, left, right.constant] = result
             if left.constant.__class__ is int:
@@ -189,6 +193,21 @@ def _wrap_int(original: Callable) -> Callable:
     return wrap_int
 
 
+def _wrap_bool(original: Callable) -> Callable:
+    def wrap_bool(self: Any, num: bool) -> Any:
+        env = self.shape_env
+        if env is None or type(num) is not bool or env._translation_validation_enabled:
+            return original(self, num)
+        known = lean_state(env).truths
+        node = known.get(num)
+        if node is None:
+            node = known[num] = original(self, num)
+            node.__class__ = self.__class__
+        return node
+
+    return wrap_bool
+
+
 def _maybe_as_int(original: Callable) -> Callable:
     version_of = _t.replacements_version
 
@@ -246,6 +265,7 @@ def lean_methods() -> dict[str, Any]:
     found |= {name: _unary(name, node[name]) for name in _UNARY if name in node}
     found |= {name: _sizes(name, node[name]) for name in _t.sizes_strides_methods if name in node}
     found["wrap_int"] = _wrap_int(node["wrap_int"])
+    found["wrap_bool"] = _wrap_bool(node["wrap_bool"])
     found["maybe_as_int"] = _maybe_as_int(node["maybe_as_int"])
     found["expr"] = _expr(node["expr"])
     for name in ("guard_bool", "guard_or_false", "guard_or_true"):
