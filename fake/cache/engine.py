@@ -144,7 +144,12 @@ class Engine:
 
     def _compile(self, func: Any) -> Handler:
         source, names = compile_key(func, self.tensor_class)
-        names |= {"Bypass": Bypass, "Stale": Stale, "nothing": {}, "place": table_place(func, self.tensor_class)}
+        names |= {
+            "Bypass": Bypass,
+            "Stale": Stale,
+            "nothing": {},
+            "place": table_place(func, self.tensor_class),
+        }
         table = self.store.table(func)
         self._fill_from_disk(func)
         code = _TEMPLATE.format(names=", ".join(names), key=source)

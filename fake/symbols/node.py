@@ -311,6 +311,12 @@ LeanNode: Any = type(
     "LeanNode",
     (SymNode,),
     {
+        # What C++ asks for most often, by names that Python's cache of attributes does not know: found in one step.
+        **{
+            name: vars(SymNode)[name]
+            for name in ("is_int", "is_bool", "is_float", "clone", "constant_int")
+            if name in vars(SymNode)
+        },
         **{name: _also_lean(method) for name, method in vars(SymNode).items() if name in _t.magic_methods},
         **lean_methods(),
         "hint": _hint(vars(SymNode)["hint"]),
