@@ -21,6 +21,7 @@ from typing import Any, overload
 import sympy
 
 from . import _torch as _t
+from .divisors import without_divisions
 from .expr import normalize
 from .ranges import Facts
 from .reasons import Reason, reasons_of
@@ -303,6 +304,8 @@ def _minimal(
         known = shape_env._maybe_evaluate_static(guard.expr, axioms=(), size_oblivious=guard.size_oblivious)
         if known is None:
             relations.setdefault(_simplest(shape_env, guard.expr), guard)
+    least = {symbol: _t.concrete_bounds(shape_env, symbol)[0] or 0 for symbol in shape_env.var_to_range}
+    relations = without_divisions(relations, lambda symbol: least.get(symbol, 0))
     symbols = set().union(*(condition.free_symbols for condition in relations))
     all_ranges = _ranges(shape_env, symbols) if ranges is None else ranges
     facts = _facts(relations, all_ranges)

@@ -103,7 +103,7 @@ def _binary(name: str, original: Callable) -> Callable:
             return compute(self, other)
         if get_mode(proxies) is not None or modes_before[0] is not None or logs.GET_DTRACE_STRUCTURED:
             return original(self, other)
-        if result.constant is not None or result.pytype is bool and result._expr.is_Atom:
+        if result.constant is not None or (result.pytype is bool and result._expr.is_Atom):
             return result
         made = new(result.__class__)
         made.__dict__ = result.__dict__

@@ -1,0 +1,233 @@
+"""Conditions in which a size is known to be a multiple: ``s = k*t`` makes most of what reshapes ask fall away.
+
+A reshape of ``s`` rows by ``k`` asks for ``s % k == 0``, and everything after it is told in ``s // k``: quotients of
+quotients, remainders of products. Written with ``k*t`` for ``s``, sympy and torch's functions cancel what cancels; a
+condition that becomes true said no more than the divisibility did. Some divisibilities come in disguise
+(``s*s == 4*(s//2)*(s//2)``): equations are divided by what is positive, and factored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from math import gcd
+from typing import Any
+
+import sympy
+
+from . import _torch as _t
+from .expr import normalize, without_common_factor
+
+__all__ = ["without_divisions"]
+
+_ROUNDS = 4
+_MOST_OPERATIONS = 60
+_DIVISIONS = (_t.FloorDiv, _t.Mod, _t.PythonMod)
+
+Lower = Callable[[sympy.Basic], int]
+"""The least value of a symbol (0 or less where it is unknown)."""
+
+
+def without_divisions(conditions: Mapping[sympy.Basic, Any], lower: Lower) -> dict[sympy.Basic, Any]:
+    """Conditions that together mean the same, simpler, each with what the mapping holds for the one that it comes from.
+
+    >>> a, b = sympy.symbols("a b", integer=True, positive=True)
+    >>> half = _t.FloorDiv(a, 2)
+    >>> asked = [sympy.Eq(_t.Mod(a, 2), 0), sympy.Eq(_t.FloorDiv(a, half), 2), sympy.Eq(a * b, 4 * half * _t.FloorDiv(b, 2))]
+    >>> list(without_divisions(dict.fromkeys(asked), lambda symbol: 2))
+    [Eq(Mod(a, 2), 0), Eq(Mod(b, 2), 0)]
+    """
+    found = dict(conditions)
+    if not any(condition.has(*_DIVISIONS) for condition in found):
+        return found
+    found = {part: owner for condition, owner in found.items() for part in _factorwise(condition, lower)}
+    for _ in range(_ROUNDS):
+        multiples = _Multiples(found, lower)
+        simpler: dict[sympy.Basic, Any] = {}
+        for condition, owner in found.items():
+            told = multiples.simplest(condition)
+            if told is not sympy.true:
+                simpler.setdefault(told, owner)
+        if simpler.keys() == found.keys():
+            break
+        found = simpler
+    return found
+
+
+class _Multiples:
+    """What the divisibilities among some conditions say of their symbols: ``s = divisor * part``."""
+
+    def __init__(self, conditions: Mapping[sympy.Basic, Any], lower: Lower) -> None:
+        self.lower = lower
+        self.divisors: dict[sympy.Basic, int] = {}
+        for condition in conditions:
+            found = _divisibility(condition)
+            if found is not None and lower(found[0]) >= 1:
+                symbol, divisor = found
+                known = self.divisors.get(symbol, 1)
+                self.divisors[symbol] = known * divisor // gcd(known, divisor)
+        self.parts = {
+            symbol: sympy.Symbol(f"{symbol.name}_by_{divisor}", integer=True, positive=True)
+            for symbol, divisor in self.divisors.items()
+        }
+        self.wholes = {part: symbol for symbol, part in self.parts.items()}
+
+    def simplest(self, condition: sympy.Basic) -> sympy.Basic:
+        """A condition told as shortly as it can be, given the divisibilities (which are left as they are)."""
+        told = _divisibility(condition)
+        if told is not None and told[0] in self.divisors:
+            symbol, divisor = told
+            # The strongest divisibility of a symbol says all of them.
+            return sympy.Eq(_t.Mod(symbol, self.divisors[symbol]), 0) if divisor else condition
+        if sympy.count_ops(condition) > _MOST_OPERATIONS:
+            return condition
+        inner = condition.xreplace(
+            {symbol: self.divisors[symbol] * part for symbol, part in self.parts.items()}
+        )
+        inner = _cancelled(inner, self._is_positive)
+        if isinstance(inner, sympy.logic.boolalg.BooleanAtom):
+            return inner if inner is sympy.true else condition
+        inner = self._equation(normalize(inner, self._is_positive))
+        if isinstance(inner, sympy.logic.boolalg.BooleanAtom):
+            return inner if inner is sympy.true else condition
+        outer = self._told_in_wholes(inner)
+        if outer is sympy.true:
+            return outer
+        if outer is None or sympy.count_ops(outer) >= sympy.count_ops(condition):
+            return condition
+        return outer
+
+    def _least(self, term: sympy.Basic) -> int:
+        """A lower bound of a symbol, a part, or a quotient of one."""
+        if term in self.wholes:
+            return max(1, -(-self.lower(self.wholes[term]) // self.divisors[self.wholes[term]]))
+        if term.is_Symbol:
+            return self.lower(term)
+        if isinstance(term, _t.FloorDiv) and term.args[1].is_Integer and term.args[1] > 0:
+            return self._least(term.args[0]) // int(term.args[1]) if self._least(term.args[0]) > 0 else 0
+        return 0
+
+    def _is_positive(self, term: sympy.Basic) -> bool:
+        return self._least(term) >= 1
+
+    def _equation(self, condition: sympy.Basic) -> sympy.Basic:
+        """``p*q == 0`` is ``q == 0`` where ``p`` is positive; ``x == k*(x//k)`` is ``x % k == 0``."""
+        if not isinstance(condition, (sympy.Eq, sympy.Ne)) or not condition.lhs.is_integer:
+            return condition
+        difference = sympy.expand(condition.lhs - condition.rhs)
+        if difference.is_Integer or sympy.count_ops(difference) > _MOST_OPERATIONS:
+            return condition
+        atoms = {term: sympy.Dummy(integer=True) for term in difference.atoms(*_DIVISIONS, _t.Max, _t.Min)}
+        outermost = {term: name for term, name in atoms.items() if difference.has(term)}
+        plain = difference.xreplace(outermost)
+        if not plain.is_polynomial(*plain.free_symbols):
+            return condition
+        names = {name: term for term, name in outermost.items()}
+        factors = [factor for factor, _ in sympy.factor_list(plain)[1]]
+        rest = [f for f in factors if not self._is_sum_of_positives(f, names)]
+        if len(rest) != 1:
+            return condition
+        zero = rest[0].xreplace(names)
+        divided = _multiple_of(zero)
+        if divided is not None:
+            return condition.func(_t.Mod(*divided), 0)
+        terms = sympy.Add.make_args(zero)
+        right = sympy.Add(*(-term for term in terms if term.could_extract_minus_sign()))
+        told = condition.func(zero + right, right)
+        return told if sympy.count_ops(told) < sympy.count_ops(condition) else condition
+
+    def _is_sum_of_positives(self, factor: sympy.Basic, names: Mapping[sympy.Basic, sympy.Basic]) -> bool:
+        for term in sympy.Add.make_args(factor):
+            coefficient, rest = term.as_coeff_Mul()
+            if coefficient <= 0:
+                return False
+            for base in sympy.Mul.make_args(rest):
+                symbol = base.base if base.is_Pow else base
+                if not symbol.is_Integer and not self._is_positive(names.get(symbol, symbol)):
+                    return False
+        return True
+
+    def _told_in_wholes(self, condition: sympy.Basic) -> sympy.Basic | None:
+        """The same without parts: multiplied out where it is an equation or inequality of sums and products."""
+        used = [part for part in self.wholes if condition.has(part)]
+        if not used:
+            return condition
+        divided = _divisibility(condition)
+        if divided is not None and divided[0] in self.wholes:
+            symbol = self.wholes[divided[0]]
+            return sympy.Eq(_t.Mod(symbol, divided[1] * self.divisors[symbol]), 0)
+        if isinstance(condition, sympy.core.relational.Relational) and not condition.has(*_DIVISIONS):
+            difference = condition.lhs - condition.rhs
+            if difference.is_polynomial(*difference.free_symbols):
+                scaled = sympy.expand(
+                    difference.xreplace(
+                        {p: self.wholes[p] / sympy.Integer(self.divisors[self.wholes[p]]) for p in used}
+                    )
+                )
+                denominator = reduce(
+                    sympy.ilcm, [term.as_coeff_Mul()[0].q for term in sympy.Add.make_args(scaled)], 1
+                )
+                scaled = sympy.expand(scaled * denominator)
+                terms = sympy.Add.make_args(scaled)
+                right = sympy.Add(
+                    *(-term for term in terms if term.could_extract_minus_sign() or term.is_Integer)
+                )
+                return condition.func(scaled + right, right)
+        return condition.xreplace(
+            {part: _t.FloorDiv(self.wholes[part], self.divisors[self.wholes[part]]) for part in used}
+        )
+
+
+def _divisibility(condition: sympy.Basic) -> tuple[sympy.Symbol, int] | None:
+    """The symbol and the number of ``symbol % number == 0``."""
+    match condition:
+        case sympy.Eq(args=((_t.Mod() | _t.PythonMod()) as remainder, sympy.Integer(p=0))):
+            base, divisor = remainder.args
+            if base.is_Symbol and divisor.is_Integer and divisor > 1:
+                return base, int(divisor)
+    return None
+
+
+def _factorwise(condition: sympy.Basic, lower: Lower) -> list[sympy.Basic]:
+    """``a*b == 4*(a//2)*(b//2)`` says that both are even: no factor on the right is greater than its own on the left."""
+    if not isinstance(condition, sympy.Eq) or not condition.lhs.is_integer:
+        return [condition]
+    for left, right in (condition.args, reversed(condition.args)):
+        quotients = [
+            (base, int(e)) for base, e in right.as_powers_dict().items() if isinstance(base, _t.FloorDiv)
+        ]
+        if not quotients or not all(
+            q.args[0].is_Symbol and q.args[1].is_Integer and q.args[1] > 1 and lower(q.args[0]) >= 1
+            for q, _ in quotients
+        ):
+            continue
+        whole = sympy.Mul(*(q.args[0] ** e for q, e in quotients))
+        rounded = sympy.Mul(*((q.args[1] * q) ** e for q, e in quotients))
+        if sympy.expand(left * rounded - right * whole) == 0 and all(
+            base.is_Symbol and lower(base) >= 1
+            for base in left.as_coeff_Mul()[1].as_powers_dict()
+            if base is not sympy.S.One
+        ):
+            return [sympy.Eq(_t.Mod(q.args[0], q.args[1]), 0) for q, _ in quotients]
+    return [condition]
+
+
+def _cancelled(condition: sympy.Basic, positive: Callable[[sympy.Basic], bool]) -> sympy.Basic:
+    """Quotients without the factors that are above and below."""
+
+    def reduced(division: Any) -> sympy.Basic:
+        base, divisor = without_common_factor(*division.args, positive)
+        return _t.FloorDiv(base, divisor)
+
+    return condition.replace(lambda e: isinstance(e, _t.FloorDiv), reduced)
+
+
+def _multiple_of(zero: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic] | None:
+    """``x`` and ``k`` of ``x - k*(x//k)``, or of its negative."""
+    for quotient in zero.atoms(_t.FloorDiv):
+        base, divisor = quotient.args
+        if divisor.is_Integer and divisor > 1:
+            for sign in (1, -1):
+                if sympy.expand(sign * zero - base + divisor * quotient) == 0:
+                    return base, divisor
+    return None
