@@ -216,8 +216,8 @@ def _cancelled(condition: sympy.Basic, positive: Callable[[sympy.Basic], bool]) 
     """Quotients without the factors that are above and below."""
 
     def reduced(division: Any) -> sympy.Basic:
-        base, divisor = without_common_factor(*division.args, positive)
-        return _t.FloorDiv(base, divisor)
+        base, divisor = division.args
+        return _t.FloorDiv(*without_common_factor(base, divisor, positive))
 
     return condition.replace(lambda e: isinstance(e, _t.FloorDiv), reduced)
 
