@@ -51,7 +51,8 @@ def without_divisions(conditions: Mapping[sympy.Basic, Any], lower: Lower) -> di
         if simpler.keys() == found.keys():
             break
         found = simpler
-    return found
+    # Whoever checks them in order divides by ``s // k`` only where ``k`` divides ``s``, and it is not zero.
+    return dict(sorted(found.items(), key=lambda item: _divisibility(item[0]) is None))
 
 
 class _Multiples:

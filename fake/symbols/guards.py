@@ -123,7 +123,9 @@ class Guards(Sequence[Guard]):
 
     def compile(self, *, static: bool = True) -> CompiledGuards:
         """One Python function of the inputs that checks all guards (and, with ``static``, all constant sizes)."""
-        checks = [*(self.statics if static else ()), *self._guards]
+        # Ranges first: what is checked after them may divide by what they keep from being zero.
+        guards = sorted(self._guards, key=lambda guard: guard.kind != "range")
+        checks = [*(self.statics if static else ()), *guards]
         properties = properties_of(self._shape_env)
         inputs = tuple(dict.fromkeys(p.root for p in properties))
         names = _argument_names(inputs)
