@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import reduce
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 import sympy
+from sympy.core.intfunc import ilcm
 
 from . import _torch as _t
 from .expr import normalize, without_common_factor
@@ -56,56 +57,70 @@ def without_divisions(conditions: Mapping[sympy.Basic, Any], lower: Lower) -> di
 
 
 class _Multiples:
-    """What the divisibilities among some conditions say of their symbols: ``s = divisor * part``."""
+    """What the divisibilities among some conditions say of sizes and of sums and products of them: ``s = k * part``.
+
+    Attributes:
+        divisors: what is divisible, and by what.
+        parts: a name for the quotient of each.
+        wholes: the other way around.
+        values: quotients, remainders and extremes that an equation names, and what it says that they are.
+    """
 
     def __init__(self, conditions: Mapping[sympy.Basic, Any], lower: Lower) -> None:
         self.lower = lower
         self.divisors: dict[sympy.Basic, int] = {}
         for condition in conditions:
             found = _divisibility(condition)
-            if found is not None and lower(found[0]) >= 1:
-                symbol, divisor = found
-                known = self.divisors.get(symbol, 1)
-                self.divisors[symbol] = known * divisor // gcd(known, divisor)
+            if found is not None and self._least(found[0]) >= 1:
+                whole, divisor = found
+                known = self.divisors.get(whole, 1)
+                self.divisors[whole] = known * divisor // gcd(known, divisor)
         self.parts = {
-            symbol: sympy.Symbol(f"{symbol.name}_by_{divisor}", integer=True, positive=True)
-            for symbol, divisor in self.divisors.items()
+            whole: sympy.Symbol(f"part_{place}", integer=True, positive=True)
+            for place, whole in enumerate(self.divisors)
         }
-        self.wholes = {part: symbol for symbol, part in self.parts.items()}
+        self.wholes = {part: whole for whole, part in self.parts.items()}
+        self.values = dict(filter(None, map(_value, conditions)))
 
     def simplest(self, condition: sympy.Basic) -> sympy.Basic:
-        """A condition told as shortly as it can be, given the divisibilities (which are left as they are)."""
-        told = _divisibility(condition)
-        if told is not None and told[0] in self.divisors:
-            symbol, divisor = told
-            # The strongest divisibility of a symbol says all of them.
-            return sympy.Eq(_t.Mod(symbol, self.divisors[symbol]), 0) if divisor else condition
+        """A condition told as shortly as it can be, given the divisibilities and values (which are left as they are)."""
+        divisible = _divisibility(condition)
+        if divisible is not None and divisible[0] in self.divisors:
+            return sympy.Eq(_t.Mod(divisible[0], self.divisors[divisible[0]]), 0)
         if sympy.count_ops(condition) > _MOST_OPERATIONS:
             return condition
-        inner = condition.xreplace(
-            {symbol: self.divisors[symbol] * part for symbol, part in self.parts.items()}
-        )
+        valued = _value(condition)
+        known = {
+            term: value
+            for term, value in self.values.items()
+            if valued is None or (term != valued[0] and not value.has(valued[0]))
+        }
+        inner = condition.xreplace(known) if known else condition
+        inner = inner.xreplace({whole: self.divisors[whole] * part for whole, part in self.parts.items()})
         inner = _cancelled(inner, self._is_positive)
-        if isinstance(inner, sympy.logic.boolalg.BooleanAtom):
-            return inner if inner is sympy.true else condition
-        inner = self._equation(normalize(inner, self._is_positive))
+        if not isinstance(inner, sympy.logic.boolalg.BooleanAtom):
+            inner = self._equation(normalize(inner, self._is_positive))
         if isinstance(inner, sympy.logic.boolalg.BooleanAtom):
             return inner if inner is sympy.true else condition
         outer = self._told_in_wholes(inner)
-        if outer is sympy.true:
-            return outer
-        if outer is None or sympy.count_ops(outer) >= sympy.count_ops(condition):
-            return condition
-        return outer
+        return condition if sympy.count_ops(outer) >= sympy.count_ops(condition) else outer
 
     def _least(self, term: sympy.Basic) -> int:
-        """A lower bound of a symbol, a part, or a quotient of one."""
-        if term in self.wholes:
-            return max(1, -(-self.lower(self.wholes[term]) // self.divisors[self.wholes[term]]))
+        """A lower bound of a symbol, a part, a quotient by a number, or a sum of products of symbols; 0 if unknown."""
+        if term in self.__dict__.get("wholes", ()):
+            whole = self.wholes[term]
+            return max(1, -(-self._least(whole) // self.divisors[whole]))
         if term.is_Symbol:
             return self.lower(term)
+        if term.is_Integer:
+            return int(term)
         if isinstance(term, _t.FloorDiv) and term.args[1].is_Integer and term.args[1] > 0:
-            return self._least(term.args[0]) // int(term.args[1]) if self._least(term.args[0]) > 0 else 0
+            return max(self._least(term.args[0]), 0) // int(term.args[1])
+        if term.is_Add or term.is_Mul:
+            least = [self._least(part) for part in term.args]
+            return 0 if min(least) < 1 else sum(least) if term.is_Add else prod(least)
+        if term.is_Pow and term.exp.is_Integer and term.exp > 0:
+            return max(self._least(term.base), 0) ** int(term.exp)
         return 0
 
     def _is_positive(self, term: sympy.Basic) -> bool:
@@ -148,43 +163,55 @@ class _Multiples:
                     return False
         return True
 
-    def _told_in_wholes(self, condition: sympy.Basic) -> sympy.Basic | None:
+    def _told_in_wholes(self, condition: sympy.Basic) -> sympy.Basic:
         """The same without parts: multiplied out where it is an equation or inequality of sums and products."""
         used = [part for part in self.wholes if condition.has(part)]
         if not used:
             return condition
         divided = _divisibility(condition)
         if divided is not None and divided[0] in self.wholes:
-            symbol = self.wholes[divided[0]]
-            return sympy.Eq(_t.Mod(symbol, divided[1] * self.divisors[symbol]), 0)
+            whole = self.wholes[divided[0]]
+            return sympy.Eq(_t.Mod(whole, divided[1] * self.divisors[whole]), 0)
         if isinstance(condition, sympy.core.relational.Relational) and not condition.has(*_DIVISIONS):
             difference = condition.lhs - condition.rhs
             if difference.is_polynomial(*difference.free_symbols):
-                scaled = sympy.expand(
-                    difference.xreplace(
-                        {p: self.wholes[p] / sympy.Integer(self.divisors[self.wholes[p]]) for p in used}
-                    )
-                )
-                denominator = reduce(
-                    sympy.ilcm, [term.as_coeff_Mul()[0].q for term in sympy.Add.make_args(scaled)], 1
-                )
-                scaled = sympy.expand(scaled * denominator)
+                told = {p: self.wholes[p] / sympy.Integer(self.divisors[self.wholes[p]]) for p in used}
+                scaled = sympy.expand(difference.xreplace(told))
                 terms = sympy.Add.make_args(scaled)
-                right = sympy.Add(
-                    *(-term for term in terms if term.could_extract_minus_sign() or term.is_Integer)
-                )
+                scaled = sympy.expand(scaled * reduce(ilcm, [t.as_coeff_Mul()[0].q for t in terms], 1))
+                terms = sympy.Add.make_args(scaled)
+                right = sympy.Add(*(-t for t in terms if t.could_extract_minus_sign() or t.is_Integer))
                 return condition.func(scaled + right, right)
         return condition.xreplace(
             {part: _t.FloorDiv(self.wholes[part], self.divisors[self.wholes[part]]) for part in used}
         )
 
 
-def _divisibility(condition: sympy.Basic) -> tuple[sympy.Symbol, int] | None:
-    """The symbol and the number of ``symbol % number == 0``."""
+def _value(condition: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic] | None:
+    """The term and the simpler expression of an equation that says what a quotient, remainder or extreme is."""
+    if isinstance(condition, sympy.Eq):
+        for term, value in (condition.args, reversed(condition.args)):
+            if (
+                isinstance(term, (*_DIVISIONS, _t.Max, _t.Min))
+                and sympy.count_ops(value) < sympy.count_ops(term)
+                and not value.has(term)
+                and value != 0
+            ):
+                return term, value
+    return None
+
+
+def _divisibility(condition: sympy.Basic) -> tuple[sympy.Basic, int] | None:
+    """What is divided and the number of ``s % number == 0``, of a size or of a sum or product of sizes."""
     match condition:
         case sympy.Eq(args=((_t.Mod() | _t.PythonMod()) as remainder, sympy.Integer(p=0))):
             base, divisor = remainder.args
-            if base.is_Symbol and divisor.is_Integer and divisor > 1:
+            if (
+                divisor.is_Integer
+                and divisor > 1
+                and not base.is_number
+                and not base.has(*_DIVISIONS, _t.Max, _t.Min)
+            ):
                 return base, int(divisor)
     return None
 

@@ -142,7 +142,13 @@ class Guards(Sequence[Guard]):
         conditions = [_code_of(guard, printer, names) for guard in checks]
         body = "\n        and ".join(conditions) or "True"
         code = "\n".join(
-            (f"def accepts({', '.join(names.values())}):", *lines, f"    return bool(\n        {body}\n    )")
+            (
+                f"def accepts({', '.join(names.values())}):",
+                *lines,
+                f"    try:\n        return bool({body})",
+                "    except ZeroDivisionError:  # nobody can tell what the program would have done",
+                "        return False",
+            )
         )
         space: dict[str, Any] = {**_t.SYMPY_INTERP, "math": math}
         exec(compile(code, "<guards>", "exec"), space)

@@ -32,8 +32,20 @@ _FRAMEWORK = (_t.torch_directory, *_OWN_DIRECTORIES, str(Path(sympy.__file__).re
 _INTERPRETERS = tuple(
     _t.torch_directory + os.path.join(*place) for place in (("_dynamo", ""), ("fx", "experimental", ""))
 )
-_CALLERS = {"infer_size": ["reshape", "view", "flatten"], "broadcast_shapes": ["add", "sub", "mul", "div"]}
+_RESHAPES = ["reshape", "view", "flatten", "unflatten"]
+_CALLERS = {
+    "infer_size": _RESHAPES,
+    "_reshape_view_helper": _RESHAPES,
+    "_reshape_view_helper_core_alg": _RESHAPES,
+    "_view_has_unbacked_input": _RESHAPES,
+    "broadcast_shapes": ["add", "sub", "mul", "div"],
+    "_broadcast_shapes": ["add", "sub", "mul", "div"],
+}
 """For functions of torch whose name says little, what users call them by."""
+_ABOUT_LAYOUT = ("is_contiguous", "check_contiguous_sizes_strides", "compute_elementwise_output_strides",
+                 "is_non_overlapping_and_dense", "is_channels_last", "validate_dim_length", "should_swap",
+                 "apply_perm", "_is_contiguous", "compute_contiguous")  # fmt: skip
+"""Functions that ask how a tensor lies in memory, for operators that do not say so."""
 _PLAIN_CALLS = frozenset(("getattr", "getitem", "size", "shape"))
 _STANDARD_LIBRARY = str(Path(os.__file__).resolve().parent) + os.sep
 _TYPED_IN = ("<doctest", "<stdin>", "<ipython")
@@ -83,7 +95,11 @@ class Reason:
         """The operator in a word, or where in the program the question was asked without one."""
         if self.operator is None:
             return "the program itself"
-        return self.operator if self.called is None else f"{self.operator} (in {self.called})"
+        if self.called is None or self.operator.startswith(
+            "prims."
+        ):  # what torch's kernels call among themselves
+            return self.called or self.operator
+        return f"{self.operator} (in {self.called})"
 
 
 def record(shape_env: Any, reason: Reason) -> None:
@@ -225,7 +241,12 @@ def _from_guard(guard: Any, calls: _Calls) -> Reason:
     if where is None and asked is not None and _is_users(asked.file):
         where = asked
     stack: tuple[Location, ...] = (where,) if where else ()
-    if where is not None and operator is not None:
+    if operator is not None and operator.startswith(_ABOUT_LAYOUT):
+        operator = "the layout of a tensor in memory"
+    elif where is None and operator in _CALLERS:
+        operator, stack = _only_call(_CALLERS[operator], calls)
+        where = _innermost_of_user(stack)
+    elif where is not None and operator is not None:
         operator, stack = _call_at(where, operator, calls) or (operator, stack)
         where = _innermost_of_user(stack)
     return Reason(guard.expr, "guard", operator, None, where, stack, asked)
@@ -253,6 +274,14 @@ def _call_at(where: Location, function: str, calls: _Calls) -> tuple[str, tuple[
     if not names:
         return None
     return " or ".join(names), lines.pop() if len(lines) == 1 else (where,)
+
+
+def _only_call(names: list[str], calls: _Calls) -> tuple[str, tuple[Location, ...]]:
+    """The one call of a graph that has one of these names, with its lines; else just the names."""
+    found = [(name, stack) for made in calls.values() for name, stack in made if name in names]
+    if len({stack for _, stack in found}) == 1:
+        return found[0]
+    return " or ".join(dict.fromkeys(name for name, _ in found) or names[:2]), ()
 
 
 def _interprets(file: str) -> bool:
