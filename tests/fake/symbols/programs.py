@@ -230,7 +230,11 @@ def convolving(draw: Any) -> Program:
                     ("n", 2, "h", "w"),
                     (3, 2, kernel, 2),
                 ),
-                (f"F.conv_transpose1d(x0, x1, None, {stride}, {padding}, {extra})", ("n", 2, "w"), (2, 3, 3)),
+                (
+                    f"F.conv_transpose1d(x0, x1, None, {stride}, {min(padding, 1)}, {extra})",
+                    ("n", 2, "w"),
+                    (2, 3, 3),
+                ),
                 ("F.conv1d(x0, x1, padding='same')", ("n", 2, "w"), (3, 2, kernel)),
                 ("F.conv1d(x0, x1, groups=2)", ("n", 2, "w"), (2, 1, kernel)),
                 (
@@ -239,7 +243,7 @@ def convolving(draw: Any) -> Program:
                     (6, 2, kernel, 2),
                 ),
                 (
-                    f"F.conv_transpose2d(x0, x1, None, {stride}, {padding}, {extra}, 2, {dilation if dilation > extra else 2})",
+                    f"F.conv_transpose2d(x0, x1, None, {stride}, {min(padding, 1)}, {extra}, 2, {dilation if dilation > extra else 2})",
                     ("n", 2, "h", "w"),
                     (2, 1, 3, kernel + 2),
                 ),
