@@ -102,6 +102,8 @@ class _Multiples:
             inner = self._equation(normalize(inner, self._is_positive))
         if isinstance(inner, sympy.logic.boolalg.BooleanAtom):
             return inner if inner is sympy.true else condition
+        if self._is_obvious(inner):
+            return sympy.true
         outer = self._told_in_wholes(inner)
         return condition if sympy.count_ops(outer) >= sympy.count_ops(condition) else outer
 
@@ -122,6 +124,26 @@ class _Multiples:
         if term.is_Pow and term.exp.is_Integer and term.exp > 0:
             return max(self._least(term.base), 0) ** int(term.exp)
         return 0
+
+    def _is_obvious(self, condition: sympy.Basic) -> bool:
+        """Whether the least values alone say that a term is greater than a number."""
+        match condition:
+            case (
+                sympy.Ge(args=(term, sympy.Integer() as number))
+                | sympy.Le(args=(sympy.Integer() as number, term))
+            ):
+                return self._least(term) >= max(number, 1)
+            case (
+                sympy.Gt(args=(term, sympy.Integer() as number))
+                | sympy.Lt(args=(sympy.Integer() as number, term))
+            ):
+                return self._least(term) > max(number, 0)
+            case (
+                sympy.Ne(args=(term, sympy.Integer() as number))
+                | sympy.Ne(args=(sympy.Integer() as number, term))
+            ):
+                return self._least(term) > max(number, 0)
+        return False
 
     def _is_positive(self, term: sympy.Basic) -> bool:
         return self._least(term) >= 1
@@ -192,7 +214,7 @@ def _value(condition: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic] | None:
     if isinstance(condition, sympy.Eq):
         for term, value in (condition.args, reversed(condition.args)):
             if (
-                isinstance(term, (*_DIVISIONS, _t.Max, _t.Min))
+                (isinstance(term, (*_DIVISIONS, _t.Max, _t.Min)) or (value.is_Integer and not term.is_Symbol))
                 and sympy.count_ops(value) < sympy.count_ops(term)
                 and not value.has(term)
                 and value != 0
@@ -241,12 +263,19 @@ def _factorwise(condition: sympy.Basic, lower: Lower) -> list[sympy.Basic]:
 
 
 def _cancelled(condition: sympy.Basic, positive: Callable[[sympy.Basic], bool]) -> sympy.Basic:
-    """Quotients without the factors that are above and below."""
+    """Quotients without the factors that are above and below, and maxima of 1 and what is at least 1."""
+
+    def greatest(extreme: Any) -> sympy.Basic:
+        others = [part for part in extreme.args if part != 1]
+        return (
+            extreme if len(others) == len(extreme.args) or not any(map(positive, others)) else _t.Max(*others)
+        )
 
     def reduced(division: Any) -> sympy.Basic:
         base, divisor = division.args
         return _t.FloorDiv(*without_common_factor(base, divisor, positive))
 
+    condition = condition.replace(lambda e: isinstance(e, _t.Max), greatest)
     return condition.replace(lambda e: isinstance(e, _t.FloorDiv), reduced)
 
 

@@ -241,8 +241,8 @@ def _from_guard(guard: Any, calls: _Calls) -> Reason:
     if where is None and asked is not None and _is_users(asked.file):
         where = asked
     stack: tuple[Location, ...] = (where,) if where else ()
-    if operator is not None and operator.startswith(_ABOUT_LAYOUT):
-        operator = "the layout of a tensor in memory"
+    if where is None and operator is not None and operator.startswith(_ABOUT_LAYOUT):
+        operator = "an operator that looks at how a tensor lies in memory"
     elif where is None and operator in _CALLERS:
         operator, stack = _only_call(_CALLERS[operator], calls)
         where = _innermost_of_user(stack)
