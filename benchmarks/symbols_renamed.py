@@ -5,6 +5,7 @@ once, one after the other, in another order each round; torch's mode and ours ta
 practice: a trace of a model meets hundreds of operators in one new environment, with the code that serves them at work
 all the time. ``--alone`` makes a mode for each single call, and measures how cold the processor's caches are, too: making
 the inputs runs through a large part of torch and sympy, and a call of a tenth of a millisecond then takes two or three.
+Times are of the thread's processor: a call is measured once, and a shared machine takes the processor away meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ENVIRONMENTS = {TorchFakeTensorMode: torch.fx.experimental.symbolic_shapes.Shape
 
 
 def first_calls(mode_class: type, names: list[str]) -> dict[str, float]:
-    """Seconds of the first call of each operator, on symbols of its own, in one new mode."""
+    """Processor seconds of the first call of each operator, on symbols of its own, in one new mode."""
     mode = mode_class(shape_env=ENVIRONMENTS[mode_class]())
     made = [(name, inputs(mode, symbolic=True, prefix=name)) for name in names]
     seconds = {}
@@ -35,9 +36,9 @@ def first_calls(mode_class: type, names: list[str]) -> dict[str, float]:
     with mode:
         for name, tensors in made:
             call: Any = OPERATORS[name]
-            start = time.perf_counter()
+            start = time.thread_time()
             call(tensors)
-            seconds[name] = time.perf_counter() - start
+            seconds[name] = time.thread_time() - start
     gc.enable()
     return seconds
 
