@@ -42,9 +42,9 @@ _CALLERS = {
     "_broadcast_shapes": ["add", "sub", "mul", "div"],
 }
 """For functions of torch whose name says little, what users call them by."""
-_ABOUT_LAYOUT = ("is_contiguous", "check_contiguous_sizes_strides", "compute_elementwise_output_strides",
-                 "is_non_overlapping_and_dense", "is_channels_last", "validate_dim_length", "should_swap",
-                 "apply_perm", "_is_contiguous", "compute_contiguous")  # fmt: skip
+_ABOUT_LAYOUT = re.compile(
+    "contiguous|strides|channels_last|dense|should_swap|apply_perm|validate_dim_length"
+)
 """Functions that ask how a tensor lies in memory, for operators that do not say so."""
 _PLAIN_CALLS = frozenset(("getattr", "getitem", "size", "shape"))
 _STANDARD_LIBRARY = str(Path(os.__file__).resolve().parent) + os.sep
@@ -125,14 +125,18 @@ def note_graph(shape_env: Any, graph: torch.fx.Graph) -> None:
     calls: _Calls = {}
     for node in graph.nodes:
         stack = tuple(_parse(node.meta.get("stack_trace") or ""))
-        if stack and node.op in ("call_function", "call_method"):
+        if node.op in ("call_function", "call_method"):
             name = node.target if isinstance(node.target, str) else _name_of(node.target)
-            calls.setdefault(_place(stack[-1]), []).append((name, stack))
+            calls.setdefault(_place(stack[-1]) if stack else _NOWHERE, []).append((name, stack))
     shape_env.__dict__["_fake_calls"] = calls
 
 
 _Calls = dict[tuple[str, int, str], list[tuple[str, tuple["Location", ...]]]]
 """Names of calls with their stacks, by where they are."""
+
+
+_NOWHERE = ("", 0, "")
+"""Where the calls are kept that a graph makes at no line (those of modules of torch's own may have none)."""
 
 
 def _place(location: Location) -> tuple[str, int, str]:
@@ -237,11 +241,13 @@ def _from_guard(guard: Any, calls: _Calls) -> Reason:
     )
     operator = None
     if asked is not None and not _is_users(asked.file) and not _interprets(asked.file):
-        operator = asked.function
+        operator = "an operator of the graph" if asked.file.startswith(_OWN_DIRECTORIES) else asked.function
     if where is None and asked is not None and _is_users(asked.file):
         where = asked
     stack: tuple[Location, ...] = (where,) if where else ()
-    if where is None and operator is not None and operator.startswith(_ABOUT_LAYOUT):
+    if operator == "_check_guards":
+        operator = "an earlier compilation, whose result AOTAutograd's cache gave"
+    elif where is None and operator is not None and _ABOUT_LAYOUT.search(operator):
         operator = "an operator that looks at how a tensor lies in memory"
     elif where is None and operator in _CALLERS:
         operator, stack = _only_call(_CALLERS[operator], calls)
@@ -273,13 +279,13 @@ def _call_at(where: Location, function: str, calls: _Calls) -> tuple[str, tuple[
     lines = {stack for _, stack in related}
     if not names:
         return None
-    return " or ".join(names), lines.pop() if len(lines) == 1 else (where,)
+    return " or ".join(names), (lines.pop() if len(lines) == 1 else ()) or (where,)
 
 
 def _only_call(names: list[str], calls: _Calls) -> tuple[str, tuple[Location, ...]]:
     """The one call of a graph that has one of these names, with its lines; else just the names."""
     found = [(name, stack) for made in calls.values() for name, stack in made if name in names]
-    if len({stack for _, stack in found}) == 1:
+    if len({stack for _, stack in found}) == 1 and found[0][1]:
         return found[0]
     return " or ".join(dict.fromkeys(name for name, _ in found) or names[:2]), ()
 

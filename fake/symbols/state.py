@@ -11,6 +11,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from .. import _torch as _t
+
 __all__ = ["Integers", "LeanState", "Replacements", "answer_at_once", "has_no_value_now", "lean_state"]
 
 
@@ -89,6 +91,7 @@ def lean_state(shape_env: Any) -> LeanState:
     try:
         return shape_env._fake_lean
     except AttributeError:
+        _t.HIDDEN_FILES.tell_torch()
         state = shape_env._fake_lean = LeanState()
         shape_env.replacements = Replacements(shape_env.replacements)
         return state
