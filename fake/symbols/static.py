@@ -57,6 +57,13 @@ def _bounds(expr: Any, shape_env: Any) -> _Bounds | None:
         return None if found is None else (_number(found.lower), _number(found.upper))
     if expr.is_Integer:
         return (expr.p, expr.p) if -_LARGEST < expr.p < _LARGEST else None
+    if expr.is_Pow and expr.exp.is_Integer and 0 < expr.exp.p < 8:
+        found = _bounds(expr.base, shape_env)
+        return (
+            None
+            if found is None or not found[0] >= 0
+            else _exact(found[0] ** expr.exp.p, found[1] ** expr.exp.p)
+        )
     if not (expr.is_Add or expr.is_Mul):
         return None
     parts = [_bounds(part, shape_env) for part in expr.args]

@@ -50,6 +50,7 @@ def test_sizes_against_one_and_each_other() -> None:
     assert static_answer(sympy.Eq(a, 1), shape_env) is False
     assert static_answer(sympy.Ge(a * b, 4), shape_env) is True
     assert static_answer(sympy.Eq(a, b), shape_env) is None
+    assert static_answer(sympy.Gt(a**2, 3), shape_env) is True
     assert static_answer(sympy.Lt(b, 6), shape_env) is True
 
 
