@@ -34,7 +34,13 @@ OPERATORS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def make(mode_class: type, symbolic: bool) -> tuple[Any, dict[str, Any]]:
-    """A mode and its inputs; symbolic: the first two sizes of ``x``, ``y``, and the rows of ``a``."""
+    """A mode and its inputs."""
+    mode = mode_class(shape_env=ShapeEnv()) if symbolic else mode_class()
+    return mode, inputs(mode, symbolic)
+
+
+def inputs(mode: Any, symbolic: bool, prefix: str = "") -> dict[str, Any]:
+    """Inputs in a mode; symbolic: the first two sizes of ``x``, ``y``, and the rows of ``a``."""
     real = {
         "x": torch.randn(8, 16, 32),
         "y": torch.randn(8, 16, 32),
@@ -44,17 +50,17 @@ def make(mode_class: type, symbolic: bool) -> tuple[Any, dict[str, Any]]:
         "w": torch.randn(32),
     }
     if not symbolic:
-        mode = mode_class()
-        return mode, {name: mode.from_tensor(t) for name, t in real.items()}
-    mode = mode_class(shape_env=ShapeEnv())
+        return {name: mode.from_tensor(t) for name, t in real.items()}
     dims = {"x": 2, "y": 2, "a": 1}
     fakes = {}
     for name, t in real.items():
         dynamic = [DimDynamic.DYNAMIC if i < dims.get(name, 0) else DimDynamic.STATIC for i in range(t.dim())]
         fakes[name] = mode.from_tensor(
-            t, source=ConstantSource(name), symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic)
+            t,
+            source=ConstantSource(prefix + name),
+            symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic),
         )
-    return mode, fakes
+    return fakes
 
 
 def seconds(

@@ -166,6 +166,8 @@ warn_on_data_ptr = torch._C._set_warn_deprecated_on_mutable_data_ptr
 dispatch_key_set = torch._C._dispatch_key_set
 dispatch_keys = torch._C._dispatch_keys
 disable_torch_dispatch = torch._C._DisableTorchDispatch
+resize_storage = torch.ops.inductor.resize_storage_bytes_.default
+"""Gives a tensor a storage of so many bytes, which may be symbolic."""
 DISPATCH_META_HANDLERS = torch_fake._DISPATCH_META_HANDLERS
 DISPATCH_HANDLE_DIRECTLY = torch_fake._DISPATCH_HANDLE_DIRECTLY
 check_for_subclass = torch_fake._check_for_subclass
@@ -301,6 +303,9 @@ def symbolic_arithmetic_is_watched() -> bool:
         or _logging_state.GET_DTRACE_STRUCTURED
     )
 
+
+arithmetic_watchers = (_get_dispatch_mode, _PROXY_KEY, _PRE_DISPATCH_MODES, _logging_state)
+"""The parts of the same question, for where a call of a function is too much."""
 
 # What tells that a symbol may have been replaced. Until 2.11 there was one counter for all that is known.
 replacements_version = operator.attrgetter(

@@ -64,9 +64,14 @@ class TensorMetadata:
 
 
 class MetadataTable:
-    """The owner of interned metadata; thread safe."""
+    """The owner of interned metadata; thread safe.
 
-    def __init__(self) -> None:
+    Args:
+        kind: the class of its objects.
+    """
+
+    def __init__(self, kind: type[TensorMetadata] = TensorMetadata) -> None:
+        self._kind = kind
         self._lock = threading.Lock()
         self._entries: weakref.WeakValueDictionary[tuple[Any, ...], TensorMetadata] = (
             weakref.WeakValueDictionary()
@@ -86,7 +91,7 @@ class MetadataTable:
         with self._lock:
             found = self._entries.get(key)
             if found is None:
-                found = TensorMetadata()
+                found = self._kind()
                 found.shape, found.stride, found.dtype, found.device, found.offset, found.flags = key
                 self._entries[key] = found
             return found

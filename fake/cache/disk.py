@@ -45,7 +45,8 @@ _ALLOWED = frozenset(
             ("fake.cache.recipe", name)
             for name in ("Apart", "Argument", "Constant", "Fresh", "Sequence", "View")
         ),
-        *(("fake.cache.renamed", name) for name in ("Entry", "RenamedMetadata")),
+        ("fake.cache.renamed", "Entry"),
+        ("fake.cache.patterns", "intern_renamed"),
         ("fake.cache.symbolic_recipe", "SymbolicConstant"),
         ("fake.cache.key", "_intern_token"),
         ("fake.metadata", "intern"),

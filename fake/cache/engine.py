@@ -26,7 +26,7 @@ from .replacements import REPLACEMENTS
 from .store import Bypass, Store
 from .stored import Unbuilt, mark_of, symbolic_name
 from .subgraphs import forget_with, may_be_cached, subgraph_key
-from .symbolic import as_known_now, is_symbolic_key, metadata_of, symbols_of_key
+from .symbolic import as_known_now, is_symbolic_key, metadata_of, symbols_of_key, table_place
 from .symbolic_recipe import Stale, symbols_of_recipe
 from .symbolic_tables import SymbolicCall, SymbolicTables
 
@@ -48,6 +48,17 @@ def make(func, get, hit, miss, {names}):
       except (TypeError, AttributeError):
         return miss(mode, func, types, args, kwargs, None, "unhashable argument")
       if rebuild is None:
+        env = mode.shape_env
+        if env is not None and (state := env.__dict__.get("_fake_dispatch")) is not None:
+          kept = state.tables.get(place, nothing).get(key)
+          if kept is not None and kept.facts is None and env._fake_lean.log is None:
+            rebuild = kept.rebuild
+            try:
+              outputs = rebuild(mode, args, kwargs)
+            except Stale:
+              return miss(mode, func, types, args, kwargs, key)
+            if rebuild.__class__ is not Bypass: hit()
+            return outputs
         return miss(mode, func, types, args, kwargs, key)
       if rebuild.__class__ is not Bypass: hit()
       return rebuild(mode, args, kwargs)
@@ -133,7 +144,12 @@ class Engine:
 
     def _compile(self, func: Any) -> Handler:
         source, names = compile_key(func, self.tensor_class)
-        names["Bypass"] = Bypass
+        names |= {
+            "Bypass": Bypass,
+            "Stale": Stale,
+            "nothing": {},
+            "place": table_place(func, self.tensor_class),
+        }
         table = self.store.table(func)
         self._fill_from_disk(func)
         code = _TEMPLATE.format(names=", ".join(names), key=source)

@@ -16,10 +16,13 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
+
 from .. import _torch as _t
-from ..symbols.equality import guard_equal
+from ..symbols.equality import Equalities
 from ..tensor import Unkeyable
 from .expressions import Encoded, decode, encode, evaluate
+from .patterns import RenamedMetadata, pattern_of, renamed_metadata
 from .questions import Questions
 from .recipe import Fresh, Recipe, Sequence, View
 from .symbolic import (
@@ -32,18 +35,6 @@ from .symbolic import (
 from .symbolic_recipe import SymbolicConstant
 
 __all__ = ["Entry", "Renamed", "RenamedCall", "RenamedMetadata"]
-
-
-@dataclass(frozen=True)
-class RenamedMetadata:
-    """Metadata with encoded sizes."""
-
-    shape: tuple[Encoded, ...]
-    stride: tuple[Encoded, ...]
-    dtype: Any
-    device: Any
-    offset: Encoded
-    flags: int
 
 
 @dataclass(frozen=True)
@@ -71,19 +62,22 @@ class RenamedCall:
     """
 
     def __init__(self, key: Any, shape_env: Any) -> None:
-        if shape_env.frozen or _t.guards_are_suppressed() or _t.backed_size_oblivious():
+        if shape_env.frozen or _t.guards_are_suppressed():
             raise Unkeyable("no guards are recorded")
         if shape_env.prefer_deferred_runtime_asserts_over_guards:
             raise Unkeyable("assertions instead of guards")
         self.shape_env = shape_env
+        self.state = state_of(shape_env)
         self.symbols: list[Any] = []
+        self.values: list[int] = []
         self._numbers: dict[Any, int] = {}
         self._tokens: dict[Encoded, Any] = {}
+        self._about: list[Any] = []
         self._growing = True
         renamed = self._rename(key)
-        self.key = (renamed, *_facts(self))
+        known = _facts(self)
+        self.key = (renamed, tuple(self._about), known)
         self._growing = False
-        self.values = [int(shape_env.backed_var_to_val[symbol]) for symbol in self.symbols]
 
     def number_of(self, symbol: Any) -> int:
         """The number of a symbol; the next one if it is new."""
@@ -91,11 +85,11 @@ class RenamedCall:
         if number is None:
             if not self._growing:
                 raise Unkeyable("unrepresented symbol")
-            hint = self.shape_env.backed_var_to_val.get(symbol)
-            if hint is None or not hint.is_Integer or symbol in self.shape_env.replacements:
-                raise Unkeyable("unbacked symbol")
+            about, value = _about(self.shape_env, self.state, symbol)
             number = self._numbers[symbol] = len(self.symbols)
             self.symbols.append(symbol)
+            self.values.append(value)
+            self._about.append(about)
         return number
 
     def encode(self, value: Any) -> Encoded:
@@ -112,10 +106,10 @@ class RenamedCall:
         parts: list[Any] = []
         for part in key:
             kind = type(part)
-            if kind is SymbolicMetadata:
-                parts.append(self.rename_metadata(part))
-            elif kind is SizeToken:
-                parts.append(("size", self.encode(part)))
+            if kind is SymbolicMetadata or kind is SizeToken:
+                pattern, symbols = part.pattern or pattern_of(part)
+                parts.append(pattern)
+                parts.append(tuple([self.number_of(symbol) for symbol in symbols]))
             elif kind is tuple:
                 parts.append(self._rename(part))
             else:
@@ -126,14 +120,7 @@ class RenamedCall:
         """Symbolic metadata with encoded sizes; other metadata is its own."""
         if type(metadata) is not SymbolicMetadata:
             return metadata
-        return RenamedMetadata(
-            tuple([self.encode(size) for size in metadata.shape]),
-            tuple([self.encode(size) for size in metadata.stride]),
-            metadata.dtype,
-            metadata.device,
-            self.encode(metadata.offset),
-            metadata.flags,
-        )
+        return renamed_metadata(metadata, self.number_of)
 
     def entry(self, recipe: Recipe, questions: Questions) -> Entry:
         """What to keep of a dispatch.
@@ -176,7 +163,8 @@ class RenamedCall:
 
     def ask(self, entry: Entry) -> bool:
         """Ask the environment what the recorded dispatch asked; False as soon as an answer differs."""
-        settled = state_of(self.shape_env).settled
+        settled = self.state.settled
+        equalities: Equalities | None = None
         for kind, encoded, size_oblivious, answer in entry.questions:
             if kind == "look":
                 continue
@@ -184,8 +172,10 @@ class RenamedCall:
             question = (expr, size_oblivious)
             if question in settled:
                 continue
-            if answer is True and guard_equal(self.shape_env, expr):
-                continue  # settled by the replacement
+            if answer is True and expr.__class__ is sympy.Eq:
+                equalities = equalities or Equalities(self.shape_env)
+                if equalities.guard(expr):
+                    continue  # settled by the replacement
             if self.shape_env.evaluate_expr(expr, size_oblivious=size_oblivious) != answer:
                 return False
             settled.add(question)
@@ -201,6 +191,7 @@ class RenamedCall:
     def recipe(self, entry: Entry) -> Recipe:
         """The recipe for this call's symbols, once the questions have been asked: they may have replaced some."""
         self._tokens.clear()
+        self._replaced = not self.shape_env.replacements.keys().isdisjoint(self.symbols)
         return self._restore(entry.recipe)
 
     def _restore(self, recipe: Any) -> Any:
@@ -232,11 +223,16 @@ class RenamedCall:
             return encoded
         token = self._tokens.get(encoded)
         if token is None:
-            hint = evaluate(encoded, self.values)
-            expr = self.shape_env.replace(self.decode(encoded))
-            token = self._tokens[encoded] = token_of_expression(
-                expr, self.shape_env, hint if hint.__class__ is int else None
-            )
+            if encoded[0] == "s" and not self._replaced:
+                symbol = self.symbols[encoded[1]]
+                token = token_of_expression(symbol, self.shape_env, self.values[encoded[1]], {symbol})
+            else:
+                hint = evaluate(encoded, self.values)
+                expr = self.decode(encoded)
+                if self._replaced:
+                    expr = self.shape_env.replace(expr)
+                token = token_of_expression(expr, self.shape_env, hint if hint.__class__ is int else None)
+            self._tokens[encoded] = token
         return token
 
 
@@ -251,11 +247,37 @@ def _plain(answer: Any) -> Any:
     raise Unkeyable("an answer that is no integer")
 
 
-def _facts(call: RenamedCall) -> tuple[Any, ...]:
-    """All that the environment knows about the symbols of a call, and about those that its facts tie them to."""
-    shape_env = call.shape_env
-    state = state_of(shape_env)
+def _about(shape_env: Any, state: Any, symbol: Any) -> tuple[Any, int]:
+    """What the environment knows about one symbol by itself, and its value at hand.
+
+    Raises:
+        Unkeyable: it is unbacked, or has been replaced.
+    """
+    bounds = shape_env.var_to_range.get(symbol)
+    remembered = state.about.get(symbol)
+    if remembered is None or remembered[0] is not bounds:
+        hint = shape_env.backed_var_to_val.get(symbol)
+        if hint is None or not hint.is_Integer:
+            raise Unkeyable("unbacked symbol")
+        limits = [encode(limit, _no_symbol) for limit in (bounds.lower, bounds.upper)]
+        about = (*limits, symbol.is_integer, symbol.is_positive, symbol.is_nonnegative)
+        remembered = state.about[symbol] = (bounds, about, int(hint))
+    if symbol in shape_env.replacements:
+        raise Unkeyable("replaced symbol")
+    _, about, value = remembered
+    return (about, symbol in shape_env.size_like) if shape_env.size_like else about, value
+
+
+def _no_symbol(symbol: Any) -> int:
+    raise Unkeyable("a range between symbols")
+
+
+def _facts(call: RenamedCall) -> frozenset:
+    """What ties the symbols of a call to each other and to further ones, which are numbered, too."""
+    shape_env, state = call.shape_env, call.state
     facts = _all_facts(shape_env, state)
+    if not facts:
+        return frozenset()
     asked = tuple(call.symbols)
     remembered = state.facts_about.get(asked)
     if remembered is None:
@@ -265,14 +287,7 @@ def _facts(call: RenamedCall) -> tuple[Any, ...]:
         others, known = remembered
         for symbol in others:
             call.number_of(symbol)
-    about = []
-    for symbol in call.symbols:
-        bounds = shape_env.var_to_range[symbol]
-        assumptions = (symbol.is_integer, symbol.is_positive, symbol.is_nonnegative)
-        about.append(
-            (call.encode(bounds.lower), call.encode(bounds.upper), symbol in shape_env.size_like, assumptions)
-        )
-    return (tuple(about), known)
+    return known
 
 
 def _all_facts(shape_env: Any, state: Any) -> list[tuple[str, Any, Any, frozenset]]:
@@ -294,7 +309,8 @@ def _all_facts(shape_env: Any, state: Any) -> list[tuple[str, Any, Any, frozense
             for asserts in shape_env.deferred_runtime_asserts.values()
             for asserted in asserts
         ]
-        state.facts = [(kind, expr, value, expr.free_symbols) for kind, expr, value in facts]
+        about = [(kind, expr, value, expr.free_symbols) for kind, expr, value in facts if not expr.is_Atom]
+        state.facts = [fact for fact in about if fact[3]]
         state.facts_about.clear()
         state.facts_version = version
     return state.facts

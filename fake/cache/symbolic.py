@@ -13,7 +13,7 @@ import torch
 
 from .. import _torch as _t
 from ..metadata import TensorMetadata, intern
-from ..symbols.node import LeanNode, adopt, lean_state
+from ..symbols.node import LeanNode, adopt, lean_state, settle
 from ..tensor import SymbolicSizes, Unkeyable, flags_of, static_metadata_of
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "number_of",
     "state_of",
     "symbols_of_key",
+    "table_place",
     "token",
     "token_of_expression",
 ]
@@ -40,11 +41,12 @@ for _path in Path(__file__).parents[1].rglob("*.py"):
 class SizeToken:
     """One expression of one shape environment; identity is equality."""
 
-    __slots__ = ("expr", "node", "shape_env", "symbols")
+    __slots__ = ("expr", "node", "pattern", "shape_env", "symbols")
 
-    def __init__(self, node: Any, expr: Any, shape_env: Any) -> None:
+    def __init__(self, node: Any, expr: Any, shape_env: Any, symbols: Any = None) -> None:
         self.node, self.expr, self.shape_env = node, expr, shape_env
-        self.symbols = expr.free_symbols
+        self.symbols = expr.free_symbols if symbols is None else symbols
+        self.pattern: Any = None  # see ``fake.cache.patterns``
 
     def __repr__(self) -> str:
         return f"SizeToken({self.expr})"
@@ -57,8 +59,9 @@ class SizeToken:
 class SymbolicMetadata(TensorMetadata):
     """Metadata in which some sizes are tokens; the fields hold tokens."""
 
-    __slots__ = ("shape_env", "symbols")
+    __slots__ = ("pattern", "shape_env", "symbols")
 
+    pattern: Any
     shape_env: Any
     symbols: frozenset[Any]
 
@@ -73,6 +76,7 @@ class SymbolicState:
         settled: questions that the environment has answered, with guards if it needed any.
         facts, facts_version, facts_about: what it knew at a version, and of it about which symbols, for
             ``fake.cache.renamed``.
+        about: what is known of each symbol by itself, for the same.
     """
 
     def __init__(self, shape_env: Any) -> None:
@@ -86,6 +90,7 @@ class SymbolicState:
         self.facts: list[Any] = []
         self.facts_version: Any = None
         self.facts_about: dict[Any, Any] = {}
+        self.about: dict[Any, Any] = {}
 
     def __deepcopy__(self, memo: dict) -> SymbolicState:
         return SymbolicState(None)
@@ -95,7 +100,7 @@ class SymbolicState:
 
     def table(self, func: Any, tensor_class: type) -> dict[Any, Any]:
         """The table of an operator, for tensors of one class."""
-        key = (id(func), id(tensor_class))  # our class of fake tensors equals torch's
+        key = table_place(func, tensor_class)
         found = self.tables.get(key)
         if found is None:
             found = self.tables.setdefault(key, {})
@@ -113,6 +118,11 @@ class SymbolicState:
         self.tables.clear()
         self._prototypes.clear()
         self.size = 0
+
+
+def table_place(func: Any, tensor_class: type) -> tuple[int, int]:
+    """Where an environment keeps the table of an operator for tensors of one class (ours equals torch's)."""
+    return (id(func), id(tensor_class))
 
 
 def state_of(shape_env: Any) -> SymbolicState:
@@ -154,30 +164,43 @@ def token(value: Any) -> Any:
     tokens = state_of(shape_env).tokens
     found = tokens.get(expr)
     if found is None:
+        settle(node, lean_state(shape_env))
         found = tokens[expr] = SizeToken(_t.copy_node(node), expr, shape_env)
     node.__dict__["_fake_token"] = found
     return found
 
 
-def token_of_expression(expr: Any, shape_env: Any, hint: int | None = None) -> Any:
+def token_of_expression(expr: Any, shape_env: Any, hint: int | None = None, symbols: Any = None) -> Any:
     """An integer, or the token of an expression of backed symbols that may have no node yet.
 
     Args:
         hint: its value at hand, if the caller knows it.
+        symbols: its symbols, if the caller knows that there are any.
     """
-    if expr.is_number:
+    if symbols is None and expr.is_number:
         return int(expr)
     tokens = state_of(shape_env).tokens
     found = tokens.get(expr)
     if found is None:
         if hint is None:
             hint = int(expr.xreplace(shape_env.backed_var_to_val))
-        node = _t.SymNode(expr, shape_env, int, hint)
-        if lean_state(shape_env).adopts:
-            node.__class__ = LeanNode
-        found = tokens[expr] = SizeToken(node, expr, shape_env)
+        node = _node_of(expr, shape_env, hint)
+        found = tokens[expr] = SizeToken(node, expr, shape_env, symbols)
         node.__dict__["_fake_token"] = found
     return found
+
+
+def _node_of(expr: Any, shape_env: Any, hint: int) -> Any:
+    """A node for an expression with symbols: one that is known already, or one that answers at once."""
+    state = lean_state(shape_env)
+    known = state.canonical.get((expr, int, True))
+    if known is not None:
+        return _t.copy_node(known)
+    node = _t.SymNode(expr, shape_env, int, hint)
+    if state.adopts:
+        node.__class__ = LeanNode
+    settle(node, state)
+    return node
 
 
 def metadata_of(tensor: Any) -> TensorMetadata:
@@ -233,6 +256,7 @@ def intern_symbolic(
         made.shape, made.stride, made.dtype, made.device, made.offset, made.flags = key
         made.symbols = frozenset().union(*[token.symbols for token in tokens])
         made.shape_env = shape_env
+        made.pattern = None
         found = table.setdefault(key, made)
     return found
 

@@ -19,7 +19,7 @@ import torch
 from .. import _torch as _t
 from ..tensor import Unkeyable, make_fake
 from .recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
-from .symbolic import SymbolicMetadata, number_of, state_of, token
+from .symbolic import SymbolicMetadata, number_of, state_of
 
 __all__ = ["Stale", "SymbolicConstant", "build_symbolic", "symbols_of_recipe"]
 
@@ -108,31 +108,18 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
 def _prototype(recipe: Fresh) -> torch.Tensor:
     """A meta tensor with the sizes and the storage size of a recipe; the same one for all equal recipes of a trace.
 
-    The storage is made from its size in bytes and the sizes are written over it as they are: nothing is computed, while
-    torch derives the size of a storage from sizes and strides, with a question for each.
+    The storage is resized to its size in bytes and the sizes are written over it as they are: nothing is computed,
+    while torch derives the size of a storage from sizes and strides, with a question for each.
     """
     metadata: Any = recipe.metadata
     known = state_of(metadata.shape_env).prototypes_of(_t.current_trace())
     key = (metadata.shape, metadata.stride, metadata.offset, recipe.nbytes, metadata.dtype)
     made = known.get(key)
     if made is None:
-        made = known[key] = _over(_storage(recipe.nbytes, metadata.shape_env), metadata.dtype).as_strided(
-            *_place(metadata)
-        )
+        empty = torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE)
+        _t.resize_storage(empty, number_of(recipe.nbytes))
+        made = known[key] = empty.as_strided(*_place(metadata))
     return made
-
-
-def _storage(nbytes: Any, shape_env: Any) -> torch.UntypedStorage:
-    """A meta storage of a size that may be symbolic."""
-    try:
-        with shape_env.suppress_guards():
-            whole = torch.empty((number_of(nbytes),), dtype=torch.uint8, device=_t.META_DEVICE)
-    except _t.GuardOnDataDependentSymNode as unknown:
-        raise Unkeyable("data dependent symnode") from unknown
-    storage = whole.untyped_storage()
-    if token(storage.nbytes()) != nbytes:
-        raise Unkeyable("storage size of the output")
-    return storage
 
 
 def _over(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:
@@ -167,6 +154,10 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
         plain = base._plain
         if plain is None:
             plain = _plain_of(base)
+        elif interned is not None and base._interned is interned and _t.has_symbols(plain):
+            # ``detach`` and the like: the base's own plain tensor has these sizes already (one that ``_plain_of`` made
+            # has none).
+            return make_fake(plain, device, mode, interned, mark, tensor_class)
         return make_fake(plain.as_strided(*place), device, mode, interned, mark, tensor_class)
 
     return rebuild

@@ -113,17 +113,21 @@ class SymbolicCall:
             raise Unkeyable("backed_size_oblivious")
         self.tables, self.shape_env, self.func, self.key = tables, shape_env, func, key
         self.state = state_of(shape_env)
-        symbols = symbols_of_key(key)
-        self.is_outdated = not symbols.isdisjoint(shape_env.replacements)
-        unbacked = sorted((s for s in symbols if s not in shape_env.backed_var_to_val), key=str)
-        self.unbacked = tuple(unbacked)
-        self.facts = _knowledge_about(shape_env, self.unbacked) if unbacked else None
-        self.renamed: RenamedCall | None = None
-        if not unbacked and not self.is_outdated:
-            try:
-                self.renamed = RenamedCall(key, shape_env)
-            except Unkeyable:
-                self.renamed = None  # this call is dispatched, and kept for its own symbols
+        self.is_outdated = False
+        self.unbacked: tuple[Any, ...] = ()
+        self.facts = None
+        self.renamed: RenamedCall | None
+        try:
+            self.renamed = RenamedCall(key, shape_env)
+        except Unkeyable:
+            self.renamed = None  # this call is dispatched, and kept for its own symbols
+            symbols = symbols_of_key(key)
+            self.is_outdated = not symbols.isdisjoint(shape_env.replacements)
+            self.unbacked = tuple(
+                sorted((s for s in symbols if s not in shape_env.backed_var_to_val), key=str)
+            )
+            if self.unbacked:
+                self.facts = _knowledge_about(shape_env, self.unbacked)
 
     def find_renamed(self, mark: Mark) -> Any:
         """What rebuilds the outputs, from a call that was the same up to the names of its symbols; or None."""

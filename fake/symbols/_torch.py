@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -79,6 +80,7 @@ __all__ = [
     "guard_or_false",
     "guard_or_true",
     "guards_are_limited",
+    "guards_log",
     "hints_of",
     "insert_deferred_runtime_asserts",
     "int_oo",
@@ -91,6 +93,8 @@ __all__ = [
     "tracked_inputs",
     "user_stack",
 ]
+
+guards_log = logging.getLogger("torch._guards")
 
 torch_directory = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import _torch as _t
 from .state import lean_state
+from .static import static_answer
 
 __all__ = ["evaluate_node", "remembered", "remembering_evaluation"]
 
@@ -37,11 +38,16 @@ def _memory(node: Any) -> dict[str, Any]:
 
 
 def remembered(name: str, slot: str, original: Callable) -> Callable:
+    guards = slot == "_answer"
+
     def lean(self: Any, file: str, line: int) -> Any:
         memory = (self._canonical or self).__dict__
         answer = memory.get(slot)
         if answer is None:
-            answer = original(self, file, line)
+            if guards and self.shape_env is not None:
+                answer = static_answer(self.expr, self.shape_env)
+            if answer is None:
+                answer = original(self, file, line)
             if _may_remember(self) and (slot != "_expected" or answer):
                 memory[slot] = answer
         elif self.shape_env._fake_lean.log is not None:

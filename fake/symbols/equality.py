@@ -15,40 +15,57 @@ import sympy
 from . import _torch as _t
 from .shape_env import ShapeEnv
 
-__all__ = ["guard_equal"]
+__all__ = ["Equalities"]
 
 
-def guard_equal(shape_env: Any, condition: sympy.Basic) -> bool:
-    """Record that two free sizes with the same value at hand are equal, if that is all that the question is about.
-
-    The environment is left as its own ``evaluate_expr`` would leave it: the guard with its line, one size replaced by the
-    other. Returns False, and does nothing, where more has to be decided.
+class Equalities:
+    """Records equalities of sizes that one operator asks for: who asks, and by which rules, is looked up once.
 
     >>> env = ShapeEnv(duck_shape=False)
     >>> a, b = (env.create_symbol(4, source=_t.LocalSource(name)) for name in "ab")
-    >>> guard_equal(env, sympy.Eq(a, b)), env.replace(b) == env.replace(a), len(env.guards)
+    >>> Equalities(env).guard(sympy.Eq(a, b)), env.replace(b) == env.replace(a), len(env.guards)
     (True, True, 1)
     """
-    if condition.__class__ is not sympy.Eq or not _records_plainly(shape_env):
-        return False
-    left, right = condition.args
-    if not (_is_free_size(shape_env, left) and _is_free_size(shape_env, right)):
-        return False
-    hints, ranges = _t.hints_of(shape_env), shape_env.var_to_range
-    if hints[left] != hints[right] or ranges[left] != ranges[right] or ranges[left].is_singleton():
-        return False
-    axioms = shape_env.axioms
-    if len(axioms) > 2 and (condition in axioms or sympy.Eq(right, left, evaluate=False) in axioms):
-        return False  # it follows from earlier guards
-    shape_env._log_guard("eval", condition, forcing_spec=False)
-    line = shape_env._get_sloc()
-    replaced, kept = _in_torchs_order(shape_env, left, right)
-    _t.replace_symbol(shape_env, replaced, kept, line)
-    shape_env.guards.append(_t.ShapeGuard(condition, line, size_oblivious=False))
-    shape_env.axioms.update({sympy.true: sympy.true, sympy.false: sympy.false})  # what an equality becomes
-    for symbol in (left, right):
-        shape_env.symbol_guard_counter[symbol] += 1
-    return True
+
+    def __init__(self, shape_env: Any) -> None:
+        self.shape_env = shape_env
+        self._is_plain: bool | None = None
+        self._line: Any = None
+
+    def guard(self, condition: sympy.Basic) -> bool:
+        """Record that two free sizes with the same value at hand are equal, if that is all that the question is about.
+
+        The environment is left as its own ``evaluate_expr`` would leave it: the guard with its line, one size replaced
+        by the other. Returns False, and does nothing, where more has to be decided.
+        """
+        shape_env = self.shape_env
+        if self._is_plain is None:
+            self._is_plain = _records_plainly(shape_env)
+        if not self._is_plain or condition.__class__ is not sympy.Eq:
+            return False
+        left, right = condition.args
+        if not (_is_free_size(shape_env, left) and _is_free_size(shape_env, right)):
+            return False
+        hints, ranges = _t.hints_of(shape_env), shape_env.var_to_range
+        if hints[left] != hints[right] or ranges[left] != ranges[right] or ranges[left].is_singleton():
+            return False
+        axioms = shape_env.axioms
+        if len(axioms) > 2 and (condition in axioms or sympy.Eq(right, left, evaluate=False) in axioms):
+            return False  # it follows from earlier guards
+        shape_env._log_guard("eval", condition, forcing_spec=False)
+        if self._line is None:
+            self._line = shape_env._get_sloc()
+        replaced, kept = _in_torchs_order(shape_env, left, right)
+        _t.replace_symbol(shape_env, replaced, kept, self._line)
+        shape_env.guards.append(_t.ShapeGuard(condition, self._line, size_oblivious=False))
+        axioms.update(_FROM_AN_EQUALITY)
+        for symbol in (left, right):
+            shape_env.symbol_guard_counter[symbol] += 1
+        return True
+
+
+_FROM_AN_EQUALITY = {sympy.true: sympy.true, sympy.false: sympy.false}
+"""The implications of an equality, once one side is replaced by the other."""
 
 
 def _records_plainly(shape_env: Any) -> bool:

@@ -231,11 +231,10 @@ def normalize(condition: sympy.Basic, positive: Callable[[sympy.Basic], bool]) -
         return found
     difference = sympy.expand(found.lhs - found.rhs)
     factor, (reduced,) = _without_common_factor([difference], positive)
-    if factor == 1:
-        return found
     terms = sympy.Add.make_args(reduced)
     right = sympy.Add(*(-term for term in terms if term.could_extract_minus_sign()))
-    return found.func(reduced + right, right)
+    told = found.func(reduced + right, right)
+    return found if factor == 1 and sympy.count_ops(told) >= sympy.count_ops(found) else told
 
 
 def _reduced_remainder(remainder: Any, positive: Callable[[sympy.Basic], bool]) -> sympy.Basic:

@@ -21,6 +21,7 @@ from typing import Any, overload
 import sympy
 
 from . import _torch as _t
+from .divisors import without_divisions
 from .expr import normalize
 from .ranges import Facts
 from .reasons import Reason, reasons_of
@@ -122,7 +123,9 @@ class Guards(Sequence[Guard]):
 
     def compile(self, *, static: bool = True) -> CompiledGuards:
         """One Python function of the inputs that checks all guards (and, with ``static``, all constant sizes)."""
-        checks = [*(self.statics if static else ()), *self._guards]
+        # Ranges first: what is checked after them may divide by what they keep from being zero.
+        guards = sorted(self._guards, key=lambda guard: guard.kind != "range")
+        checks = [*(self.statics if static else ()), *guards]
         properties = properties_of(self._shape_env)
         inputs = tuple(dict.fromkeys(p.root for p in properties))
         names = _argument_names(inputs)
@@ -139,7 +142,13 @@ class Guards(Sequence[Guard]):
         conditions = [_code_of(guard, printer, names) for guard in checks]
         body = "\n        and ".join(conditions) or "True"
         code = "\n".join(
-            (f"def accepts({', '.join(names.values())}):", *lines, f"    return bool(\n        {body}\n    )")
+            (
+                f"def accepts({', '.join(names.values())}):",
+                *lines,
+                f"    try:\n        return bool({body})",
+                "    except ZeroDivisionError:  # nobody can tell what the program would have done",
+                "        return False",
+            )
         )
         space: dict[str, Any] = {**_t.SYMPY_INTERP, "math": math}
         exec(compile(code, "<guards>", "exec"), space)
@@ -303,6 +312,8 @@ def _minimal(
         known = shape_env._maybe_evaluate_static(guard.expr, axioms=(), size_oblivious=guard.size_oblivious)
         if known is None:
             relations.setdefault(_simplest(shape_env, guard.expr), guard)
+    least = {symbol: _t.concrete_bounds(shape_env, symbol)[0] or 0 for symbol in shape_env.var_to_range}
+    relations = without_divisions(relations, lambda symbol: least.get(symbol, 0))
     symbols = set().union(*(condition.free_symbols for condition in relations))
     all_ranges = _ranges(shape_env, symbols) if ranges is None else ranges
     facts = _facts(relations, all_ranges)

@@ -17,6 +17,7 @@ symbolic arithmetic; no answer is remembered about unbacked symbols.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,7 @@ __all__ = [
     "lean_methods",
     "lean_state",
     "remembering_evaluation",
+    "settle",
 ]
 
 _BINARY = (
@@ -53,6 +55,12 @@ def _canonical_of(node: Any, state: LeanState) -> Any:
     if found is node:
         answer_at_once(node)
     return found
+
+
+def settle(node: Any, state: LeanState) -> None:
+    """Make a new node of an expression with symbols the canonical one, if there is none and nodes are lean."""
+    if getattr(node, "_canonical", node) is None and _canonical_of(node, state) is node:
+        has_no_value_now(node)
 
 
 def _copy(node: Any) -> Any:
@@ -84,16 +92,18 @@ def _keep(result: Any, asked: Any, state: LeanState) -> Any:
 
 
 def _binary(name: str, original: Callable) -> Callable:
-    watched, new = _t.symbolic_arithmetic_is_watched, object.__new__
+    get_mode, proxies, modes_before, logs = _t.arithmetic_watchers
+    new, memory = object.__new__, f"_{name}_results"
+    recall = operator.attrgetter(memory)
 
     def lean(self: Any, other: Any) -> Any:
         try:
-            result = self.shape_env._fake_lean.results[name, self._canonical, other._canonical]
+            result = recall(self._canonical)[other._canonical]
         except (AttributeError, KeyError):
             return compute(self, other)
-        if watched():
+        if get_mode(proxies) is not None or modes_before[0] is not None or logs.GET_DTRACE_STRUCTURED:
             return original(self, other)
-        if result.constant is not None:
+        if result.constant is not None or (result.pytype is bool and result._expr.is_Atom):
             return result
         made = new(result.__class__)
         made.__dict__ = result.__dict__
@@ -114,6 +124,7 @@ def _binary(name: str, original: Callable) -> Callable:
                     )
             result = shortcut(name, left, right, state) or _keep(original(left, right), self, state)
             state.results[name, left, right] = result
+            left.__dict__.setdefault(memory, {})[right] = result
             if right.constant.__class__ is int:  # the operators of SymInt look for the number itself
                 state.results[name, left, right.constant] = result
             if left.constant.__class__ is int:
@@ -182,6 +193,21 @@ def _wrap_int(original: Callable) -> Callable:
     return wrap_int
 
 
+def _wrap_bool(original: Callable) -> Callable:
+    def wrap_bool(self: Any, num: bool) -> Any:
+        env = self.shape_env
+        if env is None or type(num) is not bool or env._translation_validation_enabled:
+            return original(self, num)
+        known = lean_state(env).truths
+        node = known.get(num)
+        if node is None:
+            node = known[num] = original(self, num)
+            node.__class__ = self.__class__
+        return node
+
+    return wrap_bool
+
+
 def _maybe_as_int(original: Callable) -> Callable:
     version_of = _t.replacements_version
 
@@ -239,6 +265,7 @@ def lean_methods() -> dict[str, Any]:
     found |= {name: _unary(name, node[name]) for name in _UNARY if name in node}
     found |= {name: _sizes(name, node[name]) for name in _t.sizes_strides_methods if name in node}
     found["wrap_int"] = _wrap_int(node["wrap_int"])
+    found["wrap_bool"] = _wrap_bool(node["wrap_bool"])
     found["maybe_as_int"] = _maybe_as_int(node["maybe_as_int"])
     found["expr"] = _expr(node["expr"])
     for name in ("guard_bool", "guard_or_false", "guard_or_true"):
@@ -284,6 +311,12 @@ LeanNode: Any = type(
     "LeanNode",
     (SymNode,),
     {
+        # What C++ asks for most often, by names that Python's cache of attributes does not know: found in one step.
+        **{
+            name: vars(SymNode)[name]
+            for name in ("is_int", "is_bool", "is_float", "clone", "constant_int")
+            if name in vars(SymNode)
+        },
         **{name: _also_lean(method) for name, method in vars(SymNode).items() if name in _t.magic_methods},
         **lean_methods(),
         "hint": _hint(vars(SymNode)["hint"]),

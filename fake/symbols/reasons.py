@@ -32,8 +32,20 @@ _FRAMEWORK = (_t.torch_directory, *_OWN_DIRECTORIES, str(Path(sympy.__file__).re
 _INTERPRETERS = tuple(
     _t.torch_directory + os.path.join(*place) for place in (("_dynamo", ""), ("fx", "experimental", ""))
 )
-_CALLERS = {"infer_size": ["reshape", "view", "flatten"], "broadcast_shapes": ["add", "sub", "mul", "div"]}
+_RESHAPES = ["reshape", "view", "flatten", "unflatten"]
+_CALLERS = {
+    "infer_size": _RESHAPES,
+    "_reshape_view_helper": _RESHAPES,
+    "_reshape_view_helper_core_alg": _RESHAPES,
+    "_view_has_unbacked_input": _RESHAPES,
+    "broadcast_shapes": ["add", "sub", "mul", "div"],
+    "_broadcast_shapes": ["add", "sub", "mul", "div"],
+}
 """For functions of torch whose name says little, what users call them by."""
+_ABOUT_LAYOUT = re.compile(
+    "contiguous|strides|channels_last|dense|should_swap|apply_perm|validate_dim_length"
+)
+"""Functions that ask how a tensor lies in memory, for operators that do not say so."""
 _PLAIN_CALLS = frozenset(("getattr", "getitem", "size", "shape"))
 _STANDARD_LIBRARY = str(Path(os.__file__).resolve().parent) + os.sep
 _TYPED_IN = ("<doctest", "<stdin>", "<ipython")
@@ -83,7 +95,11 @@ class Reason:
         """The operator in a word, or where in the program the question was asked without one."""
         if self.operator is None:
             return "the program itself"
-        return self.operator if self.called is None else f"{self.operator} (in {self.called})"
+        if self.called is None or self.operator.startswith(
+            "prims."
+        ):  # what torch's kernels call among themselves
+            return self.called or self.operator
+        return f"{self.operator} (in {self.called})"
 
 
 def record(shape_env: Any, reason: Reason) -> None:
@@ -109,14 +125,18 @@ def note_graph(shape_env: Any, graph: torch.fx.Graph) -> None:
     calls: _Calls = {}
     for node in graph.nodes:
         stack = tuple(_parse(node.meta.get("stack_trace") or ""))
-        if stack and node.op in ("call_function", "call_method"):
+        if node.op in ("call_function", "call_method"):
             name = node.target if isinstance(node.target, str) else _name_of(node.target)
-            calls.setdefault(_place(stack[-1]), []).append((name, stack))
+            calls.setdefault(_place(stack[-1]) if stack else _NOWHERE, []).append((name, stack))
     shape_env.__dict__["_fake_calls"] = calls
 
 
 _Calls = dict[tuple[str, int, str], list[tuple[str, tuple["Location", ...]]]]
 """Names of calls with their stacks, by where they are."""
+
+
+_NOWHERE = ("", 0, "")
+"""Where the calls are kept that a graph makes at no line (those of modules of torch's own may have none)."""
 
 
 def _place(location: Location) -> tuple[str, int, str]:
@@ -221,11 +241,18 @@ def _from_guard(guard: Any, calls: _Calls) -> Reason:
     )
     operator = None
     if asked is not None and not _is_users(asked.file) and not _interprets(asked.file):
-        operator = asked.function
+        operator = "an operator of the graph" if asked.file.startswith(_OWN_DIRECTORIES) else asked.function
     if where is None and asked is not None and _is_users(asked.file):
         where = asked
     stack: tuple[Location, ...] = (where,) if where else ()
-    if where is not None and operator is not None:
+    if operator == "_check_guards":
+        operator = "an earlier compilation, whose result AOTAutograd's cache gave"
+    elif where is None and operator is not None and _ABOUT_LAYOUT.search(operator):
+        operator = "an operator that looks at how a tensor lies in memory"
+    elif where is None and operator in _CALLERS:
+        operator, stack = _only_call(_CALLERS[operator], calls)
+        where = _innermost_of_user(stack)
+    elif where is not None and operator is not None:
         operator, stack = _call_at(where, operator, calls) or (operator, stack)
         where = _innermost_of_user(stack)
     return Reason(guard.expr, "guard", operator, None, where, stack, asked)
@@ -252,7 +279,15 @@ def _call_at(where: Location, function: str, calls: _Calls) -> tuple[str, tuple[
     lines = {stack for _, stack in related}
     if not names:
         return None
-    return " or ".join(names), lines.pop() if len(lines) == 1 else (where,)
+    return " or ".join(names), (lines.pop() if len(lines) == 1 else ()) or (where,)
+
+
+def _only_call(names: list[str], calls: _Calls) -> tuple[str, tuple[Location, ...]]:
+    """The one call of a graph that has one of these names, with its lines; else just the names."""
+    found = [(name, stack) for made in calls.values() for name, stack in made if name in names]
+    if len({stack for _, stack in found}) == 1 and found[0][1]:
+        return found[0]
+    return " or ".join(dict.fromkeys(name for name, _ in found) or names[:2]), ()
 
 
 def _interprets(file: str) -> bool:

@@ -6,12 +6,14 @@ what it is. What it adds happens where torch writes down a decision, which is ra
 
 from __future__ import annotations
 
+import logging
+import sys
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import ContextDecorator
 from typing import Any
 
-from ..errors import ShapeEnvError
+from ..errors import ContractViolationError, ShapeEnvError
 from . import _torch as _t
 from .contract import Contract, Dims, check, declare, force_dynamic, mark_of, parse_dims, refuse
 from .explain import Explanation, explain
@@ -181,6 +183,13 @@ class ShapeEnv(_t.TorchShapeEnv):
         return super().produce_guards_verbose(placeholders, sources, *args, **options)
 
 
+class _ToldAnyway(logging.Filter):
+    """Keeps torch from logging a broken contract, with all its frames, above the error that tells it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not isinstance(sys.exc_info()[1], ContractViolationError)
+
+
 class _Switch:
     """Where torch takes its class of environments from, and which one it finds there."""
 
@@ -188,6 +197,7 @@ class _Switch:
         self._lock = threading.RLock()
         self._contracts: list[Mapping[str, Dims] | None] = []
         self._saved: list[tuple[Any, str, Any]] = []
+        self._quiet = _ToldAnyway()
 
     def on(self, contracts: Mapping[str, Dims] | None) -> None:
         Contract(contracts)  # complains now
@@ -196,6 +206,7 @@ class _Switch:
                 for owner, name, value in self._patches():
                     self._saved.append((owner, name, getattr(owner, name)))
                     setattr(owner, name, value)
+                _t.guards_log.addFilter(self._quiet)
             self._contracts.append(contracts)
 
     def off(self) -> None:
@@ -204,6 +215,7 @@ class _Switch:
                 return
             self._contracts.pop()
             if not self._contracts:
+                _t.guards_log.removeFilter(self._quiet)
                 while self._saved:
                     owner, name, value = self._saved.pop()
                     setattr(owner, name, value)

@@ -12,6 +12,7 @@ __all__ = ["shortcut"]
 
 _NEUTRAL_ON_THE_RIGHT = {"add": 0, "sub": 0, "mul": 1, "int_floordiv": 1}
 _NEUTRAL_ON_THE_LEFT = {"add": 0, "mul": 1}
+_NEUTRAL_TRUTH = {"and_": True, "or_": False}
 _AGAINST_ZERO = {"ge": True, "lt": False}
 
 
@@ -21,6 +22,11 @@ def shortcut(name: str, left: Any, right: Any, state: Any) -> Any:
     Args:
         state: what is remembered for the environment (``fake.symbols.node.LeanState``).
     """
+    neutral = _NEUTRAL_TRUTH.get(name)
+    if neutral is not None:
+        if left.constant is neutral and right.pytype is bool:
+            return right
+        return left if right.constant is neutral and left.pytype is bool else None
     if right.constant is not None:
         number = right.constant
         if number.__class__ is int and left.pytype is int:

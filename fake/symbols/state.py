@@ -11,19 +11,15 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from .. import _torch as _t
+
 __all__ = ["Integers", "LeanState", "Replacements", "answer_at_once", "has_no_value_now", "lean_state"]
 
 
-def _yes() -> bool:
-    return True
-
-
-def _no() -> bool:
-    return False
-
-
-def _nothing() -> None:
-    return None
+# Called by C++ without arguments, ten thousand times a step: methods of constants, which need no Python frame.
+_yes: Callable[[], bool] = "yes".isalpha
+_no: Callable[[], bool] = "".isalpha
+_nothing: Callable[[], None] = [].clear
 
 
 _TYPES = {
@@ -69,16 +65,18 @@ class LeanState:
     Attributes:
         adopts: whether nodes that torch makes for the environment become lean when they are met.
         integers: the nodes of integer constants; None until one was made.
+        truths: the nodes of true and false.
         log: whoever wants to know which remembered answers are used, or None (see ``fake.cache.questions``).
     """
 
-    __slots__ = ("adopts", "canonical", "integers", "log", "results")
+    __slots__ = ("adopts", "canonical", "integers", "log", "results", "truths")
 
     def __init__(self) -> None:
         self.adopts = False
         self.canonical: dict[Any, Any] = {}
         self.integers: Integers | None = None
         self.results: dict[Any, Any] = {}
+        self.truths: dict[bool, Any] = {}
         self.log: Any = None
 
     def __deepcopy__(self, memo: dict) -> LeanState:
@@ -93,6 +91,7 @@ def lean_state(shape_env: Any) -> LeanState:
     try:
         return shape_env._fake_lean
     except AttributeError:
+        _t.HIDDEN_FILES.tell_torch()
         state = shape_env._fake_lean = LeanState()
         shape_env.replacements = Replacements(shape_env.replacements)
         return state

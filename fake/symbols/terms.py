@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.printing.precedence import PRECEDENCE
 
 from . import _torch as _t
 
@@ -121,6 +122,9 @@ def _expression(value: Any) -> sympy.Basic:
     return sympy.sympify(value)
 
 
+_SUM = PRECEDENCE["Add"]
+
+
 class Terms(_t.PythonPrinter):
     """Prints conditions with a text for each symbol.
 
@@ -137,7 +141,25 @@ class Terms(_t.PythonPrinter):
         return self._texts.get(symbol, symbol.name)
 
     def _print_Relational(self, relation: Any) -> str:
-        return f"{self._side(relation.lhs)} {relation.rel_op} {self._side(relation.rhs)}"
+        left, right = _without_minus(relation.lhs, relation.rhs)
+        return f"{self._side(left)} {relation.rel_op} {self._side(right)}"
+
+    def _print_Add(self, total: sympy.Add, order: Any = None) -> str:
+        """``n - 1``, not ``(-1) + n``."""
+        terms = sorted(total.args, key=lambda term: (term.could_extract_minus_sign(), term.is_number))
+        if terms[0].could_extract_minus_sign():
+            return super()._print_Add(total, order)
+        text = self.parenthesize(terms[0], _SUM)
+        for term in terms[1:]:
+            minus = term.could_extract_minus_sign()
+            text += f" {'-' if minus else '+'} {self.parenthesize(-term if minus else term, _SUM)}"
+        return text
+
+    def _print_ToFloat(self, number: Any) -> str:
+        return f"float({self._print(number.args[0])})"
+
+    def _print_TruncToInt(self, number: Any) -> str:
+        return f"int({self._print(number.args[0])})"
 
     def _side(self, expression: sympy.Basic) -> str:
         """``a % 2 == 0`` needs no parentheses."""
@@ -149,6 +171,18 @@ class Terms(_t.PythonPrinter):
 
     def _print_Float(self, number: sympy.Float) -> str:
         return str(float(number))
+
+
+def _without_minus(left: sympy.Basic, right: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic]:
+    """``a >= 2*n`` for ``a - 2*n >= 0``."""
+    if not (left.is_integer and right.is_integer) or not (left.is_Add or right.is_Add):
+        return left, right
+    moved = [t for t in sympy.Add.make_args(left) if t.could_extract_minus_sign()]
+    returned = [t for t in sympy.Add.make_args(right) if t.could_extract_minus_sign()]
+    if not moved and not returned:
+        return left, right
+    difference = sympy.Add(*moved) - sympy.Add(*returned)
+    return left - difference, right - difference
 
 
 def _closing(text: str) -> int:

@@ -124,6 +124,12 @@ def viewing(draw: Any) -> Program:
                     "x0.expand(2, *x0.shape).reshape(-1, x0.shape[2])",
                     "x0.as_strided((x0.shape[0], x0.shape[1]), (x0.stride(0), x0.stride(1)), x0.shape[2] - 1)",
                     "x0.as_strided((x0.shape[0] // 2, x0.shape[2]), (2 * x0.stride(0), 1))",
+                    "x0.as_strided((x0.shape[2], x0.shape[1]), (1, x0.shape[2]))",
+                    "x0.as_strided((x0.numel() - 2, 2), (1, 1), 1).sum(1)",
+                    "x0.unflatten(1, (x0.shape[1] // 2, 2))",
+                    "x0.flatten(0, 1).unflatten(0, (x0.shape[0], x0.shape[1]))",
+                    f"x0.flatten().unflatten(0, (x0.shape[2], -1, {k}))",
+                    "x0.reshape(x0.shape[0] // 2, 2, -1).transpose(0, 1).reshape(x0.shape[0], -1)",
                 ]
             )
         ),
@@ -172,6 +178,10 @@ def contracting(draw: Any) -> Program:
                 ("torch.einsum('i,j->ij', x0, x1)", ("a",), ("b",)),
                 ("torch.einsum('bhid,bhjd->bhij', x0, x1)", ("d", 2, "a", "b"), ("d", 2, "c", "b")),
                 ("torch.einsum('...i->...', x0)", ("a", "b", "c")),
+                ("torch.einsum('ij,ij->', x0, x1)", ("a", "b"), ("a", "b")),
+                ("torch.einsum('abc,cd,bd->ad', x0, x1, x2)", ("a", "b", "c"), ("c", "d"), ("b", "d")),
+                ("torch.einsum('ijj->ji', x0)", ("a", "b", "b")),
+                ("torch.einsum('...ij,...jk->...ik', x0, x1)", ("d", "a", "b"), ("b", "c")),
                 ("torch.tensordot(x0, x1, 1)", ("a", "b"), ("b", "c")),
                 ("torch.inner(x0, x1)", ("a", "b"), ("c", "b")),
             ]
@@ -220,9 +230,34 @@ def convolving(draw: Any) -> Program:
                     ("n", 2, "h", "w"),
                     (3, 2, kernel, 2),
                 ),
-                (f"F.conv_transpose1d(x0, x1, None, {stride}, {padding}, {extra})", ("n", 2, "w"), (2, 3, 3)),
+                (
+                    f"F.conv_transpose1d(x0, x1, None, {stride}, {min(padding, 1)}, {extra})",
+                    ("n", 2, "w"),
+                    (2, 3, 3),
+                ),
                 ("F.conv1d(x0, x1, padding='same')", ("n", 2, "w"), (3, 2, kernel)),
                 ("F.conv1d(x0, x1, groups=2)", ("n", 2, "w"), (2, 1, kernel)),
+                (
+                    f"F.conv2d(x0, x1, None, {stride}, ({padding}, 0), (1, {dilation}), 2)",
+                    ("n", 4, "h", "w"),
+                    (6, 2, kernel, 2),
+                ),
+                (
+                    f"F.conv_transpose2d(x0, x1, None, {stride}, {min(padding, 1)}, {extra}, 2, {dilation if dilation > extra else 2})",
+                    ("n", 2, "h", "w"),
+                    (2, 1, 3, kernel + 2),
+                ),
+                (
+                    f"F.conv3d(x0, x1, None, {stride}, 1, {dilation})",
+                    ("n", 2, "h", "w", 3),
+                    (2, 2, 2, kernel, 3),
+                ),
+                ("F.conv2d(x0, x1, padding='valid')", ("n", 2, "h", "w"), (3, 2, kernel, kernel)),
+                (f"F.conv1d(x0, x1, None, {stride}, {padding})", ("n", "c", "w"), ("d", "c", kernel)),
+                (
+                    f"F.fold(F.unfold(x0, 2, stride={stride}), x0.shape[2:], 2, stride={stride})",
+                    ("n", 2, "h", "w"),
+                ),
                 (f"F.unfold(x0, 2, stride={stride})", ("n", 2, "h", "w")),
             ]
         )
@@ -247,6 +282,13 @@ def pooling(draw: Any) -> Program:
                     f"F.lp_pool2d(x0, 2, {kernel}, {stride})",
                     "F.pixel_unshuffle(x0, 2)",
                     "F.avg_pool1d(x0[0], 2)",
+                    f"F.max_pool1d(x0[0], {kernel}, {stride}, {padding}, ceil_mode={ceil})",
+                    f"F.avg_pool1d(x0[0], {kernel}, {stride}, {padding}, {ceil})",
+                    f"F.max_pool2d(x0, {kernel}, {stride}, {padding}, 2, ceil_mode={ceil})",
+                    f"F.avg_pool3d(x0, {kernel}, {stride}, {padding}, ceil_mode={ceil})",
+                    f"F.max_pool3d(x0, {kernel}, {stride}, {padding}, ceil_mode={ceil})",
+                    "F.adaptive_avg_pool1d(x0[0], x0.shape[3] // 2)",
+                    f"F.lp_pool1d(x0[0], 2, {kernel}, {stride}, {ceil})",
                 ]
             )
         ),
@@ -265,6 +307,13 @@ def resampling(draw: Any) -> Program:
                     f"F.interpolate(x0, scale_factor={scale})",
                     f"F.interpolate(x0, scale_factor={scale}, mode='bilinear')",
                     "F.interpolate(x0, size=(5, 7))",
+                    f"F.interpolate(x0, scale_factor={scale}, mode='nearest-exact')",
+                    f"F.interpolate(x0, scale_factor={scale}, mode='bicubic')",
+                    f"F.interpolate(x0, scale_factor=({scale}, 2), mode='area')",
+                    f"F.interpolate(x0[0], scale_factor={scale}, mode='linear', align_corners=True)",
+                    f"F.interpolate(x0[None], scale_factor={scale}, mode='trilinear')",
+                    f"F.interpolate(x0, scale_factor={scale}, mode='bilinear', recompute_scale_factor=True)",
+                    "F.interpolate(x0, size=x0.shape[2] * 2 - 1)",
                     "F.interpolate(x0, size=(x0.shape[3], x0.shape[2] * 2), mode='bilinear', align_corners=True)",
                     f"F.pad(x0, ({left}, {right}))",
                     f"F.pad(x0, ({left}, {right}, {top}, 1), value=2.0)",
@@ -273,6 +322,10 @@ def resampling(draw: Any) -> Program:
                     "F.pad(x0, (1, 0, 0, 1), mode='circular')",
                     "F.pixel_shuffle(x0.repeat(1, 2, 1, 1), 2)",
                     "F.pad(x0, (0, x0.shape[2] - 1))",
+                    "F.pad(x0, (x0.shape[3] // 2, 0, -1, 2))",
+                    f"F.pad(x0[0], ({abs(left)}, {abs(right)}), mode='reflect')",
+                    f"F.pad(x0, ({left}, {right}, {top}, 0, 1, 0))",
+                    f"F.pad(x0[None], (1, 0, {abs(top)}, 1, 0, {abs(left)}), mode='replicate')",
                 ]
             )
         ),

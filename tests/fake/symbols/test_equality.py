@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fake import FakeTensorMode, ShapeEnv
 from fake.symbols._torch import LocalSource, TorchShapeEnv
-from fake.symbols.equality import guard_equal
+from fake.symbols.equality import Equalities
 
 
 def environment(kind: type, hints: list[int]) -> tuple[Any, list[sympy.Symbol]]:
@@ -52,27 +52,27 @@ def test_the_same_state_as_after_torchs_evaluation(
         asked = sympy.Eq(their_symbols[left], their_symbols[right])
         theirs.evaluate_expr(asked)
         same = sympy.Eq(our_symbols[left], our_symbols[right])
-        if not guard_equal(ours, same):
+        if not Equalities(ours).guard(same):
             ours.evaluate_expr(same)
     assert state(ours, our_symbols) == state(theirs, their_symbols)
 
 
 def test_a_question_that_needs_more_is_declined() -> None:
     shape_env, (a, b, c) = environment(ShapeEnv, [4, 4, 5])
-    assert not guard_equal(shape_env, sympy.Eq(a, c))  # different values
-    assert not guard_equal(shape_env, sympy.Eq(a, 4))  # a specialisation
-    assert not guard_equal(shape_env, sympy.Eq(a + 1, b + 1))
+    assert not Equalities(shape_env).guard(sympy.Eq(a, c))  # different values
+    assert not Equalities(shape_env).guard(sympy.Eq(a, 4))  # a specialisation
+    assert not Equalities(shape_env).guard(sympy.Eq(a + 1, b + 1))
     shape_env.constrain_symbol_range(a, 2, 64)
-    assert not guard_equal(shape_env, sympy.Eq(a, b))  # another range: it has to be narrowed
+    assert not Equalities(shape_env).guard(sympy.Eq(a, b))  # another range: it has to be narrowed
     with shape_env.suppress_guards():
-        assert not guard_equal(shape_env, sympy.Eq(b, a))
+        assert not Equalities(shape_env).guard(sympy.Eq(b, a))
     assert not shape_env.guards
 
 
 def test_unbacked_sizes_are_declined() -> None:
     shape_env, (a,) = environment(ShapeEnv, [4])
     unbacked = shape_env.create_unbacked_symint().node.expr
-    assert not guard_equal(shape_env, sympy.Eq(a, unbacked))
+    assert not Equalities(shape_env).guard(sympy.Eq(a, unbacked))
 
 
 @pytest.mark.parametrize("number", [0, 1, 5])

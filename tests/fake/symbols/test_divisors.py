@@ -1,0 +1,82 @@
+"""Conditions told with ``s = k*t`` mean what they meant, at all sizes of a box."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import sympy
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fake
+from fake.symbols._torch import FloorDiv, Max, Mod
+from fake.symbols.divisors import without_divisions
+
+A, B = sympy.symbols("a b", integer=True, positive=True)
+LEAVES = st.sampled_from([A, B, *map(sympy.Integer, (1, 2, 3, 4))])
+
+
+def _division(kind: Any) -> Any:
+    def make(parts: tuple[Any, Any]) -> Any:
+        base, divisor = parts
+        return kind(base, divisor if divisor != 0 else sympy.Integer(2))
+
+    return make
+
+
+TERMS = st.recursive(
+    LEAVES,
+    lambda parts: st.one_of(
+        st.tuples(parts, parts).map(lambda p: p[0] * p[1]),
+        st.tuples(parts, parts).map(lambda p: p[0] + p[1]),
+        st.tuples(parts, parts).map(lambda p: Max(*p)),
+        st.tuples(parts, st.sampled_from([A, B, FloorDiv(A, 2), *map(sympy.Integer, (2, 3, 4))])).map(_division(FloorDiv)),
+        st.tuples(parts, st.sampled_from([A, B, *map(sympy.Integer, (2, 3, 4))])).map(_division(Mod)),
+    ),
+    max_leaves=5,
+)  # fmt: skip
+RELATIONS = st.sampled_from([sympy.Eq, sympy.Ne, sympy.Lt, sympy.Ge])
+DIVISIBLE = st.tuples(st.sampled_from([A, B]), st.sampled_from([2, 3, 4, 6])).map(
+    lambda p: sympy.Eq(Mod(*p), 0)
+)
+CONDITIONS = st.lists(
+    st.one_of(DIVISIBLE, st.tuples(RELATIONS, TERMS, TERMS).map(lambda p: p[0](p[1], p[2]))),
+    min_size=1,
+    max_size=4,
+)
+
+
+def holds(conditions: Any, a: int, b: int) -> bool:
+    return all(bool(c.xreplace({A: sympy.Integer(a), B: sympy.Integer(b)})) for c in conditions)
+
+
+@settings(deadline=None, max_examples=250)
+@given(CONDITIONS)
+def test_the_same_sizes_are_accepted(conditions: list[Any]) -> None:
+    conditions = [c for c in conditions if not isinstance(c, sympy.logic.boolalg.BooleanAtom)]
+    told = without_divisions(dict.fromkeys(conditions), lambda symbol: 2)
+    assert sum(map(sympy.count_ops, told)) <= sum(map(sympy.count_ops, conditions)) or len(told) < len(
+        conditions
+    )
+    for a, b in itertools.product(range(2, 15), repeat=2):
+        assert holds(conditions, a, b) == holds(told, a, b), (conditions, list(told), a, b)
+
+
+def test_reshapes_into_tiles_ask_for_two_divisibilities() -> None:
+    def patches(x: torch.Tensor) -> torch.Tensor:
+        h, w, c = x.shape
+        y = x.reshape(h // 2, 2, w // 2, 2, c).permute(0, 2, 1, 3, 4).reshape(-1, 4 * c)
+        return y.reshape(h // 2, w // 2, 2, 2, c).permute(0, 2, 1, 3, 4).reshape(h, w, c)
+
+    mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv(duck_shape=False))
+    x = mode.from_tensor(torch.zeros(12, 8, 3), name="x")
+    with mode:
+        patches(x)
+    relations = {str(guard) for guard in mode.shape_env.guards.minimal() if guard.kind == "relation"}
+    assert {"x.size(0) % 2 == 0", "x.size(1) % 2 == 0"} <= relations
+    assert len(relations) <= 6
+    accepts = mode.shape_env.guards.compile()
+    assert accepts(torch.zeros(20, 14, 5))
+    assert not accepts(torch.zeros(20, 13, 5))
