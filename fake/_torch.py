@@ -171,6 +171,7 @@ DISPATCH_HANDLE_DIRECTLY = torch_fake._DISPATCH_HANDLE_DIRECTLY
 check_for_subclass = torch_fake._check_for_subclass
 fake_tensor_tls = torch_fake.fake_tensor_tls
 is_plain_tensor = torch_fake._is_plain_tensor
+current_autograd_node = torch._C._current_autograd_node
 meta_in_tls = torch._C._meta_in_tls_dispatch_include
 PYTHON_KEY = torch._C.DispatchKey.Python
 META_KEY = torch._C.DispatchKey.Meta

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import _torch as _t
+from ..kernels.gradients import FORMULAS, WATCHED
 from ..kernels.overlaps import pairs_to_watch
 from ..tensor import Unkeyable, forget
 from ._torch import preferred_device_type
@@ -41,7 +42,7 @@ _LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
 _TEMPLATE = """
 def make(func, get, hit, miss, {names}):
     def handler(mode, func, types, args, kwargs):
-      try:
+{before}      try:
 {key}        rebuild = get(key)
       except Unkeyable as reason:
         return miss(mode, func, types, args, kwargs, None, reason.reason)
@@ -58,6 +59,13 @@ def make(func, get, hit, miss, {names}):
         return None
     return handler, lookup
 """
+
+
+_IN_A_FORMULA = """\
+      if type(autograd_node()) in FORMULAS:
+        return miss(mode, func, types, args, kwargs, None, "formula of autograd")
+"""
+"""Before the key: which formula calls the operator decides the strides of its result."""
 
 
 def uncacheable_reason(func: Any) -> str | None:
@@ -136,7 +144,11 @@ class Engine:
         names["Bypass"] = Bypass
         table = self.store.table(func)
         self._fill_from_disk(func)
-        code = _TEMPLATE.format(names=", ".join(names), key=source)
+        before = ""
+        if self.is_own and func in WATCHED:
+            before = _IN_A_FORMULA
+            names |= {"FORMULAS": FORMULAS, "autograd_node": _t.current_autograd_node}
+        code = _TEMPLATE.format(names=", ".join(names), before=before, key=source)
         namespace: dict[str, Any] = {}
         file = f"<fake handler of {func}>"
         _t.HIDDEN_FILES.add(file)

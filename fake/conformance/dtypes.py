@@ -82,15 +82,25 @@ def measure_dtypes(options: Options, progress: Callable[[str], None] = lambda na
         if database != "op":
             continue
         progress(entry_name(entry))
-        seen = isolated(lambda entry=entry: _measure(entry, options.samples), seconds=300)  # type: ignore[misc]
-        for name, signatures in (seen or {}).items():
-            for found, happened in signatures.items():
-                noted = everything.setdefault(name, {}).setdefault(found, [])
-                noted.extend(h for h in happened if h not in noted)
+        for with_out in (
+            False,
+            True,
+        ):  # in a process each: some kernels write beyond an ``out`` of a wrong dtype
+            seen = isolated(  # type: ignore[misc]
+                lambda entry=entry, out=with_out: _measure(entry, options.samples, with_out=out), seconds=300
+            )
+            if seen is None:
+                progress(
+                    f"{entry_name(entry)}: eager crashed{' with out=' if with_out else ''}, not measured"
+                )
+            for name, signatures in (seen or {}).items():
+                for found, happened in signatures.items():
+                    noted = everything.setdefault(name, {}).setdefault(found, [])
+                    noted.extend(h for h in happened if h not in noted)
     return everything
 
 
-def _measure(entry: Any, samples: int) -> Observations:
+def _measure(entry: Any, samples: int, *, with_out: bool) -> Observations:
     watch = _Watch()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -99,13 +109,14 @@ def _measure(entry: Any, samples: int) -> Observations:
             seed()
             for _, sample in pick(list(entry.sample_inputs("cpu", dtype)), samples):
                 call = (sample.input, sample.args, sample.kwargs)
+                if with_out:
+                    for changed in _with_out(entry.op, call) if entry.supports_out else ():
+                        _try(watch, entry.op, changed)
+                    continue
                 for changed in (*_in_other_dtypes(call), *_in_other_dtypes(_emptied(call))):
                     for function in (entry.op, entry.inplace_variant):
                         if function is not None:
                             _try(watch, function, changed)
-                if entry.supports_out:
-                    for changed in _with_out(entry.op, call):
-                        _try(watch, entry.op, changed)
     return watch.seen
 
 
