@@ -100,7 +100,7 @@ class Replacements:
             return False
         if namespace not in ("prim", "prims"):
             return True
-        return _t.has_kernel_named(f"{namespace}::{name.split('::')[-1]}", key)
+        return _t.has_kernel(f"{namespace}::{name.split('::')[-1]}", key)
 
     def _added(self, library: Any, name: str) -> None:
         with self._lock:

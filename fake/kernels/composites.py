@@ -125,7 +125,7 @@ def resizing_composite(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
 
 def one_hot(func: OpOverload, self: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     """``one_hot`` with a given number of classes: eager scatters into new row-major zeros, and compares only for subclasses."""
-    is_ours = hasattr(self.fake_mode, "dispatch_outside")
+    is_ours = hasattr(getattr(self, "fake_mode", None), "dispatch_outside")
     if not is_ours or isinstance(num_classes, torch.SymInt) or num_classes < 0 or is_tracing():
         return func._op_dk(COMPOSITE, self, num_classes)
     torch._check(

@@ -20,6 +20,7 @@ __all__ = [
     "selects_by_a_vector",
     "source_fits_slice",
     "source_fits_view",
+    "steps_forward",
     "takes_from_something",
     "values_fit_indices",
 ]
@@ -40,6 +41,17 @@ def in_bounds_of_storage(func: OpOverload, given: dict[str, Any]) -> None:
         needed > held, func,
         f"sizes {list(sizes)}, strides {list(strides)}, storage offset {offset}, and itemsize {self.dtype.itemsize} "
         f"requiring a storage size of {needed} are out of bounds for storage of size {held}",
+    )  # fmt: skip
+
+
+@check_for("empty_strided", "new_empty_strided")
+def steps_forward(func: OpOverload, given: dict[str, Any]) -> None:
+    """No stride of a tensor with elements is negative, where it addresses anything."""
+    sizes, strides = given["size"], given["stride"]
+    refuse(
+        0 not in sizes and any(step < 0 and size > 1 for size, step in zip(sizes, strides, strict=False)), func,
+        f"Storage size calculation overflowed with sizes={list(sizes)} and strides={list(strides)}: argument 'stride' "
+        "must not be negative",
     )  # fmt: skip
 
 
