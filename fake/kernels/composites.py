@@ -146,11 +146,21 @@ def in_inference_mode(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> An
     Its views of tensors that were made outside of inference mode require gradients as those do. ``NotImplemented`` for
     operators that are no composites.
     """
+    if func in _MADE_OF_VIEWS:
+        with mode, views_are_noted():
+            return _MADE_OF_VIEWS[func](*args, **kwargs)
     if not composite_kernel_exists(func):
         return NotImplemented
     answer = next((answer for composite, answer in _ANSWERS.values() if composite is func), None)
     with mode, views_are_noted():
         return func._op_dk(COMPOSITE, *args, **kwargs) if answer is None else answer(func, *args, **kwargs)
+
+
+#: Operators that autograd takes for new tensors, and whose kernels return views, which are noted without autograd.
+_MADE_OF_VIEWS = {
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
 
 
 def _overload(name: str) -> OpOverload:

@@ -118,6 +118,7 @@ VIEWS = {
     "mT": lambda x: x.mT,
     "narrow": lambda x: x.narrow(0, 0, 1),
     "chunk": lambda x: x.chunk(2),
+    "unsafe_chunk": lambda x: x.unsafe_chunk(2),
     "expand_as": lambda x: x.expand_as(x),
     "unflatten": lambda x: x.unflatten(0, (2, 1)),
     "meshgrid": lambda x: torch.meshgrid(x[0], x[1], indexing="ij"),
