@@ -11,6 +11,7 @@ from fake.kernels._torch import OpOverload
 from fake.kernels.checks.registry import check_for, extent, refuse, wrapped_dim
 
 __all__ = [
+    "copies_into_something",
     "embeds_from_something",
     "in_bounds_of_storage",
     "indices_fit",
@@ -63,6 +64,17 @@ def no_index_into_nothing(func: OpOverload, given: dict[str, Any]) -> None:
     size = self.shape[dim] if self.dim() else 1
     refuse(
         index.numel() > 0 and size == 0, func,
+        f"argument 'index' has elements and is out of bounds for dimension {dim} with size 0",
+    )  # fmt: skip
+
+
+@check_for("index_copy")
+def copies_into_something(func: OpOverload, given: dict[str, Any]) -> None:
+    """There is somewhere to copy to."""
+    self, index = given["self"], given["index"]
+    dim = wrapped_dim(func, given["dim"], self.dim())
+    refuse(
+        self.dim() > 0 and self.shape[dim] == 0 and index.numel() > 0, func,
         f"argument 'index' has elements and is out of bounds for dimension {dim} with size 0",
     )  # fmt: skip
 

@@ -10,6 +10,8 @@ from fake.kernels._torch import OpOverload
 from fake.kernels.checks.registry import check_for, refuse, wrapped_dim
 
 __all__ = [
+    "blocks_fill_image",
+    "extremes_are_ordered",
     "has_enough_to_draw",
     "has_range",
     "has_signal",
@@ -17,6 +19,7 @@ __all__ = [
     "kernel_and_padding",
     "normalizes_something",
     "one_target_per_class",
+    "one_target_per_place",
     "one_weight_per_channel",
     "places_fit_samples",
     "pools_something",
@@ -179,6 +182,32 @@ def reduces_dimension(func: OpOverload, given: dict[str, Any]) -> None:
     if self.dim() and isinstance(given.get("dim"), int):
         dim = wrapped_dim(func, given["dim"], self.dim())
         refuse(self.shape[dim] == 0, func, f"Expected reduction dim {dim} to have non-zero size.", IndexError)
+
+
+@check_for("aminmax")
+def extremes_are_ordered(func: OpOverload, given: dict[str, Any]) -> None:
+    """Complex numbers have no order, not even a single one."""
+    refuse(given["self"].is_complex(), func, f"aminmax not implemented for {given['self'].dtype}")
+
+
+@check_for("nll_loss2d_forward")
+def one_target_per_place(func: OpOverload, given: dict[str, Any]) -> None:
+    """The target has the shape of the input without its classes."""
+    self, target = given["self"], given["target"]
+    refuse(
+        self.dim() == 4 and target.dim() == 3 and (self.shape[0], *self.shape[2:]) != tuple(target.shape), func,
+        f"size mismatch (got input: {list(self.shape)}, target: {list(target.shape)})",
+    )  # fmt: skip
+
+
+@check_for("pixel_unshuffle")
+def blocks_fill_image(func: OpOverload, given: dict[str, Any]) -> None:
+    """Height and width are multiples of the factor, also of an image without elements."""
+    self, factor = given["self"], given["downscale_factor"]
+    refuse(
+        self.dim() >= 3 and factor > 0 and any(size % factor for size in self.shape[-2:]), func,
+        f"expects height and width {list(self.shape[-2:])} to be divisible by downscale_factor {factor}",
+    )  # fmt: skip
 
 
 @check_for("bucketize")

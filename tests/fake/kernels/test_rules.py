@@ -145,6 +145,8 @@ CASES = [
     Case("sparse mm reduce", ("aten::_sparse_mm_reduce_impl",), aten._sparse_mm_reduce_impl, lambda: (torch.eye(3).to_sparse_csr(), torch.ones(3, 4), "amax")),
     Case("sparse mm reduce backward", ("aten::_sparse_mm_reduce_impl_backward",), _sparse_mm_reduce_backward, lambda: (torch.eye(3).to_sparse_csr(), torch.ones(3, 4))),
     Case("a mode that is none", ("aten::grid_sampler_2d",), aten.grid_sampler_2d, lambda: (torch.ones(2, 3, 4, 5), torch.ones(2, 6, 7, 2), 9, 9, False)),
+    Case("complex nan_to_num_", ("aten::nan_to_num_",), torch.nan_to_num_, lambda: (torch.ones(2, 3, dtype=torch.complex64).t(),)),
+    Case("a target in a vector", ("aten::nll_loss_forward",), torch.nn.functional.nll_loss, lambda: (torch.ones(3), torch.zeros(1, dtype=torch.int64))),
     Case("nothing to roll", ("aten::roll",), torch.roll, lambda: (torch.ones(0, 3), 1, 5)),
     Case("nothing to repeat", ("aten::repeat",), lambda x: x.repeat(5, -2, 1), lambda: (torch.ones(0, 3),)),
     Case("log_sigmoid backward", ("aten::log_sigmoid_backward",), aten.log_sigmoid_backward, lambda: (expanded(2, 3, 4), columns(2, 3, 4), torch.ones(2, 3, 4))),
