@@ -112,3 +112,21 @@ def test_calls_in_all_states_of_the_process(backwards, accelerated):
     calls = [(call, state) for call in _sensitive_calls() for state in STATES]
     random.Random(0).shuffle(calls)
     assert _compare(calls[::-1] if backwards else calls, accelerated) > 600
+
+
+def test_deterministic_algorithms_that_only_warn():
+    mode = fake.FakeTensorMode()
+    x, places = torch.ones(1, 2, 4), torch.zeros(1, 2, 4, dtype=torch.int64)
+
+    def unpool(warn_only):
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+        try:
+            with mode:
+                return torch.nn.functional.max_unpool1d(mode.from_tensor(x), mode.from_tensor(places), 2)
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    with pytest.warns(UserWarning, match="deterministic"):
+        assert unpool(True).shape == (1, 2, 8)
+    with pytest.raises(RuntimeError, match="deterministic"):
+        unpool(False)

@@ -193,22 +193,6 @@ def _deterministic():
         torch.use_deterministic_algorithms(False)
 
 
-def test_deterministic_algorithms_that_only_warn(mode):
-    x, places = torch.ones(1, 2, 4), torch.zeros(1, 2, 4, dtype=torch.int64)
-
-    def unpool(warn_only):
-        torch.use_deterministic_algorithms(True, warn_only=warn_only)
-        try:
-            return torch.nn.functional.max_unpool1d(x, places, 2)
-        finally:
-            torch.use_deterministic_algorithms(False)
-
-    with pytest.warns(UserWarning, match="deterministic"):
-        assert unpool(True).shape == (1, 2, 8)
-    with pytest.raises(RuntimeError, match="deterministic"):
-        unpool(False)
-
-
 def test_autocast_inside_a_decomposition(mode):
     x, w = torch.randn(2, 3), torch.randn(4, 3)
 
