@@ -284,6 +284,9 @@ def test_leaves_of_arguments_are_pytrees(name):
     assert list(leaves_of_arguments(ARGUMENTS[name])) == list(pytree.tree_iter(ARGUMENTS[name]))
 
 
+@pytest.mark.skipif(
+    "tree_iter" not in torch.fx.Graph.create_node.__code__.co_names, reason="this torch does not warn"
+)
 def test_raw_symbolic_numbers_are_still_warned_of():
     number = fake.FakeTensorMode(shape_env=fake.ShapeEnv()).from_tensor(torch.zeros(5, 3), name="x").shape[0]
     with fake.accelerate(), pytest.warns(UserWarning, match="Raw SymInt value"):
