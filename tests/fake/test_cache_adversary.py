@@ -20,7 +20,7 @@ ENTRIES = (
     "as_strided", "index_put", "nn.functional.conv2d", "linalg.qr", "scatter_reduce.sum", "split", "view_as_complex",
     "nn.functional.scaled_dot_product_attention", "arange", "sort", "where", "nn.functional.interpolate.bilinear",
 )  # fmt: skip
-CALLS_EACH = 60
+CALLS_EACH = 40
 
 
 def _calls(name: str) -> list:
@@ -73,7 +73,7 @@ engines = pytest.mark.parametrize("accelerated", [False, True], ids=["", "accele
 @engines
 @pytest.mark.parametrize("name", ENTRIES)
 def test_calls_that_differ_in_one_thing(name, accelerated):
-    assert _compare(_calls(name), accelerated) > 8
+    assert _compare(_calls(name), accelerated) > 4
 
 
 def _sensitive_calls() -> list:
