@@ -16,9 +16,8 @@ from tests.fake.ways import STATES, copied, outcome, reached, ways
 aten = torch.ops.aten
 
 ENTRIES = (
-    "add", "sum", "cat", "clamp", "nn.functional.max_unpool1d", "native_layer_norm", "empty_strided", "full_like",
-    "as_strided", "index_put", "nn.functional.conv2d", "linalg.qr", "scatter_reduce.sum", "split", "view_as_complex",
-    "nn.functional.scaled_dot_product_attention", "arange", "sort", "where", "nn.functional.interpolate.bilinear",
+    "sum", "cat", "clamp", "nn.functional.max_unpool1d", "native_layer_norm", "full_like", "as_strided", "index_put",
+    "nn.functional.conv2d", "split", "view_as_complex", "nn.functional.scaled_dot_product_attention", "arange",
 )  # fmt: skip
 CALLS_EACH = 40
 
@@ -67,11 +66,10 @@ def _compare(calls, accelerated):
         return compared
 
 
-engines = pytest.mark.parametrize("accelerated", [False, True], ids=["", "accelerated"])
-
-
-@engines
-@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.parametrize(
+    ("name", "accelerated"),
+    [*((name, False) for name in ENTRIES), *((name, True) for name in ENTRIES[::3])],
+)
 def test_calls_that_differ_in_one_thing(name, accelerated):
     assert _compare(_calls(name), accelerated) > 4
 
@@ -81,7 +79,7 @@ def _sensitive_calls() -> list:
     whole, real = torch.ones(3, 4, dtype=torch.int64), torch.ones(3, 4)
     places = torch.zeros(1, 2, 3, 3, dtype=torch.int64)
     grad = torch.ones(3, 4, requires_grad=True)
-    numbers = (1, 1.0, True, 1j, 0, -1, 2**40, float("nan"))
+    numbers = (1, 1.0, True, 1j, 2**40)
     return [
         *((aten.add.Tensor, (x, n), {}) for n in numbers for x in (whole, real, grad)),
         *((aten.mul.Scalar, (x, n), {}) for n in numbers for x in (whole, real)),
@@ -105,13 +103,12 @@ def _sensitive_calls() -> list:
     ]
 
 
-@engines
-@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(("backwards", "accelerated"), [(False, False), (True, False), (True, True)])
 def test_calls_in_all_states_of_the_process(backwards, accelerated):
     """Each state comes before each other one, for each call, in one of the two orders."""
     calls = [(call, state) for call in _sensitive_calls() for state in STATES]
     random.Random(0).shuffle(calls)
-    assert _compare(calls[::-1] if backwards else calls, accelerated) > 600
+    assert _compare(calls[::-1] if backwards else calls, accelerated) > 400
 
 
 def test_deterministic_algorithms_that_only_warn():
