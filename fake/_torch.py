@@ -23,6 +23,7 @@ from torch._dynamo.source import (
     FloatTensorSource,
     RandomValueSource,
 )
+from torch._functorch._aot_autograd import graph_compile
 from torch._guards import TracingContext
 from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._library import fake_impl as library_fake_impl
@@ -124,6 +125,7 @@ __all__ = [
     "from_functional_tensor",
     "functorch_config",
     "get_schema_info",
+    "graph_compile",
     "in_kernel_invocation_manager",
     "int_oo",
     "is_fake",
@@ -173,6 +175,7 @@ DISPATCH_HANDLE_DIRECTLY = torch_fake._DISPATCH_HANDLE_DIRECTLY
 check_for_subclass = torch_fake._check_for_subclass
 fake_tensor_tls = torch_fake.fake_tensor_tls
 is_plain_tensor = torch_fake._is_plain_tensor
+current_autograd_node = torch._C._current_autograd_node
 meta_in_tls = torch._C._meta_in_tls_dispatch_include
 PYTHON_KEY = torch._C.DispatchKey.Python
 META_KEY = torch._C.DispatchKey.Meta
@@ -183,6 +186,7 @@ get_default_device = torch._C._get_default_device
 is_inference_mode_enabled = torch.is_inference_mode_enabled
 is_grad_enabled = torch.is_grad_enabled
 deterministic_algorithms = torch._C._get_deterministic_algorithms
+deterministic_only_warns = torch._C._get_deterministic_algorithms_warn_only
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 _FAKE_KEY = torch._C._TorchDispatchModeKey.FAKE
@@ -280,6 +284,11 @@ def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
 _logging_state = torch._logging._internal
 
 
+def structured_log_is_on() -> bool:
+    """Whether graphs and guards are written to torch's structured log."""
+    return bool(_logging_state.GET_DTRACE_STRUCTURED or _logging_state.trace_log.handlers)
+
+
 _traces = itertools.count(1)
 
 
@@ -325,13 +334,8 @@ def has_symbols(tensor: torch.Tensor) -> bool:
     return tensor._has_symbolic_sizes_strides
 
 
-def has_kernel(func: OpOverload, key: torch._C.DispatchKey) -> bool:
-    """Whether an operator has a kernel of its own for a dispatch key."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
-
-
-def has_kernel_named(name: str, key: str) -> bool:
-    """The same for names: an operator's, such as ``"aten::sin"``, and a key's, such as ``"Meta"``."""
+def has_kernel(name: str, key: str | torch._C.DispatchKey) -> bool:
+    """Whether an operator has a kernel of its own for a dispatch key: by names, ``("aten::sin", "Meta")``, or the key itself."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
 
 

@@ -19,6 +19,7 @@ from . import _torch as _t
 from .cache.engine import Engine
 from .collector import RarerCollection
 from .errors import AccelerateError, UnsupportedTorchVersionError
+from .shortcuts import patches as shortcuts
 from .symbols.node import OPERATORS
 from .symbols.patches import patches as symbol_patches
 from .tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget
@@ -144,6 +145,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         (tensor, "data", property(DATA.__get__, _set_data)),
         (_t.TorchFakeTensorConverter, "from_real_tensor", _from_real_tensor),
         *symbol_patches(),
+        *shortcuts(),
     ]
 
 

@@ -26,6 +26,8 @@ from .errors import (
     UnsupportedOperatorException,
 )
 from .kernels import sparse, views
+from .kernels.composites import in_inference_mode
+from .kernels.gradients import WATCHED, strides_in_eager
 from .kernels.structured import structured
 from .refusals import as_in_eager, refuse_arguments, refuse_dtypes, refuse_in_place, saying_what_to_do
 from .tensor import adopt
@@ -169,6 +171,19 @@ def forget_written_constants(mode: Any, call: Call) -> Any:
     return NEXT
 
 
+def strides_of_gradient(mode: Any, call: Call) -> Any:
+    """Where one of autograd's formulas goes another way for tensors without data, the strides that it ends with in eager."""
+    node = _t.current_autograd_node() if call.func in WATCHED else None
+    if node is None or _t.current_trace():
+        return NEXT
+    result = dispatch(mode, call.func, (), call.args, call.kwargs)
+    strides = strides_in_eager(mode, call.func, node, call.args, result)
+    if strides is None:
+        return result
+    with mode, torch.no_grad():
+        return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
+
+
 def own_kernel(mode: Any, call: Call) -> Any:
     """Rules of ``fake.kernels``: operators whose answer elsewhere differs from eager. A user's kernel goes first."""
     rule = kernels.find(call.func)
@@ -217,6 +232,17 @@ def symbolic_fast_rule(mode: Any, call: Call) -> Any:
         return NEXT
     rule = _t.fake_impls.get_fast_op_impls().get(call.func)
     return NEXT if rule is None else rule(mode, *call.args, **call.kwargs)
+
+
+def composite_in_inference_mode(mode: Any, call: Call) -> Any:
+    """Composite operators, which reach the mode only there: their C++ code, with views that require gradients."""
+    if not _t.is_inference_mode_enabled() or call.has_symbols or REPLACEMENTS.includes(call.func):
+        return NEXT
+    if not isinstance(call.func, _t.OpOverload) or call.func.namespace != "aten":
+        return NEXT
+    with as_in_eager(call.func), mode.still_outermost(call.is_outermost):
+        result = in_inference_mode(mode, call.func, call.args, call.kwargs)
+    return NEXT if result is NotImplemented else result
 
 
 def decomposition(mode: Any, call: Call) -> Any:
@@ -325,10 +351,12 @@ STEPS: tuple[Callable[[Any, Call], Any], ...] = (
     refuse_wrong_in_place,
     higher_order,
     forget_written_constants,
+    strides_of_gradient,
     operator_profile,
     registered_fake_kernel,
     own_kernel,
     symbolic_fast_rule,
+    composite_in_inference_mode,
     decomposition,
     prim_kernel,
     special_rule,
@@ -336,6 +364,6 @@ STEPS: tuple[Callable[[Any, Call], Any], ...] = (
 )
 """In the order in which they are tried."""
 
-_REFUSALS = (refuse_unsupported_dtypes, refuse_wrong_arguments, refuse_wrong_in_place)
-INNER_STEPS = tuple(step for step in STEPS if step not in _REFUSALS)
+_OUTERMOST = (refuse_unsupported_dtypes, refuse_wrong_arguments, refuse_wrong_in_place, strides_of_gradient)
+INNER_STEPS = tuple(step for step in STEPS if step not in _OUTERMOST)
 """The same for operators that another operator's kernel or decomposition calls."""

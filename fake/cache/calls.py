@@ -10,7 +10,28 @@ from .. import _torch as _t
 from ..errors import CacheCrossCheckError
 from .symbolic import SymbolicMetadata
 
-__all__ = ["compare_leaf", "is_mutable", "renew", "tensors_of"]
+__all__ = ["compare_leaf", "is_mutable", "renew", "tensors_of", "uncacheable_reason"]
+
+_aten = torch.ops.aten
+_LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
+
+
+def uncacheable_reason(func: Any) -> str | None:
+    """Why no call of an operator may be cached, or None."""
+    if not isinstance(func, _t.OpOverload):
+        return "higher-order operator"
+    tags = func.tags
+    if torch.Tag.data_dependent_output in tags:
+        return "data dependent output"
+    if torch.Tag.dynamic_output_shape in tags and func is not _aten.index.Tensor:
+        return "dynamic output shape"
+    if torch.Tag.inplace_view in tags:
+        return "inplace view"
+    if func in _LIFTS:
+        return "lift"
+    if any("ScriptObject" in str(a.type) or "__torch__" in str(a.type) for a in func._schema.arguments):
+        return "script object argument"
+    return None
 
 
 def is_mutable(func: Any) -> bool:

@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import torch
-
 from .. import _torch as _t
+from ..kernels.gradients import FORMULAS, WATCHED
 from ..kernels.overlaps import pairs_to_watch
 from ..tensor import Unkeyable, forget
 from ._torch import preferred_device_type
-from .calls import compare_leaf, is_mutable, renew, tensors_of
+from .calls import compare_leaf, is_mutable, renew, tensors_of, uncacheable_reason
 from .disk import DiskCache
 from .key import compile_key, plain_key
 from .recipe import Apart, build
@@ -30,18 +29,16 @@ from .symbolic import as_known_now, is_symbolic_key, metadata_of, symbols_of_key
 from .symbolic_recipe import Stale, symbols_of_recipe
 from .symbolic_tables import SymbolicCall, SymbolicTables
 
-__all__ = ["Dispatch", "Engine", "Handler", "mark_of", "uncacheable_reason"]
+__all__ = ["Dispatch", "Engine", "Handler", "mark_of"]
 
 Handler = Callable[[Any, Any, Sequence[type], Any, Any], Any]
 Dispatch = Callable[[Any, Any, Sequence[type], Any, Any], Any]
 
-_aten = torch.ops.aten
-_LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
 
 _TEMPLATE = """
 def make(func, get, hit, miss, {names}):
     def handler(mode, func, types, args, kwargs):
-      try:
+{before}      try:
 {key}        rebuild = get(key)
       except Unkeyable as reason:
         return miss(mode, func, types, args, kwargs, None, reason.reason)
@@ -71,22 +68,11 @@ def make(func, get, hit, miss, {names}):
 """
 
 
-def uncacheable_reason(func: Any) -> str | None:
-    """Why no call of an operator may be cached, or None."""
-    if not isinstance(func, _t.OpOverload):
-        return "higher-order operator"
-    tags = func.tags
-    if torch.Tag.data_dependent_output in tags:
-        return "data dependent output"
-    if torch.Tag.dynamic_output_shape in tags and func is not _aten.index.Tensor:
-        return "dynamic output shape"
-    if torch.Tag.inplace_view in tags:
-        return "inplace view"
-    if func in _LIFTS:
-        return "lift"
-    if any("ScriptObject" in str(a.type) or "__torch__" in str(a.type) for a in func._schema.arguments):
-        return "script object argument"
-    return None
+_IN_A_FORMULA = """\
+      if type(autograd_node()) in FORMULAS:
+        return miss(mode, func, types, args, kwargs, None, "formula of autograd")
+"""
+"""Before the key: which formula calls the operator decides the strides of its result."""
 
 
 class Engine:
@@ -152,7 +138,11 @@ class Engine:
         }
         table = self.store.table(func)
         self._fill_from_disk(func)
-        code = _TEMPLATE.format(names=", ".join(names), key=source)
+        before = ""
+        if self.is_own and func in WATCHED:
+            before = _IN_A_FORMULA
+            names |= {"FORMULAS": FORMULAS, "autograd_node": _t.current_autograd_node}
+        code = _TEMPLATE.format(names=", ".join(names), before=before, key=source)
         namespace: dict[str, Any] = {}
         file = f"<fake handler of {func}>"
         _t.HIDDEN_FILES.add(file)

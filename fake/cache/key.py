@@ -81,7 +81,7 @@ def thread_state(mode: Any) -> tuple[Any, ...]:
         _t.get_default_dtype(),
         _t.is_inference_mode_enabled(),
         _t.is_grad_enabled(),
-        _t.deterministic_algorithms(),
+        _t.deterministic_algorithms() and (True, _t.deterministic_only_warns()),
         _t.autocast_state(),
         _t.is_python_dispatcher_enabled(),
         mode._cache_token or token_of(mode),
@@ -257,7 +257,8 @@ def compile_key(func: Any, tensor_class: type) -> tuple[str, dict[str, Any]]:
     positional = [str(a.type) for a in func._schema.arguments if not a.kwarg_only]
     keyword = [str(a.type) for a in func._schema.arguments if a.kwarg_only]
     simple_keywords = all(kind in _VALUES or kind in _NUMBER_KINDS for kind in keyword)
-    state = "get_default_dtype(), is_inference(), is_grad(), deterministic(), any_autocast() and autocast(), "
+    state = "get_default_dtype(), is_inference(), is_grad(), deterministic() and (True, only_warns()), "
+    state += "any_autocast() and autocast(), "
     state += "python_dispatcher(), mode._cache_token or token_of(mode)"
     lines: list[str] = ["n = len(args)"]
     branch = "if"
@@ -309,6 +310,7 @@ def compile_key(func: Any, tensor_class: type) -> tuple[str, dict[str, Any]]:
         "is_inference": _t.is_inference_mode_enabled,
         "metadata_of": metadata_of,
         "numbers": _numbers,
+        "only_warns": _t.deterministic_only_warns,
         "plain_key": plain_key,
         "python_dispatcher": _t.is_python_dispatcher_enabled,
         "scalar": _scalar,

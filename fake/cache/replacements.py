@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from .. import _torch as _t
+from ..kernels.registry import when_rules_change
 
 __all__ = ["REPLACEMENTS", "Cache", "Replacements"]
 
@@ -93,6 +94,10 @@ class Replacements:
                 library.impl, library._destroy = self._saved
                 self._saved = None
 
+    def rules_changed(self) -> None:
+        """A rule of ``fake.kernels`` was registered after those of this package."""
+        self._changed("aten")
+
     @staticmethod
     def _decides_answers(namespace: str, name: str, key: str) -> bool:
         """Whether a kernel changes what fake tensors say. torch defines prims lazily: a first kernel changes nothing."""
@@ -100,7 +105,7 @@ class Replacements:
             return False
         if namespace not in ("prim", "prims"):
             return True
-        return _t.has_kernel_named(f"{namespace}::{name.split('::')[-1]}", key)
+        return _t.has_kernel(f"{namespace}::{name.split('::')[-1]}", key)
 
     def _added(self, library: Any, name: str) -> None:
         with self._lock:
@@ -133,3 +138,4 @@ REPLACEMENTS = Replacements()
 """Process-wide, as ``torch.library`` is; on from the import of ``fake`` on."""
 
 REPLACEMENTS.install()
+when_rules_change(REPLACEMENTS.rules_changed)

@@ -82,31 +82,45 @@ def measure_dtypes(options: Options, progress: Callable[[str], None] = lambda na
         if database != "op":
             continue
         progress(entry_name(entry))
-        seen = isolated(lambda entry=entry: _measure(entry, options.samples), seconds=300)  # type: ignore[misc]
-        for name, signatures in (seen or {}).items():
-            for found, happened in signatures.items():
-                noted = everything.setdefault(name, {}).setdefault(found, [])
-                noted.extend(h for h in happened if h not in noted)
+        # Apart, because some kernels write beyond an ``out`` of a wrong dtype.
+        for measure in (_measure_inputs, _measure_outs):
+            seen = isolated(lambda e=entry, m=measure: m(e, options.samples), seconds=300)  # type: ignore[misc]
+            if seen is None:
+                progress(f"{entry_name(entry)}: eager crashed, not counted ({measure.__name__})")
+            for name, signatures in (seen or {}).items():
+                for found, happened in signatures.items():
+                    noted = everything.setdefault(name, {}).setdefault(found, [])
+                    noted.extend(h for h in happened if h not in noted)
     return everything
 
 
-def _measure(entry: Any, samples: int) -> Observations:
+def _measure_inputs(entry: Any, samples: int) -> Observations:
     watch = _Watch()
+    for call in _calls(entry, samples):
+        for changed in (*_in_other_dtypes(call), *_in_other_dtypes(_emptied(call))):
+            for function in (entry.op, entry.inplace_variant):
+                if function is not None:
+                    _try(watch, function, changed)
+    return watch.seen
+
+
+def _measure_outs(entry: Any, samples: int) -> Observations:
+    watch = _Watch()
+    if entry.supports_out:
+        for call in _calls(entry, samples):
+            for changed in _with_out(entry.op, call):
+                _try(watch, entry.op, changed)
+    return watch.seen
+
+
+def _calls(entry: Any, samples: int) -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         supported = entry.supported_dtypes("cpu")
         for dtype in [d for d in (torch.float32, torch.int64, torch.bool) if d in supported]:
             seed()
             for _, sample in pick(list(entry.sample_inputs("cpu", dtype)), samples):
-                call = (sample.input, sample.args, sample.kwargs)
-                for changed in (*_in_other_dtypes(call), *_in_other_dtypes(_emptied(call))):
-                    for function in (entry.op, entry.inplace_variant):
-                        if function is not None:
-                            _try(watch, function, changed)
-                if entry.supports_out:
-                    for changed in _with_out(entry.op, call):
-                        _try(watch, entry.op, changed)
-    return watch.seen
+                yield sample.input, sample.args, sample.kwargs
 
 
 def _in_other_dtypes(call: Any) -> Iterator[Any]:
@@ -191,6 +205,7 @@ def explain(signatures: dict[str, list[str]]) -> Refused:
     same = _pairs(signatures, parsed)
     never, left = _never(signatures, parsed, same)
     same_if_empty = _pairs(empty, parsed)
+    left |= _with_another_error(signatures, parsed, same)
     return Refused(same, same_if_empty, never, _never(empty, parsed, same_if_empty)[0], left)
 
 
@@ -241,6 +256,20 @@ def _pairs(
         ):
             pairs.append((first, second, _most_common(refused[t] for t in differing)))
     return tuple(pairs)
+
+
+def _with_another_error(
+    signatures: dict[str, list[str]],
+    parsed: dict[str, dict[str, str]],
+    same: tuple[tuple[str, str, str], ...],
+) -> dict[str, str]:
+    """Refusals of signatures in which a pair disagrees, with another error than the pair's: a kernel may look at one first."""
+    others = {}
+    for text, error in _refused(signatures).items():
+        broken = [kind for first, second, kind in same if _differ(parsed[text], first, second)]
+        if broken and broken[0] != error:
+            others[text] = error
+    return others
 
 
 def _names(parsed: dict[str, dict[str, str]]) -> list[str]:

@@ -28,6 +28,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     ranges,
     resize,
     rnn,
+    sampling,
     sparse,
     structured,
     views,

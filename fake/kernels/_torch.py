@@ -6,6 +6,8 @@ Nothing else in :mod:`fake.kernels` reaches into a private module, so that the n
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sympy
@@ -37,6 +39,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._sympy.functions import Mod
 
+from fake._torch import is_tracing
 from fake.symbols.expr import without_common_factor
 
 __all__ = [
@@ -49,7 +52,9 @@ __all__ = [
     "OpOverload",
     "UnsupportedOperatorException",
     "active_fake_mode",
+    "autograd_node_type",
     "common_device",
+    "composite_kernel_exists",
     "elementwise_dtypes",
     "exact_quotient",
     "guard_or_false",
@@ -58,17 +63,21 @@ __all__ = [
     "hides_structured_meta",
     "hint",
     "in_kernel_invocation_manager",
+    "is_tracing",
     "no_dispatch",
+    "saved_tensor",
     "statically_known_true",
     "structured_meta",
     "suggest_memory_format",
     "torchs_answer",
+    "views_are_noted",
     "wrap",
 ]
 
 #: The dispatch key of kernels that are made of other operators, autograd included.
 COMPOSITE = DispatchKey.CompositeImplicitAutograd
 
+_VIEWS_KEY = DispatchKey.ADInplaceOrView
 _STRUCTURED_KEY = DispatchKey.CompositeExplicitAutogradNonFunctional
 
 
@@ -129,6 +138,38 @@ def wrap(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any, result:
 def active_fake_mode() -> FakeTensorMode | None:
     """The fake tensor mode that operators are dispatched to now, if there is one."""
     return _get_dispatch_mode(_TorchDispatchModeKey.FAKE)
+
+
+def composite_kernel_exists(func: OpOverload) -> bool:
+    """Whether an operator is made of others in C++, autograd and views included."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(func.name(), COMPOSITE.name) and not has_kernel(func.name(), _VIEWS_KEY.name)
+
+
+@contextmanager
+def views_are_noted() -> Iterator[None]:
+    """Inside, views know what they are views of, even where a dispatch mode has taken over."""
+    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_VIEWS_KEY)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(_VIEWS_KEY, False)
+    try:
+        yield
+    finally:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_VIEWS_KEY, excluded)
+
+
+def autograd_node_type(name: str) -> type | None:
+    """The type of the nodes of one of autograd's formulas, such as ``"MaxBackward1"``; ``None`` if this torch has none."""
+    found: type | None = getattr(torch._C._functions, name, None)
+    return found
+
+
+def saved_tensor(node: Any, name: str) -> torch.Tensor | None:
+    """What a node saved for its formula, without running hooks: ``None`` if a hook packed it."""
+    saved = getattr(node, f"_raw_saved_{name}", None)
+    if saved is None or saved.unpack_hook is not None:
+        return None
+    data = saved.data
+    return data if isinstance(data, torch.Tensor) else None
 
 
 def common_device(func: OpOverload, flat_args: list[Any]) -> torch.device:

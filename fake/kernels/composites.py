@@ -14,11 +14,28 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import COMPOSITE, DataDependentOutputException, FakeTensor, OpOverload, no_dispatch
+from fake.kernels._torch import (
+    COMPOSITE,
+    DataDependentOutputException,
+    FakeTensor,
+    OpOverload,
+    composite_kernel_exists,
+    is_tracing,
+    no_dispatch,
+    views_are_noted,
+)
 from fake.kernels.out_variants import check_out, out_names, resize_out
 from fake.kernels.outputs import is_symbolic
 
-__all__ = ["cov", "install", "resizing_composite", "tensor_split", "uninstall"]
+__all__ = [
+    "cov",
+    "in_inference_mode",
+    "install",
+    "one_hot",
+    "resizing_composite",
+    "tensor_split",
+    "uninstall",
+]
 
 aten = torch.ops.aten
 
@@ -106,6 +123,46 @@ def resizing_composite(func: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return out
 
 
+def one_hot(func: OpOverload, self: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """``one_hot`` with a given number of classes: eager scatters into new row-major zeros, and compares only for subclasses."""
+    is_ours = hasattr(getattr(self, "fake_mode", None), "dispatch_outside")
+    if not is_ours or isinstance(num_classes, torch.SymInt) or num_classes < 0 or is_tracing():
+        return func._op_dk(COMPOSITE, self, num_classes)
+    torch._check(
+        self.dtype is torch.int64, lambda: "one_hot is only applicable to index tensor of type LongTensor."
+    )
+    empty = not is_symbolic((self,), {}) and self.numel() == 0
+    torch._check(
+        num_classes > 0 or not empty, lambda: "Can not infer total number of classes from empty tensor."
+    )
+    torch._check(num_classes > 0, lambda: "num_classes should be positive")
+    made = self.new_empty(*self.shape, num_classes) if empty else self.new_zeros(*self.shape, num_classes)
+    return made if empty else made.scatter_(-1, self.unsqueeze(-1), 1)
+
+
+def in_inference_mode(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """A composite that reaches the mode itself, because there is no autograd above: its own C++ code, as in eager.
+
+    Its views of tensors that were made outside of inference mode require gradients as those do. ``NotImplemented`` for
+    operators that are no composites.
+    """
+    if func in _MADE_OF_VIEWS:
+        with mode, views_are_noted():
+            return _MADE_OF_VIEWS[func](*args, **kwargs)
+    if not composite_kernel_exists(func):
+        return NotImplemented
+    answer = next((answer for composite, answer in _ANSWERS.values() if composite is func), None)
+    with mode, views_are_noted():
+        return func._op_dk(COMPOSITE, *args, **kwargs) if answer is None else answer(func, *args, **kwargs)
+
+
+#: Operators that autograd takes for new tensors, and whose kernels return views, which are noted without autograd.
+_MADE_OF_VIEWS = {
+    aten.unsafe_split.Tensor: aten.split.Tensor,
+    aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+}
+
+
 def _overload(name: str) -> OpOverload:
     packet, overload = name.split(".")
     return getattr(getattr(aten, packet), overload)
@@ -115,6 +172,7 @@ def _overload(name: str) -> OpOverload:
 _ANSWERS: dict[str, tuple[OpOverload, Callable[..., Any]]] = {
     "tensor_split.tensor_indices_or_sections": (aten.tensor_split.tensor_indices_or_sections, tensor_split),
     "cov": (aten.cov.default, cov),
+    "one_hot": (aten.one_hot.default, one_hot),
     **{name: (_overload(name), resizing_composite) for name in _RESIZING},
 }
 

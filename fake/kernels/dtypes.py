@@ -97,7 +97,7 @@ class Refused:
         same: pairs of arguments that must have one dtype.
         same_if_empty, never_if_empty: the same for calls in which a tensor has no elements.
         never: for an argument, dtypes that it must not have, whatever the others have.
-        together: signatures that are refused although no argument alone is to blame.
+        together: signatures that are refused although no argument alone is to blame, or with another error than the pair's.
     """
 
     same: tuple[tuple[str, str, str], ...] = ()
@@ -109,6 +109,9 @@ class Refused:
     def find(self, found: Signature) -> tuple[str, str] | None:
         """The error's name for a signature, and what is wrong; ``None`` if nothing is."""
         empty = EMPTY in found
+        error = "" if empty else self.together.get(written(found), "")
+        if error:
+            return error, f"no kernel for {_said(found, *found)}"
         for first, second, error in self.same_if_empty if empty else self.same:
             if first in found and second in found and found[first].rstrip(".") != found[second].rstrip("."):
                 return (
@@ -120,8 +123,7 @@ class Refused:
             error = _error_for(never.get(name, {}), part.rstrip("."))
             if error:
                 return error, f"{name} must not have the dtype {_LONG.get(part.rstrip('.'), part)}"
-        error = "" if empty else self.together.get(written(found), "")
-        return (error, f"no kernel for {_said(found, *found)}") if error else None
+        return None
 
 
 _LIKE = {"c128": ("c64",), "i8": ("i32", "u8"), "i16": ("i32", "u8")}

@@ -36,12 +36,13 @@ def multilabel_margin_loss_forward(
 def nll_loss_forward(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Targets may be bytes, which torch's decomposition cannot gather by."""
+    """Targets may be bytes, which torch's decomposition cannot gather by; that of one sample may be a vector."""
     self, target, *rest = args
-    if target.dtype is not torch.uint8:
+    of_one = self.dim() == 1 and target.dim() == 1 and target.shape[0] == 1
+    if target.dtype is not torch.uint8 and not of_one:
         return NotImplemented
     with mode:
-        return func(self, target.long(), *rest, **kwargs)
+        return func(self, (target[0] if of_one else target).long(), *rest, **kwargs)
 
 
 @rule(

@@ -21,7 +21,15 @@ from fake.kernels._torch import (
 from fake.kernels.outputs import hinted, row_major, with_layout
 from fake.kernels.registry import rule
 
-__all__ = ["angle", "iterator_strides", "ldexp", "like_gradient", "pointwise", "row_major_result"]
+__all__ = [
+    "angle",
+    "iterator_strides",
+    "ldexp",
+    "like_gradient",
+    "nan_to_num_",
+    "pointwise",
+    "row_major_result",
+]
 
 aten = torch.ops.aten
 
@@ -72,6 +80,12 @@ def ldexp(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs:
             is_number = self.is_floating_point() or self.is_complex()
             other = other.to(self.dtype if is_number else torch.get_default_dtype())
         return aten.mul.Tensor(self, aten.pow.Scalar(2.0, other))
+
+
+@rule("aten::nan_to_num_")
+def nan_to_num_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Complex numbers, too, whose parts torch's decomposition cannot ask for infinities."""
+    return args[0] if args[0].is_complex() else NotImplemented
 
 
 @rule("aten::angle")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from fake.kernels._torch import FakeTensorMode, OpOverload
 
-__all__ = ["Rule", "find", "rule", "rule_when", "rules", "takes_sparse"]
+__all__ = ["Rule", "find", "rule", "rule_when", "rules", "takes_sparse", "when_rules_change"]
 
 
 class Rule(Protocol):
@@ -36,6 +36,7 @@ class _Registry:
         self._for_sparse: set[str] = set()
         self._families: list[tuple[Callable[[OpOverload], bool], Rule]] = []
         self._found: dict[OpOverload, Rule | None] = {}
+        self.listeners: list[Callable[[], None]] = []
 
     def add_names(self, names: tuple[str, ...], rule: Rule, sparse: bool = False) -> None:
         with self._lock:
@@ -46,11 +47,17 @@ class _Registry:
                 if sparse:
                     self._for_sparse.add(name)
             self._found.clear()
+        self._tell()
 
     def add_family(self, predicate: Callable[[OpOverload], bool], rule: Rule) -> None:
         with self._lock:
             self._families.append((predicate, rule))
             self._found.clear()
+        self._tell()
+
+    def _tell(self) -> None:
+        for listener in self.listeners:
+            listener()
 
     def find(self, func: OpOverload) -> Rule | None:
         try:
@@ -103,6 +110,11 @@ def rule_when(predicate: Callable[[OpOverload], bool]) -> Callable[[Rule], Rule]
         return function
 
     return register
+
+
+def when_rules_change(listener: Callable[[], None]) -> None:
+    """Call ``listener`` whenever a rule is registered from now on: answers that were given may be others then."""
+    _registry.listeners.append(listener)
 
 
 def find(func: OpOverload) -> Rule | None:

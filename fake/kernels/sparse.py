@@ -27,6 +27,26 @@ def sampled_addmm(
     """A product of dense matrices at the places that ``self`` has: a sparse tensor of its structure."""
     self, mat1, mat2 = args
     torch._check(
+        mat1.dim() >= 2 and mat2.dim() >= 2,
+        lambda: f"{func.name()}: mat1 and mat2 must be matrices, not of shape {mat1.shape} and {mat2.shape}",
+    )
+    torch._check(
+        self.dtype == mat1.dtype == mat2.dtype,
+        lambda: (
+            f"{func.name()}: self, mat1 and mat2 must have one dtype, not {self.dtype}, {mat1.dtype}, {mat2.dtype}"
+        ),
+    )
+    torch._check(
+        self.shape[:-2] == mat1.shape[:-2] == mat2.shape[:-2],
+        lambda: (
+            f"{func.name()}: expected one batch, but got {self.shape[:-2]}, {mat1.shape[:-2]}, {mat2.shape[:-2]}"
+        ),
+    )
+    torch._check(
+        not isinstance(kwargs.get("beta"), complex) or self.is_complex(),
+        lambda: f"{func.name()}: beta is complex and can't be cast to {self.dtype}",
+    )
+    torch._check(
         mat1.shape[-1] == mat2.shape[-2],
         lambda: f"{func.name()}: mat1 and mat2 shapes cannot be multiplied ({mat1.shape} and {mat2.shape})",
     )

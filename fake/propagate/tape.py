@@ -224,7 +224,7 @@ def _take_item(mode: Any, values: dict[Node, Any], node: Node) -> Any:
 
 def _needs_dispatcher(target: Any, args: Any) -> bool:
     """Whether something above the mode would see a call."""
-    return _t.has_kernel(target, _COMPOSITE) or any(
+    return _t.has_kernel(target.name(), _COMPOSITE) or any(
         isinstance(a, torch.Tensor) and a.is_complex() for a in args
     )
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-import fake
 from fake.conformance import Options, Verdict, sweep
 from fake.conformance.known import is_known
 
@@ -16,7 +15,7 @@ FAMILIES = (
     "nn.functional.multilabel_margin_loss", "tensor_split", "nn.LSTM", "nn.MultiLabelMarginLoss",
 )  # fmt: skip
 
-ENGINE = "fake" if hasattr(fake, "FakeTensorMode") else "rules"
+ENGINE = "fake"
 
 
 def _findings(options: Options) -> list[str]:

@@ -41,6 +41,11 @@ REFUSED_BY_TABLE = {
     "writing a product twice": lambda: ones(1, 1).expand(3, 3).addmm_(ones(3, 3), ones(3, 3)),
     "writing twice to out": lambda: torch.add(ones(3), 1, out=row()),
     "random numbers written twice": lambda: row().normal_(),
+    "out of indices of another dtype": lambda: torch.max(ones(2, 2), 0, out=(ones(2), ones(2))),
+    "out of a matrix of another dtype": lambda: torch.linalg.inv(torch.eye(2), out=torch.eye(2, dtype=long)),
+    "samples without a kernel": lambda: torch.grid_sampler_2d(
+        ones(1, 1, 2, 2, dtype=long), ones(1, 2, 2, 2), 0, 0, False
+    ),
 }
 
 REFUSED = {
@@ -63,6 +68,25 @@ REFUSED = {
     "a difference of flags": lambda: ones(2).bool() - ones(2).bool(),
     "a deviation of integers": lambda: ones(2, dtype=long).std(),
     "a dimension that is not there": lambda: ones(2).sort(3),
+    "a stride to the front": lambda: torch.empty_strided((2, 2), (-2, 1)),
+    "in place, an index into nothing": lambda: zeros(0, 3).scatter_(0, zeros(1, 3, dtype=long), 1.0),
+    "in place, a product of another rank": lambda: ones(1, 2, 2).addmm_(ones(2, 2), ones(2, 2)),
+    "samples of nothing": lambda: torch.grid_sampler_2d(ones(1, 1, 2, 0), ones(1, 2, 2, 2), 0, 0, False),
+    "samples of another rank": lambda: torch.grid_sampler_3d(ones(1, 1, 2, 2), ones(1, 2, 2, 2), 0, 0, False),
+    "no channels to normalize": lambda: torch.native_batch_norm(ones(3), *[None] * 4, True, 0.1, 1e-5),
+    "a sparse product of dtypes": lambda: torch.sparse.sampled_addmm(
+        torch.eye(2).to_sparse_csr(), ones(2, 2), torch.eye(2, dtype=torch.float64)
+    ),
+    "an order of complex numbers": lambda: torch.aminmax(ones((), dtype=torch.complex64), dim=0),
+    "out of complex numbers of another size": lambda: torch.complex(
+        ones(2), ones(2), out=ones(2, dtype=torch.complex128)
+    ),
+    "targets of another size": lambda: torch.nn.functional.nll_loss(
+        ones(1, 2, 3, 3), zeros(1, 3, 2, dtype=long)
+    ),
+    "blocks that do not fill an image": lambda: torch.pixel_unshuffle(ones(1, 1, 0, 3), 2),
+    "a copy into nothing": lambda: zeros(0, 2).index_copy(0, index(0), ones(1, 2)),
+    "a negative number of repeats": lambda: ones(2, 3).repeat(-1, 2),
     "a convolution with nothing": lambda: torch.conv1d(ones(1, 1, 4), ones(1, 1, 0)),
 }
 
@@ -95,6 +119,12 @@ def test_an_error_names_operator_and_argument():
 
 
 TAKEN = {
+    "nothing to roll": lambda: zeros(0, 3).roll(1, 5),
+    "nothing to repeat": lambda: zeros(0, 3).repeat(-2, 1),
+    "a mode that is none": lambda: torch.grid_sampler_2d(ones(1, 1, 2, 2), ones(1, 2, 2, 2), 9, 9, False),
+    "a stride that is not used": lambda: torch.empty_strided((1, 2), (-5, 1)),
+    "out that can hold the result": lambda: torch.add(ones(2), 1, out=ones(2, dtype=torch.float64)),
+    "a target in a vector": lambda: torch.nn.functional.nll_loss(ones(3), index(1)),
     "bytes as a condition": lambda: torch.where(ones(2).bool(), ones(2), ones(2, dtype=long)),
     "a mix that promotes": lambda: torch.add(ones(2, dtype=long), ones(2, dtype=torch.complex64)),
     "an empty product": lambda: torch.mm(ones(0, 3), ones(3, 2)),

@@ -3,6 +3,7 @@
 The operators are ones that no other test uses: torch goes on calling a kernel for fake tensors after it was withdrawn.
 """
 
+import copy
 import gc
 
 import pytest
@@ -12,6 +13,7 @@ from torch.library import _scoped_library
 
 import fake
 from fake.cache.replacements import REPLACEMENTS
+from fake.kernels import registry
 from tests.fake.support import describe, dynamic, symbolic_mode
 
 aten = torch.ops.aten
@@ -159,3 +161,26 @@ def test_the_watch_can_be_taken_off():
     finally:
         REPLACEMENTS.install()
     assert torch.library.Library.impl.__module__ == REPLACEMENTS.__module__
+
+
+def test_a_rule_that_is_registered_later_is_asked(monkeypatch):
+    rules = copy.copy(registry._registry)
+    rules._by_name, rules._found = dict(rules._by_name), {}
+    monkeypatch.setattr(registry, "_registry", rules)
+    with fake.FakeTensorMode() as mode:
+        x = torch.ones(3)
+        for _ in range(2):
+            assert aten.special_i1e(x).shape == (3,)
+
+        @fake.kernels.rule("aten::special_i1e")
+        def longer(mode, func, args, kwargs):
+            """As ever, and twice as long for a tensor of three elements."""
+            if args[0].shape != (3,):
+                return NotImplemented
+            with mode:
+                return args[0].new_empty(6)
+
+        for _ in range(2):
+            assert aten.special_i1e(x).shape == (6,)
+            assert aten.special_i1e(torch.ones(4)).shape == (4,)
+    assert mode.cache_info().hits > 0

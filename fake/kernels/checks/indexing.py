@@ -11,6 +11,7 @@ from fake.kernels._torch import OpOverload
 from fake.kernels.checks.registry import check_for, extent, refuse, wrapped_dim
 
 __all__ = [
+    "copies_into_something",
     "embeds_from_something",
     "in_bounds_of_storage",
     "indices_fit",
@@ -20,6 +21,7 @@ __all__ = [
     "selects_by_a_vector",
     "source_fits_slice",
     "source_fits_view",
+    "steps_forward",
     "takes_from_something",
     "values_fit_indices",
 ]
@@ -43,6 +45,17 @@ def in_bounds_of_storage(func: OpOverload, given: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
+@check_for("empty_strided", "new_empty_strided")
+def steps_forward(func: OpOverload, given: dict[str, Any]) -> None:
+    """No stride of a tensor with elements is negative, where it addresses anything."""
+    sizes, strides = given["size"], given["stride"]
+    refuse(
+        0 not in sizes and any(step < 0 and size > 1 for size, step in zip(sizes, strides, strict=False)), func,
+        f"Storage size calculation overflowed with sizes={list(sizes)} and strides={list(strides)}: argument 'stride' "
+        "must not be negative",
+    )  # fmt: skip
+
+
 @check_for("gather", "scatter", "scatter_add", "scatter_reduce")
 def no_index_into_nothing(func: OpOverload, given: dict[str, Any]) -> None:
     """Whatever an index says, it is out of bounds of an empty dimension."""
@@ -51,6 +64,17 @@ def no_index_into_nothing(func: OpOverload, given: dict[str, Any]) -> None:
     size = self.shape[dim] if self.dim() else 1
     refuse(
         index.numel() > 0 and size == 0, func,
+        f"argument 'index' has elements and is out of bounds for dimension {dim} with size 0",
+    )  # fmt: skip
+
+
+@check_for("index_copy")
+def copies_into_something(func: OpOverload, given: dict[str, Any]) -> None:
+    """There is somewhere to copy to."""
+    self, index = given["self"], given["index"]
+    dim = wrapped_dim(func, given["dim"], self.dim())
+    refuse(
+        self.dim() > 0 and self.shape[dim] == 0 and index.numel() > 0, func,
         f"argument 'index' has elements and is out of bounds for dimension {dim} with size 0",
     )  # fmt: skip
 

@@ -35,7 +35,7 @@ def checks_of(func: OpOverload) -> tuple[Check, ...]:
     if func.namespace != "aten":
         return ()
     name = func._schema.name.split("::")[1]
-    return tuple(_CHECKS.get(name, ()) or _CHECKS.get(name.rstrip("_"), ()))
+    return tuple(dict.fromkeys((*_CHECKS.get(name, ()), *_CHECKS.get(name.rstrip("_"), ()))))
 
 
 def bind(func: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:

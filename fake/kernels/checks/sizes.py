@@ -10,6 +10,8 @@ from fake.kernels._torch import OpOverload
 from fake.kernels.checks.registry import check_for, refuse, wrapped_dim
 
 __all__ = [
+    "blocks_fill_image",
+    "extremes_are_ordered",
     "has_enough_to_draw",
     "has_range",
     "has_signal",
@@ -17,7 +19,9 @@ __all__ = [
     "kernel_and_padding",
     "normalizes_something",
     "one_target_per_class",
+    "one_target_per_place",
     "one_weight_per_channel",
+    "places_fit_samples",
     "pools_something",
     "product_can_take",
     "random_numbers_are_floating",
@@ -73,8 +77,13 @@ def sorts_along_a_dimension(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 def normalizes_something(func: OpOverload, given: dict[str, Any]) -> None:
-    """A batch to take statistics of has elements."""
+    """There are channels, and a batch to take statistics of has elements."""
     self = given["input"]
+    refuse(
+        self.dim() < 2, func,
+        f"Dimension out of range (argument 'input' of shape {list(self.shape)} has no dimension 1 for channels)",
+        IndexError,
+    )  # fmt: skip
     refuse(
         self.numel() == 0 and given.get("training", True), func,
         f"input tensor must have at least one element, but got input_sizes = {list(self.shape)}",
@@ -101,6 +110,36 @@ def pools_something(func: OpOverload, given: dict[str, Any]) -> None:
     refuse(
         0 in self.shape[-spatial:], func,
         f"Expected input to have non-zero size for non-batch dimensions, but input has sizes {list(self.shape)}",
+    )  # fmt: skip
+
+
+@check_for("grid_sampler_2d", "grid_sampler_3d")
+def places_fit_samples(func: OpOverload, given: dict[str, Any]) -> None:
+    """Input and grid have one batch, the grid as many coordinates as there are dimensions to sample, and those have elements."""
+    self, grid = given["input"], given["grid"]
+    shapes = f"input has shape {list(self.shape)} and grid {list(grid.shape)}"
+    rank = 4 if func._schema.name.endswith("2d") else 5
+    refuse(
+        self.shape[:1] != grid.shape[:1],
+        func,
+        f"expected grid and input to have same batch size, but {shapes}",
+    )
+    refuse(
+        grid.shape[-1:] != (self.dim() - 2,), func,
+        f"expected grid to have size {self.dim() - 2} in last dimension, but {shapes}",
+    )  # fmt: skip
+    refuse(
+        0 in self.shape[2:],
+        func,
+        f"expected input to have non-empty spatial dimensions, but {shapes}",
+    )
+    refuse(
+        (self.dim(), grid.dim()) != (rank, rank), func,
+        f"expected {rank}D input and grid with same number of dimensions, but {shapes}",
+    )  # fmt: skip
+    refuse(
+        rank == 5 and given["interpolation_mode"] == 2, func,
+        "bicubic interpolation only supports 4D input (argument 'interpolation_mode')",
     )  # fmt: skip
 
 
@@ -143,6 +182,32 @@ def reduces_dimension(func: OpOverload, given: dict[str, Any]) -> None:
     if self.dim() and isinstance(given.get("dim"), int):
         dim = wrapped_dim(func, given["dim"], self.dim())
         refuse(self.shape[dim] == 0, func, f"Expected reduction dim {dim} to have non-zero size.", IndexError)
+
+
+@check_for("aminmax")
+def extremes_are_ordered(func: OpOverload, given: dict[str, Any]) -> None:
+    """Complex numbers have no order, not even a single one."""
+    refuse(given["self"].is_complex(), func, f"aminmax not implemented for {given['self'].dtype}")
+
+
+@check_for("nll_loss2d_forward")
+def one_target_per_place(func: OpOverload, given: dict[str, Any]) -> None:
+    """The target has the shape of the input without its classes."""
+    self, target = given["self"], given["target"]
+    refuse(
+        self.dim() == 4 and target.dim() == 3 and (self.shape[0], *self.shape[2:]) != tuple(target.shape), func,
+        f"size mismatch (got input: {list(self.shape)}, target: {list(target.shape)})",
+    )  # fmt: skip
+
+
+@check_for("pixel_unshuffle")
+def blocks_fill_image(func: OpOverload, given: dict[str, Any]) -> None:
+    """Height and width are multiples of the factor, also of an image without elements."""
+    self, factor = given["self"], given["downscale_factor"]
+    refuse(
+        self.dim() >= 3 and factor > 0 and any(size % factor for size in self.shape[-2:]), func,
+        f"expects height and width {list(self.shape[-2:])} to be divisible by downscale_factor {factor}",
+    )  # fmt: skip
 
 
 @check_for("bucketize")

@@ -1,0 +1,113 @@
+"""Gradients whose strides autograd chooses by the class of a tensor.
+
+A few of autograd's formulas, written in C++, ask whether a dispatch mode is on or a tensor is of a subclass, and compute
+the same numbers another way if so (``isTensorSubclassLike`` in ``FunctionsManual.cpp``: no data-dependent branches, no
+writes into fresh tensors). For inputs that are not row-major the two ways end in different strides. No rule for an
+operator can see that; but the node whose formula runs can be asked for, and at one operator of each formula the
+strides that eager ends with are known.
+
+While a graph is traced, nothing is changed: what runs later are the operators that were traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import FakeTensorMode, OpOverload, autograd_node_type, saved_tensor
+from fake.kernels.outputs import contiguous_strides
+
+__all__ = ["FORMULAS", "WATCHED", "strides_in_eager"]
+
+_aten = torch.ops.aten
+
+WATCHED = frozenset(
+    (_aten.mul.Tensor, _aten.view.default, _aten.unsqueeze.default, _aten.cat.default, _aten.tril.default)
+)
+"""The operators at which the strides of a formula's result are decided."""
+
+Strides = Callable[[FakeTensorMode, OpOverload, Any, Any, torch.Tensor], Any]
+
+
+def _of_extreme(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
+    """``evenly_distribute_backward``: eager fills a new row-major tensor; the other way multiplies by the mask."""
+    return contiguous_strides(result.shape) if func is _aten.mul.Tensor else None
+
+
+def _of_product(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
+    """``prod_backward`` of all elements: where none is zero, eager divides the product by the input."""
+    self = saved_tensor(node, "self")
+    if func is not _aten.view.default or self is None or self.shape != result.shape:
+        return None
+    with mode, torch.no_grad():
+        return torch.div(self.new_empty(()), self).stride()
+
+
+def _of_products(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
+    """The same along a dimension. If that has one element, the other way ends with the incoming gradient."""
+    self, product = saved_tensor(node, "self"), saved_tensor(node, "result")
+    if self is None or product is None or self.shape != result.shape:
+        return None
+    dim = _dim_of(node)
+    if func is _aten.mul.Tensor:
+        gradient = args[0]
+    elif func is _aten.unsqueeze.default and self.shape[dim] == 1:
+        gradient = result
+    else:
+        return None
+    with mode, torch.no_grad():
+        products = product if node._saved_keepdim else product.unsqueeze(dim)
+        return (gradient * (products / self)).stride()
+
+
+def _dim_of(node: Any) -> int:
+    """The dimension that was reduced: saved as an unsigned number."""
+    dim: int = node._saved_dim
+    return dim if dim < 1 << 63 else dim - (1 << 64)
+
+
+def _of_reflectors(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
+    """``householder_product_backward``: eager writes into zeros like the inputs; the other way concatenates columns."""
+    if func not in (_aten.cat.default, _aten.tril.default):
+        return None
+    saved = ("self", "input2") if type(node).__name__.startswith("Ormqr") else ("input", "tau")
+    for like in (saved_tensor(node, name) for name in saved):
+        if like is not None and like.shape == result.shape:
+            with mode, torch.no_grad():
+                return torch.empty_like(like).stride()
+    return None
+
+
+FORMULAS: dict[type, Strides] = {
+    kind: rule
+    for name, rule in {
+        "MaxBackward1": _of_extreme,
+        "MinBackward1": _of_extreme,
+        "MedianBackward0": _of_extreme,
+        "NanmedianBackward0": _of_extreme,
+        "ProdBackward0": _of_product,
+        "ProdBackward1": _of_products,
+        "LinalgHouseholderProductBackward0": _of_reflectors,
+        "OrmqrBackward0": _of_reflectors,
+    }.items()
+    if (kind := autograd_node_type(name)) is not None
+}
+"""By the type of a node: the strides that eager's way gives to an operator's result, or None for those of the operator."""
+
+
+def strides_in_eager(
+    mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor
+) -> Any:
+    """The strides that ``result`` of a watched operator would have, had ``node``'s formula gone eager's way.
+
+    Args:
+        node: the node that runs now.
+        result: what the operator itself gives.
+
+    Returns:
+        The strides, or ``None`` where they are those of ``result``.
+    """
+    rule = FORMULAS.get(type(node))
+    return None if rule is None else rule(mode, func, node, args, result)

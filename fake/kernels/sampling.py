@@ -1,0 +1,53 @@
+"""Operators that take elements from many places, and whose Python meta kernels refuse more than eager does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import FakeTensorMode, OpOverload
+from fake.kernels.outputs import fresh, is_symbolic
+from fake.kernels.registry import rule
+
+__all__ = ["grid_sampler", "repeat", "roll"]
+
+
+@rule("aten::grid_sampler_2d", "aten::grid_sampler_3d")
+def grid_sampler(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """As many samples as the grid has places, row-major. Kernels take numbers that name no mode for the last one."""
+    self, grid = args[:2]
+    if is_symbolic(args, kwargs):
+        return NotImplemented
+    shape = (*self.shape[:2], *grid.shape[1:-1])
+    return fresh(mode, shape, None, dtype=self.dtype, device=self.device)
+
+
+@rule("aten::roll")
+def roll(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A copy, if there is nothing to roll: eager does not look at the dimension then."""
+    self, shifts, dims = (*args, *(kwargs.get(name, ()) for name in ("shifts", "dims")[len(args) - 1 :]))
+    lengths = [len(v) if isinstance(v, list | tuple) else 1 for v in (shifts, dims)]
+    if lengths != [1, 1] or is_symbolic((self,), {}) or self.numel() != 0:
+        return NotImplemented
+    with mode:
+        return self.clone()
+
+
+@rule("aten::repeat")
+def repeat(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Eager repeats a dimension without elements a negative number of times, too."""
+    self, repeats = args if len(args) == 2 else (args[0], kwargs["repeats"])
+    if is_symbolic(args, kwargs) or len(repeats) < self.dim() or all(count >= 0 for count in repeats):
+        return NotImplemented
+    padded = [1] * (len(repeats) - self.dim()) + list(self.shape)
+    shape = [size * count for size, count in zip(padded, repeats, strict=True)]
+    torch._check(
+        all(size >= 0 for size in shape),
+        lambda: (
+            f"{func}: Trying to create tensor with negative dimension: {shape} (argument 'repeats' is {repeats})"
+        ),
+    )
+    return fresh(mode, shape, None, dtype=self.dtype, device=self.device)
