@@ -24,6 +24,7 @@ from fxpasses.rewriting import subgraphs
 
 __all__ = [
     "ExactRun",
+    "NoisyExactRun",
     "Poison",
     "RoundedMode",
     "RoundedRun",
@@ -180,6 +181,28 @@ class ExactRun(Run):
         if self._keep:
             self.values[n.name] = tree_map(_copied, result)
         return result
+
+
+class NoisyExactRun(ExactRun):
+    """Runs a graph in float64 with each result moved by up to half a unit in the last place of float64.
+
+    Where two float64 runs differ by what such noise does, they do not differ: a comparison of two equal numbers, say.
+    """
+
+    def __init__(self, gm: fx.GraphModule, seed: int) -> None:
+        super().__init__(gm, "huge")
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def inner(self, gm: fx.GraphModule) -> Run:
+        run = NoisyExactRun(gm, 0)
+        run.generator = self.generator
+        return run
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.op != "call_function" or not _rounds(n.target):
+            return result
+        return tree_map(lambda value: _moved(value, None, self.generator), result)
 
 
 class RoundedRun(Run):

@@ -8,6 +8,10 @@ rounding of the place's own calls. If that holds at every place, then the graphs
 Where it does not hold the place is suspected only: a pass may leave out what later calls cancel (the bias in front of a
 batch norm). Then the graph before runs on from there in float64, once with the values of the place before and once
 with those after, and the results decide.
+
+In few digits (bfloat16) rounding hides a wrong factor even at its place. There both places run in float64, too: what they are in exact
+arithmetic may differ by one rounding of the result's type, and its effect on the results of the graph may not be larger than
+that of the rounding of the place's own calls.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from fxpasses.aliasing import is_mutating, is_random
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import (
     ExactRun,
+    NoisyExactRun,
     RoundedRun,
     Run,
     allocates,
@@ -42,7 +47,11 @@ __all__ = ["Finding", "wrong_places"]
 
 _SAMPLES, _MORE_SAMPLES = 4, 10
 _SEED = 20
+_ONE_ROUNDING = 1.0
+"""How far places may be apart in exact arithmetic, in roundings: a constant may be held in fewer digits."""
+_FEW_DIGITS = (torch.bfloat16, torch.float16)
 Values = Mapping[str, Any]
+_CANNOT_RUN = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -129,6 +138,7 @@ class _Comparison:
         results: Sequence[Any],
     ) -> None:
         self._before, self._after, self._inputs, self._results = before, after, inputs, results
+        self._graphs = (before, after)
         self._nodes = [{n.name: n for n in gm.graph.nodes} for gm in (before, after)]
         run = Run(before, keep=True)
         run(cloned(inputs), _SEED)
@@ -137,9 +147,54 @@ class _Comparison:
     def agrees(self, place: Place) -> bool:
         """Whether a place gives the same before and after, but for its own rounding."""
         try:
-            return not any(how is not None for how in self._differences(place))
-        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError):
+            if any(how is not None for how in self._differences(place)):
+                return False
+        except _CANNOT_RUN:
             return False
+        return not self._differs_exactly(place)
+
+    def _differs_exactly(self, place: Place) -> bool:
+        """Whether a place is another function of what it takes, in float64; asked in few digits only."""
+        if not self._has_few_digits(place):
+            return False
+        try:
+            own, got = (self._evaluate(ExactRun(gm), place, side) for side, gm in enumerate(self._graphs))
+            noisy: list[list[Any]] = []
+            for position, (a, b) in enumerate(zip(own, got, strict=True)):
+                if not (_is_floating(a) and _is_floating(b)) or a.shape != b.shape or torch.equal(a, b):
+                    continue
+                dtype = self._dtype(place.given[position][0], a)
+                if deviation(a, a, [], b, limit=_ONE_ROUNDING, dtype=dtype) is None:
+                    continue
+                if not noisy:
+                    noisy = [
+                        self._evaluate(NoisyExactRun(self._before, seed), place, 0)
+                        for seed in range(_MORE_SAMPLES)
+                    ]
+                if deviation(a, a, [n[position] for n in noisy], b, limit=_ONE_ROUNDING, dtype=dtype):
+                    return True
+        except _CANNOT_RUN:
+            pass  # an operator that does not know float64: the comparison in the graph's own types has to do
+        return False
+
+    def _has_few_digits(self, place: Place) -> bool:
+        """Whether the place computes in few digits, or between values that are held in few."""
+        nodes = [
+            value
+            for side, names in enumerate((place.before, place.after))
+            for name in names
+            if name in self._nodes[side]
+            for value in (self._nodes[side][name], *self._nodes[side][name].all_input_nodes)
+        ]
+        if any(n.op == "get_attr" and _is_floating(value_of(n)) for n in nodes):
+            return False  # a constant that the pass computed, in as many digits as it has
+        return any(getattr(value_of(n), "dtype", None) in _FEW_DIGITS for n in nodes) or any(
+            getattr(v, "dtype", None) in _FEW_DIGITS for v in self._results
+        )
+
+    def _dtype(self, name: str, value: Tensor) -> torch.dtype:
+        fake = value_of(self._nodes[0][name]) if name in self._nodes[0] else None
+        return fake.dtype if isinstance(fake, Tensor) and fake.is_floating_point() else value.dtype
 
     def _differences(self, place: Place) -> Iterable[Deviation | bool | None]:
         own = self._evaluate(Run(self._before), place, 0)
@@ -240,9 +295,35 @@ class _Comparison:
                         break
                 if how is not None:
                     found[position] = how
-            return found
-        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError):
+            return found or self._exactly_at_the_results(place, exact, samples)
+        except _CANNOT_RUN:
             return None
+
+    def _exactly_at_the_results(
+        self, place: Place, exact: Sequence[Any], samples: list[list[Any]]
+    ) -> dict[int, Deviation]:
+        """How far off results are because a place is another function: more than its rounding takes them."""
+        if not self._differs_exactly(place):
+            return {}
+        got = self._continued(place, self._evaluate(ExactRun(self._after), place, 1))
+        while len(samples) < _MORE_SAMPLES:
+            run = RoundedRun(self._before, len(samples))
+            samples.append(self._continued(place, self._evaluate(run, place, 0)))
+        found: dict[int, Deviation] = {}
+        for position, result in enumerate(self._results):
+            if not _is_floating(result) or got[position].shape != result.shape:
+                continue
+            how = deviation(
+                exact[position],
+                exact[position],
+                [s[position] for s in samples],
+                got[position],
+                limit=_ONE_ROUNDING,
+                dtype=torch.float64,
+            )
+            if how is not None:
+                found[position] = how
+        return found
 
     def _continued(self, place: Place, values: Sequence[Any]) -> list[Any]:
         """The results of the graph before with these values in the place of those that it has there, in float64."""
