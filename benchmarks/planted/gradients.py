@@ -68,18 +68,10 @@ def norm_without_mean(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint"])
 def transposed_weight_gradient(gm: fx.GraphModule) -> bool:
-    """The gradient of a square weight without its last transposition."""
+    """Returns the transpose of the gradient of a square weight."""
     (output,) = gm.graph.find_nodes(op="output")
-    for node in output.args[0]:
-        if isinstance(node, fx.Node) and node.target in (aten.permute.default, aten.t.default):
-            source = node.args[0]
-            value = source.meta["val"]
-            if value.shape == node.meta["val"].shape and value.dim() == 2:
-                copy = call_before(node, aten.clone.default, source)
-                swap(node, copy)
-                return True
-    for node in gradients(calls(gm, aten.mm.default)):
-        if node in output.all_input_nodes and node.meta["val"].shape[0] == node.meta["val"].shape[1]:
+    for node in output.all_input_nodes:
+        if fxpasses.provenance.is_backward(node) and node.meta["val"].shape == (16, 16):
             turned = call_before(output, aten.permute.default, node, [1, 0])
             copy = call_before(output, aten.clone.default, turned, memory_format=torch.contiguous_format)
             output.replace_input_with(node, copy)
@@ -177,11 +169,11 @@ def bias_gradient_of_one_row(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["forward"])
 def saves_another_value(gm: fx.GraphModule) -> bool:
-    """Saves the negative of a product for the backward pass; the forward results stay right."""
+    """Saves the negative of what an activation gives for the backward pass; the forward results stay right."""
     (output,) = gm.graph.find_nodes(op="output")
     values = list(output.args[0])
     for position, value in enumerate(values):
-        if position and isinstance(value, fx.Node) and value.target in (aten.mm.default, aten.addmm.default):
+        if position and isinstance(value, fx.Node) and value.target in (aten.tanh.default, aten.addmm.default):
             values[position] = call_before(output, aten.neg.default, value)
             output.args = (type(output.args[0])(values),)
             return True

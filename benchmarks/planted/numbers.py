@@ -55,14 +55,12 @@ def forgets_a_limit(gm: fx.GraphModule) -> bool:
 @fxpasses.graph_pass
 def mask_off_by_one(gm: fx.GraphModule) -> bool:
     """Lets each position see the next one, too."""
-    for node in calls(gm, aten.le.Tensor, aten.ge.Tensor, aten.lt.Tensor):
+    for node in calls(gm, aten.le.Tensor, aten.ge.Tensor, aten.lt.Tensor, aten.le.Scalar, aten.ge.Scalar):
         value = node.meta["val"]
         if value.dim() >= 2 and value.dtype is torch.bool:
             a, b = node.args
-            more = call_before(node, aten.sub.Tensor, a, 1)
-            if node.target is aten.ge.Tensor:
-                more = call_before(node, aten.add.Tensor, a, 1)
-            node.args = (more, b)
+            up = node.target in (aten.ge.Tensor, aten.ge.Scalar)
+            node.args = (call_before(node, aten.add.Tensor, a, 1 if up else -1), b)
             return True
     return False
 

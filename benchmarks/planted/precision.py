@@ -184,12 +184,11 @@ class Lookup(torch.nn.Module):
 
 PLANTS = {
     "products in bfloat16": Plant((products_in_bfloat16,), programs.function(angles, (30, 2), dtype=BF16)),
-    "the same in llama": Plant((products_in_bfloat16,), programs.hub("llama", dtype=BF16)),
     "sums in bfloat16": Plant((sums_in_bfloat16,), programs.function(weighted, (4, 600), dtype=BF16)),
     "softmax in bfloat16": Plant((softmax_in_bfloat16,), programs.attention(dtype=BF16)),
     "norm in bfloat16": Plant((norm_in_bfloat16,), programs.hub("llama", dtype=BF16)),
     "an epsilon lost": Plant((epsilon_lost,), programs.hub("llama", dtype=BF16)),
-    "positions in bfloat16": Plant((positions_in_bfloat16,), programs.function(rotated, (700, 4))),
+    "positions in bfloat16": Plant((positions_in_bfloat16,), programs.function(rotated, (700, 4)), options={"passes": [positions_in_bfloat16]}),
     "2% at one product of 8": Plant((scales(1.02, True),), programs.mlp(8, dtype=BF16, rows=16), at="4: "),
     "1% at one product of 8": Plant((scales(1.01, True),), programs.mlp(8, dtype=BF16, rows=16), at="4: "),
     "0.8% at all products": Plant((scales(1.008, False),), programs.mlp(8, dtype=BF16, rows=16)),

@@ -138,16 +138,15 @@ def wrong_partition() -> Iterator[None]:
 
 @contextmanager
 def partition_forgets() -> Iterator[None]:
-    """A partition that computes again with another number: the first constant factor of the backward graph."""
+    """A partition that calls something else: in the backward graph, the largest for the first sum."""
     real = inductor.partition
 
     def wrong(*args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         forward, backward = real(*args, **kwargs)
-        for node in calls(backward, aten.mul.Tensor):
-            if isinstance(node.args[1], float):
-                node.args = (node.args[0], node.args[1] * 1.01)
-                backward.recompile()
-                return forward, backward
+        for node in calls(backward, aten.sum.dim_IntList):
+            in_place_of(node, aten.amax.default, *node.args)
+            backward.recompile()
+            return forward, backward
         raise AssertionError("nothing to change")
 
     with mock.patch.object(inductor, "partition", wrong):
@@ -168,7 +167,7 @@ PLANTS = {
     "one result fewer": Plant((drops_an_output,), _mlp()),
     "other bits than promised": Plant((reassociates,), programs.hub("llama")),
     "saved values exchanged": Plant((), _mlp(), blame="partition", surroundings=wrong_partition),
-    "a factor of the backward graph": Plant(
+    "another call in the backward graph": Plant(
         (), programs.zoo("gpt"), blame="partition", surroundings=partition_forgets
     ),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,16 +21,15 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from fxpasses._torch import outside_tracing, reset_code
-from fxpasses.aliasing import is_random
-from fxpasses.checking.inputs import Unsupported, cloned
-from fxpasses.checking.interpret import RoundedMode, seeded, widened
+from fxpasses._torch import functorch_config, outside_tracing, reset_code
+from fxpasses.checking.inputs import Unsupported, cloned, placeholders
+from fxpasses.checking.interpret import RoundedMode, Run, seeded, widened
 from fxpasses.checking.limits import VARIABLE, Limits, progress
-from fxpasses.checking.reduce import Case, reduce_nodes
+from fxpasses.checking.reduce import Case, cut, reduce_nodes
 from fxpasses.checking.repro import fresh_directory, graph_text, input_lines, why_not_shown
 from fxpasses.checking.tolerance import deviation
 
-__all__ = ["Stage", "replay_stage", "stage_differences", "stage_repro"]
+__all__ = ["Stage", "in_eager_with_repro", "replay_stage", "stage_differences", "stage_repro"]
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,16 @@ _SECONDS = 240.0
 _SEED = 20
 
 
-def replay_stage(graph: Callable[..., Any], inputs: Sequence[Any], stage: Stage) -> int:
+def replay_stage(
+    graph: Callable[..., Any], inputs: Sequence[Any], stage: Stage, passes: Sequence[str] = ()
+) -> int:
     """Compile a function up to a stage and compare it with eager; what a repro file calls.
+
+    Args:
+        graph: the function, of positional arguments.
+        inputs: what it runs on; gradients are compared for those that require them.
+        stage: the last stage that runs.
+        passes: names of passes that run before it.
 
     Returns:
         1 when the stage is wrong, 0 otherwise: an exit status.
@@ -50,35 +58,49 @@ def replay_stage(graph: Callable[..., Any], inputs: Sequence[Any], stage: Stage)
     the partition is right on these inputs
     0
     """
-    found = stage_differences(graph, inputs, stage)
+    found = stage_differences(graph, inputs, stage, passes)
     print(f"the {stage} is wrong: {found}" if found else f"the {stage} is right on these inputs")
     return 1 if found else 0
 
 
-def stage_differences(graph: Callable[..., Any], inputs: Sequence[Any], stage: Stage) -> str:
+def stage_differences(
+    graph: Callable[..., Any], inputs: Sequence[Any], stage: Stage, passes: Sequence[str] = ()
+) -> str:
     """How a function's results and gradients after a stage differ from eager's; "" when they do not.
 
     Args:
         graph: the function, of positional arguments.
         inputs: what it runs on; gradients are compared for those that require them.
-        stage: the last stage that runs, on no passes.
+        stage: the last stage that runs.
+        passes: names of passes that run before it.
 
     Raises:
         Unsupported: when the function does not run in eager, or an input cannot be copied.
     """
+    for sign in (1, -1):
+        found = _differences(graph, inputs, stage, passes, sign)
+        if found:
+            return found
+    return ""
+
+
+def _differences(
+    graph: Callable[..., Any], inputs: Sequence[Any], stage: Stage, passes: Sequence[str], sign: int
+) -> str:
+    """The same for one choice of the outputs' gradients."""
     try:
-        native = _step(graph, inputs)
-        samples = [_step(graph, inputs, RoundedMode(seed)) for seed in range(_SAMPLES)]
+        native = _step(graph, inputs, sign)
+        samples = [_step(graph, inputs, sign, RoundedMode(seed)) for seed in range(_SAMPLES)]
     except Exception as error:
         raise Unsupported(f"eager raises {type(error).__name__}: {error}") from error
     exact: dict[str, Tensor] | None
     try:
-        exact = _step(graph, inputs, wide=True)
+        exact = _step(graph, inputs, sign, wide=True)
     except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError):
         exact = None  # a type in the code that does not fit
     try:
-        with _up_to(stage) as compiled:
-            got = _step(compiled(graph), inputs)
+        with _up_to(stage, passes) as compiled:
+            got = _step(compiled(graph), inputs, sign)
     except Exception as error:  # noqa: BLE001  (whatever a wrong stage raises is the finding)
         cause = getattr(error, "inner_exception", error)
         return f"it raises {type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
@@ -95,9 +117,10 @@ def stage_differences(graph: Callable[..., Any], inputs: Sequence[Any], stage: S
 
 
 @contextmanager
-def _up_to(stage: Stage) -> Iterator[Callable[[Any], Any]]:
+def _up_to(stage: Stage, passes: Sequence[str]) -> Iterator[Callable[[Any], Any]]:
     """Compile functions up to a stage, each alone and without caches."""
-    limits = Limits(stage=stage).to_json()
+    options = {"check": "off", "report": None, "compiler": "eager", "passes": list(passes)}
+    limits = Limits(stage="passes" if passes else stage).to_json()
     functions: list[Any] = []
 
     def compiled(function: Callable[..., Any]) -> Any:
@@ -105,11 +128,10 @@ def _up_to(stage: Stage) -> Iterator[Callable[[Any], Any]]:
             return function(*args)
 
         functions.append(alone)
-        return torch.compile(
-            alone, backend="fxpasses", dynamic=False, options={"check": "off", "report": None, "compiler": "eager"}
-        )
+        return torch.compile(alone, backend="fxpasses", dynamic=False, options=options)
 
-    with mock.patch.dict(os.environ, {VARIABLE: limits}):
+    uncached = functorch_config.patch(enable_autograd_cache=False)  # what comes from a cache ran through no stage
+    with mock.patch.dict(os.environ, {VARIABLE: limits}), uncached:
         try:
             yield compiled
         finally:
@@ -117,8 +139,10 @@ def _up_to(stage: Stage) -> Iterator[Callable[[Any], Any]]:
                 reset_code(function)
 
 
-def _step(function: Callable[..., Any], inputs: Sequence[Any], mode: Any = None, wide: bool = False) -> dict[str, Tensor]:
-    """Results, inputs afterwards and gradients of one step, by name."""
+def _step(
+    function: Callable[..., Any], inputs: Sequence[Any], sign: int, mode: Any = None, wide: bool = False
+) -> dict[str, Tensor]:
+    """Results, inputs afterwards and gradients of one step, by name; ``sign`` is that of the outputs' gradients."""
     copies = [widened(v) for v in cloned(inputs)] if wide else cloned(inputs)
     leaves = [
         c.requires_grad_(v.requires_grad) if isinstance(c, Tensor) and c.is_floating_point() else c
@@ -131,7 +155,8 @@ def _step(function: Callable[..., Any], inputs: Sequence[Any], mode: Any = None,
         wanted = [v for v in results if v.requires_grad]
         if wanted:
             generator = torch.Generator().manual_seed(_SEED)
-            gradients = [torch.randn(v.shape, generator=generator, dtype=torch.float64).to(v) for v in wanted]
+            drawn = [torch.randn(v.shape, generator=generator, dtype=torch.float64) for v in wanted]
+            gradients = [sign * d.to(v) for d, v in zip(drawn, wanted, strict=True)]
             torch.autograd.backward(wanted, gradients)
     found = {f"output {i}": v for i, v in enumerate(results)}
     for i, value in enumerate(given):
@@ -155,27 +180,58 @@ def stage_repro(gm: fx.GraphModule, inputs: Sequence[Any], stage: Stage, directo
     Returns:
         The file ("" if there is none), how many calls its graph has, and why there is none.
     """
-    if any(is_random(node) for node in gm.graph.nodes):
-        return "", 0, "the graph draws random numbers, which eager draws in another way"
     until = time.perf_counter() + _SECONDS
+
+    fixed: set[str] = set()
 
     def fails(case: Case) -> bool:
         if time.perf_counter() > until:
             return False
+        for node, value in zip(placeholders(case.gm), case.inputs, strict=True):
+            if isinstance(value, Tensor) and value.is_floating_point() and node.name not in fixed:
+                value.requires_grad_()
         try:
-            return bool(stage_differences(case.gm, case.inputs, stage))
+            return bool(stage_differences(case.gm, case.inputs, stage, passes))
         except Unsupported:
             return False
 
     with outside_tracing(), torch.enable_grad():
         try:
-            whole = _with_numbers(gm, inputs)
-            if not fails(whole):
+            whole = _without_draws(_with_numbers(gm, inputs))
+            kept = dict(zip((n.name for n in placeholders(gm)), inputs, strict=True))
+            fixed |= {n for n, v in kept.items() if isinstance(v, Tensor) and not v.requires_grad}
+            for passes in ((), ("default",)) if stage == "partition" else ((),):
+                if fails(whole):
+                    break
+            else:
                 return "", 0, f"the {stage} is right when the graph is compiled alone"
             case = reduce_nodes(whole, None, (), fails)
-            return _write(case, stage, stage_differences(case.gm, case.inputs, stage), fails, directory)
+            return _write(case, stage, passes, fails, directory)
         except (Unsupported, OSError) as reason:
             return "", 0, str(reason)
+
+
+def in_eager_with_repro(
+    gm: fx.GraphModule, stage: Stage, directory: Path, tell: Callable[[str, int, str], None]
+) -> Callable[..., Any]:
+    """Dynamo's graph as it is, with a search for what a stage does wrong on the inputs of its first call.
+
+    Args:
+        gm: the graph.
+        stage: the stage.
+        directory: where the repro file goes.
+        tell: is told what :func:`stage_repro` returns.
+    """
+    looked_at = False
+
+    def run(*inputs: Any) -> Any:
+        nonlocal looked_at
+        if not looked_at:
+            looked_at = True
+            tell(*stage_repro(gm, inputs, stage, directory))
+        return gm.forward(*inputs)
+
+    return run
 
 
 def _with_numbers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Case:
@@ -206,6 +262,42 @@ def _with_numbers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Case:
     return Case(fx.GraphModule(gm, graph), values)
 
 
+class _DrawingRun(Run):
+    """Notes which calls draw random numbers: those after which the generators are in another state."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm, keep=True)
+        self.drawing: set[fx.Node] = set()
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        before = _generators()
+        result = super().call_function(target, args, kwargs)
+        if self.current is not None and not all(map(torch.equal, before, _generators())):
+            self.drawing.add(self.current)
+        return result
+
+
+def _generators() -> list[Tensor]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *cuda]
+
+
+def _without_draws(case: Case) -> Case:
+    """The case with what its calls draw at random as inputs: compiled graphs draw in another way than eager."""
+    run = _DrawingRun(case.gm)
+    try:
+        run(cloned(case.inputs), _SEED)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise Unsupported(f"eager raises {type(error).__name__}: {error}") from error
+    if not run.drawing:
+        return case
+    calls = {n for n in case.gm.graph.nodes if n.op == "call_function"}
+    rest = cut(case.gm, calls - run.drawing, run.values)
+    if rest is None:
+        raise Unsupported("every call draws random numbers")
+    return rest
+
+
 def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
     value: Any = gm
     for part in str(node.target).split("."):
@@ -214,9 +306,11 @@ def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def _write(
-    case: Case, stage: Stage, found: str, fails: Callable[[Case], bool], directory: Path
+    case: Case, stage: Stage, passes: Sequence[str], fails: Callable[[Case], bool], directory: Path
 ) -> tuple[str, int, str]:
-    code = graph_text(case.gm)
+    found = stage_differences(case.gm, case.inputs, stage, passes)
+    behind = f", {list(passes)!r}" if passes else ""
+    code = re.sub(r"\btorch_Tensor_(\w+)\(", r"torch.Tensor.\1(", graph_text(case.gm))
     file = fresh_directory(directory, stage) / "repro.py"
 
     def like_these(drawn: list[Any]) -> list[Any]:
@@ -250,7 +344,7 @@ def _write(
         *([f"for position in {wanting}:", "    inputs[position].requires_grad_()"] if wanting else []),
         "",
         'if __name__ == "__main__":',
-        f'    raise SystemExit(replay_stage(graph, inputs, "{stage}"))',
+        f'    raise SystemExit(replay_stage(graph, inputs, "{stage}"{behind}))',
         "",
     ]
     file.write_text("\n".join(lines))

@@ -76,6 +76,31 @@ def a_little_too_much(gm: fx.GraphModule) -> bool:
 
 
 @fxpasses.graph_pass
+def under_one_percent(gm: fx.GraphModule) -> bool:
+    """Takes every product of the forward pass times 1.006: in bfloat16 less than one or two units in the last place."""
+    products = [n for n in gm.graph.nodes if n.target in (aten.mm.default, aten.addmm.default)]
+    for node in products:
+        if not fxpasses.provenance.is_backward(node):
+            put_after(node, aten.mul.Tensor, (node, 1.006))
+    return bool(products)
+
+
+@fxpasses.graph_pass
+def half_as_two_halves(gm: fx.GraphModule) -> bool:
+    """Right: every product of the forward pass as the sum of two halves, in more roundings."""
+    products = [n for n in gm.graph.nodes if n.target in (aten.mm.default, aten.addmm.default)]
+    for node in products:
+        with gm.graph.inserting_after(node):
+            half = fxpasses.insert_call(gm.graph, aten.mul.Tensor, (node, 0.3), like=node)
+        with gm.graph.inserting_after(half):
+            rest = fxpasses.insert_call(gm.graph, aten.mul.Tensor, (node, 0.7), like=node)
+        with gm.graph.inserting_after(rest):
+            both = fxpasses.insert_call(gm.graph, aten.add.Tensor, (half, rest), like=node)
+        node.replace_all_uses_with(both, delete_user_cb=lambda user, own=(half, rest): user not in own)
+    return bool(products)
+
+
+@fxpasses.graph_pass
 def sine_for_cosine_inside(gm: fx.GraphModule) -> bool:
     """Takes cosines for sines in the graphs that other operators call."""
     changed = False
