@@ -86,7 +86,12 @@ class Built:
 
 
 def build(
-    name: str, attention: str = "eager", batch: int = 2, length: int = 12, training: bool = True, **changes: Any
+    name: str,
+    attention: str = "eager",
+    batch: int = 2,
+    length: int = 12,
+    training: bool = True,
+    **changes: Any,
 ) -> Built:
     """One of :data:`NAMES`.
 

@@ -27,7 +27,9 @@ def first_step(
     """Seconds of the first forward and backward pass, and of its stages."""
     torch._dynamo.reset()
     fxpasses.reset_stats()
-    compiled = torch.compile(model, backend="fxpasses", options={"compiler": compiler, "check": check}, dynamic=dynamic)
+    compiled = torch.compile(
+        model, backend="fxpasses", options={"compiler": compiler, "check": check}, dynamic=dynamic
+    )
     start = time.perf_counter()
     with torch.compiler.config.patch(force_disable_caches=True):
         return _step(compiled, inputs, start)

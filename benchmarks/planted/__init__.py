@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +63,7 @@ def judge(plant: Plant, run_repro: bool = False) -> Verdict:
         start = time.process_time()
         try:
             train(plant, directory)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (whatever is raised is judged)
             seconds = time.process_time() - start
             cause: Any = getattr(error, "inner_exception", error)
             if not isinstance(cause, StageError):
@@ -72,11 +71,15 @@ def judge(plant: Plant, run_repro: bool = False) -> Verdict:
             repro = getattr(cause, "repro", "")
             shows = None
             if run_repro and repro:
-                shows = subprocess.run([sys.executable, repro], capture_output=True, check=False).returncode == 1
+                shows = (
+                    subprocess.run([sys.executable, repro], capture_output=True, check=False).returncode == 1
+                )
             kind = "structure" if isinstance(cause, StructureError) else "values"
             if not isinstance(cause, (StructureError, fxpasses.ValueMismatchError)):
                 kind = "error"
-            return Verdict(kind, _is_right(plant, cause), seconds, getattr(cause, "repro_calls", 0), shows, str(cause))
+            return Verdict(
+                kind, _is_right(plant, cause), seconds, getattr(cause, "repro_calls", 0), shows, str(cause)
+            )
         idle = [p.name for p in plant.passes if not fxpasses.stats().pass_changes.get(p.name)]
         text = f"the plant has changed nothing: {', '.join(idle)}" if idle else ""
         return Verdict("", False, time.process_time() - start, 0, None, text)
@@ -121,7 +124,7 @@ def false_alarms(console: Console) -> list[str]:
         with tempfile.TemporaryDirectory() as directory:
             try:
                 train(plant, directory)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  (whatever is raised is an alarm)
                 cause = getattr(error, "inner_exception", error)
                 console.print(f"FALSE ALARM {name}: {type(cause).__name__}: {cause}", markup=False)
                 alarms.append(name)
@@ -172,10 +175,9 @@ def _print_summary(console: Console, verdicts: dict[str, Verdict]) -> None:
     if not verdicts:
         return
     found = [v for v in verdicts.values() if v.found]
-    middle: Callable[[Any], float] = lambda values: statistics.median(values) if values else 0
     sizes = [v.calls for v in found if v.calls]
     console.print(
         f"{len(found)} of {len(verdicts)} found, {sum(v.blamed for v in found)} blamed right, {len(sizes)} repros of "
-        f"{middle(sizes):g} calls (median; at most {max(sizes, default=0)}), {middle([v.seconds for v in found]):.1f} s "
+        f"{statistics.median(sizes or [0]):g} calls (median; at most {max(sizes, default=0)}), {statistics.median(v.seconds for v in found or verdicts.values()):.1f} s "
         f"(median; at most {max((v.seconds for v in found), default=0):.1f})"
     )

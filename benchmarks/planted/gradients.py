@@ -116,7 +116,9 @@ def assumes_ones(gm: fx.GraphModule) -> bool:
     for node in gm.graph.find_nodes(op="placeholder"):
         if str(node.target).startswith("tangents") and node.users:
             value = node.meta["val"]
-            ones = call_before(next(iter(node.users)), aten.full.default, list(value.shape), 1.0, dtype=value.dtype)
+            ones = call_before(
+                next(iter(node.users)), aten.full.default, list(value.shape), 1.0, dtype=value.dtype
+            )
             node.replace_all_uses_with(ones)
             found = True
     return found
@@ -173,7 +175,11 @@ def saves_another_value(gm: fx.GraphModule) -> bool:
     (output,) = gm.graph.find_nodes(op="output")
     values = list(output.args[0])
     for position, value in enumerate(values):
-        if position and isinstance(value, fx.Node) and value.target in (aten.tanh.default, aten.addmm.default):
+        if (
+            position
+            and isinstance(value, fx.Node)
+            and value.target in (aten.tanh.default, aten.addmm.default)
+        ):
             values[position] = call_before(output, aten.neg.default, value)
             output.args = (type(output.args[0])(values),)
             return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import fx
 
@@ -125,7 +127,6 @@ def writes_too_early(gm: fx.GraphModule) -> bool:
             if reader.target is aten.mul.Tensor and reader.args[1] == 2:
                 node.append(late)
                 swap(reader, late)
-                (output,) = gm.graph.find_nodes(op="output")
                 users = [n for n in gm.graph.nodes if late in n.all_input_nodes and n < late]
                 for user in users:
                     late.append(user)
@@ -148,7 +149,7 @@ def reorders_draws(gm: fx.GraphModule) -> bool:
 def draws_once(gm: fx.GraphModule) -> bool:
     """Takes two equal draws for a common subexpression."""
     draws = calls(gm, aten.rand.default, aten.rand_like.default, aten.native_dropout.default)
-    for first, second in zip(draws, draws[1:], strict=False):
+    for first, second in itertools.pairwise(draws):
         if first.meta["val"].shape == second.meta["val"].shape:
             swap(second, first)
             return True
@@ -164,7 +165,9 @@ def draws_less(gm: fx.GraphModule) -> bool:
             end = users[0].args[3]
             swap(users[0], node)
             node.args = ([end],)
-            node.meta["val"] = fxpasses.rewriting.compute_value(node, fxpasses.rewriting.fake_mode_of(gm.graph))
+            node.meta["val"] = fxpasses.rewriting.compute_value(
+                node, fxpasses.rewriting.fake_mode_of(gm.graph)
+            )
             return True
     return False
 
@@ -208,10 +211,8 @@ def stale_metadata(gm: fx.GraphModule) -> bool:
         value = node.meta["val"]
         if not fxpasses.provenance.is_backward(node) and value.dim() == 2:
             turned = put_after(node, aten.permute.default, node, [1, 0])
-            with gm.graph.inserting_after(turned):
-                flat = gm.graph.call_function(aten.as_strided.default, (turned, list(value.shape), list(value.stride())))
-            flat.meta = dict(node.meta)
-            turned.replace_all_uses_with(flat, delete_user_cb=lambda user: user is not flat)
+            flat = put_after(turned, aten.as_strided.default, turned, list(value.shape), list(value.stride()))
+            flat.meta["val"] = value
             shifted = put_after(flat, aten.roll.default, flat, [1])
             shifted.meta["val"] = value
             return True
@@ -262,11 +263,15 @@ PLANTS = {
     "empty gradient table": Plant((empty_gradient_table,), programs.hub("gpt2")),
     "empty times zero": Plant((empty_times_zero,), programs.zoo("unrolled")),
     "input returned for its copy": Plant((drops_a_copy,), programs.function(programs.copied, (4,))),
-    "copy returned for a view": Plant((copies_a_view,), programs.function(programs.viewed, (4, 3)), training=False),
+    "copy returned for a view": Plant(
+        (copies_a_view,), programs.function(programs.viewed, (4, 3)), training=False
+    ),
     "in place on an input": Plant(
         (writes_into_an_input,), lambda: (programs.halves_of, [torch.randn(5, 3)]), training=False
     ),
-    "in place on a value": Plant((writes_into_a_value,), programs.function(programs.reused, (5, 3)), training=False),
+    "in place on a value": Plant(
+        (writes_into_a_value,), programs.function(programs.reused, (5, 3)), training=False
+    ),
     "a write dropped": Plant((drops_a_write,), programs.zoo("convnet")),
     "something else written": Plant((writes_something_else,), lambda: _state()),
     "two writes swapped": Plant((swaps_two_writes,), lambda: _buffers()),

@@ -87,7 +87,11 @@ def last_row_never(gm: fx.GraphModule) -> bool:
     """Never looks up the last row of a table."""
     for node in calls(gm, aten.embedding.default):
         rows = node.args[0].meta["val"].shape[0]
-        node.args = (node.args[0], call_before(node, aten.clamp_max.default, node.args[1], rows - 2), *node.args[2:])
+        node.args = (
+            node.args[0],
+            call_before(node, aten.clamp_max.default, node.args[1], rows - 2),
+            *node.args[2:],
+        )
         return True
     return False
 
@@ -198,7 +202,12 @@ def wrong_gradient_at_one_site(gm: fx.GraphModule) -> bool:
     changed = False
     for position, node in enumerate(gradients(calls(gm, aten.sub.Tensor))):
         square = node.args[1]
-        if node.args[0] == 1 and square.target is aten.mul.Tensor and square.args[0] is square.args[1] and claim(node):
+        if (
+            node.args[0] == 1
+            and square.target is aten.mul.Tensor
+            and square.args[0] is square.args[1]
+            and claim(node)
+        ):
             y = square.args[0]
             more = call_before(node, aten.add.Tensor, y, 1.01 if position == 6 else 1.0)
             less = call_before(node, aten.sub.Tensor, call_before(node, aten.full_like.default, y, 1.0), y)
@@ -210,7 +219,9 @@ def wrong_gradient_at_one_site(gm: fx.GraphModule) -> bool:
 @fxpasses.graph_pass
 def wrong_in_the_second_layer(gm: fx.GraphModule) -> bool:
     """Every product times one, and the sixth times 1.002, without claiming sites."""
-    products = [n for n in calls(gm, aten.mm.default, aten.addmm.default) if not fxpasses.provenance.is_backward(n)]
+    products = [
+        n for n in calls(gm, aten.mm.default, aten.addmm.default) if not fxpasses.provenance.is_backward(n)
+    ]
     for position, node in enumerate(products):
         put_after(node, aten.mul.Tensor, node, 1.002 if position == 5 else 1.0)
     return bool(products)
@@ -249,8 +260,12 @@ PLANTS = {
     "an epsilon": Plant((another_epsilon,), programs.hub("llama")),
     "a biased variance": Plant((biased_variance,), programs.zoo("gpt")),
     "a limit forgotten": Plant((forgets_a_limit,), programs.function(programs.saturated, (4, 4))),
-    "a mask off by one": Plant((mask_off_by_one,), programs.attention(), options={"passes": [mask_off_by_one]}),
-    "the same in gpt2": Plant((mask_off_by_one,), programs.hub("gpt2"), options={"passes": [mask_off_by_one]}),
+    "a mask off by one": Plant(
+        (mask_off_by_one,), programs.attention(), options={"passes": [mask_off_by_one]}
+    ),
+    "the same in gpt2": Plant(
+        (mask_off_by_one,), programs.hub("gpt2"), options={"passes": [mask_off_by_one]}
+    ),
     "softmax of another dimension": Plant((softmax_of_another_dimension,), programs.hub("bert")),
     "a table's last row": Plant((last_row_never,), programs.hub("gpt2")),
     "two norms exchanged": Plant((exchanges_norms,), programs.mlp()),
@@ -258,10 +273,18 @@ PLANTS = {
     "softmax without its maximum": Plant((unsafe_softmax,), programs.hub("gpt2")),
     "integers rounded otherwise": Plant((rounds_integers,), lambda: _buckets()),
     "less for less or equal": Plant((takes_less_for_less_or_equal,), lambda: _buckets()),
-    "one of 40 sites": Plant((wrong_at_site_17,), programs.function(programs.forty, (4,)), at="17: ", alone=True),
+    "one of 40 sites": Plant(
+        (wrong_at_site_17,), programs.function(programs.forty, (4,)), at="17: ", alone=True
+    ),
     "one of 40 places": Plant((wrong_at_place_17,), programs.function(programs.forty, (4,)), at="neg_35"),
-    "one of 40 factors, by 1e-4": Plant((wrong_factor_at_one_site,), programs.function(programs.forty_twice, (4,)), at="29: ", alone=True),
-    "one of 40 gradients": Plant((wrong_gradient_at_one_site,), programs.function(programs.forty_tanh, (4,)), alone=True),
-    "one product of many": Plant((wrong_in_the_second_layer,), programs.hub("gpt2"), at="'model.transformer.h.1"),
+    "one of 40 factors, by 1e-4": Plant(
+        (wrong_factor_at_one_site,), programs.function(programs.forty_twice, (4,)), at="29: ", alone=True
+    ),
+    "one of 40 gradients": Plant(
+        (wrong_gradient_at_one_site,), programs.function(programs.forty_tanh, (4,)), alone=True
+    ),
+    "one product of many": Plant(
+        (wrong_in_the_second_layer,), programs.hub("gpt2"), at="'model.transformer.h.1"
+    ),
     "inside of a branch": Plant((sine_inside,), programs.function(programs.branches, (3, 4)), training=False),
 }

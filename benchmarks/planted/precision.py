@@ -37,7 +37,11 @@ def sums_in_bfloat16(gm: fx.GraphModule) -> bool:
     changed = False
     for node in calls(gm, aten.sum.dim_IntList):
         x = node.args[0]
-        if x.meta["val"].dtype is torch.float32 and x.meta["val"].dim() and not fxpasses.provenance.is_backward(node):
+        if (
+            x.meta["val"].dtype is torch.float32
+            and x.meta["val"].dim()
+            and not fxpasses.provenance.is_backward(node)
+        ):
             low = call_before(node, prims.convert_element_type.default, x, BF16)
             total = in_place_of(node, aten.sum.dim_IntList, low, *node.args[1:])
             put_after(total, prims.convert_element_type.default, total, torch.float32)
@@ -188,7 +192,11 @@ PLANTS = {
     "softmax in bfloat16": Plant((softmax_in_bfloat16,), programs.attention(dtype=BF16)),
     "norm in bfloat16": Plant((norm_in_bfloat16,), programs.hub("llama", dtype=BF16)),
     "an epsilon lost": Plant((epsilon_lost,), programs.hub("llama", dtype=BF16)),
-    "positions in bfloat16": Plant((positions_in_bfloat16,), programs.function(rotated, (700, 4)), options={"passes": [positions_in_bfloat16]}),
+    "positions in bfloat16": Plant(
+        (positions_in_bfloat16,),
+        programs.function(rotated, (700, 4)),
+        options={"passes": [positions_in_bfloat16]},
+    ),
     "2% at one product of 8": Plant((scales(1.02, True),), programs.mlp(8, dtype=BF16, rows=16), at="4: "),
     "1% at one product of 8": Plant((scales(1.01, True),), programs.mlp(8, dtype=BF16, rows=16), at="4: "),
     "0.8% at all products": Plant((scales(1.008, False),), programs.mlp(8, dtype=BF16, rows=16)),

@@ -33,7 +33,9 @@ def divides_by_multiplying(gm: fx.GraphModule) -> bool:
     changed = False
     for node in calls(gm, aten.div.Tensor):
         if isinstance(node.args[1], fx.Node) and isinstance(node.args[1].meta["val"], torch.Tensor):
-            in_place_of(node, aten.mul.Tensor, node.args[0], call_before(node, aten.reciprocal.default, node.args[1]))
+            in_place_of(
+                node, aten.mul.Tensor, node.args[0], call_before(node, aten.reciprocal.default, node.args[1])
+            )
             changed = True
     return changed
 
@@ -50,7 +52,11 @@ def splits_products(gm: fx.GraphModule) -> bool:
         parts = []
         for start, stop in ((0, size // 2), (size // 2, size)):
             left = call_before(node, aten.slice.Tensor, a, 1, start, stop)
-            parts.append(call_before(node, aten.mm.default, left, call_before(node, aten.slice.Tensor, b, 0, start, stop)))
+            parts.append(
+                call_before(
+                    node, aten.mm.default, left, call_before(node, aten.slice.Tensor, b, 0, start, stop)
+                )
+            )
         in_place_of(node, aten.add.Tensor, *parts)
         changed = True
     return changed
@@ -97,7 +103,9 @@ def wider(gm: fx.GraphModule) -> bool:
     changed = False
     for node in calls(gm, aten.mm.default):
         if node.meta["val"].dtype is torch.bfloat16:
-            wide = [call_before(node, prims.convert_element_type.default, n, torch.float32) for n in node.args]
+            wide = [
+                call_before(node, prims.convert_element_type.default, n, torch.float32) for n in node.args
+            ]
             product = in_place_of(node, aten.mm.default, *wide)
             put_after(product, prims.convert_element_type.default, product, torch.bfloat16)
             changed = True

@@ -117,9 +117,7 @@ def scale_for_one_length(gm: fx.GraphModule) -> bool:
         if isinstance(size, torch.SymInt):
             rows = call_before(node, aten.sym_size.int, node.args[0], 0)
             more = put_after(node, aten.mul.Tensor, node, float(hint(size)))
-            with more.graph.inserting_after(more):
-                less = fxpasses.insert_call(more.graph, aten.div.Tensor, (more, rows), like=more)
-            more.replace_all_uses_with(less, delete_user_cb=lambda user: user is not less)
+            put_after(more, aten.div.Tensor, more, rows)
             return True
     return False
 

@@ -119,7 +119,7 @@ def _differences(
 @contextmanager
 def _up_to(stage: Stage, passes: Sequence[str]) -> Iterator[Callable[[Any], Any]]:
     """Compile functions up to a stage, each alone and without caches."""
-    options = {"check": "off", "report": None, "compiler": "eager", "passes": list(passes)}
+    options: Any = {"check": "off", "report": None, "compiler": "eager", "passes": list(passes)}
     limits = Limits(stage="passes" if passes else stage).to_json()
     functions: list[Any] = []
 
@@ -130,7 +130,9 @@ def _up_to(stage: Stage, passes: Sequence[str]) -> Iterator[Callable[[Any], Any]
         functions.append(alone)
         return torch.compile(alone, backend="fxpasses", dynamic=False, options=options)
 
-    uncached = functorch_config.patch(enable_autograd_cache=False)  # what comes from a cache ran through no stage
+    uncached = functorch_config.patch(
+        enable_autograd_cache=False
+    )  # what comes from a cache ran through no stage
     with mock.patch.dict(os.environ, {VARIABLE: limits}), uncached:
         try:
             yield compiled
@@ -168,7 +170,9 @@ def _step(
     return {name: value.detach().clone() for name, value in found.items()}
 
 
-def stage_repro(gm: fx.GraphModule, inputs: Sequence[Any], stage: Stage, directory: Path) -> tuple[str, int, str]:
+def stage_repro(
+    gm: fx.GraphModule, inputs: Sequence[Any], stage: Stage, directory: Path
+) -> tuple[str, int, str]:
     """Cut Dynamo's graph down to what a stage gets wrong, and write it to a file.
 
     Args:
@@ -181,8 +185,9 @@ def stage_repro(gm: fx.GraphModule, inputs: Sequence[Any], stage: Stage, directo
         The file ("" if there is none), how many calls its graph has, and why there is none.
     """
     until = time.perf_counter() + _SECONDS
-
+    passes: list[str] = []
     fixed: set[str] = set()
+    """Inputs of the whole graph that want no gradient."""
 
     def fails(case: Case) -> bool:
         if time.perf_counter() > until:
@@ -197,10 +202,12 @@ def stage_repro(gm: fx.GraphModule, inputs: Sequence[Any], stage: Stage, directo
 
     with outside_tracing(), torch.enable_grad():
         try:
-            whole = _without_draws(_with_numbers(gm, inputs))
-            kept = dict(zip((n.name for n in placeholders(gm)), inputs, strict=True))
-            fixed |= {n for n, v in kept.items() if isinstance(v, Tensor) and not v.requires_grad}
-            for passes in ((), ("default",)) if stage == "partition" else ((),):
+            whole = _with_numbers(gm, inputs)
+            given = zip(placeholders(whole.gm), whole.inputs, strict=True)
+            fixed |= {n.name for n, v in given if isinstance(v, Tensor) and not v.requires_grad}
+            whole = _without_draws(whole)
+            for behind in ((), ("default",)) if stage == "partition" else ((),):
+                passes[:] = behind
                 if fails(whole):
                     break
             else:
