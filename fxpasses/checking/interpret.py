@@ -31,6 +31,7 @@ __all__ = [
     "Run",
     "allocates",
     "call_wide",
+    "moved_by_a_unit",
     "narrowed",
     "rounded_call",
     "seeded",
@@ -270,6 +271,15 @@ def _moved(result: Any, exact: Any, generator: torch.Generator) -> Any:
     # Zero is exact nearly always: a mask, a clamp, a product with zero.
     moved = torch.where((got == 0) | ~got.isfinite(), got, moved)
     return torch.empty_like(result).copy_(moved)
+
+
+def moved_by_a_unit(value: Tensor, fake: Any, generator: torch.Generator) -> Tensor:
+    """The value, moved at random by up to one unit in the last place of the type that ``fake``, its value in the graph, has."""
+    dtype = fake.dtype if isinstance(fake, Tensor) and fake.is_floating_point() else value.dtype
+    wide = value.double()
+    amount = torch.rand(wide.shape, generator=generator, dtype=torch.float64).to(wide.device)
+    moved = wide + (2 * amount - 1) * spacing(wide.nan_to_num(), dtype)
+    return torch.empty_like(value).copy_(torch.where((wide == 0) | ~wide.isfinite(), wide, moved))
 
 
 def spacing(value: Tensor, dtype: torch.dtype) -> Tensor:

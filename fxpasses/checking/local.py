@@ -9,23 +9,24 @@ Where it does not hold the place is suspected only: a pass may leave out what la
 batch norm). Then the graph before runs on from there in float64, once with the values of the place before and once
 with those after, and the results decide.
 
-In few digits (bfloat16) rounding hides a wrong factor even at its place. There both places run in float64, too: what they are in exact
-arithmetic may differ by one rounding of the result's type, and its effect on the results of the graph may not be larger than
-that of the rounding of the place's own calls.
+In few digits (bfloat16) rounding hides a wrong factor even at its place. There both places run in float64, too: in exact arithmetic
+they may differ by half a unit in the last place of the result, and what that does to the results of the graph may not be
+more than what the rounding of the place's own calls does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
 from fxpasses.aliasing import is_mutating, is_random
+from fxpasses.checking.continued import ContinuedRun
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import (
     ExactRun,
@@ -33,10 +34,8 @@ from fxpasses.checking.interpret import (
     RoundedRun,
     Run,
     allocates,
-    call_wide,
-    narrowed,
+    moved_by_a_unit,
     seeded,
-    spacing,
     widened,
 )
 from fxpasses.checking.places import Place, joined, merged, places, returned
@@ -47,10 +46,10 @@ __all__ = ["Finding", "wrong_places"]
 
 _SAMPLES, _MORE_SAMPLES = 4, 10
 _SEED = 20
-_ONE_ROUNDING = 1.0
-"""How far places may be apart in exact arithmetic, in roundings: a constant may be held in fewer digits."""
+_HALF_A_UNIT = math.sqrt(3)
+"""How far places may be apart in exact arithmetic, as a multiple of the root mean square of a rounding error (a unit over the root
+of 12): a constant may be held in fewer digits, which moves all elements the same way."""
 _FEW_DIGITS = (torch.bfloat16, torch.float16)
-Values = Mapping[str, Any]
 _CANNOT_RUN = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
 
 
@@ -164,14 +163,14 @@ class _Comparison:
                 if not (_is_floating(a) and _is_floating(b)) or a.shape != b.shape or torch.equal(a, b):
                     continue
                 dtype = self._dtype(place.given[position][0], a)
-                if deviation(a, a, [], b, limit=_ONE_ROUNDING, dtype=dtype) is None:
+                if deviation(a, a, [], b, limit=_HALF_A_UNIT, dtype=dtype) is None:
                     continue
                 if not noisy:
                     noisy = [
                         self._evaluate(NoisyExactRun(self._before, seed), place, 0)
                         for seed in range(_MORE_SAMPLES)
                     ]
-                if deviation(a, a, [n[position] for n in noisy], b, limit=_ONE_ROUNDING, dtype=dtype):
+                if deviation(a, a, [n[position] for n in noisy], b, limit=_HALF_A_UNIT, dtype=dtype):
                     return True
         except _CANNOT_RUN:
             pass  # an operator that does not know float64: the comparison in the graph's own types has to do
@@ -247,7 +246,7 @@ class _Comparison:
                 return run.run_node(node)
             value = self._values[node.name]
             if isinstance(run, RoundedRun) and rounded and _is_floating(value):
-                value = _rounded(value, value_of(node), run.generator)
+                value = moved_by_a_unit(value, value_of(node), run.generator)
             return tree_map(widened, value) if wide else tree_map(_copied, value)
 
         with seeded(_SEED):
@@ -318,7 +317,7 @@ class _Comparison:
                 exact[position],
                 [s[position] for s in samples],
                 got[position],
-                limit=_ONE_ROUNDING,
+                limit=_HALF_A_UNIT,
                 dtype=torch.float64,
             )
             if how is not None:
@@ -328,7 +327,7 @@ class _Comparison:
     def _continued(self, place: Place, values: Sequence[Any]) -> list[Any]:
         """The results of the graph before with these values in the place of those that it has there, in float64."""
         given = {a: value for (a, b), value in zip(place.given, values, strict=True) if a in place.before}
-        run = _ContinuedRun(self._before, given)
+        run = ContinuedRun(self._before, given)
         inputs = cloned(self._inputs)
         results = [tree_map(widened, value) for value in (*run(inputs, _SEED), *inputs)]
         by_name = dict(zip(place.given, values, strict=True))
@@ -337,41 +336,6 @@ class _Comparison:
             if isinstance(a, fx.Node) and isinstance(b, fx.Node) and (a.name, b.name) in by_name:
                 results[position] = tree_map(widened, by_name[a.name, b.name])
         return results
-
-
-class _ContinuedRun(Run):
-    """Runs a graph with some values given, and what depends on them in float64."""
-
-    def __init__(self, gm: fx.GraphModule, given: Values) -> None:
-        super().__init__(gm)
-        self._given = given
-        self._behind: set[str] = set()
-        for node in gm.graph.nodes:
-            if any(v.name in self._behind or v.name in given for v in node.all_input_nodes):
-                self._behind.add(node.name)
-
-    def run_node(self, n: fx.Node) -> Any:
-        if n.name not in self._given:
-            return super().run_node(n)
-        self.current = n
-        return tree_map(widened, self._given[n.name])
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        node = self.current
-        assert node is not None
-        if node.name not in self._behind:
-            return super().call_function(target, args, kwargs)
-        if is_random(node) or is_mutating(node):
-            args, kwargs = map_arg((node.args, node.kwargs), lambda a: narrowed(self.env[a], value_of(a)))
-            return target(*args, **kwargs)
-        return call_wide(target, args, kwargs)
-
-    def inner(self, gm: fx.GraphModule) -> Run:
-        return ExactRun(gm) if self.current is not None and self._wide_user() else Run(gm)
-
-    def _wide_user(self) -> bool:
-        assert self.current is not None
-        return any(user.name in self._behind for user in self.current.users)
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -388,12 +352,3 @@ def _is_floating(value: Any) -> bool:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _rounded(value: Tensor, fake: Any, generator: torch.Generator) -> Tensor:
-    """The value, moved by up to one unit in the last place of the type that the graph has it in."""
-    dtype = fake.dtype if isinstance(fake, Tensor) and fake.is_floating_point() else value.dtype
-    wide = value.double()
-    amount = torch.rand(wide.shape, generator=generator, dtype=torch.float64).to(wide.device)
-    moved = wide + (2 * amount - 1) * spacing(wide.nan_to_num(), dtype)
-    return torch.empty_like(value).copy_(torch.where((wide == 0) | ~wide.isfinite(), wide, moved))
