@@ -104,12 +104,10 @@ def wrong_places(
     deviations = comparison.at_the_results(whole)
     if deviations is None:
         return None
-    blamed = suspects
+    guilty = merged(suspects)
     if len(suspects) > 1 and deviations:
-        # Each alone, since only some of them may be wrong.
-        alone = [(place, comparison.at_the_results(place)) for place in suspects]
-        blamed = [place for place, how in alone if how] or suspects
-    guilty = blamed[0] if len(blamed) == 1 else merged(blamed)
+        # The first that is wrong alone: one is enough to be told, and each costs some runs of the graph.
+        guilty = next((place for place in suspects if comparison.at_the_results(place)), guilty)
     return [Finding(position, how, guilty) for position, how in deviations.items()]
 
 
