@@ -34,6 +34,18 @@ class LanguageLoss(nn.Module):
         return F.cross_entropy(self.model(tokens).flatten(0, 1), tokens.flatten())
 
 
+class PaddedLoss(nn.Module):
+    """The loss of a batch whose last sequence is shorter than the others."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        logits = self.model(input_ids=tokens, attention_mask=mask).logits
+        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
 _GPT2: dict[str, Any] = {"n_embd": 256, "n_head": 4, "n_positions": 256, "vocab_size": 8000}
 _LLAMA: dict[str, Any] = {
     "hidden_size": 256,
@@ -63,6 +75,13 @@ def _loss(name: str, **how: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return LanguageLoss(built.model), built.inputs
 
 
+def _padded_llama() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    built = build("llama", "sdpa", length=256, **_LLAMA)
+    mask = torch.ones_like(built.inputs[0])
+    mask[-1, 200:] = 0
+    return PaddedLoss(built.model.model), (*built.inputs, mask)
+
+
 def _vit(training: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
     built = build("vit", "sdpa", training=training, **_VIT)
     return built.model, (torch.randn(4, 3, 112, 112),)
@@ -84,9 +103,7 @@ REAL_CASES: dict[str, tuple[Case, ...]] = {
         Case("vit, 3 layers, 4 images", lambda: _vit(False), training=False),
     ),
     "zero_rows": (Case("vit, 3 layers, 4 images, training", lambda: _vit(True), partner="early_selection"),),
-    "grouped_attention": (
-        Case("llama, 2 layers, 2 x 256 tokens, training", lambda: _loss("llama", length=256, **_LLAMA)),
-    ),
+    "grouped_attention": (Case("llama, 2 layers, 2 x 256 tokens, one padded, training", _padded_llama),),
     "padded_convolutions": (
         Case("mobilenet_v2, 4 images, inference", lambda: _mobilenet(False), training=False),
         Case("mobilenet_v2, 4 images, training", lambda: _mobilenet(True)),

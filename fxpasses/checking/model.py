@@ -242,6 +242,7 @@ class _Runs:
         args, kwargs = tree_map(lambda v: _fresh(v, wide), (self._args, self._kwargs))
 
         # A function of its own: Dynamo's cache of the user's code is left alone, and this one's is emptied each time.
+        @_torch.with_own_code
         def step(*args: Any, **kwargs: Any) -> Any:
             return model(*args, **kwargs)
 
