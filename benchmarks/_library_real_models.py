@@ -113,6 +113,9 @@ REAL_CASES: dict[str, tuple[Case, ...]] = {
         Case("llama, 2 layers, 2 x 256 tokens, training", lambda: _loss("llama", length=256, **_LLAMA)),
     ),
     "chunked_logits": (
-        Case("gpt2, 2 layers, 2 x 256 tokens, training", lambda: _loss("gpt2", length=256, **_GPT2)),
+        Case(
+            "gpt2, 2 layers, 2 x 256 tokens, vocabulary 16000, training",
+            lambda: _loss("gpt2", length=256, **{**_GPT2, "vocab_size": 16000}),
+        ),
     ),
 }

@@ -107,6 +107,7 @@ def main(argv: list[str]) -> int:
                 fxpasses.reset_stats()
                 result = measure(name, case, arguments.rounds)
                 saved = "" if result.saved is None else f"{result.saved:.2f}"
+                console.print(f"{name}, {case.description}: step {result.step:.2f}", highlight=False)
                 table.add_row(
                     name, case.description, f"{result.milliseconds:.2f}", f"{result.step:.2f}", saved,
                     f"{result.compile:.2f}", "yes" if result.fired else "NO",
