@@ -6,8 +6,11 @@ import torch
 from torch import fx
 
 import fxpasses
+from benchmarks.planted.stages import marks, trusts_marks
 from fxpasses.sites import claim
 from tests.fxpasses.checking.plants import calls, in_place_of, put_after
+
+__all__ = ["marks", "trusts_marks"]
 
 aten = torch.ops.aten
 
@@ -130,29 +133,3 @@ def drops_an_output_inside(gm: fx.GraphModule) -> bool:
             output.args = ((half, *output.args[0][1:]),)
             return True
     return False
-
-
-@fxpasses.graph_pass
-def marks(gm: fx.GraphModule) -> bool:
-    """Right: tanh(x) as -tanh(-x), with a mark at the call."""
-    changed = False
-    for node in calls(gm, aten.tanh.default):
-        with gm.graph.inserting_before(node):
-            minus = fxpasses.insert_call(gm.graph, aten.neg.default, (node.args[0],), like=node)
-            inner = fxpasses.insert_call(gm.graph, aten.tanh.default, (minus,), like=node)
-        inner.meta["odd"] = True
-        in_place_of(node, aten.neg.default, (inner,))
-        changed = True
-    return changed
-
-
-@fxpasses.graph_pass
-def trusts_marks(gm: fx.GraphModule) -> bool:
-    """Right where nothing is marked; believes that marked calls want no sign behind them."""
-    changed = False
-    for node in calls(gm, aten.neg.default):
-        if getattr(node.args[0], "meta", {}).get("odd"):
-            node.replace_all_uses_with(node.args[0])
-            gm.graph.erase_node(node)
-            changed = True
-    return changed
