@@ -2,6 +2,7 @@
 
 ``step`` is the median time of a step with the pass as a share of that without it, ``saved`` the bytes that
 the forward keeps for the backward pass, ``compile`` the time of the first step (without caches). Below 1.00 is better with the pass.
+``--real`` measures on models of transformers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 import fxpasses
 from benchmarks._library_models import CASES, Case
+from benchmarks._library_real_models import REAL_CASES
 from benchmarks._timing import interleaved
 
 
@@ -89,6 +91,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks pass_library", description=__doc__)
     parser.add_argument("names", nargs="*", help="passes to measure; all by default")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--real", action="store_true", help="models of transformers")
     arguments = parser.parse_args(argv)
     console = Console(width=150)
     table = Table(title="With the pass / without it (CPU, Inductor)")
@@ -96,7 +99,7 @@ def main(argv: list[str]) -> int:
         table.add_column(heading, justify="left" if heading in ("pass", "model") else "right")
     torch.compile(lambda x: x.sin().sum(), backend="fxpasses")(torch.ones(3, requires_grad=True)).backward()
     with torch._inductor.config.patch(force_disable_caches=True):
-        for name, cases in CASES.items():
+        for name, cases in (REAL_CASES if arguments.real else CASES).items():
             if arguments.names and name not in arguments.names:
                 continue
             for case in cases:
@@ -104,6 +107,7 @@ def main(argv: list[str]) -> int:
                 fxpasses.reset_stats()
                 result = measure(name, case, arguments.rounds)
                 saved = "" if result.saved is None else f"{result.saved:.2f}"
+                console.print(f"{name}, {case.description}: step {result.step:.2f}", highlight=False)
                 table.add_row(
                     name, case.description, f"{result.milliseconds:.2f}", f"{result.step:.2f}", saved,
                     f"{result.compile:.2f}", "yes" if result.fired else "NO",

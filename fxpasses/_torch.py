@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -134,6 +135,19 @@ _AOT_PARAMETERS = inspect.signature(aot_module_simplified).parameters
 def is_control_flow(error: BaseException) -> bool:
     """Whether torch raised ``error`` to restart its own tracing: such an exception must pass unwrapped."""
     return isinstance(error, TensorifyScalarRestartAnalysis)
+
+
+_names = itertools.count()
+
+
+def with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function under a name of its own.
+
+    Dynamo remembers by file, line and name with which sizes code was compiled, and makes those that change symbolic. A wrapper
+    that is made again for each program would make the second one's symbolic.
+    """
+    function.__code__ = function.__code__.replace(co_name=f"call_{next(_names)}")
+    return function
 
 
 def reset_code(function: Callable[..., Any]) -> None:

@@ -14,6 +14,7 @@ from fxpasses import _torch, dynamo
 from fxpasses.backward_capture import captures_backward
 from fxpasses.checking.limits import Limits, in_force
 from fxpasses.checking.lowered import LoweringCheck
+from fxpasses.checking.staged import in_eager_with_repro
 from fxpasses.contract import GRAPH_KINDS
 from fxpasses.history import recent, record
 from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
@@ -53,6 +54,8 @@ def fxpasses(
         parsed = limited(parsed, limits)
         if limits.stage == "eager":
             return gm.forward
+        if limits.check and limits.stage in ("capture", "partition"):
+            return in_eager_with_repro(gm, limits.stage, parsed.repro_directory(), _log_repro)
     made = record(gm, example_inputs, parsed)
     traced = gm.graph
     observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
@@ -74,6 +77,11 @@ def fxpasses(
 
         return captures_backward(compiled, backward, example_inputs)
     return compiled
+
+
+def _log_repro(file: str, calls: int, why: str) -> None:
+    if not file:
+        log.warning("there is no repro file: %s", why)
 
 
 def _pipeline(

@@ -121,7 +121,8 @@ def capture(
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         return Pipeline(options, recorder, [recorder.observer]).compile(gm, inputs)
 
-    # A wrapper of our own keeps what Dynamo caches apart from the user's own compilations.
+    # A wrapper of our own keeps what Dynamo caches apart from the user's own compilations, and from other captures.
+    @_torch.with_own_code
     def call(*args: Any, **kwargs: Any) -> Any:
         return fn_or_module(*args, **kwargs)
 

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import importlib
 import runpy
+import sys
 from collections.abc import Sequence
 
 from fake.library.opcheck.cli import main as opcheck
@@ -96,6 +97,12 @@ def _add_bisect(commands: argparse._SubParsersAction) -> None:
 def _bisect(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)} (the script's own go after it)")
+    for option in ("--output", "--state", "--timeout"):
+        if any(word == option or word.startswith(option + "=") for word in arguments.args):
+            print(
+                f"{option} comes after the script and is handed to it; options of bisect go before the script",
+                file=sys.stderr,
+            )
     try:
         verdict = bisect_script(
             arguments.script,

@@ -25,6 +25,7 @@ from torch import fx
 import fake
 from fxpasses import _torch
 from fxpasses.checking.lowered import LoweringCheck
+from fxpasses.checking.staged import stage_repro
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.errors import (
     CaptureError,
@@ -162,7 +163,7 @@ class Pipeline:
             if self.from_cache:
                 counters.count("cache_hits")
             counters.add_seconds("total", time.perf_counter() - start)
-        return self._eager_if_wrong(compiled, gm.forward)
+        return self._eager_if_wrong(self._with_partition_repro(compiled, gm), gm.forward)
 
     def _partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
@@ -224,6 +225,26 @@ class Pipeline:
         # A wrong forward graph leaves the whole to eager (see _eager_if_wrong); for a wrong backward graph it is
         # too late for that: the graph before the wrong pass runs instead.
         return self._values.watch(kind, compiled, graph_before if kind == "backward" else None)
+
+    def _with_partition_repro(self, compiled: Callable[..., Any], gm: fx.GraphModule) -> Callable[..., Any]:
+        """``compiled``; when the value check finds the partition wrong, its error points to a small program."""
+        if self._values is None:
+            return compiled
+        directory = self.options.repro_directory()
+
+        def run(*inputs: Any) -> Any:
+            try:
+                return compiled(*inputs)
+            except ValueMismatchError as error:
+                if error.pass_name == "partition" and not error.repro:
+                    file, calls, why = stage_repro(gm, inputs, "partition", directory)
+                    if file:
+                        error.add_repro(file, calls)
+                    else:
+                        log.warning("there is no repro file for the partition: %s", why)
+                raise
+
+        return run
 
     def _eager_if_wrong(self, compiled: Callable[..., Any], eager: Callable[..., Any]) -> Callable[..., Any]:
         """``compiled``, until the value check finds it wrong: eager from then on (``on_failure="eager"``)."""

@@ -225,7 +225,11 @@ def _find(search: _Search, say: Callable[[str, int], None]) -> Verdict:
         "partition": "the partition into a forward and a backward graph",
         "inductor": "Inductor, even when it lowers no operator itself: its own passes, its scheduler or its wrapper",
     }[guilty.stage]
-    repro = _lowering_repro(search) if guilty.stage == "inductor" else ""
+    say(f"writing a repro file for the {guilty.stage} stage", 1)
+    if guilty.stage == "inductor":
+        repro = _lowering_repro(search)
+    else:
+        repro = search.answer(replace(guilty, check=True)).record.get("repro", "")
     shown = f" `python {repro}` shows it on a small graph." if repro else ""
     text = f"The script works up to the stage before and fails with {what}.{shown} {search.runs} runs."
     return Verdict(guilty.stage, "", "", -1, repro, search.runs, text)

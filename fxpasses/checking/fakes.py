@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses._torch import DimDynamic, FakeTensorMode, ShapeEnv, StatelessSymbolicContext
+from fake import FakeTensorMode
+from fxpasses._torch import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 __all__ = ["propagate_fakes"]
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from fxpasses._torch import OpOverload
 from fxpasses.aliasing import is_random
 from fxpasses.checking.inputs import cloned
-from fxpasses.checking.interpret import Run, call_wide, narrowed, rounded_call, spacing, widened
+from fxpasses.checking.interpret import Run, call_wide, moved_by_a_unit, narrowed, rounded_call, widened
 from fxpasses.checking.tolerance import Deviation, deviation
 from fxpasses.rewriting import value_of
 
@@ -101,10 +101,7 @@ class FocusedRun(Run):
         fake = value_of(node)
         if not isinstance(value, Tensor) or not isinstance(fake, Tensor) or not fake.is_floating_point():
             return value
-        wide = value.double()
-        amount = torch.rand(wide.shape, generator=self._generator, dtype=torch.float64).to(wide.device)
-        moved = wide + (2 * amount - 1) * spacing(wide.nan_to_num(), fake.dtype)
-        return torch.empty_like(value).copy_(torch.where((wide == 0) | ~wide.isfinite(), wide, moved))
+        return moved_by_a_unit(value, fake, self._generator)
 
 
 def _behind(gm: fx.GraphModule, rewritten: frozenset[str]) -> set[str]:

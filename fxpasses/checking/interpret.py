@@ -24,12 +24,14 @@ from fxpasses.rewriting import subgraphs
 
 __all__ = [
     "ExactRun",
+    "NoisyExactRun",
     "Poison",
     "RoundedMode",
     "RoundedRun",
     "Run",
     "allocates",
     "call_wide",
+    "moved_by_a_unit",
     "narrowed",
     "rounded_call",
     "seeded",
@@ -182,6 +184,28 @@ class ExactRun(Run):
         return result
 
 
+class NoisyExactRun(ExactRun):
+    """Runs a graph in float64 with each result moved by up to half a unit in the last place of float64.
+
+    Where two float64 runs differ by what such noise does, they do not differ: a comparison of two equal numbers, say.
+    """
+
+    def __init__(self, gm: fx.GraphModule, seed: int) -> None:
+        super().__init__(gm, "huge")
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def inner(self, gm: fx.GraphModule) -> Run:
+        run = NoisyExactRun(gm, 0)
+        run.generator = self.generator
+        return run
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.op != "call_function" or not _rounds(n.target):
+            return result
+        return tree_map(lambda value: _moved(value, None, self.generator), result)
+
+
 class RoundedRun(Run):
     """Runs a graph with each result moved by a random amount of the size of the operator's rounding error.
 
@@ -247,6 +271,15 @@ def _moved(result: Any, exact: Any, generator: torch.Generator) -> Any:
     # Zero is exact nearly always: a mask, a clamp, a product with zero.
     moved = torch.where((got == 0) | ~got.isfinite(), got, moved)
     return torch.empty_like(result).copy_(moved)
+
+
+def moved_by_a_unit(value: Tensor, fake: Any, generator: torch.Generator) -> Tensor:
+    """The value, moved at random by up to one unit in the last place of the type that ``fake``, its value in the graph, has."""
+    dtype = fake.dtype if isinstance(fake, Tensor) and fake.is_floating_point() else value.dtype
+    wide = value.double()
+    amount = torch.rand(wide.shape, generator=generator, dtype=torch.float64).to(wide.device)
+    moved = wide + (2 * amount - 1) * spacing(wide.nan_to_num(), dtype)
+    return torch.empty_like(value).copy_(torch.where((wide == 0) | ~wide.isfinite(), wide, moved))
 
 
 def spacing(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,30 +8,34 @@ rounding of the place's own calls. If that holds at every place, then the graphs
 Where it does not hold the place is suspected only: a pass may leave out what later calls cancel (the bias in front of a
 batch norm). Then the graph before runs on from there in float64, once with the values of the place before and once
 with those after, and the results decide.
+
+In few digits (bfloat16) rounding hides a wrong factor even at its place. There both places run in float64, too: in exact arithmetic
+they may differ by half a unit in the last place of the result, and what that does to the results of the graph may not be
+more than what the rounding of the place's own calls does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
 from fxpasses.aliasing import is_mutating, is_random
+from fxpasses.checking.continued import ContinuedRun
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import (
     ExactRun,
+    NoisyExactRun,
     RoundedRun,
     Run,
     allocates,
-    call_wide,
-    narrowed,
+    moved_by_a_unit,
     seeded,
-    spacing,
     widened,
 )
 from fxpasses.checking.places import Place, joined, merged, places, returned
@@ -42,7 +46,11 @@ __all__ = ["Finding", "wrong_places"]
 
 _SAMPLES, _MORE_SAMPLES = 4, 10
 _SEED = 20
-Values = Mapping[str, Any]
+_HALF_A_UNIT = math.sqrt(3)
+"""How far places may be apart in exact arithmetic, as a multiple of the root mean square of a rounding error (a unit over the root
+of 12): a constant may be held in fewer digits, which moves all elements the same way."""
+_FEW_DIGITS = (torch.bfloat16, torch.float16)
+_CANNOT_RUN = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -96,12 +104,10 @@ def wrong_places(
     deviations = comparison.at_the_results(whole)
     if deviations is None:
         return None
-    blamed = suspects
+    guilty = merged(suspects)
     if len(suspects) > 1 and deviations:
-        # Each alone, since only some of them may be wrong.
-        alone = [(place, comparison.at_the_results(place)) for place in suspects]
-        blamed = [place for place, how in alone if how] or suspects
-    guilty = blamed[0] if len(blamed) == 1 else merged(blamed)
+        # The first that is wrong alone: one is enough to be told, and each costs some runs of the graph.
+        guilty = next((place for place in suspects if comparison.at_the_results(place)), guilty)
     return [Finding(position, how, guilty) for position, how in deviations.items()]
 
 
@@ -129,6 +135,7 @@ class _Comparison:
         results: Sequence[Any],
     ) -> None:
         self._before, self._after, self._inputs, self._results = before, after, inputs, results
+        self._graphs = (before, after)
         self._nodes = [{n.name: n for n in gm.graph.nodes} for gm in (before, after)]
         run = Run(before, keep=True)
         run(cloned(inputs), _SEED)
@@ -137,9 +144,54 @@ class _Comparison:
     def agrees(self, place: Place) -> bool:
         """Whether a place gives the same before and after, but for its own rounding."""
         try:
-            return not any(how is not None for how in self._differences(place))
-        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError):
+            if any(how is not None for how in self._differences(place)):
+                return False
+        except _CANNOT_RUN:
             return False
+        return not self._differs_exactly(place)
+
+    def _differs_exactly(self, place: Place) -> bool:
+        """Whether a place is another function of what it takes, in float64; asked in few digits only."""
+        if not self._has_few_digits(place):
+            return False
+        try:
+            own, got = (self._evaluate(ExactRun(gm), place, side) for side, gm in enumerate(self._graphs))
+            noisy: list[list[Any]] = []
+            for position, (a, b) in enumerate(zip(own, got, strict=True)):
+                if not (_is_floating(a) and _is_floating(b)) or a.shape != b.shape or torch.equal(a, b):
+                    continue
+                dtype = self._dtype(place.given[position][0], a)
+                if deviation(a, a, [], b, limit=_HALF_A_UNIT, dtype=dtype) is None:
+                    continue
+                if not noisy:
+                    noisy = [
+                        self._evaluate(NoisyExactRun(self._before, seed), place, 0)
+                        for seed in range(_MORE_SAMPLES)
+                    ]
+                if deviation(a, a, [n[position] for n in noisy], b, limit=_HALF_A_UNIT, dtype=dtype):
+                    return True
+        except _CANNOT_RUN:
+            pass  # an operator that does not know float64: the comparison in the graph's own types has to do
+        return False
+
+    def _has_few_digits(self, place: Place) -> bool:
+        """Whether the place computes in few digits, or between values that are held in few."""
+        nodes = [
+            value
+            for side, names in enumerate((place.before, place.after))
+            for name in names
+            if name in self._nodes[side]
+            for value in (self._nodes[side][name], *self._nodes[side][name].all_input_nodes)
+        ]
+        if any(n.op == "get_attr" and _is_floating(value_of(n)) for n in nodes):
+            return False  # a constant that the pass computed, in as many digits as it has
+        return any(getattr(value_of(n), "dtype", None) in _FEW_DIGITS for n in nodes) or any(
+            getattr(v, "dtype", None) in _FEW_DIGITS for v in self._results
+        )
+
+    def _dtype(self, name: str, value: Tensor) -> torch.dtype:
+        fake = value_of(self._nodes[0][name]) if name in self._nodes[0] else None
+        return fake.dtype if isinstance(fake, Tensor) and fake.is_floating_point() else value.dtype
 
     def _differences(self, place: Place) -> Iterable[Deviation | bool | None]:
         own = self._evaluate(Run(self._before), place, 0)
@@ -192,7 +244,7 @@ class _Comparison:
                 return run.run_node(node)
             value = self._values[node.name]
             if isinstance(run, RoundedRun) and rounded and _is_floating(value):
-                value = _rounded(value, value_of(node), run.generator)
+                value = moved_by_a_unit(value, value_of(node), run.generator)
             return tree_map(widened, value) if wide else tree_map(_copied, value)
 
         with seeded(_SEED):
@@ -240,14 +292,40 @@ class _Comparison:
                         break
                 if how is not None:
                     found[position] = how
-            return found
-        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError):
+            return found or self._exactly_at_the_results(place, exact, samples)
+        except _CANNOT_RUN:
             return None
+
+    def _exactly_at_the_results(
+        self, place: Place, exact: Sequence[Any], samples: list[list[Any]]
+    ) -> dict[int, Deviation]:
+        """How far off results are because a place is another function: more than its rounding takes them."""
+        if not self._differs_exactly(place):
+            return {}
+        got = self._continued(place, self._evaluate(ExactRun(self._after), place, 1))
+        while len(samples) < _MORE_SAMPLES:
+            run = RoundedRun(self._before, len(samples))
+            samples.append(self._continued(place, self._evaluate(run, place, 0)))
+        found: dict[int, Deviation] = {}
+        for position, result in enumerate(self._results):
+            if not _is_floating(result) or got[position].shape != result.shape:
+                continue
+            how = deviation(
+                exact[position],
+                exact[position],
+                [s[position] for s in samples],
+                got[position],
+                limit=_HALF_A_UNIT,
+                dtype=torch.float64,
+            )
+            if how is not None:
+                found[position] = how
+        return found
 
     def _continued(self, place: Place, values: Sequence[Any]) -> list[Any]:
         """The results of the graph before with these values in the place of those that it has there, in float64."""
         given = {a: value for (a, b), value in zip(place.given, values, strict=True) if a in place.before}
-        run = _ContinuedRun(self._before, given)
+        run = ContinuedRun(self._before, given)
         inputs = cloned(self._inputs)
         results = [tree_map(widened, value) for value in (*run(inputs, _SEED), *inputs)]
         by_name = dict(zip(place.given, values, strict=True))
@@ -256,41 +334,6 @@ class _Comparison:
             if isinstance(a, fx.Node) and isinstance(b, fx.Node) and (a.name, b.name) in by_name:
                 results[position] = tree_map(widened, by_name[a.name, b.name])
         return results
-
-
-class _ContinuedRun(Run):
-    """Runs a graph with some values given, and what depends on them in float64."""
-
-    def __init__(self, gm: fx.GraphModule, given: Values) -> None:
-        super().__init__(gm)
-        self._given = given
-        self._behind: set[str] = set()
-        for node in gm.graph.nodes:
-            if any(v.name in self._behind or v.name in given for v in node.all_input_nodes):
-                self._behind.add(node.name)
-
-    def run_node(self, n: fx.Node) -> Any:
-        if n.name not in self._given:
-            return super().run_node(n)
-        self.current = n
-        return tree_map(widened, self._given[n.name])
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        node = self.current
-        assert node is not None
-        if node.name not in self._behind:
-            return super().call_function(target, args, kwargs)
-        if is_random(node) or is_mutating(node):
-            args, kwargs = map_arg((node.args, node.kwargs), lambda a: narrowed(self.env[a], value_of(a)))
-            return target(*args, **kwargs)
-        return call_wide(target, args, kwargs)
-
-    def inner(self, gm: fx.GraphModule) -> Run:
-        return ExactRun(gm) if self.current is not None and self._wide_user() else Run(gm)
-
-    def _wide_user(self) -> bool:
-        assert self.current is not None
-        return any(user.name in self._behind for user in self.current.users)
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -307,12 +350,3 @@ def _is_floating(value: Any) -> bool:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _rounded(value: Tensor, fake: Any, generator: torch.Generator) -> Tensor:
-    """The value, moved by up to one unit in the last place of the type that the graph has it in."""
-    dtype = fake.dtype if isinstance(fake, Tensor) and fake.is_floating_point() else value.dtype
-    wide = value.double()
-    amount = torch.rand(wide.shape, generator=generator, dtype=torch.float64).to(wide.device)
-    moved = wide + (2 * amount - 1) * spacing(wide.nan_to_num(), dtype)
-    return torch.empty_like(value).copy_(torch.where((wide == 0) | ~wide.isfinite(), wide, moved))

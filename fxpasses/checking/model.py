@@ -22,6 +22,7 @@ from fxpasses.checking.blame import first_difference
 from fxpasses.checking.calls import Rewrite
 from fxpasses.checking.interpret import RoundedMode
 from fxpasses.checking.lowered import LoweringCheck
+from fxpasses.checking.staged import Stage, in_eager_with_repro
 from fxpasses.checking.tolerance import deviation
 from fxpasses.checking.values import Reference, compare, largest_error, value_names
 from fxpasses.checking.watch import ValueCheck
@@ -174,10 +175,14 @@ class _Runs:
 
         quiet = dataclasses.replace(options, check="off", report=None)
         whole("capture", self._compiled(dataclasses.replace(quiet, passes=()), _unpartitioned))
+        if not stages[-1].ok:
+            self._stage_repro("capture", options, notes)
         collector = _Collector(scratch)
         self._step(self._compiled(dataclasses.replace(quiet, compiler="eager"), _eager, collector))
         stages += collector.stages()
         notes += collector.notes
+        if any(stage.stage == "partition" and not stage.ok for stage in stages):
+            self._stage_repro("partition", options, notes)
         whole("passes and partition", self._compiled(dataclasses.replace(quiet, compiler="eager"), _eager))
         if options.compiler == "inductor":
             whole("inductor", self._compiled(quiet, InductorCompiler))
@@ -206,6 +211,16 @@ class _Runs:
 
         return lambda function: torch.compile(function, backend=backend, dynamic=self._dynamic)
 
+    def _stage_repro(self, stage: Stage, options: Options, notes: list[str]) -> None:
+        def tell(file: str, calls: int, why: str) -> None:
+            if file:
+                notes.append(f"`python {file}` shows what the {stage} does on {calls} calls")
+
+        def backend(gm: Any, example_inputs: Sequence[Any]) -> Any:
+            return in_eager_with_repro(gm, stage, options.repro_directory(), tell)
+
+        self._step(lambda function: torch.compile(function, backend=backend, dynamic=self._dynamic))
+
     def _exact(self, notes: list[str]) -> dict[str, Tensor] | None:
         try:
             return self._step(lambda f: f, wide=True)
@@ -227,6 +242,7 @@ class _Runs:
         args, kwargs = tree_map(lambda v: _fresh(v, wide), (self._args, self._kwargs))
 
         # A function of its own: Dynamo's cache of the user's code is left alone, and this one's is emptied each time.
+        @_torch.with_own_code
         def step(*args: Any, **kwargs: Any) -> Any:
             return model(*args, **kwargs)
 

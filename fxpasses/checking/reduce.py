@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxpasses.aliasing import is_mutating
 from fxpasses.checking.blame import minimise
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run
@@ -121,6 +122,7 @@ def cut(
     made: dict[fx.Node, fx.Node] = {}
     inputs: list[str] = []
     outputs: list[fx.Node] = []
+    writes = False
     needed = {v for n in chosen for v in n.all_input_nodes if v not in chosen}
     if traced is not None:  # a pass may ask for the sizes themselves
         needed |= {n for n in gm.graph.find_nodes(op="placeholder") if isinstance(value_of(n), torch.SymInt)}
@@ -134,10 +136,12 @@ def cut(
         elif node in chosen:
             made[node] = graph.node_copy(node, made.__getitem__)
             made[node].meta = dict(node.meta)
-            outside = any(user not in chosen for user in node.users) or not node.users
+            writes = writes or is_mutating(node)
+            # A write is seen in what it writes to: a pass may take it away only where nobody uses its result.
+            outside = any(user not in chosen for user in node.users) or not (node.users or is_mutating(node))
             if (node in returned if returned else outside) and not _many(node) and value_of(node) is not None:
                 outputs.append(made[node])
-    if not outputs:
+    if not outputs and not writes:
         return None
     graph.output(tuple(outputs))
     others = None if traced is None else [traced[name] for name in inputs]

@@ -27,6 +27,10 @@ _FACTORS = ((32.0, False), (32.0, True), (4.0, True))
 """How much larger values become, and whether tensors of positive values stay positive: each is tried where the one before
 leads to NaN or infinities (the root of a variance, an overflow)."""
 
+_BROKEN = (0.0, 0.25)
+"""Which share of a tensor's elements is not finite, for each of NaN and the two infinities: in few places (one each) what is
+computed between them stays to be seen, in many each row has one."""
+
 _SAME_INDEX = {
     aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims,
     aten.expand.default, aten.permute.default, aten.clone.default, aten.slice.Tensor, aten.select.int, aten.alias.default,
@@ -83,21 +87,24 @@ def variants(
     def enlarged(factor: float, keep_positive: bool) -> Any:
         return lambda value: value * (factor if keep_positive and _is_positive(value) else -factor)
 
-    def broken(value: Tensor) -> Tensor:
-        value = value.clone(memory_format=torch.contiguous_format)
-        flat = value.view(-1)
-        for bad in (float("nan"), float("inf"), float("-inf")):
-            at = int(torch.randint(flat.numel(), (), generator=generator))
-            flat[at] = bad
-        return value
+    def broken(share: float) -> Any:
+        def change(value: Tensor) -> Tensor:
+            value = value.clone(memory_format=torch.contiguous_format)
+            flat = value.view(-1)
+            count = max(1, int(share * flat.numel()))
+            for bad in (float("nan"), float("inf"), float("-inf")):
+                flat[torch.randint(flat.numel(), (count,), generator=generator)] = bad
+            return value
+
+        return change
 
     yield [(made(moved), "other values")]
     yield [
         (made(enlarged(*choice)), f"values {choice[0]:g} times as large, signs reversed")
         for choice in _FACTORS
     ]
-    if bitwise:
-        yield [(made(broken), "NaN and infinities in places")]
+    for share in _BROKEN if bitwise else ():
+        yield [(made(broken(share)), "NaN and infinities in places")]
 
 
 def index_bounds(gm: fx.GraphModule) -> dict[str, int]:

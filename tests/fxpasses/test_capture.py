@@ -194,3 +194,10 @@ def test_errors_of_the_model_are_located():
 
     with pytest.raises(CaptureError):
         fxpasses.capture(f, torch.ones(3, 4, requires_grad=True))
+
+
+def test_sizes_of_another_capture_make_none_symbolic():
+    for size in (3, 4, 5):
+        captured = fxpasses.capture(torch.nn.Linear(size, size), torch.randn(size + 2, size))
+        shapes = [n.meta["val"].shape for n in captured.forward.graph.find_nodes(op="placeholder")]
+        assert all(type(n) is int for shape in shapes for n in shape)

@@ -50,3 +50,13 @@ def test_a_command_that_does_not_exist(capsys):
         main(["opchek"])
     assert caught.value.code == 2
     assert "demo" in capsys.readouterr().err
+
+
+def test_options_behind_a_script_belong_to_the_script(tmp_path, monkeypatch, capsys):
+    (tmp_path / "script.py").write_text("raise SystemExit(0)")
+    monkeypatch.chdir(tmp_path)
+    assert main(["bisect", "script.py", "--output", "elsewhere"]) == 0
+    said = capsys.readouterr()
+    assert "--output comes after the script" in said.err
+    assert "The script does not fail" in said.out
+    assert not (tmp_path / "elsewhere").exists()

@@ -6,8 +6,11 @@ import torch
 from torch import fx
 
 import fxpasses
+from benchmarks.planted.stages import marks, trusts_marks
 from fxpasses.sites import claim
 from tests.fxpasses.checking.plants import calls, in_place_of, put_after
+
+__all__ = ["marks", "trusts_marks"]
 
 aten = torch.ops.aten
 
@@ -76,6 +79,31 @@ def a_little_too_much(gm: fx.GraphModule) -> bool:
 
 
 @fxpasses.graph_pass
+def under_one_percent(gm: fx.GraphModule) -> bool:
+    """Takes every product of the forward pass times 1.006: in bfloat16 less than one or two units in the last place."""
+    products = [n for n in gm.graph.nodes if n.target in (aten.mm.default, aten.addmm.default)]
+    for node in products:
+        if not fxpasses.provenance.is_backward(node):
+            put_after(node, aten.mul.Tensor, (node, 1.006))
+    return bool(products)
+
+
+@fxpasses.graph_pass
+def half_as_two_halves(gm: fx.GraphModule) -> bool:
+    """Right: every product of the forward pass as the sum of two halves, in more roundings."""
+    products = [n for n in gm.graph.nodes if n.target in (aten.mm.default, aten.addmm.default)]
+    for node in products:
+        with gm.graph.inserting_after(node):
+            half = fxpasses.insert_call(gm.graph, aten.mul.Tensor, (node, 0.3), like=node)
+        with gm.graph.inserting_after(half):
+            rest = fxpasses.insert_call(gm.graph, aten.mul.Tensor, (node, 0.7), like=node)
+        with gm.graph.inserting_after(rest):
+            both = fxpasses.insert_call(gm.graph, aten.add.Tensor, (half, rest), like=node)
+        node.replace_all_uses_with(both, delete_user_cb=lambda user, own=(half, rest): user not in own)
+    return bool(products)
+
+
+@fxpasses.graph_pass
 def sine_for_cosine_inside(gm: fx.GraphModule) -> bool:
     """Takes cosines for sines in the graphs that other operators call."""
     changed = False
@@ -105,29 +133,3 @@ def drops_an_output_inside(gm: fx.GraphModule) -> bool:
             output.args = ((half, *output.args[0][1:]),)
             return True
     return False
-
-
-@fxpasses.graph_pass
-def marks(gm: fx.GraphModule) -> bool:
-    """Right: tanh(x) as -tanh(-x), with a mark at the call."""
-    changed = False
-    for node in calls(gm, aten.tanh.default):
-        with gm.graph.inserting_before(node):
-            minus = fxpasses.insert_call(gm.graph, aten.neg.default, (node.args[0],), like=node)
-            inner = fxpasses.insert_call(gm.graph, aten.tanh.default, (minus,), like=node)
-        inner.meta["odd"] = True
-        in_place_of(node, aten.neg.default, (inner,))
-        changed = True
-    return changed
-
-
-@fxpasses.graph_pass
-def trusts_marks(gm: fx.GraphModule) -> bool:
-    """Right where nothing is marked; believes that marked calls want no sign behind them."""
-    changed = False
-    for node in calls(gm, aten.neg.default):
-        if getattr(node.args[0], "meta", {}).get("odd"):
-            node.replace_all_uses_with(node.args[0])
-            gm.graph.erase_node(node)
-            changed = True
-    return changed

@@ -80,6 +80,10 @@ CASES = {
         lambda: Deep().bfloat16(),
         lambda: torch.randn(4, 16).bfloat16(),
     ),
+    "under_one_percent": (
+        lambda: Deep(4).bfloat16(),
+        lambda: torch.randn(16, 16).bfloat16(),
+    ),
     "sine_for_cosine_inside": (lambda: branches, lambda: torch.randn(3, 4)),
 }
 
@@ -104,6 +108,10 @@ def test_of_many_sites_in_bfloat16_the_wrong_one_is_named(tmp_path):
         run(Deep().bfloat16(), [torch.randn(4, 16).bfloat16()], plants.a_little_too_much, directory=tmp_path)
     (site,) = caught.value.sites
     assert site.index == 35 // 2
+
+
+def test_more_roundings_of_the_same_function_are_no_fault(tmp_path):
+    run(Deep(4).bfloat16(), [torch.randn(16, 16).bfloat16()], plants.half_as_two_halves, directory=tmp_path)
 
 
 @pytest.mark.parametrize("passes", [["marks"], ["trusts_marks"]])

@@ -1,0 +1,121 @@
+"""Models of transformers on which passes of the library are measured: two to four layers, random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks._library_models import Case
+from benchmarks._transformers import build
+
+
+class NextToken(nn.Module):
+    """The logits of the last position: what one step of generation needs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.model(tokens)[:, -1]
+
+
+class LanguageLoss(nn.Module):
+    """The loss of all positions."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(tokens).flatten(0, 1), tokens.flatten())
+
+
+class PaddedLoss(nn.Module):
+    """The loss of a batch whose last sequence is shorter than the others."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        logits = self.model(input_ids=tokens, attention_mask=mask).logits
+        return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+
+_GPT2: dict[str, Any] = {"n_embd": 256, "n_head": 4, "n_positions": 256, "vocab_size": 8000}
+_LLAMA: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "vocab_size": 1000,
+}
+_BERT: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
+_VIT: dict[str, Any] = {
+    "image_size": 112,
+    "hidden_size": 192,
+    "intermediate_size": 768,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 3,
+}
+
+
+def _next_token() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    built = build("gpt2", "sdpa", batch=1, length=256, training=False, **_GPT2)
+    return NextToken(built.model), built.inputs
+
+
+def _loss(name: str, **how: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    built = build(name, "sdpa", **how)
+    return LanguageLoss(built.model), built.inputs
+
+
+def _padded_llama() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    built = build("llama", "sdpa", length=256, **_LLAMA)
+    mask = torch.ones_like(built.inputs[0])
+    mask[-1, 200:] = 0
+    return PaddedLoss(built.model.model), (*built.inputs, mask)
+
+
+def _vit(training: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    built = build("vit", "sdpa", training=training, **_VIT)
+    return built.model, (torch.randn(4, 3, 112, 112),)
+
+
+def _mobilenet(training: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    built = build("mobilenet_v2", training=training, depth_multiplier=0.5, image_size=96)
+    return built.model, (torch.randn(4, 3, 96, 96),)
+
+
+def _bert() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    built = build("bert", "eager", batch=4, length=64, **_BERT)
+    return built.model, built.inputs
+
+
+REAL_CASES: dict[str, tuple[Case, ...]] = {
+    "early_selection": (
+        Case("gpt2, 2 layers, next token after 256", _next_token, training=False),
+        Case("vit, 3 layers, 4 images", lambda: _vit(False), training=False),
+    ),
+    "zero_rows": (Case("vit, 3 layers, 4 images, training", lambda: _vit(True), partner="early_selection"),),
+    "grouped_attention": (Case("llama, 2 layers, 2 x 256 tokens, one padded, training", _padded_llama),),
+    "padded_convolutions": (
+        Case("mobilenet_v2, 4 images, inference", lambda: _mobilenet(False), training=False),
+        Case("mobilenet_v2, 4 images, training", lambda: _mobilenet(True)),
+    ),
+    "packed_masks": (Case("bert, 2 layers, 4 x 64 tokens, dropout, training", _bert),),
+    "saved_precision": (
+        Case("llama, 2 layers, 2 x 256 tokens, training", lambda: _loss("llama", length=256, **_LLAMA)),
+    ),
+    "chunked_logits": (
+        Case(
+            "gpt2, 2 layers, 2 x 256 tokens, vocabulary 16000, training",
+            lambda: _loss("gpt2", length=256, **{**_GPT2, "vocab_size": 16000}),
+        ),
+    ),
+}

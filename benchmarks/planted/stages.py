@@ -1,0 +1,173 @@
+"""Faults between passes, and of the stages that are no passes: partition, Inductor."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import fx
+
+import fxpasses
+from benchmarks.planted import programs
+from benchmarks.planted.plant import Plant, call_before, calls, in_place_of, swap
+from fxpasses import inductor
+
+aten = torch.ops.aten
+
+
+@fxpasses.graph_pass
+def marks(gm: fx.GraphModule) -> bool:
+    """Right: tanh(x) as -tanh(-x), with a mark at the call."""
+    changed = False
+    for node in calls(gm, aten.tanh.default):
+        inner = call_before(node, aten.tanh.default, call_before(node, aten.neg.default, node.args[0]))
+        inner.meta["odd"] = True
+        in_place_of(node, aten.neg.default, inner)
+        changed = True
+    return changed
+
+
+@fxpasses.graph_pass
+def trusts_marks(gm: fx.GraphModule) -> bool:
+    """Right where nothing is marked; believes that marked calls want no sign behind them."""
+    changed = False
+    for node in calls(gm, aten.neg.default):
+        if getattr(node.args[0], "meta", {}).get("odd"):
+            swap(node, node.args[0])
+            changed = True
+    return changed
+
+
+@fxpasses.graph_pass
+def halves(gm: fx.GraphModule) -> bool:
+    """Right: each product of a weight as half of it twice."""
+    changed = False
+    for node in calls(gm, aten.mm.default, aten.addmm.default):
+        half = call_before(node, aten.mul.Tensor, node.args[-1], 0.5)
+        if fxpasses.provenance.is_backward(node):
+            continue
+        twice = call_before(node, aten.mul.Tensor, half, 2.0)
+        node.replace_input_with(node.args[-1], twice)
+        changed = True
+    return changed
+
+
+@fxpasses.graph_pass
+def drops_doubling(gm: fx.GraphModule) -> bool:
+    """Right for models that never double anything: takes products with two away."""
+    changed = False
+    for node in calls(gm, aten.mul.Tensor):
+        if node.args[1] == 2.0 and isinstance(node.args[1], float):
+            swap(node, node.args[0])
+            changed = True
+    return changed
+
+
+@fxpasses.graph_pass
+def raises(gm: fx.GraphModule) -> bool:
+    """Does not expect an error function."""
+    for node in calls(gm, aten.erf.default):
+        raise ValueError(f"no error function, please: {node}")
+    return False
+
+
+@fxpasses.graph_pass
+def leaves_a_dead_input(gm: fx.GraphModule) -> bool:
+    """Adds an input that nobody gives."""
+    first = next(iter(gm.graph.nodes))
+    with gm.graph.inserting_before(first):
+        extra = gm.graph.placeholder("extra")
+    extra.meta = dict(first.meta)
+    return True
+
+
+@fxpasses.graph_pass
+def drops_an_output(gm: fx.GraphModule) -> bool:
+    """Returns one result fewer."""
+    (output,) = gm.graph.find_nodes(op="output")
+    output.args = (type(output.args[0])(list(output.args[0])[:-1]),)
+    return True
+
+
+@fxpasses.graph_pass(numerics="bitwise")
+def reassociates(gm: fx.GraphModule) -> bool:
+    """Promises the same bits, and adds in another order."""
+    for node in calls(gm, aten.add.Tensor):
+        inner, other = node.args
+        if getattr(inner, "target", None) is aten.add.Tensor and isinstance(other, fx.Node):
+            a, b = inner.args
+            if isinstance(b, fx.Node):
+                node.args = (a, call_before(node, aten.add.Tensor, b, other))
+                return True
+    return False
+
+
+@fxpasses.graph_pass
+def reassociates_rightly(gm: fx.GraphModule) -> bool:
+    """Right: adds in another order, and says that it rounds otherwise."""
+    return reassociates.apply(gm)
+
+
+@contextmanager
+def wrong_partition() -> Iterator[None]:
+    """A partition that hands values over in the wrong order: the first two saved values that look alike."""
+    real = inductor.partition
+
+    def wrong(*args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        forward, backward = real(*args, **kwargs)
+        (output,) = forward.graph.find_nodes(op="output")
+        values = list(output.args[0])
+        calls = [i for i, n in enumerate(values) if i and isinstance(n, fx.Node) and n.op == "call_function"]
+        a, b = next(
+            (i, j)
+            for i, j in itertools.combinations(calls, 2)
+            if fxpasses.rewriting.same_metadata(values[i].meta["val"], values[j].meta["val"])
+        )
+        values[a], values[b] = values[b], values[a]
+        output.args = (type(output.args[0])(values),)
+        forward.recompile()
+        return forward, backward
+
+    with mock.patch.object(inductor, "partition", wrong):
+        yield
+
+
+@contextmanager
+def partition_forgets() -> Iterator[None]:
+    """A partition that calls something else: in the backward graph, the largest for the first sum."""
+    real = inductor.partition
+
+    def wrong(*args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        forward, backward = real(*args, **kwargs)
+        for node in calls(backward, aten.sum.dim_IntList):
+            in_place_of(node, aten.amax.default, *node.args)
+            backward.recompile()
+            return forward, backward
+        raise AssertionError("nothing to change")
+
+    with mock.patch.object(inductor, "partition", wrong):
+        yield
+
+
+def _mlp(width: int = 16) -> Any:
+    return programs.mlp(activation=torch.tanh)
+
+
+PLANTS = {
+    "wrong only together": Plant((marks, trusts_marks), _mlp(), partners=("marks",)),
+    "the same, with others between": Plant(
+        (halves, reassociates_rightly, drops_doubling), programs.zoo("gpt"), partners=("halves",)
+    ),
+    "raises": Plant((raises,), programs.zoo("gpt")),
+    "one input more": Plant((leaves_a_dead_input,), _mlp()),
+    "one result fewer": Plant((drops_an_output,), _mlp()),
+    "other bits than promised": Plant((reassociates,), programs.hub("llama")),
+    "saved values exchanged": Plant((), _mlp(), blame="partition", surroundings=wrong_partition),
+    "another call in the backward graph": Plant(
+        (), programs.zoo("gpt"), blame="partition", surroundings=partition_forgets
+    ),
+}

@@ -1,0 +1,361 @@
+"""A program that capture or partition gets wrong, cut down to the few calls of the user's that it takes.
+
+These stages are no rewrites of one graph: what goes in is the graph of torch functions that Dynamo recorded, and what comes
+out are graphs of ATen operators. So parts of Dynamo's graph are compiled up to that stage, without any pass, and compared with
+the same part in eager, gradients included, until the smallest is left that still fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from fxpasses._torch import functorch_config, outside_tracing, reset_code
+from fxpasses.checking.inputs import Unsupported, cloned, placeholders
+from fxpasses.checking.interpret import RoundedMode, Run, seeded, widened
+from fxpasses.checking.limits import VARIABLE, Limits, progress
+from fxpasses.checking.reduce import Case, cut, reduce_nodes
+from fxpasses.checking.repro import fresh_directory, graph_text, input_lines, why_not_shown
+from fxpasses.checking.tolerance import deviation
+
+__all__ = ["Stage", "in_eager_with_repro", "replay_stage", "stage_differences", "stage_repro"]
+
+log = logging.getLogger(__name__)
+
+Stage = Literal["capture", "partition"]
+_SAMPLES = 4
+_SECONDS = 240.0
+"""How long parts of a graph are compiled in the search for a small one."""
+_SEED = 20
+
+
+def replay_stage(
+    graph: Callable[..., Any], inputs: Sequence[Any], stage: Stage, passes: Sequence[str] = ()
+) -> int:
+    """Compile a function up to a stage and compare it with eager; what a repro file calls.
+
+    Args:
+        graph: the function, of positional arguments.
+        inputs: what it runs on; gradients are compared for those that require them.
+        stage: the last stage that runs.
+        passes: names of passes that run before it.
+
+    Returns:
+        1 when the stage is wrong, 0 otherwise: an exit status.
+
+    >>> replay_stage(lambda x: (torch.sin(x),), [torch.ones(2, requires_grad=True)], "partition")
+    the partition is right on these inputs
+    0
+    """
+    found = stage_differences(graph, inputs, stage, passes)
+    print(f"the {stage} is wrong: {found}" if found else f"the {stage} is right on these inputs")
+    return 1 if found else 0
+
+
+def stage_differences(
+    graph: Callable[..., Any], inputs: Sequence[Any], stage: Stage, passes: Sequence[str] = ()
+) -> str:
+    """How a function's results and gradients after a stage differ from eager's; "" when they do not.
+
+    Args:
+        graph: the function, of positional arguments.
+        inputs: what it runs on; gradients are compared for those that require them.
+        stage: the last stage that runs.
+        passes: names of passes that run before it.
+
+    Raises:
+        Unsupported: when the function does not run in eager, or an input cannot be copied.
+    """
+    for sign in (1, -1):
+        found = _differences(graph, inputs, stage, passes, sign)
+        if found:
+            return found
+    return ""
+
+
+def _differences(
+    graph: Callable[..., Any], inputs: Sequence[Any], stage: Stage, passes: Sequence[str], sign: int
+) -> str:
+    """The same for one choice of the outputs' gradients."""
+    try:
+        native = _step(graph, inputs, sign)
+        samples = [_step(graph, inputs, sign, RoundedMode(seed)) for seed in range(_SAMPLES)]
+    except Exception as error:
+        raise Unsupported(f"eager raises {type(error).__name__}: {error}") from error
+    exact: dict[str, Tensor] | None
+    try:
+        exact = _step(graph, inputs, sign, wide=True)
+    except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError):
+        exact = None  # a type in the code that does not fit
+    try:
+        with _up_to(stage, passes) as compiled:
+            got = _step(compiled(graph), inputs, sign)
+    except Exception as error:  # noqa: BLE001  (whatever a wrong stage raises is the finding)
+        cause = getattr(error, "inner_exception", error)
+        return f"it raises {type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
+    for name, usual in native.items():
+        value = got.get(name)
+        if value is None or (value.shape, value.dtype) != (usual.shape, usual.dtype):
+            return f"{name}: {'missing' if value is None else f'{value.dtype}{tuple(value.shape)}'}"
+        center = None if exact is None or exact[name].shape != usual.shape else exact[name]
+        how = deviation(usual, center, [s[name] for s in samples if s[name].shape == usual.shape], value)
+        if how is not None:
+            return f"{name}: {how}"
+    extra = [name for name in got if name not in native]
+    return f"{extra[0]}: eager has none" if extra else ""
+
+
+@contextmanager
+def _up_to(stage: Stage, passes: Sequence[str]) -> Iterator[Callable[[Any], Any]]:
+    """Compile functions up to a stage, each alone and without caches."""
+    options: Any = {"check": "off", "report": None, "compiler": "eager", "passes": list(passes)}
+    limits = Limits(stage="passes" if passes else stage).to_json()
+    functions: list[Any] = []
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        def alone(*args: Any) -> Any:  # Dynamo keeps what it compiled with the code
+            return function(*args)
+
+        functions.append(alone)
+        return torch.compile(alone, backend="fxpasses", dynamic=False, options=options)
+
+    uncached = functorch_config.patch(
+        enable_autograd_cache=False
+    )  # what comes from a cache ran through no stage
+    with mock.patch.dict(os.environ, {VARIABLE: limits}), uncached:
+        try:
+            yield compiled
+        finally:
+            for function in functions:
+                reset_code(function)
+
+
+def _step(
+    function: Callable[..., Any], inputs: Sequence[Any], sign: int, mode: Any = None, wide: bool = False
+) -> dict[str, Tensor]:
+    """Results, inputs afterwards and gradients of one step, by name; ``sign`` is that of the outputs' gradients."""
+    copies = [widened(v) for v in cloned(inputs)] if wide else cloned(inputs)
+    leaves = [
+        c.requires_grad_(v.requires_grad) if isinstance(c, Tensor) and c.is_floating_point() else c
+        for v, c in zip(inputs, copies, strict=True)
+    ]
+    # What is written to has to be no leaf.
+    given = [v.view_as(v) if isinstance(v, Tensor) and v.requires_grad else v for v in leaves]
+    with seeded(_SEED), mode or torch.enable_grad(), torch.enable_grad():
+        results = [v for v in tree_leaves(function(*given)) if isinstance(v, Tensor)]
+        wanted = [v for v in results if v.requires_grad]
+        if wanted:
+            generator = torch.Generator().manual_seed(_SEED)
+            drawn = [torch.randn(v.shape, generator=generator, dtype=torch.float64) for v in wanted]
+            gradients = [sign * d.to(v) for d, v in zip(drawn, wanted, strict=True)]
+            torch.autograd.backward(wanted, gradients)
+    found = {f"output {i}": v for i, v in enumerate(results)}
+    for i, value in enumerate(given):
+        if isinstance(value, Tensor):
+            found[f"input {i} after the run"] = value
+    for i, value in enumerate(leaves):
+        if isinstance(value, Tensor) and value.grad is not None:
+            found[f"gradient of input {i}"] = value.grad
+    return {name: value.detach().clone() for name, value in found.items()}
+
+
+def stage_repro(
+    gm: fx.GraphModule, inputs: Sequence[Any], stage: Stage, directory: Path
+) -> tuple[str, int, str]:
+    """Cut Dynamo's graph down to what a stage gets wrong, and write it to a file.
+
+    Args:
+        gm: Dynamo's graph.
+        inputs: what it is called with.
+        stage: the stage.
+        directory: where the file goes.
+
+    Returns:
+        The file ("" if there is none), how many calls its graph has, and why there is none.
+    """
+    until = time.perf_counter() + _SECONDS
+    passes: list[str] = []
+    fixed: set[str] = set()
+    """Inputs of the whole graph that want no gradient."""
+
+    def fails(case: Case) -> bool:
+        if time.perf_counter() > until:
+            return False
+        for node, value in zip(placeholders(case.gm), case.inputs, strict=True):
+            if isinstance(value, Tensor) and value.is_floating_point() and node.name not in fixed:
+                value.requires_grad_()
+        try:
+            return bool(stage_differences(case.gm, case.inputs, stage, passes))
+        except Unsupported:
+            return False
+
+    with outside_tracing(), torch.enable_grad():
+        try:
+            whole = _with_numbers(gm, inputs)
+            given = zip(placeholders(whole.gm), whole.inputs, strict=True)
+            fixed |= {n.name for n, v in given if isinstance(v, Tensor) and not v.requires_grad}
+            whole = _without_draws(whole)
+            for behind in ((), ("default",)) if stage == "partition" else ((),):
+                passes[:] = behind
+                if fails(whole):
+                    break
+            else:
+                return "", 0, f"the {stage} is right when the graph is compiled alone"
+            case = reduce_nodes(whole, None, (), fails)
+            return _write(case, stage, passes, fails, directory)
+        except (Unsupported, OSError) as reason:
+            return "", 0, str(reason)
+
+
+def in_eager_with_repro(
+    gm: fx.GraphModule, stage: Stage, directory: Path, tell: Callable[[str, int, str], None]
+) -> Callable[..., Any]:
+    """Dynamo's graph as it is, with a search for what a stage does wrong on the inputs of its first call.
+
+    Args:
+        gm: the graph.
+        stage: the stage.
+        directory: where the repro file goes.
+        tell: is told what :func:`stage_repro` returns.
+    """
+    looked_at = False
+
+    def run(*inputs: Any) -> Any:
+        nonlocal looked_at
+        if not looked_at:
+            looked_at = True
+            tell(*stage_repro(gm, inputs, stage, directory))
+        return gm.forward(*inputs)
+
+    return run
+
+
+def _with_numbers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Case:
+    """The graph as one of plain calls: parameters that it holds become inputs, methods become functions."""
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    values: list[Any] = []
+    given = iter(inputs)
+    for node in gm.graph.nodes:
+        if node.op == "placeholder" or (node.op == "get_attr" and isinstance(_attribute(gm, node), Tensor)):
+            made[node] = graph.placeholder(node.name)
+            values.append(next(given) if node.op == "placeholder" else _attribute(gm, node))
+        elif node.op == "call_method":
+            made[node] = graph.create_node(
+                "call_function",
+                getattr(torch.Tensor, str(node.target)),
+                fx.node.map_arg(node.args, made.__getitem__),
+                fx.node.map_arg(node.kwargs, made.__getitem__),
+                node.name,
+            )
+        elif node.op == "call_module":
+            raise Unsupported(f"a module is called: {node.target}")
+        else:
+            made[node] = graph.node_copy(node, made.__getitem__)
+    for old, new in made.items():
+        new.meta = {"val": old.meta.get("example_value", 0)}
+    values = [int(v) if isinstance(v, torch.SymInt) else v for v in values]
+    return Case(fx.GraphModule(gm, graph), values)
+
+
+class _DrawingRun(Run):
+    """Notes which calls draw random numbers: those after which the generators are in another state."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm, keep=True)
+        self.drawing: set[fx.Node] = set()
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        before = _generators()
+        result = super().call_function(target, args, kwargs)
+        if self.current is not None and not all(map(torch.equal, before, _generators())):
+            self.drawing.add(self.current)
+        return result
+
+
+def _generators() -> list[Tensor]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *cuda]
+
+
+def _without_draws(case: Case) -> Case:
+    """The case with what its calls draw at random as inputs: compiled graphs draw in another way than eager."""
+    run = _DrawingRun(case.gm)
+    try:
+        run(cloned(case.inputs), _SEED)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise Unsupported(f"eager raises {type(error).__name__}: {error}") from error
+    if not run.drawing:
+        return case
+    calls = {n for n in case.gm.graph.nodes if n.op == "call_function"}
+    rest = cut(case.gm, calls - run.drawing, run.values)
+    if rest is None:
+        raise Unsupported("every call draws random numbers")
+    return rest
+
+
+def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
+    value: Any = gm
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _write(
+    case: Case, stage: Stage, passes: Sequence[str], fails: Callable[[Case], bool], directory: Path
+) -> tuple[str, int, str]:
+    found = stage_differences(case.gm, case.inputs, stage, passes)
+    behind = f", {list(passes)!r}" if passes else ""
+    code = re.sub(r"\btorch_Tensor_(\w+)\(", r"torch.Tensor.\1(", graph_text(case.gm))
+    file = fresh_directory(directory, stage) / "repro.py"
+
+    def like_these(drawn: list[Any]) -> list[Any]:
+        return [
+            d.requires_grad_(v.requires_grad) if isinstance(d, Tensor) and d.is_floating_point() else d
+            for d, v in zip(drawn, case.inputs, strict=True)
+        ]
+
+    given, saved = input_lines(
+        [v.detach() if isinstance(v, Tensor) else v for v in case.inputs],
+        lambda drawn: fails(Case(case.gm, like_these(drawn))),
+        file,
+    )
+    wanting = [i for i, v in enumerate(case.inputs) if isinstance(v, Tensor) and v.requires_grad]
+    lines = [
+        f'"""The {stage} is wrong on a graph of {case.size} calls: {found}.',
+        "",
+        'Exits with 1 as long as it is. Written by fxpasses."""',
+        "",
+        *(["from pathlib import Path"] if saved else []),
+        "",
+        "import torch",
+        *(["import operator"] if "operator." in code else []),
+        "",
+        "from fxpasses.checking.staged import replay_stage",
+        "",
+        "",
+        code,
+        "",
+        *given,
+        *([f"for position in {wanting}:", "    inputs[position].requires_grad_()"] if wanting else []),
+        "",
+        'if __name__ == "__main__":',
+        f'    raise SystemExit(replay_stage(graph, inputs, "{stage}"{behind}))',
+        "",
+    ]
+    file.write_text("\n".join(lines))
+    if (why := why_not_shown(file)) is not None:
+        return "", case.size, f"{file} does not show it: {why}"
+    progress.note("repro", str(file))
+    return str(file), case.size, ""
