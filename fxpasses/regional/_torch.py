@@ -17,6 +17,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext, tracing
 from torch._inductor import config as inductor_config
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._prims_common import get_computation_dtype as computation_dtype
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 from torch.utils._sympy.interp import sympy_interp
@@ -29,12 +30,15 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "capture_surroundings",
+    "checkpoint_policy",
+    "checkpointed",
+    "computation_dtype",
     "detect_fake_mode",
-    "enable_python_dispatcher",
     "enters_autocast",
     "evaluate",
     "exits_autocast",
     "expression",
+    "floats_are_settled",
     "forward_metadata",
     "free_symbols",
     "has_unbacked",
@@ -45,6 +49,7 @@ __all__ = [
     "sets_grad_mode",
     "storage_of",
     "symbol_facts",
+    "trying_out",
     "unsupported_metadata",
 ]
 
@@ -90,6 +95,16 @@ def is_transform(node: fx.Node) -> bool:
 def is_inlined_operator(target: Any) -> bool:
     """Whether a higher-order operator is one whose body AOTAutograd inlines."""
     return isinstance(target, HigherOrderOperator) and target.name() in INLINED_OPERATORS
+
+
+def checkpointed(node: fx.Node) -> bool:
+    """Whether a call is that of a checkpointed function, whose graph is its first argument."""
+    return isinstance(node.target, HigherOrderOperator) and node.target.name() == "tag_activation_checkpoint"
+
+
+def checkpoint_policy(body: fx.GraphModule) -> Any:
+    """What decides for each operator of a checkpointed function whether its result is kept; ``None`` for none is."""
+    return body.meta.get("_checkpoint_context_fn")
 
 
 def expression(value: Any) -> Any:
@@ -208,48 +223,21 @@ def hint(size: Any) -> int:
     return int(size.node.hint) if size.node.has_hint() else 0
 
 
-_TENSOR_ARITHMETIC = frozenset(
-    {"add", "sub", "mul", "truediv", "div", "pow", "iadd", "isub", "imul", "itruediv"}
-)
+def floats_are_settled(shape_env: Any, kept: set[Any]) -> None:
+    """Tell AOTAutograd that no float of a graph is left for it to make a tensor or a number of, but those in ``kept``."""
+    for symbol in _backed_values(shape_env):
+        if symbol_is_type(symbol, SymT.FLOAT) and symbol not in kept:
+            TensorifyState.specialize(str(symbol))
 
 
-def _put_in_place(user: fx.Node, node: fx.Node, number: float) -> None:
-    """Give a call a number where it read a node."""
-
-    def known(read: fx.Node) -> Any:
-        return number if read is node else read
-
-    user.args = fx.node.map_arg(user.args, known)
-    user.kwargs = fx.node.map_arg(user.kwargs, known)
-
-
-def specialize_floats(gm: fx.GraphModule) -> None:
-    """Put numbers in the place of floats that AOTAutograd could not keep dynamic, and guard on them.
-
-    AOTAutograd finds out after tracing the whole graph (``torch.fx.passes._tensorify_python_scalars``, whose rule this
-    is: a float stays dynamic where it is an operand of tensor arithmetic) and has Dynamo trace everything again. Asking for
-    the number here, which installs the guard, saves both.
-    """
-    kept: set[Any] = set()
-    floats = [n for n in gm.graph.nodes if isinstance(n.meta.get("example_value"), torch.SymFloat)]
-    for node in floats:
-        names = [getattr(user.target, "__name__", user.target) for user in node.users]
-        if names and all(name in _TENSOR_ARITHMETIC for name in names):
-            kept |= node.meta["example_value"].node._expr.free_symbols
-    for node in reversed(floats):
-        value = node.meta["example_value"]
-        if value.node._expr.free_symbols <= kept:
-            continue
-        number = float(value)
-        for user in list(node.users):
-            _put_in_place(user, node, number)
-        if node.op != "placeholder":
-            gm.graph.erase_node(node)
-    if floats:
-        for symbol in _backed_values(floats[0].meta["example_value"].node.shape_env):
-            if symbol_is_type(symbol, SymT.FLOAT) and symbol not in kept:
-                TensorifyState.specialize(str(symbol))
-        gm.recompile()
+@contextlib.contextmanager
+def trying_out(fake_mode: Any) -> Iterator[None]:
+    """Run a Dynamo graph on fake tensors to see what it does: sizes that it draws from data are forgotten after it."""
+    shape_env = fake_mode.shape_env
+    ignoring = contextlib.nullcontext() if shape_env is None else shape_env.ignore_fresh_unbacked_symbols()
+    # Without the Python dispatcher, composite operators would ask for symbolic sizes as numbers.
+    with ignoring, fake_mode, enable_python_dispatcher(), torch.no_grad():
+        yield
 
 
 def _backed_values(shape_env: Any) -> Mapping[Any, Any]:

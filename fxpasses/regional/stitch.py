@@ -21,7 +21,8 @@ from fxpasses.regional.compile import compile_piece
 from fxpasses.regional.cost import CostModel
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.explain import RegionReport, describe
-from fxpasses.regional.facts import value_of
+from fxpasses.regional.facts import GraphFacts, value_of
+from fxpasses.regional.floats import settle_floats
 from fxpasses.regional.piece import Piece, cut_out, outside_of
 from fxpasses.regional.runtime import CompiledRegion
 from fxpasses.regional.search import Search, Window, search
@@ -57,7 +58,7 @@ def with_regions(gm: fx.GraphModule, options: Options, observers: Sequence[Obser
     Raises:
         StageError: when a stage fails on a region.
     """
-    _torch.specialize_floats(gm)
+    settle_floats(gm)
     if options.regions == "off":
         return gm
     start = time.perf_counter()
@@ -78,13 +79,16 @@ def with_regions(gm: fx.GraphModule, options: Options, observers: Sequence[Obser
     return done.gm
 
 
-def regionalize(gm: fx.GraphModule, options: Options, observers: Sequence[Observer] = ()) -> Regionalized:
+def regionalize(
+    gm: fx.GraphModule, options: Options, observers: Sequence[Observer] = (), *, runs_twice: bool = False
+) -> Regionalized:
     """Find a graph's repeats, compile each kind once, and call it wherever it occurs.
 
     Args:
         gm: a Dynamo graph; it is not changed.
         options: the options of the compilation; ``options.regions`` decides what is taken.
         observers: what observes the compilation of the graph; they are asked for those of its regions.
+        runs_twice: whether the backward pass computes the graph again: a checkpointed function.
 
     Raises:
         StageError: when a stage fails on a region.
@@ -92,6 +96,19 @@ def regionalize(gm: fx.GraphModule, options: Options, observers: Sequence[Observ
     refused = _torch.may_contain_regions() if options.compiler == "inductor" else ""
     choice = "off" if refused else options.regions
     found = search(gm, choice, CostModel.for_compiler(options.compiler))
+    done = _replaced(gm, found, options, observers, refused, runs_twice)
+    return done if choice == "off" else _inside_checkpoints(done, gm, found.facts, options, observers)
+
+
+def _replaced(
+    gm: fx.GraphModule,
+    found: Search,
+    options: Options,
+    observers: Sequence[Observer],
+    refused: str,
+    runs_twice: bool,
+) -> Regionalized:
+    """The graph with what was taken replaced by calls; ``refused`` says why nothing was looked for."""
     if not found.taken:
         return Regionalized(gm, describe(gm, found, {}, refused))
     work = copy_graph(gm)
@@ -102,6 +119,9 @@ def regionalize(gm: fx.GraphModule, options: Options, observers: Sequence[Observ
     for number, item in enumerate(moved.taken):
         try:
             compiled[number] = _compile(work, moved, item.windows, symbols, options, observers)
+            if runs_twice and compiled[number][1].random:
+                del compiled[number]
+                raise RegionRefused("its checkpoint has to draw the same random numbers again")
         except RegionRefused as refusal:
             item.reason = refusal.reason
         except (CaptureError, PartitionError, HandoverError) as error:
@@ -121,6 +141,50 @@ def regionalize(gm: fx.GraphModule, options: Options, observers: Sequence[Observ
     work.graph.lint()
     work.recompile()
     return Regionalized(work, describe(gm, found, regions, refused))
+
+
+def _inside_checkpoints(
+    done: Regionalized,
+    gm: fx.GraphModule,
+    facts: GraphFacts,
+    options: Options,
+    observers: Sequence[Observer],
+) -> Regionalized:
+    """The same with the repeats inside of checkpointed functions replaced, too: their calls are made again in the
+    backward pass, like any other calls there."""
+    left = {node.name: node for node in done.gm.graph.nodes if _torch.checkpointed(node)}
+    work, report = done.gm, done.report
+    for place, node in enumerate(facts.calls):
+        if node.name not in left or not _torch.checkpointed(left[node.name]):
+            continue
+        name = str(node.args[0].target)  # type: ignore[union-attr]
+        body = gm.get_submodule(name)
+        assert isinstance(body, fx.GraphModule)
+        reason = _untouchable(body, facts, place)
+        if reason:
+            found = search(body, options.regions, CostModel.for_compiler(options.compiler))
+            for item in found.taken:
+                item.reason = reason
+            found.taken, found.left = [], found.taken + found.left
+            inner = Regionalized(body, describe(body, found, {}))
+        else:
+            inner = regionalize(body, options, observers, runs_twice=True)
+        report = report.joined(inner.report)
+        if inner.gm is not body:
+            work = copy_graph(gm) if work is gm else work
+            work.set_submodule(name, inner.gm)
+    if work is not done.gm:
+        _keep_dynamo_attributes(gm, work)
+    return Regionalized(work, report)
+
+
+def _untouchable(body: fx.GraphModule, facts: GraphFacts, place: int) -> str:
+    """Why no calls of regions may be put into a checkpointed function, or ""."""
+    if _torch.checkpoint_policy(body) is not None:
+        return "its checkpoint decides for each operator whether to keep its result"
+    if facts.autocast[place] or facts.grad_mode[place] is not None:
+        return "autocast or the gradient mode is set around its checkpoint"
+    return ""
 
 
 def _compile(
