@@ -56,10 +56,10 @@ def fxpasses(
     made = record(gm, example_inputs, parsed)
     traced = gm.graph
     observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
-    if parsed.check != "values":  # graphs are compared on the inputs of whole calls
-        gm = with_regions(gm, parsed, observers)
+    eager = gm.forward
+    gm = with_regions(gm, parsed, observers)
     pipeline = _pipeline(parsed, gm, example_inputs, limits, observers)
-    compiled = pipeline.compile(gm, example_inputs)
+    compiled = pipeline.compile(gm, example_inputs, eager)
     recent.add(dataclasses.replace(made, from_cache=pipeline.from_cache))
     shape_env = _torch.shape_env_of(example_inputs)
     if shape_env is not None:

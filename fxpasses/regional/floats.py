@@ -49,7 +49,8 @@ def settle_floats(gm: fx.GraphModule) -> None:
     stay: list[_Place] = []
     for owner, node in reversed(found):
         value = value_of(node)
-        if _torch.has_unbacked(value) or _torch.free_symbols(value) <= kept:
+        symbols = _torch.free_symbols(value)
+        if _torch.has_unbacked(value) or (symbols and symbols <= kept):
             stay.insert(0, (owner, node))
             continue
         number = float(value)

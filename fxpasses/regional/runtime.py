@@ -17,7 +17,7 @@ import torch
 from fxpasses.regional import _torch
 from fxpasses.regional.errors import RegionContractError
 
-__all__ = ["CompiledRegion", "Previous", "Source", "Step", "TensorSpec", "table"]
+__all__ = ["CompiledRegion", "Exact", "Previous", "Source", "Step", "TensorSpec", "table"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,19 @@ class Source:
         return self.view(self.base(inputs, results), bindings)
 
 
+@dataclass(frozen=True)
+class Exact:
+    """A way to run a region's graph on other types than those that it was compiled for.
+
+    Attributes:
+        dtypes: the types of the tensors that it was compiled for.
+        run: takes the list of sizes and tensors; returns the results, in float64 where they are floating.
+    """
+
+    dtypes: list[torch.dtype]
+    run: Callable[[list[Any]], list[Any]]
+
+
 @dataclass
 class CompiledRegion:
     """One region, compiled.
@@ -113,6 +126,8 @@ class CompiledRegion:
             returns; ``None`` for none.
         tangents: metadata that ``backward`` expects of the gradients of the outputs.
         key: content hash: what is compiled and what it returns.
+        exact: for ``"forward"`` and ``"backward"``, how to run it on wider types than it was compiled for. The value check
+            does, which is why this is empty without it.
     """
 
     symbols: list[Any]
@@ -129,6 +144,7 @@ class CompiledRegion:
     tangents: list[TensorSpec] = field(default_factory=list)
     key: str = ""
     seconds: float = 0.0
+    exact: dict[str, Exact] = field(default_factory=dict)
     _mend: dict[str, list[int] | None] = field(default_factory=dict)
 
     def bindings(self, sizes: Sequence[Any]) -> dict[Any, Any]:
@@ -158,6 +174,9 @@ class CompiledRegion:
         first: Sequence[Any],
         sizes: Sequence[Any],
     ) -> list[torch.Tensor]:
+        exact = self.exact.get(which)
+        if exact is not None and [t.dtype for t in tensors] != exact.dtypes:
+            return exact.run([*first, *tensors])
         mend = self._mend.get(which)
         kept = list(tensors) if mend is None else ()
         given = [*first, *tensors]

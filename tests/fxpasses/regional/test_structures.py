@@ -1,6 +1,5 @@
 """Models of many shapes, trained with regions: outputs, gradients and buffers as in eager."""
 
-
 import pytest
 import torch
 from torch import nn
