@@ -20,7 +20,7 @@ from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedComp
 from fxpasses.manager import PassManager
 from fxpasses.options import Options
 from fxpasses.pipeline import Compiler, Observer, Pipeline
-from fxpasses.regional import runs_directly, with_regions
+from fxpasses.regional import kept_by, runs_directly, with_regions
 from fxpasses.report import GraphFiles
 
 __all__ = ["fxpasses"]
@@ -57,9 +57,9 @@ def fxpasses(
     traced = gm.graph
     observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
     eager = gm.forward
-    gm = with_regions(gm, parsed, observers)
+    gm, regions = with_regions(gm, parsed, observers)
     pipeline = _pipeline(parsed, gm, example_inputs, limits, observers)
-    compiled = pipeline.compile(gm, example_inputs, eager)
+    compiled = kept_by(pipeline.compile(gm, example_inputs, eager), regions)
     recent.add(dataclasses.replace(made, from_cache=pipeline.from_cache))
     shape_env = _torch.shape_env_of(example_inputs)
     if shape_env is not None:
@@ -91,6 +91,7 @@ def _pipeline(
         compiler.runs_directly = runs_directly
     else:
         compiler = EagerCompiler(parsed, decompose=True)
+        compiler.runs_directly = runs_directly
     log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
     lowered = None
     if limits is not None and limits.check and limits.stage == "inductor":

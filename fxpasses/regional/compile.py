@@ -55,8 +55,7 @@ def compile_piece(piece: Piece, options: Options, observers: Sequence[Observer] 
     text = piece.text + recorder.text + str(cache_identity(own)) + repr(region_metadata(region))
     region.key = hashlib.sha256(text.encode()).hexdigest()[:32]
     region.seconds = time.perf_counter() - start
-    table.add(region)
-    return region
+    return table.add(region)
 
 
 def region_metadata(region: CompiledRegion) -> Any:
@@ -68,11 +67,13 @@ def region_metadata(region: CompiledRegion) -> Any:
 
 
 def _compiler(options: Options, gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiler:
+    compiler: InductorCompiler | EagerCompiler
     if options.compiler == "inductor":
         compiler = InductorCompiler(options, gm, inputs)
-        compiler.runs_directly = runs_directly
-        return compiler
-    return EagerCompiler(options, decompose=True)
+    else:
+        compiler = EagerCompiler(options, decompose=True)
+    compiler.runs_directly = runs_directly
+    return compiler
 
 
 def _cause(error: BaseException | None, kind: type[RegionRefused]) -> RegionRefused | None:
