@@ -86,7 +86,8 @@ class InductorCompiler:
             called = [run for node in gm.graph.nodes if (run := self.runs_directly(node)) is not None]
             compiled = _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
             if called:
-                compiled.called = called  # it finds them by name: they have to live as long as it does
+                # It finds them by name: they have to live as long as it does.
+                compiled.called = called  # type: ignore[attr-defined]
             return compiled
 
     def _around(self, found: Cut, inputs: Sequence[Any], how: dict[str, Any]) -> Callable[[list[Any]], Any]:
@@ -189,7 +190,8 @@ class EagerCompiler:
 
     def _boxed(self, gm: fx.GraphModule) -> Callable[..., Any]:
         compiled = _torch.make_boxed_func(gm.forward)
-        compiled.called = [run for node in gm.graph.nodes if (run := self.runs_directly(node)) is not None]
+        called = [run for node in gm.graph.nodes if (run := self.runs_directly(node)) is not None]
+        compiled.called = called  # type: ignore[attr-defined]
         return compiled
 
 
