@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -42,7 +42,7 @@ __all__ = [
     "forward_metadata",
     "free_symbols",
     "has_unbacked",
-    "is_transform",
+    "in_transforms",
     "mark_as_dynamo_graph",
     "may_contain_regions",
     "output_strides",
@@ -81,15 +81,36 @@ def context_calls() -> tuple[Any, Any, Any]:
     return _ENTER_AUTOCAST, _EXIT_AUTOCAST, _SET_GRAD
 
 
-def is_transform(node: fx.Node) -> bool:
-    """Whether the node opens or closes a function transform (``vmap``, ``grad``, ``jvp``) or another mode of torch's."""
+def in_transforms(calls: Sequence[fx.Node]) -> list[bool]:
+    """For each call of a graph, whether a function transform (``vmap``, ``grad``, ``jvp``) is open there, or it opens or
+    closes one, or another mode of torch's."""
+    depth, found = 0, []
+    for node in calls:
+        name = str(getattr(node.target, "__name__", ""))
+        depth += name.endswith("_increment_nesting")
+        found.append(depth > 0 or _is_of_mode(node, name))
+        depth -= name.endswith("_decrement_nesting")
+        if depth < 0:
+            break
+    return found if depth == 0 else [True] * len(calls)
+
+
+def _is_of_mode(node: fx.Node, name: str) -> bool:
     module = str(getattr(node.target, "__module__", "") or "")
-    name = str(getattr(node.target, "__name__", ""))
     if module.startswith(("torch._functorch", "torch._C._functorch", "torch.autograd.forward_ad")):
         return True
-    return name.startswith(("_enter_", "_exit_", "_vmap_", "_grad_", "_jvp_")) and not (
-        enters_autocast(node) or exits_autocast(node)
-    )
+    return name.startswith(_OF_MODES) and not (enters_autocast(node) or exits_autocast(node))
+
+
+_OF_MODES = (
+    "_enter_",
+    "_exit_",
+    "_vmap_",
+    "_grad_",
+    "_jvp_",
+    "_saved_tensors_hooks_",
+    "_set_fwd_grad_enabled",
+)
 
 
 def is_inlined_operator(target: Any) -> bool:
@@ -136,7 +157,9 @@ def has_unbacked(value: Any) -> bool:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """An identity that tensors share when they share memory."""
+    """An identity that tensors share when they share memory; one inside of a function transform has that of what it wraps."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor.untyped_storage()._cdata
 
 

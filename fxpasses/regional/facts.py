@@ -139,15 +139,15 @@ def read_facts(gm: fx.GraphModule) -> GraphFacts:
     )
     open_autocast: tuple[fx.Node, ...] = ()
     grad_mode: bool | None = None
-    transforms = any(_torch.is_transform(node) for node in calls)
-    for node in calls:
+    transformed = _torch.in_transforms(calls)
+    for place, node in enumerate(calls):
         facts.autocast.append(open_autocast)
         facts.grad_mode.append(grad_mode)
         reads: list[fx.Node] = []
         ambient = tuple(n.args for n in open_autocast), grad_mode
         token, description, barrier = reader.token(node, reads, ambient)
-        if transforms:
-            barrier, token = "the graph has function transforms (vmap, grad)", reader.unique()
+        if transformed[place]:
+            barrier, token = "it is part of a function transform (vmap, grad)", reader.unique()
         facts.tokens.append(token)
         facts.descriptions.append(description)
         facts.barriers.append(barrier)

@@ -217,6 +217,28 @@ def test_data_dependent_sizes_stay_outside():
     assert reasons() == ""
 
 
+def test_function_transforms_stay_outside_and_layers_around_them_do_not():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.ModuleList(Block() for _ in range(3))
+            self.layers = nn.ModuleList(Block() for _ in range(4))
+
+        def transformed(self, row):
+            for layer in self.inner:
+                row = layer(row)
+            return row
+
+        def forward(self, x):
+            x = torch.vmap(self.transformed)(x)
+            direction = torch.func.grad(lambda z: (z.sin() ** 2).sum())(x)
+            for layer in self.layers:
+                x = layer(x) + direction
+            return x
+
+    assert check(Net(), [torch.randn(4, 8, requires_grad=True)], tolerance=1e-4) == [4]
+
+
 def test_autograd_functions_inside_of_layers():
     class Square(torch.autograd.Function):
         @staticmethod
