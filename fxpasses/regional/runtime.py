@@ -246,9 +246,6 @@ class _Table:
         except KeyError:
             raise RegionContractError(key, "it was not compiled in this process") from None
 
-    def __len__(self) -> int:
-        return len(self._regions)
-
 
 table = _Table()
 

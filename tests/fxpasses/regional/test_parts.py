@@ -1,6 +1,7 @@
 """The parts on their own: repeats of a sequence, the decision, the report, failures."""
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -156,14 +157,14 @@ def test_a_region_that_cannot_be_captured_stays_in_the_graph(monkeypatch):
 @pytest.mark.parametrize("mode", ["forward", "training", "cudagraphs"])
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
 def test_regions_live_as_long_as_the_code_that_calls_them(compiler, mode):
-    before = len(table)
     model = Stack([Block() for _ in range(4)])
     # Under "cudagraphs" Inductor gets the graph around as a whole, and calls regions by name.
     options = {"inductor": {"triton.cudagraphs": True}} if mode == "cudagraphs" else {}
     call = compiled(model, compiler=compiler, **options)
     output = call(X).sum()
     output.backward(retain_graph=True)
-    assert len(table) == before + 1
+    key = taken()[0].key
+    region = weakref.ref(table[key])
     wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
     if mode == "forward":
         output.detach_()
@@ -175,7 +176,9 @@ def test_regions_live_as_long_as_the_code_that_calls_them(compiler, mode):
         torch.testing.assert_close({name: p.grad for name, p in model.named_parameters()}, wanted)
     del output, call
     gc.collect()
-    assert len(table) == before
+    assert region() is None
+    with pytest.raises(RegionContractError):
+        table[key]
 
 
 def test_equal_layers_in_two_checkpoints_are_compiled_once():
