@@ -1,5 +1,9 @@
 """Compile time over depth, with every repeated layer compiled once: first training step, later steps, memory.
 
+Seconds of the first step are by the clock and of CPU (which other processes disturb less), later steps in CPU time; *saved* is what
+autograd keeps between forward and backward, *live* the most that a step allocates at any time (compiled code's own
+buffers included), *process* the resident memory, which compilation decides.
+
 ``python -m benchmarks regions [--layers 4 12 48] [--shapes static dynamic] [--who ...]``. Each measurement is a process
 of its own with caches off (or, with ``--warm``, one that fills the caches and one that reads them), after a
 warm-up compilation that loads torch's compiler. Contestants: ``inductor``; ``deduplicated`` (``inductor`` with torch's
@@ -10,6 +14,7 @@ without regions); ``regions`` (fxpasses with ``options={"regions": "auto"}``).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -67,19 +72,51 @@ def measure(settings: argparse.Namespace) -> dict[str, float]:
     first, first_cpu = time.perf_counter() - start, _cpu_seconds() - used
     later = []
     for _ in range(settings.steps):
-        start = time.perf_counter()
+        used = time.process_time()
         step()
-        later.append(time.perf_counter() - start)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        later.append(time.process_time() - used)
+    saved = kept_bytes(call(tokens, targets), model)
     result = {
         "first": first,
         "cpu": first_cpu,
         "later": statistics.median(later) if later else 0.0,
-        "peak": float(peak),
+        "saved": float(saved),
+        "live": live_peak(step),
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0,
     }
     if settings.who in ("whole", "regions"):
         result |= {f"seconds in {name}": value for name, value in fxpasses.stats().seconds.items()}
     return result
+
+
+def live_peak(step: Callable[[], None]) -> float:
+    """The most bytes of tensors that a step has at any time, over what was there before it."""
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        step()
+    assert profile.profiler is not None
+    changes = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    changes.sort(key=lambda e: e.start_ns())
+    return float(max(itertools.accumulate(e.nbytes() for e in changes), default=0))
+
+
+def kept_bytes(output: torch.Tensor, model: torch.nn.Module) -> int:
+    """Bytes that autograd keeps for the backward pass of a result, parameters left out."""
+    storages: dict[int, int] = {}
+    pending, seen = [output.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for tensor in getattr(node, "saved_tensors", ()):
+            if tensor is not None:
+                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        pending += [following for following, _ in node.next_functions]
+    for parameter in model.parameters():
+        storages.pop(parameter.untyped_storage().data_ptr(), None)
+    return sum(storages.values())
 
 
 def _cpu_seconds() -> float:
@@ -140,7 +177,7 @@ def main(argv: list[str]) -> int:
     if arguments.measure:
         print(json.dumps(measure(argparse.Namespace(**json.loads(arguments.measure)))))
         return 0
-    console = Console(width=130)
+    console = Console(width=150)
     if arguments.search:
         calls, seconds = search_seconds(arguments.search)
         console.print(f"{calls} calls searched in {seconds:.3f} s")
@@ -153,10 +190,13 @@ def main(argv: list[str]) -> int:
         "ratio",
         "its CPU (s)",
         "ratio",
-        "later step (ms)",
+        "step (CPU ms)",
         "ratio",
-        "peak (MB)",
+        "saved (MB)",
         "ratio",
+        "live (MB)",
+        "ratio",
+        "process (MB)",
     )
     for shapes in arguments.shapes:
         for layers in arguments.layers:
@@ -169,12 +209,13 @@ def main(argv: list[str]) -> int:
                     console.log(shapes, layers, label, {k: round(v, 3) for k, v in result.items()})
                     reference = reference or result
                     cells = [f"{shapes}", f"{layers}", label]
-                    for name, unit in (("first", 1.0), ("cpu", 1.0), ("later", 1e3), ("peak", 1e-6)):
+                    units = {"first": 1.0, "cpu": 1.0, "later": 1e3, "saved": 1e-6, "live": 1e-6}
+                    for name, unit in units.items():
                         cells += [
                             f"{result[name] * unit:.2f}",
                             f"{result[name] / (reference[name] or 1.0):.2f}",
                         ]
-                    table.add_row(*cells)
+                    table.add_row(*cells, f"{result['peak'] * 1e-6:.0f}")
     console.print(table)
     return 0
 

@@ -21,7 +21,7 @@ from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedComp
 from fxpasses.manager import PassManager
 from fxpasses.options import Options
 from fxpasses.pipeline import Compiler, Observer, Pipeline
-from fxpasses.regional import runs_directly, with_regions
+from fxpasses.regional import kept_by, runs_directly, with_regions
 from fxpasses.report import GraphFiles
 
 __all__ = ["fxpasses"]
@@ -59,10 +59,10 @@ def fxpasses(
     made = record(gm, example_inputs, parsed)
     traced = gm.graph
     observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
-    if parsed.check != "values":  # graphs are compared on the inputs of whole calls
-        gm = with_regions(gm, parsed, observers)
+    original = gm
+    gm, regions = with_regions(gm, parsed, observers)
     pipeline = _pipeline(parsed, gm, example_inputs, limits, observers)
-    compiled = pipeline.compile(gm, example_inputs)
+    compiled = kept_by(pipeline.compile(gm, example_inputs, original), regions)
     recent.add(dataclasses.replace(made, from_cache=pipeline.from_cache))
     shape_env = _torch.shape_env_of(example_inputs)
     if shape_env is not None:
@@ -99,6 +99,7 @@ def _pipeline(
         compiler.runs_directly = runs_directly
     else:
         compiler = EagerCompiler(parsed, decompose=True)
+        compiler.runs_directly = runs_directly
     log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
     lowered = None
     if limits is not None and limits.check and limits.stage == "inductor":

@@ -83,7 +83,12 @@ class InductorCompiler:
             return self._around(found, inputs, how)
         shared = _torch.rewritten_code(use_shared_units)
         with _torch.inductor_config.patch(patches), limited_lowerings(), shared:
-            return _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
+            called = [run for node in gm.graph.nodes if (run := self.runs_directly(node)) is not None]
+            compiled = _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
+            if called:
+                # It finds them by name: they have to live as long as it does.
+                compiled.called = called  # type: ignore[attr-defined]
+            return compiled
 
     def _around(self, found: Cut, inputs: Sequence[Any], how: dict[str, Any]) -> Callable[[list[Any]], Any]:
         """A graph with calls of what is compiled already: only what lies between them is left to Inductor."""
@@ -160,6 +165,8 @@ class EagerCompiler:
     def __init__(self, options: Options, decompose: bool = False) -> None:
         self._memory_budget = options.memory_budget
         self._decompose = decompose
+        self.runs_directly: Direct = lambda node: None
+        """What runs a call that is compiled already."""
 
     def settings(self) -> Any:
         return contextlib.nullcontext()
@@ -176,10 +183,16 @@ class EagerCompiler:
         return True
 
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
-        return _torch.make_boxed_func(gm.forward)
+        return self._boxed(gm)
 
     def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return _torch.make_boxed_func(gm.forward)
+        return self._boxed(gm)
+
+    def _boxed(self, gm: fx.GraphModule) -> Callable[..., Any]:
+        compiled = _torch.make_boxed_func(gm.forward)
+        called = [run for node in gm.graph.nodes if (run := self.runs_directly(node)) is not None]
+        compiled.called = called  # type: ignore[attr-defined]
+        return compiled
 
 
 class UnpartitionedCompiler(EagerCompiler):

@@ -127,13 +127,21 @@ class Pipeline:
         """Whether the last graph came whole from AOTAutograd's cache: no stage has run."""
         return not self._was_called
 
-    def compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], original: fx.GraphModule | None = None
+    ) -> Callable[..., Any]:
         """Compile a Dynamo graph into a callable with its calling convention.
+
+        Args:
+            gm: the graph.
+            example_inputs: its inputs.
+            original: what it stands for and runs in its place when it turns out wrong, unless that is the graph itself.
 
         Raises:
             StageError: naming the stage, the pass, the node and the user's line (with
                 ``on_failure="raise"``).
         """
+        original = original or gm
         start = time.perf_counter()
         try:
             with self._faster_tracing(), self.compiler.settings():
@@ -148,7 +156,7 @@ class Pipeline:
                 compiled = aot(gm, example_inputs)
         except StageError as error:
             self._count_graph()
-            return self._eager_instead(error, gm.forward)
+            return self._eager_instead(error, original.forward)
         except Exception as error:
             if _torch.is_control_flow(error):
                 raise  # Dynamo traces again and comes back with another graph
@@ -157,13 +165,13 @@ class Pipeline:
                 f"{type(error).__name__}: {error}", failing_node(error, gm), graph="Dynamo"
             )
             failure.__cause__ = error
-            return self._eager_instead(failure, gm.forward)
+            return self._eager_instead(failure, original.forward)
         self._count_graph()
         if self._counts:
             if self.from_cache:
                 counters.count("cache_hits")
             counters.add_seconds("total", time.perf_counter() - start)
-        return self._eager_if_wrong(self._with_partition_repro(compiled, gm), gm.forward)
+        return self._eager_if_wrong(self._with_partition_repro(compiled, original), original.forward)
 
     def _partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any

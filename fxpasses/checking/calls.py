@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ _CALLS = 2
 _MOST_CALLS = 8
 _SWEEP_SECONDS = 5.0
 """How long one rewrite is tried on made-up inputs of other sizes."""
+_looking = threading.local()
+"""Whether a graph is being looked at in this thread: what it calls meanwhile (regions, say) is not."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,8 @@ class FirstCalls:
         Raises:
             ValueMismatchError: when a pass was wrong.
         """
+        if getattr(_looking, "now", False):
+            return
         rewrites = [rewrite for kind in self._kinds for rewrite in self._check.rewrites(kind)]
         sizes = tuple(n for a in args if isinstance(a, Tensor) for n in a.shape)
         if (
@@ -128,6 +133,13 @@ class FirstCalls:
             return
         first = not self._seen
         self._seen.append(sizes)
+        _looking.now = True
+        try:
+            self._look_at(rewrites, args, first)
+        finally:
+            _looking.now = False
+
+    def _look_at(self, rewrites: Sequence[Rewrite], args: Sequence[Any], first: bool) -> None:
         for rewrite in rewrites:
             self.before_error = rewrite.before
             try:

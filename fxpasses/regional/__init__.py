@@ -11,6 +11,7 @@ from fxpasses.regional.cost import CostModel
 from fxpasses.regional.errors import RegionContractError
 from fxpasses.regional.explain import RegionReport, Repeated, regions
 from fxpasses.regional.operators import runs_directly
+from fxpasses.regional.runtime import kept_by
 from fxpasses.regional.stitch import with_regions
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "RegionContractError",
     "RegionReport",
     "Repeated",
+    "kept_by",
     "regions",
     "runs_directly",
     "with_regions",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -17,6 +17,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext, tracing
 from torch._inductor import config as inductor_config
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch._prims_common import get_computation_dtype as computation_dtype
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 from torch.utils._sympy.interp import sympy_interp
@@ -29,22 +30,26 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "capture_surroundings",
+    "checkpoint_policy",
+    "checkpointed",
+    "computation_dtype",
     "detect_fake_mode",
-    "enable_python_dispatcher",
     "enters_autocast",
     "evaluate",
     "exits_autocast",
     "expression",
+    "floats_are_settled",
     "forward_metadata",
     "free_symbols",
     "has_unbacked",
-    "is_transform",
+    "in_transforms",
     "mark_as_dynamo_graph",
     "may_contain_regions",
     "output_strides",
     "sets_grad_mode",
     "storage_of",
     "symbol_facts",
+    "trying_out",
     "unsupported_metadata",
 ]
 
@@ -76,20 +81,51 @@ def context_calls() -> tuple[Any, Any, Any]:
     return _ENTER_AUTOCAST, _EXIT_AUTOCAST, _SET_GRAD
 
 
-def is_transform(node: fx.Node) -> bool:
-    """Whether the node opens or closes a function transform (``vmap``, ``grad``, ``jvp``) or another mode of torch's."""
+def in_transforms(calls: Sequence[fx.Node]) -> list[bool]:
+    """For each call of a graph, whether a function transform (``vmap``, ``grad``, ``jvp``) is open there, or it opens or
+    closes one, or another mode of torch's."""
+    depth, found = 0, []
+    for node in calls:
+        name = str(getattr(node.target, "__name__", ""))
+        depth += name.endswith("_increment_nesting")
+        found.append(depth > 0 or _is_of_mode(node, name))
+        depth -= name.endswith("_decrement_nesting")
+        if depth < 0:
+            break
+    return found if depth == 0 else [True] * len(calls)
+
+
+def _is_of_mode(node: fx.Node, name: str) -> bool:
     module = str(getattr(node.target, "__module__", "") or "")
-    name = str(getattr(node.target, "__name__", ""))
     if module.startswith(("torch._functorch", "torch._C._functorch", "torch.autograd.forward_ad")):
         return True
-    return name.startswith(("_enter_", "_exit_", "_vmap_", "_grad_", "_jvp_")) and not (
-        enters_autocast(node) or exits_autocast(node)
-    )
+    return name.startswith(_OF_MODES) and not (enters_autocast(node) or exits_autocast(node))
+
+
+_OF_MODES = (
+    "_enter_",
+    "_exit_",
+    "_vmap_",
+    "_grad_",
+    "_jvp_",
+    "_saved_tensors_hooks_",
+    "_set_fwd_grad_enabled",
+)
 
 
 def is_inlined_operator(target: Any) -> bool:
     """Whether a higher-order operator is one whose body AOTAutograd inlines."""
     return isinstance(target, HigherOrderOperator) and target.name() in INLINED_OPERATORS
+
+
+def checkpointed(node: fx.Node) -> bool:
+    """Whether a call is that of a checkpointed function, whose graph is its first argument."""
+    return isinstance(node.target, HigherOrderOperator) and node.target.name() == "tag_activation_checkpoint"
+
+
+def checkpoint_policy(body: fx.GraphModule) -> Any:
+    """What decides for each operator of a checkpointed function whether its result is kept; ``None`` for none is."""
+    return body.meta.get("_checkpoint_context_fn")
 
 
 def expression(value: Any) -> Any:
@@ -121,7 +157,9 @@ def has_unbacked(value: Any) -> bool:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """An identity that tensors share when they share memory."""
+    """An identity that tensors share when they share memory; one inside of a function transform has that of what it wraps."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor.untyped_storage()._cdata
 
 
@@ -208,50 +246,21 @@ def hint(size: Any) -> int:
     return int(size.node.hint) if size.node.has_hint() else 0
 
 
-_TENSOR_ARITHMETIC = frozenset(
-    {"add", "sub", "mul", "truediv", "div", "pow", "iadd", "isub", "imul", "itruediv"}
-)
+def floats_are_settled(shape_env: Any, kept: set[Any]) -> None:
+    """Tell AOTAutograd that no float of a graph is left for it to make a tensor or a number of, but those in ``kept``."""
+    for symbol in _backed_values(shape_env):
+        if symbol_is_type(symbol, SymT.FLOAT) and symbol not in kept:
+            TensorifyState.specialize(str(symbol))
 
 
-def _put_in_place(user: fx.Node, node: fx.Node, number: float) -> None:
-    """Give a call a number where it read a node."""
-
-    def known(read: fx.Node) -> Any:
-        return number if read is node else read
-
-    user.args = fx.node.map_arg(user.args, known)
-    user.kwargs = fx.node.map_arg(user.kwargs, known)
-
-
-def specialize_floats(gm: fx.GraphModule) -> None:
-    """Put numbers in the place of floats that AOTAutograd could not keep dynamic, and guard on them.
-
-    AOTAutograd finds out after tracing the whole graph (``torch.fx.passes._tensorify_python_scalars``, whose rule this
-    is: a float stays dynamic where it is an operand of tensor arithmetic) and has Dynamo trace everything again. Asking for
-    the number here, which installs the guard, saves both.
-    """
-    kept: set[Any] = set()
-    floats = [n for n in gm.graph.nodes if isinstance(n.meta.get("example_value"), torch.SymFloat)]
-    for node in floats:
-        if not node.meta["example_value"].node.expr.free_symbols:
-            continue  # something has asked for the number already
-        names = [getattr(user.target, "__name__", user.target) for user in node.users]
-        if names and all(name in _TENSOR_ARITHMETIC for name in names):
-            kept |= node.meta["example_value"].node._expr.free_symbols
-    for node in reversed(floats):
-        value = node.meta["example_value"]
-        if value.node._expr.free_symbols <= kept:
-            continue
-        number = float(value)
-        for user in list(node.users):
-            _put_in_place(user, node, number)
-        if node.op != "placeholder":
-            gm.graph.erase_node(node)
-    if floats:
-        for symbol in _backed_values(floats[0].meta["example_value"].node.shape_env):
-            if symbol_is_type(symbol, SymT.FLOAT) and symbol not in kept:
-                TensorifyState.specialize(str(symbol))
-        gm.recompile()
+@contextlib.contextmanager
+def trying_out(fake_mode: Any) -> Iterator[None]:
+    """Run a Dynamo graph on fake tensors to see what it does: sizes that it draws from data are forgotten after it."""
+    shape_env = fake_mode.shape_env
+    ignoring = contextlib.nullcontext() if shape_env is None else shape_env.ignore_fresh_unbacked_symbols()
+    # Without the Python dispatcher, composite operators would ask for symbolic sizes as numbers.
+    with ignoring, fake_mode, enable_python_dispatcher(), torch.no_grad():
+        yield
 
 
 def _backed_values(shape_env: Any) -> Mapping[Any, Any]:

@@ -13,7 +13,7 @@ from torch.fx.node import map_aggregate
 from fxpasses.regional import _torch
 from fxpasses.regional.runtime import PREVIOUS, Source, Step, TensorSpec
 
-__all__ = ["separate", "spec_of"]
+__all__ = ["outputs_of", "return_only", "separate", "spec_of"]
 
 _UNDECLARED_VIEWS = {torch.ops.aten._unsafe_view.default, torch.ops.aten.lift_fresh.default}
 """Operators that give a view though their schema does not say so."""
@@ -56,6 +56,21 @@ def separate(gm: fx.GraphModule, outputs: Sequence[Any]) -> tuple[list[fx.Node],
         else:
             sources.append(Source(False, returned.setdefault(_copy(gm, node), len(returned))))
     return list(returned), sources
+
+
+def outputs_of(gm: fx.GraphModule) -> list[Any]:
+    """What a graph returns: nodes and constants."""
+    (output,) = gm.graph.find_nodes(op="output")
+    return list(output.args[0])  # type: ignore[arg-type]
+
+
+def return_only(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> None:
+    """Let a graph return these nodes, and compute no more than they need."""
+    (output,) = gm.graph.find_nodes(op="output")
+    output.args = (tuple(nodes),)
+    output.meta.pop("desc", None)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
 
 
 def spec_of(value: torch.Tensor, stride: Sequence[Any] | None = None) -> TensorSpec:

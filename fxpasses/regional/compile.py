@@ -18,7 +18,8 @@ from fxpasses.kernels import one_unit
 from fxpasses.options import Options
 from fxpasses.pipeline import Compiler, Observer, Pipeline
 from fxpasses.regional import _torch
-from fxpasses.regional.aliases import separate, spec_of
+from fxpasses.regional.aliases import outputs_of, return_only, separate, spec_of
+from fxpasses.regional.checking import RegionCheck, exact_run
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.operators import runs_directly
 from fxpasses.regional.piece import Piece
@@ -39,11 +40,12 @@ def compile_piece(piece: Piece, options: Options, observers: Sequence[Observer] 
     # The graph around the regions is what a CUDA graph captures.
     inductor = {**options.inductor_patches(), "triton.cudagraphs": False}
     own = dataclasses.replace(options, inductor=inductor, mode=None, on_failure="raise")
-    recorder = _Recorder(_compiler(own, piece.gm, inputs), piece)
+    values = RegionCheck(options) if options.check == "values" else None
+    recorder = _Recorder(_compiler(own, piece.gm, inputs), piece, values)
     fake_mode = _torch.detect_fake_mode(piece.inputs)
     try:
         with one_unit(), _torch.capture_surroundings(fake_mode):
-            Pipeline(own, recorder, observers, counts=False).compile(piece.gm, inputs)
+            Pipeline(own, recorder, observers, values, counts=False).compile(piece.gm, inputs)
     except StageError as error:
         refused = _cause(error, RegionRefused)
         if refused is not None:
@@ -53,8 +55,7 @@ def compile_piece(piece: Piece, options: Options, observers: Sequence[Observer] 
     text = piece.text + recorder.text + str(cache_identity(own)) + repr(region_metadata(region))
     region.key = hashlib.sha256(text.encode()).hexdigest()[:32]
     region.seconds = time.perf_counter() - start
-    table.add(region)
-    return region
+    return table.add(region)
 
 
 def region_metadata(region: CompiledRegion) -> Any:
@@ -66,11 +67,13 @@ def region_metadata(region: CompiledRegion) -> Any:
 
 
 def _compiler(options: Options, gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiler:
+    compiler: InductorCompiler | EagerCompiler
     if options.compiler == "inductor":
         compiler = InductorCompiler(options, gm, inputs)
-        compiler.runs_directly = runs_directly
-        return compiler
-    return EagerCompiler(options, decompose=True)
+    else:
+        compiler = EagerCompiler(options, decompose=True)
+    compiler.runs_directly = runs_directly
+    return compiler
 
 
 def _cause(error: BaseException | None, kind: type[RegionRefused]) -> RegionRefused | None:
@@ -83,8 +86,8 @@ class _Recorder:
     """Hands the graphs of a region to the real compiler, without the memory that their outputs share, and keeps what
     it returns; what AOTAutograd gets to call is never called."""
 
-    def __init__(self, compiler: Compiler, piece: Piece) -> None:
-        self._compiler, self._piece = compiler, piece
+    def __init__(self, compiler: Compiler, piece: Piece, values: RegionCheck | None) -> None:
+        self._compiler, self._piece, self._values = compiler, piece, values
         self._num_outputs = 0
         self._region: CompiledRegion | None = None
         self._strides: list[Any] = []
@@ -116,7 +119,7 @@ class _Recorder:
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
         self._refuse()
         metadata = _torch.forward_metadata()
-        outputs = _outputs(gm)
+        outputs = outputs_of(gm)
         count = len(outputs) if inference else self._num_outputs
         kept = outputs[count:]
         tensors = [n for n in kept if isinstance(n.meta["val"], torch.Tensor)]
@@ -137,11 +140,14 @@ class _Recorder:
         visible = 1 + max((s.index for s in sources if s and _keeps_strides(s, sources[:count])), default=-1)
         if self._piece.symbols:
             visible = len(returned)  # Inductor reports other strides as numbers only
-        self._return(gm, returned)
+        return_only(gm, returned)
         random = any(_is_random(node) for node in gm.graph.nodes)
         self.text += gm.graph.python_code("self").src
+        exact = {"forward": exact_run(gm)} if self._values is not None else {}
         with _torch.output_strides() as strides:
             compiled = self._compile_forward(gm, inputs, visible, inference)
+        if self._values is not None:
+            compiled = self._values.watch("inference" if inference else "forward", compiled, None)
         self._strides = _known(strides, returned, dynamic=bool(self._piece.symbols))
         self._region = CompiledRegion(
             symbols=list(self._piece.symbols),
@@ -152,6 +158,7 @@ class _Recorder:
             random=random,
             saved=sources[count:],  # type: ignore[arg-type]
             saved_sizes=[_torch.expression(n.meta["val"]) for n in sizes],
+            exact=exact,
         )
         return _never
 
@@ -179,11 +186,15 @@ class _Recorder:
         for i, source in zip(saved, region.saved, strict=True):
             given[i] = self._restride(given[i], source)
         region.tangents = [spec_of(values[i]) for i in tangents]
-        returned, sources = separate(gm, _outputs(gm))
-        self._return(gm, returned)
+        returned, sources = separate(gm, outputs_of(gm))
+        return_only(gm, returned)
         self.text += gm.graph.python_code("self").src
+        if self._values is not None:
+            region.exact["backward"] = exact_run(gm)
         with _torch.output_strides() as strides:
             region.backward = self._compiler.backward(gm, given)
+        if self._values is not None:
+            region.backward = self._values.watch_backward(region.backward, sources)
         known = _known(strides, returned, dynamic=bool(self._piece.symbols))
         region.backward_specs = [spec_of(n.meta["val"], s) for n, s in zip(returned, known, strict=True)]
         region.gradients = sources[len(self._piece.symbols) :]
@@ -203,14 +214,6 @@ class _Recorder:
         if reason:
             raise RegionRefused(reason)
 
-    @staticmethod
-    def _return(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> None:
-        (output,) = gm.graph.find_nodes(op="output")
-        output.args = (tuple(nodes),)
-        output.meta.pop("desc", None)
-        gm.graph.eliminate_dead_code()
-        gm.recompile()
-
 
 def _keeps_strides(source: Source, user: Sequence[Source | None]) -> bool:
     """Whether a result has to have the strides that were traced: the user sees it, or views are made of it."""
@@ -224,11 +227,6 @@ def _known(strides: list[Any], returned: Sequence[fx.Node], *, dynamic: bool) ->
     if dynamic or len(strides) != len(returned):
         return [None] * len(returned)
     return [None if s is None else tuple(int(x) for x in s) for s in strides]
-
-
-def _outputs(gm: fx.GraphModule) -> list[Any]:
-    (output,) = gm.graph.find_nodes(op="output")
-    return list(output.args[0])  # type: ignore[arg-type]
 
 
 def _is_random(node: fx.Node) -> bool:

@@ -87,6 +87,16 @@ class RegionReport:
         """Compile time saved, as estimated."""
         return sum(item.saved_seconds for item in self.taken)
 
+    def joined(self, inner: RegionReport) -> RegionReport:
+        """This report with that of a graph inside of this one: a checkpointed function."""
+        return RegionReport(
+            self.taken + inner.taken,
+            self.left + inner.left,
+            self.calls + inner.calls,
+            self.search_seconds + inner.search_seconds,
+            self.off,
+        )
+
     def __str__(self) -> str:
         if self.off:
             return f"no regions: {self.off}"

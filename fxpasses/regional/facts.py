@@ -64,10 +64,11 @@ class GraphFacts:
         reads: for each call, the nodes that its arguments name, in order, repeated as often as they are named.
         last_use: for each call, the place of the last one that reads it, one past the end for an output.
         autocast: for each place, the autocast blocks that are open before it.
-        grad_mode: for each place, what the graph set the gradient mode to before it (``None`` if nothing).
+        grad_mode: for each place, the gradient mode that the graph has set before it (``None`` for the one it began in).
         modules: for each call, the paths of the modules around it, outermost first, each with its address.
         returns_several: for each call, whether its value is a tuple.
         dynamic: whether any size is symbolic.
+        grad_enabled: the gradient mode in which the graph begins.
     """
 
     graph: fx.Graph
@@ -83,6 +84,7 @@ class GraphFacts:
     modules: list[tuple[tuple[str, str], ...]]
     returns_several: list[bool]
     dynamic: bool
+    grad_enabled: bool
 
     def reads_inside(self, start: int, stop: int, node: fx.Node) -> int:
         """The place of ``node`` relative to a window, or -1 when it comes from outside."""
@@ -90,10 +92,15 @@ class GraphFacts:
         return place - start if start <= place < stop else -1
 
     def balanced(self, start: int, stop: int) -> bool:
-        """Whether a window leaves autocast and gradient mode as it found them, and closes only what it opened."""
+        """Whether a window leaves autocast and gradient mode as it found them, and closes only what it opened.
+
+        Nor may it turn gradients on: a call that stands where they are off has none.
+        """
         around = self.autocast[start]
+        modes = [self.grad_enabled if m is None else m for m in self.grad_mode[start : stop + 1]]
         return (
-            self.autocast[stop] == around
+            (modes[0] or not any(modes))
+            and self.autocast[stop] == around
             and self.grad_mode[stop] == self.grad_mode[start]
             and all(self.autocast[i][: len(around)] == around for i in range(start, stop))
         )
@@ -126,20 +133,21 @@ def read_facts(gm: fx.GraphModule) -> GraphFacts:
     ]
     position = {node: i for i, node in enumerate(calls)}
     reader = _Reader(gm)
+    enabled = torch.is_grad_enabled()
     facts = GraphFacts(
-        gm.graph, calls, position, [], [], [], [], [len(calls)] * len(calls), [], [], [], [], False
+        gm.graph, calls, position, [], [], [], [], [len(calls)] * len(calls), [], [], [], [], False, enabled
     )
     open_autocast: tuple[fx.Node, ...] = ()
     grad_mode: bool | None = None
-    transforms = any(_torch.is_transform(node) for node in calls)
-    for node in calls:
+    transformed = _torch.in_transforms(calls)
+    for place, node in enumerate(calls):
         facts.autocast.append(open_autocast)
         facts.grad_mode.append(grad_mode)
         reads: list[fx.Node] = []
         ambient = tuple(n.args for n in open_autocast), grad_mode
         token, description, barrier = reader.token(node, reads, ambient)
-        if transforms:
-            barrier, token = "the graph has function transforms (vmap, grad)", reader.unique()
+        if transformed[place]:
+            barrier, token = "it is part of a function transform (vmap, grad)", reader.unique()
         facts.tokens.append(token)
         facts.descriptions.append(description)
         facts.barriers.append(barrier)
@@ -151,7 +159,7 @@ def read_facts(gm: fx.GraphModule) -> GraphFacts:
         elif _torch.exits_autocast(node):
             open_autocast = tuple(n for n in open_autocast if n is not node.args[0])
         elif _torch.sets_grad_mode(node):
-            grad_mode = bool(node.args[0])
+            grad_mode = None if node.args[0] is enabled else bool(node.args[0])
     facts.autocast.append(open_autocast)
     facts.grad_mode.append(grad_mode)
     for i, node in enumerate(calls):
@@ -301,7 +309,8 @@ class _Reader:
                 )
                 target = "" if node.op in ("placeholder", "output", "get_attr") else _target(node.target)
                 lines.append((node.op, target, constants, tuple(place[n] for n in reads), nested._kind(node)))
-            self._modules[name] = repr(lines)
+            policy = _torch.checkpoint_policy(gm)
+            self._modules[name] = repr((lines, policy and (_target(policy), id(policy))))
         return self._modules[name]
 
     def _kind(self, node: fx.Node) -> Any:

@@ -222,8 +222,7 @@ class _Cutter:
         copies = [self._fresh(value).detach() for value in inputs]
         sizes = [self.known_symbols[s].meta["example_value"] for s in symbols]
         try:
-            # Without the Python dispatcher, composite operators would ask for symbolic sizes as numbers.
-            with self.fake_mode, _torch.enable_python_dispatcher(), torch.no_grad():
+            with _torch.trying_out(self.fake_mode):
                 everything(*sizes, *copies)
         except Exception as error:
             raise RegionRefused(f"it cannot run on its own: {type(error).__name__}: {error}") from error

@@ -8,6 +8,7 @@ would reuse the one while the other is needed. So an operator returns each piece
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from fxpasses.regional import _torch
 from fxpasses.regional.errors import RegionContractError
 
-__all__ = ["CompiledRegion", "Previous", "Source", "Step", "TensorSpec", "table"]
+__all__ = ["CompiledRegion", "Exact", "Previous", "Source", "Step", "TensorSpec", "kept_by", "table"]
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,20 @@ class Source:
         return self.view(self.base(inputs, results), bindings)
 
 
-@dataclass
+@dataclass(frozen=True)
+class Exact:
+    """A way to run a region's graph on other types than those that it was compiled for.
+
+    Attributes:
+        dtypes: the types of the tensors that it was compiled for.
+        run: takes the list of sizes and tensors; returns the results, in float64 where they are floating.
+    """
+
+    dtypes: list[torch.dtype]
+    run: Callable[[list[Any]], list[Any]]
+
+
+@dataclass(eq=False)
 class CompiledRegion:
     """One region, compiled.
 
@@ -113,6 +127,9 @@ class CompiledRegion:
             returns; ``None`` for none.
         tangents: metadata that ``backward`` expects of the gradients of the outputs.
         key: content hash: what is compiled and what it returns.
+        exact: for ``"forward"`` and ``"backward"``, how to run it on wider types than it was compiled for. The value check
+            does, which is why this is empty without it.
+        inner: the regions that it calls itself.
     """
 
     symbols: list[Any]
@@ -129,6 +146,8 @@ class CompiledRegion:
     tangents: list[TensorSpec] = field(default_factory=list)
     key: str = ""
     seconds: float = 0.0
+    exact: dict[str, Exact] = field(default_factory=dict)
+    inner: list[CompiledRegion] = field(default_factory=list)
     _mend: dict[str, list[int] | None] = field(default_factory=dict)
 
     def bindings(self, sizes: Sequence[Any]) -> dict[Any, Any]:
@@ -158,6 +177,9 @@ class CompiledRegion:
         first: Sequence[Any],
         sizes: Sequence[Any],
     ) -> list[torch.Tensor]:
+        exact = self.exact.get(which)
+        if exact is not None and [t.dtype for t in tensors] != exact.dtypes:
+            return exact.run([*first, *tensors])
         mend = self._mend.get(which)
         kept = list(tensors) if mend is None else ()
         given = [*first, *tensors]
@@ -204,16 +226,19 @@ class CompiledRegion:
 
 
 class _Table:
-    """The compiled regions of this process, by content: the operators find them here."""
+    """The compiled regions of this process, by content: the operators find them here.
+
+    It holds none: each lives as long as the compiled graphs that call it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._regions: dict[str, CompiledRegion] = {}
+        self._regions: weakref.WeakValueDictionary[str, CompiledRegion] = weakref.WeakValueDictionary()
 
-    def add(self, region: CompiledRegion) -> None:
-        """Keep a region; one of the same content that is there already stays."""
+    def add(self, region: CompiledRegion) -> CompiledRegion:
+        """Enter a region; gives the one of the same content that is there already, if any."""
         with self._lock:
-            self._regions.setdefault(region.key, region)
+            return self._regions.setdefault(region.key, region)
 
     def __getitem__(self, key: str) -> CompiledRegion:
         try:
@@ -221,10 +246,25 @@ class _Table:
         except KeyError:
             raise RegionContractError(key, "it was not compiled in this process") from None
 
-    def reset(self) -> None:
-        """Forget all regions. Compiled graphs that call them stop working: for tests."""
-        with self._lock:
-            self._regions.clear()
-
 
 table = _Table()
+
+
+def kept_by(compiled: Callable[..., Any], regions: Sequence[CompiledRegion]) -> Callable[..., Any]:
+    """A compiled graph that holds the regions that it calls."""
+    if not regions:
+        return compiled
+    try:
+        compiled.fxpasses_regions = regions  # type: ignore[attr-defined]
+        return compiled
+    except AttributeError:  # a bound method, say
+        return _Keeper(compiled, regions)
+
+
+@dataclass(frozen=True)
+class _Keeper:
+    compiled: Callable[..., Any]
+    regions: Sequence[CompiledRegion]
+
+    def __call__(self, *given: Any) -> Any:
+        return self.compiled(*given)

@@ -26,7 +26,7 @@ __all__ = ["Found", "Search", "Window", "search"]
 Choice = Literal["auto", "off", "always"] | tuple[str, ...]
 
 SHORTEST = 3
-"""The shortest stretch of calls that is looked at."""
+"""The shortest stretch of calls that is looked at; a checkpointed function counts for more than one."""
 _BOUNDARIES = 4
 """How many places for the boundary are tried for repeats that follow each other directly."""
 
@@ -116,7 +116,8 @@ class _Searcher:
             candidates = self._by_tokens(chosen)
         else:
             candidates = self._by_tokens([w for w, _ in windows])
-            for repeat in repeats(self.facts.tokens, SHORTEST, self.fewest):
+            heavy = any(self.cost.weight(node) >= SHORTEST for node in self.facts.calls)
+            for repeat in repeats(self.facts.tokens, 1 if heavy else SHORTEST, self.fewest):
                 candidates += self._phases(repeat.length, repeat.starts)
         ranked = sorted(candidates, key=self._rank)
         for length, starts in ranked:
@@ -128,7 +129,7 @@ class _Searcher:
         groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for window in windows:
             tokens = tuple(self.facts.tokens[window.start : window.stop])
-            if len(tokens) >= SHORTEST and not any(token < 0 for token in tokens):
+            if self._long(window.start, window.stop) and not any(token < 0 for token in tokens):
                 groups[tokens].append(window.start)
         return [
             (len(tokens), sorted(set(starts)))
@@ -139,7 +140,9 @@ class _Searcher:
     def _phases(self, length: int, starts: Sequence[int]) -> list[tuple[int, list[int]]]:
         """A repeat, and, where copies follow each other directly, the same one with its boundary moved."""
         kept = not_overlapping(starts, length)
-        if len(kept) < self.fewest or self._is_periodic(kept[0], length):
+        if len(kept) < self.fewest or not self._long(kept[0], kept[0] + length):
+            return []
+        if self._is_periodic(kept[0], length):
             return []
         found = [(length, kept)]
         tandem = sum(b - a == length for a, b in itertools.pairwise(kept))
@@ -175,13 +178,19 @@ class _Searcher:
         """Most saved first, before verification; of equals the one with least across its boundary."""
         length, starts = candidate
         first, copies = starts[0], len(starts)
-        weight = self.weights[first + length] - self.weights[first]
+        weight = self._weight(first, first + length)
         if self.choice == "auto":
             saved = self.cost.saved(weight, copies, self.facts.dynamic)
         else:
             saved = self.cost.seconds_per_node * weight * (copies - 1)
         crossing = self.crossing[first] + self.crossing[first + length]
         return -saved + _CROSSING_SECONDS * crossing * copies, crossing
+
+    def _long(self, start: int, stop: int) -> bool:
+        return max(stop - start, self._weight(start, stop)) >= SHORTEST
+
+    def _weight(self, start: int, stop: int) -> float:
+        return self.weights[stop] - self.weights[start]
 
     def _consider(self, length: int, starts: Sequence[int]) -> None:
         free = not_overlapping([s for s in starts if 0 not in self.free[s : s + length]], length)
@@ -199,7 +208,8 @@ class _Searcher:
     def _decide(self, windows: list[Window]) -> None:
         first = windows[0]
         estimate = self.cost.estimate(self.facts, first.start, first.stop, len(windows))
-        computing = sum(self.cost.weight(n) >= 1 for n in self.facts.calls[first.start : first.stop])
+        weights = map(self.cost.weight, self.facts.calls[first.start : first.stop])
+        computing = sum(weight for weight in weights if weight >= 1)
         reason = ""
         if self.choice == "auto":
             reason = self.cost.verdict(estimate, len(windows))

@@ -7,7 +7,7 @@ import logging
 import operator
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ from fxpasses.regional.compile import compile_piece
 from fxpasses.regional.cost import CostModel
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.explain import RegionReport, describe
-from fxpasses.regional.facts import value_of
+from fxpasses.regional.facts import GraphFacts, value_of
+from fxpasses.regional.floats import settle_floats
 from fxpasses.regional.piece import Piece, cut_out, outside_of
 from fxpasses.regional.runtime import CompiledRegion
 from fxpasses.regional.search import Search, Window, search
@@ -36,6 +37,10 @@ log = logging.getLogger(__name__)
 _INHERITED = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 
 
+Known = dict[Any, CompiledRegion]
+"""The regions of one Dynamo graph, by what they compute: equal layers in two checkpoints are one."""
+
+
 @dataclass
 class Regionalized:
     """A graph after its regions are compiled.
@@ -43,23 +48,30 @@ class Regionalized:
     Attributes:
         gm: the graph to compile: the original where there is no region.
         report: what was found, taken and left.
+        regions: what it calls. Whoever holds the compiled graph has to hold them.
     """
 
     gm: fx.GraphModule
     report: RegionReport
+    regions: list[CompiledRegion] = field(default_factory=list)
 
 
-def with_regions(gm: fx.GraphModule, options: Options, observers: Sequence[Observer]) -> fx.GraphModule:
+def with_regions(
+    gm: fx.GraphModule, options: Options, observers: Sequence[Observer]
+) -> tuple[fx.GraphModule, list[CompiledRegion]]:
     """The graph that is compiled in the place of a Dynamo graph: the same one, or one that calls compiled regions.
+
+    Returns:
+        The graph, and its regions, which live as long as somebody holds them.
 
     A failing stage raises, or, with ``on_failure="eager"``, is counted and leaves the graph as it was.
 
     Raises:
         StageError: when a stage fails on a region.
     """
-    _torch.specialize_floats(gm)
+    settle_floats(gm)
     if options.regions == "off":
-        return gm
+        return gm, []
     start = time.perf_counter()
     try:
         done = regionalize(gm, options, observers)
@@ -68,23 +80,32 @@ def with_regions(gm: fx.GraphModule, options: Options, observers: Sequence[Obser
             raise
         counters.add_fallback(Fallback(error.stage, f"in a region: {error.reason}", str(error.location)))
         log.warning("compiling without regions instead (on_failure='eager'): %s", error)
-        return gm
+        return gm, []
     counters.add_seconds("regions", time.perf_counter() - start)
     log.info("%s", done.report)
     counters.add_region_report(done.report, len(done.report.taken), done.report.region_calls)
     if done.report.taken or done.report.left:
         for observer in observers:
             observer.regions(done.report)
-    return done.gm
+    return done.gm, done.regions
 
 
-def regionalize(gm: fx.GraphModule, options: Options, observers: Sequence[Observer] = ()) -> Regionalized:
+def regionalize(
+    gm: fx.GraphModule,
+    options: Options,
+    observers: Sequence[Observer] = (),
+    *,
+    known: Known | None = None,
+    runs_twice: bool = False,
+) -> Regionalized:
     """Find a graph's repeats, compile each kind once, and call it wherever it occurs.
 
     Args:
         gm: a Dynamo graph; it is not changed.
         options: the options of the compilation; ``options.regions`` decides what is taken.
         observers: what observes the compilation of the graph; they are asked for those of its regions.
+        known: regions that are compiled already; new ones are added.
+        runs_twice: whether the backward pass computes the graph again: a checkpointed function.
 
     Raises:
         StageError: when a stage fails on a region.
@@ -92,6 +113,21 @@ def regionalize(gm: fx.GraphModule, options: Options, observers: Sequence[Observ
     refused = _torch.may_contain_regions() if options.compiler == "inductor" else ""
     choice = "off" if refused else options.regions
     found = search(gm, choice, CostModel.for_compiler(options.compiler))
+    known = {} if known is None else known
+    done = _replaced(gm, found, options, observers, refused, runs_twice, known)
+    return done if choice == "off" else _inside_checkpoints(done, gm, found.facts, options, observers, known)
+
+
+def _replaced(
+    gm: fx.GraphModule,
+    found: Search,
+    options: Options,
+    observers: Sequence[Observer],
+    refused: str,
+    runs_twice: bool,
+    known: Known,
+) -> Regionalized:
+    """The graph with what was taken replaced by calls; ``refused`` says why nothing was looked for."""
     if not found.taken:
         return Regionalized(gm, describe(gm, found, {}, refused))
     work = copy_graph(gm)
@@ -101,7 +137,10 @@ def regionalize(gm: fx.GraphModule, options: Options, observers: Sequence[Observ
     compiled: dict[int, tuple[Piece, CompiledRegion]] = {}
     for number, item in enumerate(moved.taken):
         try:
-            compiled[number] = _compile(work, moved, item.windows, symbols, options, observers)
+            compiled[number] = _compile(work, moved, item.windows, symbols, options, observers, known)
+            if runs_twice and compiled[number][1].random:
+                del compiled[number]
+                raise RegionRefused("its checkpoint has to draw the same random numbers again")
         except RegionRefused as refusal:
             item.reason = refusal.reason
         except (CaptureError, PartitionError, HandoverError) as error:
@@ -120,7 +159,53 @@ def regionalize(gm: fx.GraphModule, options: Options, observers: Sequence[Observ
         return Regionalized(gm, describe(gm, found, {}, refused))
     work.graph.lint()
     work.recompile()
-    return Regionalized(work, describe(gm, found, regions, refused))
+    return Regionalized(work, describe(gm, found, regions, refused), list(regions.values()))
+
+
+def _inside_checkpoints(
+    done: Regionalized,
+    gm: fx.GraphModule,
+    facts: GraphFacts,
+    options: Options,
+    observers: Sequence[Observer],
+    known: Known,
+) -> Regionalized:
+    """The same with the repeats inside of checkpointed functions replaced, too: their calls are made again in the
+    backward pass, like any other calls there."""
+    left = {node.name: node for node in done.gm.graph.nodes if _torch.checkpointed(node)}
+    work, report, regions = done.gm, done.report, list(done.regions)
+    for place, node in enumerate(facts.calls):
+        if node.name not in left or not _torch.checkpointed(left[node.name]):
+            continue
+        name = str(node.args[0].target)  # type: ignore[union-attr]
+        body = gm.get_submodule(name)
+        assert isinstance(body, fx.GraphModule)
+        reason = _untouchable(body, facts, place)
+        if reason:
+            found = search(body, options.regions, CostModel.for_compiler(options.compiler))
+            for item in found.taken:
+                item.reason = reason
+            found.taken, found.left = [], found.taken + found.left
+            inner = Regionalized(body, describe(body, found, {}))
+        else:
+            inner = regionalize(body, options, observers, known=known, runs_twice=True)
+        report = report.joined(inner.report)
+        regions += inner.regions
+        if inner.gm is not body:
+            work = copy_graph(gm) if work is gm else work
+            work.set_submodule(name, inner.gm)
+    if work is not done.gm:
+        _keep_dynamo_attributes(gm, work)
+    return Regionalized(work, report, regions)
+
+
+def _untouchable(body: fx.GraphModule, facts: GraphFacts, place: int) -> str:
+    """Why no calls of regions may be put into a checkpointed function, or ""."""
+    if _torch.checkpoint_policy(body) is not None:
+        return "its checkpoint decides for each operator whether to keep its result"
+    if facts.autocast[place] or facts.grad_mode[place] is not None:
+        return "autocast or the gradient mode is set around its checkpoint"
+    return ""
 
 
 def _compile(
@@ -130,13 +215,20 @@ def _compile(
     symbols: dict[Any, fx.Node],
     options: Options,
     observers: Sequence[Observer],
+    known: Known,
 ) -> tuple[Piece, CompiledRegion]:
     """The piece that isomorphic windows are copies of, compiled, repeats inside of it first."""
     piece = cut_out(work, found.facts, windows, symbols)
+    calls = found.facts.calls[windows[0].start : windows[0].stop]
+    same = piece.text, tuple(id(node.target) for node in calls)  # functions of one name may differ
+    if same in known:
+        return piece, known[same]
     own = [observer.of_region() for observer in observers]
-    inner = regionalize(piece.gm, dataclasses.replace(options, regions=_inside(options)), own)
+    inner = regionalize(piece.gm, dataclasses.replace(options, regions=_inside(options)), own, known=known)
     piece = dataclasses.replace(piece, gm=inner.gm)
-    return piece, compile_piece(piece, options, own)
+    known[same] = compile_piece(piece, options, own)
+    known[same].inner += inner.regions
+    return piece, known[same]
 
 
 def _inside(options: Options) -> Any:

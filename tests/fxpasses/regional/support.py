@@ -78,6 +78,25 @@ def step(call: Callable[..., Any], model: nn.Module, inputs: Sequence[torch.Tens
     return outputs, gradients
 
 
+def saved_bytes(
+    model: nn.Module, inputs: Sequence[torch.Tensor], regions: Any = "always", **options: Any
+) -> int:
+    """Bytes that autograd keeps between forward and backward, parameters and inputs left out."""
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+    output = compiled(model, regions, **options)(*inputs)
+    storages = {}
+    pending = [output.grad_fn]
+    while pending:
+        node = pending.pop()
+        for tensor in getattr(node, "saved_tensors", ()):
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        pending += [n for n, _ in node.next_functions if n is not None]
+    for known in (*model.parameters(), *inputs):
+        storages.pop(known.untyped_storage().data_ptr(), None)
+    return sum(storages.values())
+
+
 class Block(nn.Module):
     """A small residual layer."""
 

@@ -1,5 +1,8 @@
 """The parts on their own: repeats of a sequence, the decision, the report, failures."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +13,8 @@ import fxpasses
 from fxpasses.regional import CostModel, RegionContractError
 from fxpasses.regional.aliases import separate
 from fxpasses.regional.repeats import Repeat, not_overlapping, repeats, suffix_array
-from tests.fxpasses.regional.support import Block, Stack, check, compiled, copies, reasons
+from fxpasses.regional.runtime import table
+from tests.fxpasses.regional.support import Block, Stack, check, compiled, copies, reasons, taken
 from tests.fxpasses.support import traced
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
@@ -148,6 +152,53 @@ def test_a_region_that_cannot_be_captured_stays_in_the_graph(monkeypatch):
     assert check(Stack([Block() for _ in range(4)]), [X]) == []
     assert "not today" in reasons()
     assert copies() == []
+
+
+@pytest.mark.parametrize("mode", ["forward", "training", "cudagraphs"])
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_regions_live_as_long_as_the_code_that_calls_them(compiler, mode):
+    model = Stack([Block() for _ in range(4)])
+    # Under "cudagraphs" Inductor gets the graph around as a whole, and calls regions by name.
+    options = {"inductor": {"triton.cudagraphs": True}} if mode == "cudagraphs" else {}
+    call = compiled(model, compiler=compiler, **options)
+    output = call(X).sum()
+    output.backward(retain_graph=True)
+    key = taken()[0].key
+    region = weakref.ref(table[key])
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    if mode == "forward":
+        output.detach_()
+    torch._dynamo.reset()
+    gc.collect()
+    if mode != "forward":  # the forward graph is gone; what it left for the backward pass is not
+        model.zero_grad()
+        output.backward()
+        torch.testing.assert_close({name: p.grad for name, p in model.named_parameters()}, wanted)
+    del output, call
+    gc.collect()
+    assert region() is None
+    with pytest.raises(RegionContractError):
+        table[key]
+
+
+def test_equal_layers_in_two_checkpoints_are_compiled_once():
+    calls = []
+
+    @fxpasses.graph_pass(graphs=["joint"])
+    def count(gm):
+        calls.append(sum(n.target is torch.ops.aten.erf.default for n in gm.graph.nodes))
+        return False
+
+    layers = nn.ModuleList(nn.Sequential(*(Block() for _ in range(n))) for n in (3, 4))
+
+    def run(x):
+        for part in layers:
+            x = torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False)
+        return x
+
+    compiled(run, passes=[count])(X.clone().requires_grad_()).sum().backward()
+    assert calls == [2, 0]  # a layer, forward and in its gradient; the graph around
+    assert len({item.key for item in taken()}) == 1
 
 
 def test_a_region_of_another_process_is_a_clear_error():

@@ -1,14 +1,12 @@
 """Models of many shapes, trained with regions: outputs, gradients and buffers as in eager."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 import fxpasses
-from tests.fxpasses.regional.support import Block, Stack, check, compiled
+from tests.fxpasses.regional.support import Block, Stack, check
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -281,28 +279,3 @@ def test_experts_alone_and_experts_inside_of_layers():
     assert check(Stack([Experts()]), [X])[0] == 4
     assert check(Stack([Experts() for _ in range(3)]), [X])[0] == 3
     assert fxpasses.stats().joint > 2  # the experts inside of the layer are a region of it
-
-
-def test_floats_of_modules_are_numbers_after_one_trace_and_guarded():
-    """What AOTAutograd cannot keep dynamic is specialized at once: Dynamo traces each version of the model once."""
-
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.norm, self.slope = nn.LayerNorm(8, eps=1e-4), 0.3
-
-        def forward(self, x):
-            return x + nn.functional.leaky_relu(self.norm(x), self.slope)
-
-    model = nn.Sequential(*(Layer() for _ in range(3)))
-    wanted = copy.deepcopy(model)
-    torch._dynamo.reset()
-    fxpasses.reset_stats()
-    call = compiled(model, dynamic=True)
-    before = len(torch._dynamo.utils.compilation_time_metrics.get("bytecode_tracing", []))
-    for slope in (0.3, 0.3, 0.9):
-        model[1].slope = wanted[1].slope = slope
-        x = torch.randn(5, 8)
-        torch.testing.assert_close(call(x), wanted(x))
-    traces = len(torch._dynamo.utils.compilation_time_metrics["bytecode_tracing"]) - before
-    assert (fxpasses.stats().graphs, traces) == (2, 2)

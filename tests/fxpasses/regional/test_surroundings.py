@@ -88,6 +88,26 @@ def test_no_grad_around_some_layers():
     assert found[:2] in ([2, 2], [3, 3])  # the first of three has an input of another kind
 
 
+def test_gradients_turned_on_in_the_midst_of_a_repeat():
+    """The copies also repeat with a boundary inside of ``no_grad``: a call that stood there would have no gradient."""
+
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(8, 8) / 3)
+            self.register_buffer("u", torch.ones(8))
+
+        def forward(self, x):
+            y = torch.tanh(x)
+            with torch.no_grad():
+                v = torch.mv(self.weight.t(), self.u) / 3
+                self.u.copy_(torch.mv(self.weight, v) / 3)
+            return F.linear(y, self.weight / (self.u @ self.weight @ v + 5)) * 2
+
+    x = torch.randn(4, 8, requires_grad=True)
+    assert check(nn.Sequential(*(Normed() for _ in range(5))), [x]) == [5]
+
+
 def test_frozen_layers_and_trained_ones():
     layers = [Block() for _ in range(6)]
     for layer in layers[:3]:
@@ -195,6 +215,28 @@ def test_data_dependent_sizes_stay_outside():
         check(Net(), [torch.randn(6, 8, requires_grad=True)])
     assert not taken()
     assert reasons() == ""
+
+
+def test_function_transforms_stay_outside_and_layers_around_them_do_not():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.ModuleList(Block() for _ in range(3))
+            self.layers = nn.ModuleList(Block() for _ in range(4))
+
+        def transformed(self, row):
+            for layer in self.inner:
+                row = layer(row)
+            return row
+
+        def forward(self, x):
+            x = torch.vmap(self.transformed)(x)
+            direction = torch.func.grad(lambda z: (z.sin() ** 2).sum())(x)
+            for layer in self.layers:
+                x = layer(x) + direction
+            return x
+
+    assert check(Net(), [torch.randn(4, 8, requires_grad=True)], tolerance=1e-4) == [4]
 
 
 def test_autograd_functions_inside_of_layers():

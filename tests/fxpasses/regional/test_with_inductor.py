@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fxpasses
-from tests.fxpasses.regional.support import Block, Stack, check, compiled, step
+from tests.fxpasses.regional.support import Block, Stack, check, compiled, copies, saved_bytes, step
 from tests.fxpasses.regional.test_structures import ConvStage, Decoder
 
 
@@ -50,27 +50,15 @@ def test_dropout_draws_for_each_layer():
     torch.testing.assert_close(x.grad, ((~dropped) * 2 * torch.cos(torch.tensor(2.0))).sum(0))
 
 
-def test_saved_memory_is_that_of_the_whole_graph():
-    """Bytes that autograd keeps between forward and backward, with and without regions."""
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_saved_memory_is_that_of_the_whole_graph(compiler):
     kept = {}
     for regions in ("off", "always"):
-        torch._dynamo.reset()
         torch.manual_seed(0)
         model = Stack([Block(64) for _ in range(4)], 64)
-        x = torch.randn(32, 64)
-        output = compiled(model, regions)(x)
-        storages = {}
-        pending = [output.grad_fn]
-        while pending:
-            node = pending.pop()
-            for tensor in getattr(node, "saved_tensors", ()):
-                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            pending += [n for n, _ in node.next_functions if n is not None]
-        for parameter in model.parameters():
-            storages.pop(parameter.untyped_storage().data_ptr(), None)
-        kept[regions] = sum(storages.values())
-    assert kept["off"] > 0
-    assert kept["always"] <= 1.02 * kept["off"]
+        kept[regions] = saved_bytes(model, [torch.randn(32, 64)], regions, compiler=compiler)
+    assert copies() == [4]
+    assert 0 < kept["always"] <= 1.02 * kept["off"]
 
 
 PROGRAM = """

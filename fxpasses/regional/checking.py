@@ -1,0 +1,72 @@
+"""The value check of a region: its graphs are compared once, on the inputs of the first calls of any of its copies.
+
+The graph around knows a region as one operator. When that graph is checked, its operators run in float64, too: a region
+then runs its graph, not what that was compiled to.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses.checking.interpret import ExactRun
+from fxpasses.checking.watch import ValueCheck
+from fxpasses.errors import StageError
+from fxpasses.options import Options
+from fxpasses.regional.aliases import outputs_of, return_only, separate
+from fxpasses.regional.runtime import Exact, Source
+from fxpasses.rewriting import copy_graph
+from fxpasses.stats import Fallback, counters
+
+__all__ = ["RegionCheck", "exact_run"]
+
+log = logging.getLogger(__name__)
+
+
+class RegionCheck(ValueCheck):
+    """Compares the graphs before and after each pass on a region.
+
+    Args:
+        options: of the compilation around; ``on_failure`` decides what becomes of a wrong backward graph.
+    """
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options.repro_directory())
+        self._options = options
+
+    def watch_backward(
+        self, compiled: Callable[..., Any], gradients: Sequence[Source | None]
+    ) -> Callable[..., Any]:
+        """A compiled backward graph with its first calls checked.
+
+        Args:
+            compiled: takes a list of sizes, saved tensors, gradients.
+            gradients: how gradients are made of what it returns: what runs in its place returns the same.
+        """
+
+        def graph_before(error: StageError, before: fx.GraphModule) -> Callable[..., Any]:
+            # The forward pass is over: the graph before the wrong pass runs instead.
+            instead = copy_graph(before)
+            returned, sources = separate(instead, outputs_of(instead))
+            if self._options.on_failure == "raise" or sources != list(gradients):
+                raise error
+            return_only(instead, returned)
+            counters.add_fallback(Fallback(error.stage, f"in a region: {error.reason}", str(error.location)))
+            log.warning("running a region's backward graph in eager (on_failure='eager'): %s", error)
+            return instead.forward
+
+        return self.watch("backward", compiled, graph_before)
+
+
+def exact_run(gm: fx.GraphModule) -> Exact:
+    """What runs a region's graph in float64, on a copy of it."""
+    graph = copy_graph(gm)
+    values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    return Exact(
+        [value.dtype for value in values if isinstance(value, torch.Tensor)],
+        lambda inputs: ExactRun(graph)(inputs),
+    )

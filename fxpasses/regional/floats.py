@@ -1,0 +1,157 @@
+"""Floats that may change from call to call, in a Dynamo graph: tensors or numbers, before anything else looks at them.
+
+With dynamic shapes Dynamo hands floats (a module's ``eps`` or ``scale``) over as 0-dimensional float64 tensors, and reads
+them with ``item()``. AOTAutograd rewrites arithmetic of tensors with such numbers to arithmetic of tensors
+(``torch.fx.passes._tensorify_python_scalars``), at the end of tracing; whatever else needs the number makes Dynamo trace
+everything again, with the number as a constant. Doing both at once on Dynamo's graph saves the second trace, and layers that
+differ in nothing but such a float stay equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses.regional import _torch
+from fxpasses.regional.facts import value_of
+
+__all__ = ["settle_floats"]
+
+_ARITHMETIC = frozenset(
+    {"add", "sub", "mul", "truediv", "div", "pow", "iadd", "isub", "imul", "itruediv", "add_", "sub_", "mul_", "div_"}
+)  # fmt: skip
+_AS_TENSORS = _ARITHMETIC - {"pow"}
+_Place = tuple[fx.GraphModule, fx.Node]
+
+
+def settle_floats(gm: fx.GraphModule) -> None:
+    """Make tensors of the floats that are operands of tensor arithmetic only, and numbers, with a guard, of all others.
+
+    Where a float can only stay dynamic as AOTAutograd does it (``x ** p``), all of those are left to it.
+    """
+    found = [
+        (owner, node)
+        for owner in gm.modules()
+        if isinstance(owner, fx.GraphModule)
+        for node in owner.graph.nodes
+        if isinstance(value_of(node), torch.SymFloat)
+    ]
+    if not found:
+        return
+    shape_env = value_of(found[0][1]).node.shape_env
+    kept: set[Any] = set()
+    for _, node in found:
+        if node.users and all(_name(user) in _ARITHMETIC for user in node.users):
+            kept |= _torch.free_symbols(value_of(node))
+    stay: list[_Place] = []
+    for owner, node in reversed(found):
+        value = value_of(node)
+        symbols = _torch.free_symbols(value)
+        if _torch.has_unbacked(value) or (symbols and symbols <= kept):
+            stay.insert(0, (owner, node))
+            continue
+        number = float(value)
+        for user in list(node.users):
+            _put_in_place(user, node, number)
+        if node.op != "placeholder":
+            owner.graph.erase_node(node)
+    if all(_may_be_tensor(node) for _, node in stay):
+        for owner, node in stay:
+            _make_tensor(owner, node)
+        kept = set()
+    _torch.floats_are_settled(shape_env, kept)
+    for owner in {id(owner): owner for owner, _ in found}.values():
+        owner.recompile()
+
+
+def _name(user: fx.Node) -> str:
+    return str(getattr(user.target, "__name__", user.target))
+
+
+def _put_in_place(user: fx.Node, node: fx.Node, number: float) -> None:
+    """Give a call a number where it read a node."""
+
+    def known(read: fx.Node) -> Any:
+        return number if read is node else read
+
+    user.args = fx.node.map_arg(user.args, known)
+    user.kwargs = fx.node.map_arg(user.kwargs, known)
+
+
+def _may_be_tensor(node: fx.Node) -> bool:
+    """Whether a float can be a 0-dimensional float64 tensor: it is read from one or computed from such, and every user
+    computes the same with that."""
+    return (_is_read(node) or _is_arithmetic(node)) and all(
+        _is_arithmetic(user) and (isinstance(value_of(user), torch.SymFloat) or _takes_tensor(user, node))
+        for user in node.users
+    )
+
+
+def _is_read(node: fx.Node) -> bool:
+    source = value_of(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
+    return (
+        node.target == "item"
+        and isinstance(source, torch.Tensor)
+        and (source.dtype, source.ndim) == (torch.float64, 0)
+    )
+
+
+def _is_arithmetic(node: fx.Node) -> bool:
+    return _name(node) in _AS_TENSORS and len(node.args) == 2 and not node.kwargs
+
+
+def _takes_tensor(user: fx.Node, node: fx.Node) -> bool:
+    """Whether the other operand of a call is a tensor, the one that is written to if any."""
+    other = [a for a in user.args if a is not node]
+    return (
+        len(other) == 1
+        and isinstance(other[0], fx.Node)
+        and isinstance(value_of(other[0]), torch.Tensor)
+        and isinstance(value_of(user), torch.Tensor)
+        and not (_writes(user) and user.args[0] is node)
+    )
+
+
+def _writes(user: fx.Node) -> bool:
+    return _name(user).startswith("i") or _name(user).endswith("_")
+
+
+def _make_tensor(owner: fx.GraphModule, node: fx.Node) -> None:
+    """Let a float be the tensor that it is read from, or one computed from such."""
+    users = [user for user in node.users if isinstance(value_of(user), torch.Tensor)]
+    if _is_read(node):
+        tensor = node.args[0]
+        assert isinstance(tensor, fx.Node)
+        node.replace_all_uses_with(tensor)
+        owner.graph.erase_node(node)
+    else:
+        tensor = node
+        values: Sequence[Any] = [value_of(a) if isinstance(a, fx.Node) else a for a in node.args]
+        with next(v.fake_mode for v in values if isinstance(v, _torch.FakeTensor)):
+            node.meta["example_value"] = node.target(*values)  # type: ignore[operator]
+    for user in users:
+        _convert(owner.graph, user, tensor)
+
+
+def _convert(graph: fx.Graph, user: fx.Node, tensor: fx.Node) -> None:
+    """Hold the type of a result where a 0-dimensional tensor promotes its partner and a number does not."""
+    (other,) = (value_of(a) for a in user.args if a is not tensor)  # type: ignore[arg-type]
+    if _writes(user) or (other.ndim and (other.is_floating_point() or other.is_complex())):
+        return
+    wanted = value_of(user).dtype
+    computed = _torch.computation_dtype(wanted)
+    with graph.inserting_before(user), value_of(tensor).fake_mode:
+        operand = graph.call_method("to", (tensor, computed))
+        operand.meta["example_value"] = value_of(tensor).to(computed)
+    user.replace_input_with(tensor, operand)
+    if computed is not wanted:
+        before = dict(user.users)
+        with graph.inserting_after(user), other.fake_mode:
+            result = graph.call_method("to", (user, wanted))
+            result.meta["example_value"] = value_of(user)
+            user.meta["example_value"] = value_of(user).to(computed)
+        for reader in before:
+            reader.replace_input_with(user, result)

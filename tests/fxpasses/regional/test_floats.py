@@ -1,0 +1,96 @@
+"""Floats of modules under dynamic shapes: tensors where arithmetic takes them, numbers with a guard elsewhere."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fxpasses
+from tests.fxpasses.regional.support import compiled, copies, step
+
+
+class Normed(nn.Module):
+    """A layer that computes with two floats of its own."""
+
+    def __init__(self, compute, scale):
+        super().__init__()
+        self.linear, self.eps, self.scale, self.compute = nn.Linear(8, 8), 1e-6, scale, compute
+
+    def forward(self, x):
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        return x + self.linear(self.compute(y, self.scale).float())
+
+
+COMPUTATIONS = {
+    "of both operands": lambda y, s: s - y + 1.0 / (s + y.abs() + 1),
+    "of the float itself": lambda y, s: y * (s * 2 + 1) / s,
+    "with a scalar tensor": lambda y, s: y + y.mean() * s,
+    "with whole numbers": lambda y, s: y + torch.arange(8) * s,
+    "in place": lambda y, s: y.clone().mul_(s).add_(s),
+    "in low precision": lambda y, s: y.bfloat16() * s + y.bfloat16().mean() * s,
+    "a power": lambda y, s: y.abs() ** s,
+    "a factor of an operator": lambda y, s: torch.add(y, y.abs(), alpha=s),
+    "a choice": lambda y, s: y * s if s > 0.8 else y - s,
+}
+
+
+@pytest.mark.parametrize("kind", COMPUTATIONS)
+def test_layers_that_differ_in_a_float_are_one_region_and_floats_may_change(kind):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+    model = nn.Sequential(*(Normed(COMPUTATIONS[kind], 0.5 + 0.1 * i) for i in range(5)))
+    wanted = copy.deepcopy(model)
+    call = compiled(model, dynamic=True)
+    tolerance = 3e-2 if kind == "in low precision" else 1e-4
+    for scale in (0.6, 0.9, 0.3):
+        model[1].scale = wanted[1].scale = scale
+        x = torch.randn(4, 8, requires_grad=True)
+        torch.testing.assert_close(
+            step(call, model, [x]), step(wanted, wanted, [x]), rtol=tolerance, atol=tolerance
+        )
+    if kind not in ("a power", "a factor of an operator", "a choice"):
+        assert (copies(), fxpasses.stats().graphs) == ([5], 1)
+
+
+def test_floats_in_checkpoints():
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+    layers = nn.ModuleList(Normed(COMPUTATIONS["of the float itself"], 0.5 + 0.1 * i) for i in range(4))
+
+    def run(x):
+        for layer in layers:
+            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+        return x
+
+    call = compiled(run, dynamic=True)
+    x = torch.randn(4, 8, requires_grad=True)
+    torch.testing.assert_close(step(call, layers, [x]), step(run, layers, [x]))
+    assert copies() == [3]  # Dynamo gives the first its arguments in another order
+
+
+def test_floats_of_modules_are_numbers_after_one_trace_and_guarded():
+    """What AOTAutograd cannot keep dynamic is specialized at once: Dynamo traces each version of the model once."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.slope = nn.LayerNorm(8, eps=1e-4), 0.3
+
+        def forward(self, x):
+            return x + nn.functional.leaky_relu(self.norm(x), self.slope)
+
+    model = nn.Sequential(*(Layer() for _ in range(3)))
+    wanted = copy.deepcopy(model)
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+    call = compiled(model, dynamic=True)
+    before = len(torch._dynamo.utils.compilation_time_metrics.get("bytecode_tracing", []))
+    for slope in (0.3, 0.3, 0.9):
+        model[1].slope = wanted[1].slope = slope
+        x = torch.randn(5, 8)
+        torch.testing.assert_close(call(x), wanted(x))
+    traces = len(torch._dynamo.utils.compilation_time_metrics["bytecode_tracing"]) - before
+    assert (fxpasses.stats().graphs, traces) == (2, 2)
