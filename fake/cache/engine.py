@@ -16,7 +16,7 @@ from ..kernels.gradients import FORMULAS, WATCHED
 from ..kernels.overlaps import pairs_to_watch
 from ..tensor import Unkeyable, forget
 from ._torch import preferred_device_type
-from .calls import compare_leaf, is_mutable, renew, tensors_of, uncacheable_reason
+from .calls import compare_leaf, handle_directly, is_mutable, renew, tensors_of, uncacheable_reason
 from .disk import DiskCache
 from .key import compile_key, plain_key
 from .recipe import Apart, build
@@ -117,7 +117,7 @@ class Engine:
             answer = _t.DISPATCH_META_HANDLERS[func]
             return lambda mode, func, types, args, kwargs: answer(args)
         if func in _t.DISPATCH_HANDLE_DIRECTLY:
-            return _handle_directly
+            return handle_directly
         if self.is_own and may_be_cached(func):
             return self._make_subgraph_handler(func)
         reason = uncacheable_reason(func)
@@ -331,9 +331,8 @@ class Engine:
                 if pairs:
                     recipe = Apart(recipe, pairs)
                     rebuild = build(recipe, self.tensor_class, mark)
-            lasting = (
-                recipe if isinstance(func, _t.OpOverload) else None
-            )  # a graph's identity ends with the process
+            # A graph's identity ends with the process.
+            lasting = recipe if isinstance(func, _t.OpOverload) else None
             self.store.insert(func, self.store.table(func), key, rebuild, lasting)
         else:
             try:
@@ -389,8 +388,3 @@ class Engine:
         ):
             compare_leaf(func, path, served, expected)
         return outputs
-
-
-def _handle_directly(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    with _t.in_kernel_invocation_manager(mode):
-        return func(*args, **(kwargs or {}))

@@ -12,7 +12,6 @@ A graph that was traced for some sizes may be used for others exactly if the gua
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from .divisors import without_divisions
 from .expr import normalize
 from .ranges import Facts
 from .reasons import Reason, reasons_of
-from .terms import Property, Terms, properties_of, text_of_source
+from .terms import Property, Terms, argument_names, properties_of, text_of_source
 
 __all__ = [
     "CompiledGuards",
@@ -128,7 +127,7 @@ class Guards(Sequence[Guard]):
         checks = [*(self.statics if static else ()), *guards]
         properties = properties_of(self._shape_env)
         inputs = tuple(dict.fromkeys(p.root for p in properties))
-        names = _argument_names(inputs)
+        names = argument_names(inputs)
         texts, needed = _bindings(self._shape_env, properties)
         local: dict[sympy.Basic, str] = {symbol: f"_{symbol.name}" for symbol in texts}
         used = set().union(
@@ -175,17 +174,6 @@ def _code_of(guard: Guard, printer: Terms, names: dict[str, str]) -> str:
     return (
         f"({guard.tied.code.format(root=names[guard.tied.root])} == {printer.doprint(guard.tied.expression)})"
     )
-
-
-def _argument_names(inputs: Iterable[str]) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for text in inputs:
-        name = re.sub(r"\W+", "_", text).strip("_") or "value"
-        name = f"input_{name}" if name[0].isdigit() else name
-        while name in names.values():
-            name += "_"
-        names[text] = name
-    return names
 
 
 def _bindings(

@@ -137,8 +137,13 @@ class ShapeEnv(_t.TorchShapeEnv):
         return made
 
     def _simplify_floor_div(self, expr: Any) -> Any:  # type: ignore[override]
-        """torch's method, which asks whether divisions inside a floor leave a remainder: an error for negative numbers."""
-        if any(not self.bound_sympy(division.args[0]).lower >= 0 for division in expr.atoms(_t.FloorDiv)):
+        """torch's method, which asks whether divisions inside a floor leave a remainder: an error with negative numbers."""
+        if any(
+            not (
+                self.bound_sympy(division.args[0]).lower >= 0 and self.bound_sympy(division.args[1]).lower > 0
+            )
+            for division in expr.atoms(_t.FloorDiv)
+        ):
             return self.simplify(expr)
         return super()._simplify_floor_div(expr)
 

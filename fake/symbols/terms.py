@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from sympy.printing.precedence import PRECEDENCE
 
 from . import _torch as _t
 
-__all__ = ["Property", "Terms", "properties_of", "text_of_source"]
+__all__ = ["Property", "Terms", "argument_names", "properties_of", "text_of_source"]
 
 _LOCAL = re.compile(r"\b[LG]\['(\w+)'\]")
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
@@ -32,6 +32,18 @@ def text_of_source(source: Any) -> str:
         return f"{text_of_source(source.base)}.{source.prop.method_name()}({place})"
     text = _LOCAL.sub(r"\1", source.name)
     return _UNKNOWN.sub(r"input\1", _MEMBER.sub(r".\1", text))
+
+
+def argument_names(inputs: Iterable[str]) -> dict[str, str]:
+    """A different Python name for each input."""
+    names: dict[str, str] = {}
+    for text in inputs:
+        name = re.sub(r"\W+", "_", text).strip("_") or "value"
+        name = f"input_{name}" if name[0].isdigit() else name
+        while name in names.values():
+            name += "_"
+        names[text] = name
+    return names
 
 
 @dataclass(frozen=True)

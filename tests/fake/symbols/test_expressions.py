@@ -196,3 +196,12 @@ def test_the_floor_of_a_negative_division_has_a_value() -> None:
     for binding in BINDINGS:
         if all(guard_holds(shape_env, symbols, binding)):
             assert value_at(halved, symbols, binding) == math.floor(-(-binding[0] // binding[1]) / 2)
+
+
+def test_the_floor_of_a_division_by_a_negative_number_has_a_value() -> None:
+    a, b, shape_env = sizes(2, 7)
+    symbols = [a.node.expr, b.node.expr]
+    whole = math.floor((b // -3) / 1)
+    for binding in BINDINGS:
+        if all(guard_holds(shape_env, symbols, binding)):
+            assert value_at(whole, symbols, binding) == math.floor((binding[1] // -3) / 1)
