@@ -70,7 +70,8 @@ def _install(plan: Plan, tx: Any, moved: Sources) -> None:
                 _torch.Guard(place, guard.create_fn, user_stack=guard.user_stack), collect_debug_stack=False
             )
     for guard, other in plan.same_objects:
-        check: Any = functools.partial(guard.inner_create_fn(), source_b=moved(other))
+        install: Any = guard.inner_create_fn()
+        check = functools.partial(install, source_b=moved(other))
         place = moved(guard.originating_source)
         if place != moved(other):
             installed.add(_torch.Guard(place, check, user_stack=guard.user_stack), collect_debug_stack=False)

@@ -10,40 +10,12 @@ from torch import nn
 import fake
 from fxpasses import reset_stats, stats
 from fxpasses.dynamo import _torch as dynamo_torch
+from tests.fxpasses.dynamo.support import COPIED, LAYERS, Layer, Stack, agree, compiled
 
 pytestmark = pytest.mark.skipif(
     not dynamo_torch.CAN_REPLAY or torch.__version__ < "2.12",
     reason="this torch cannot compare guards as values",
 )
-LAYERS = 6
-COPIED = (
-    LAYERS - 3
-)  # the first is given an input of the graph, unlike the others; the second and the third are compared
-
-
-class Layer(nn.Module):
-    def __init__(self, width=8):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.linear = nn.Linear(width, width)
-        self.drop = nn.Dropout(0.0)
-        self.scale = 1.5
-        self.register_buffer("seen", torch.zeros(1))
-
-    def forward(self, x):
-        y = self.drop(torch.relu(self.linear(self.norm(x)))) * self.scale
-        return x + y if self.scale > 1 else x - y
-
-
-class Stack(nn.Module):
-    def __init__(self, layer=Layer, layers=LAYERS):
-        super().__init__()
-        self.layers = nn.ModuleList(layer() for _ in range(layers))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
 
 
 @pytest.fixture(autouse=True)
@@ -55,29 +27,6 @@ def fresh():
     yield
     torch.set_default_dtype(torch.float32)
     torch._dynamo.reset()
-
-
-def compiled(model, dynamic=False, **options):
-    settings = {"compiler": "eager", "regions": "off", **options}
-    return torch.compile(model, backend="fxpasses", dynamic=dynamic, options=settings)
-
-
-def agree(model, call, *inputs):
-    """Outputs, gradients and buffers of a compiled model are those of eager."""
-    eager = copy.deepcopy(model)
-    for each, run in ((eager, eager), (model, call)):
-        each.zero_grad()
-        x = [i.clone().requires_grad_(i.is_floating_point()) for i in inputs]
-        out = run(*x)
-        out.float().square().sum().backward()
-        results = [out, *(i.grad for i in x), *(p.grad for p in each.parameters()), *each.buffers()]
-        if each is eager:
-            expected = results
-    for a, b in zip(expected, results, strict=True):
-        if a is None or b is None:
-            assert a is b
-        else:
-            torch.testing.assert_close(a, b)
 
 
 def graphs_of(model, *inputs, accelerate, dynamic=False):
@@ -124,101 +73,6 @@ def test_graphs_places_and_guards_are_those_of_tracing():
             for each in (a, b)
         ]
         assert names[0] == names[1]
-
-
-def change_eps(layer):
-    layer.norm.eps = 0.3
-
-
-def change_constant(layer):
-    layer.scale = 0.5
-
-
-def add_hook(layer):
-    layer.linear.register_forward_hook(lambda module, args, out: out * 3)
-
-
-def add_pre_hook(layer):
-    layer.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
-
-
-def drop_everything(layer):
-    layer.drop.p = 1.0
-
-
-def evaluate(layer):
-    layer.drop.p = 1.0
-    layer.eval()
-
-
-def freeze(layer):
-    layer.linear.weight.requires_grad_(False)
-
-
-def no_bias(layer):
-    layer.linear.bias = None
-
-
-def replace_activation(layer):
-    layer.drop = nn.Tanh()
-
-
-def patch_forward(layer):
-    layer.forward = lambda x: x * 5
-
-
-def patch_inner_forward(layer):
-    layer.linear.forward = lambda x: x * 5
-
-
-def change_weights_layout(layer):
-    layer.linear.weight = nn.Parameter(layer.linear.weight.detach().t().contiguous().t())
-
-
-def make_buffer(layer):
-    weight = layer.linear.weight.detach().clone()
-    del layer.linear.weight
-    layer.linear.register_buffer("weight", weight)
-
-
-CHANGES = [
-    change_eps,
-    change_constant,
-    add_hook,
-    add_pre_hook,
-    drop_everything,
-    evaluate,
-    freeze,
-    no_bias,
-    replace_activation,
-    patch_forward,
-    patch_inner_forward,
-    change_weights_layout,
-    make_buffer,
-]
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("place", [0, 1, 3, LAYERS - 1])
-def test_a_layer_that_differs_is_not_copied(change, place, dynamic):
-    model, x = Stack(), torch.randn(3, 8)
-    change(model.layers[place])
-    agree(model, compiled(model, dynamic), x)
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
-def test_a_copied_layer_that_is_changed_later_is_compiled_again(change, dynamic):
-    model, x = Stack(), torch.randn(3, 8)
-    call = compiled(model, dynamic)
-    with torch._dynamo.config.patch(
-        skip_nnmodule_hook_guards=False
-    ):  # torch does not look for new hooks by default
-        agree(model, call, x)
-        assert stats().copied_calls == COPIED
-        change(model.layers[4])
-        agree(model, call, x)
 
 
 def test_other_arguments():

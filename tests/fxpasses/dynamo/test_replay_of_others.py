@@ -1,0 +1,120 @@
+"""Layers that differ from each other are not copied, and copied layers that change are compiled again."""
+
+import pytest
+import torch
+from torch import nn
+
+from fxpasses import reset_stats, stats
+from fxpasses.dynamo import _torch as dynamo_torch
+from tests.fxpasses.dynamo.support import COPIED, LAYERS, Stack, agree, compiled
+
+pytestmark = pytest.mark.skipif(
+    not dynamo_torch.CAN_REPLAY or torch.__version__ < "2.12",
+    reason="this torch cannot compare guards as values",
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    reset_stats()
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)  # rounding is not the question here
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch._dynamo.reset()
+
+
+def change_eps(layer):
+    layer.norm.eps = 0.3
+
+
+def change_constant(layer):
+    layer.scale = 0.5
+
+
+def add_hook(layer):
+    layer.linear.register_forward_hook(lambda module, args, out: out * 3)
+
+
+def add_pre_hook(layer):
+    layer.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+
+
+def drop_everything(layer):
+    layer.drop.p = 1.0
+
+
+def evaluate(layer):
+    layer.drop.p = 1.0
+    layer.eval()
+
+
+def freeze(layer):
+    layer.linear.weight.requires_grad_(False)
+
+
+def no_bias(layer):
+    layer.linear.bias = None
+
+
+def replace_activation(layer):
+    layer.drop = nn.Tanh()
+
+
+def patch_forward(layer):
+    layer.forward = lambda x: x * 5
+
+
+def patch_inner_forward(layer):
+    layer.linear.forward = lambda x: x * 5
+
+
+def change_weights_layout(layer):
+    layer.linear.weight = nn.Parameter(layer.linear.weight.detach().t().contiguous().t())
+
+
+def make_buffer(layer):
+    weight = layer.linear.weight.detach().clone()
+    del layer.linear.weight
+    layer.linear.register_buffer("weight", weight)
+
+
+CHANGES = [
+    change_eps,
+    change_constant,
+    add_hook,
+    add_pre_hook,
+    drop_everything,
+    evaluate,
+    freeze,
+    no_bias,
+    replace_activation,
+    patch_forward,
+    patch_inner_forward,
+    change_weights_layout,
+    make_buffer,
+]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("place", [0, 1, 3, LAYERS - 1])
+def test_a_layer_that_differs_is_not_copied(change, place, dynamic):
+    model, x = Stack(), torch.randn(3, 8)
+    change(model.layers[place])
+    agree(model, compiled(model, dynamic), x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
+def test_a_copied_layer_that_is_changed_later_is_compiled_again(change, dynamic):
+    model, x = Stack(), torch.randn(3, 8)
+    call = compiled(model, dynamic)
+    with torch._dynamo.config.patch(
+        skip_nnmodule_hook_guards=False
+    ):  # torch does not look for new hooks by default
+        agree(model, call, x)
+        assert stats().copied_calls == COPIED
+        change(model.layers[4])
+        agree(model, call, x)
