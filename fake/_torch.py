@@ -18,11 +18,7 @@ from torch._C import DisableTorchFunctionSubclass, DispatchKey, TensorBase
 from torch._C import _TorchDispatchModeKey as TorchDispatchModeKey
 from torch._C import _VariableFunctions as variable_functions
 from torch._dynamo.eval_frame import skip_code
-from torch._dynamo.source import (
-    CallMethodItemSource,
-    FloatTensorSource,
-    RandomValueSource,
-)
+from torch._dynamo.source import CallMethodItemSource, FloatTensorSource, RandomValueSource
 from torch._functorch._aot_autograd import graph_compile
 from torch._guards import TracingContext
 from torch._higher_order_ops.utils import registered_hop_fake_fns
