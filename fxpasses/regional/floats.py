@@ -40,6 +40,11 @@ def settle_floats(gm: fx.GraphModule) -> None:
         if isinstance(value_of(node), torch.SymFloat)
     ]
     if not found:
+        # torch has a number ready for each 0-dimensional float64 input. AOTAutograd takes one that nobody asked for as one
+        # that must be a constant, and when Dynamo then traces again, writes to that input are lost (torch 2.13).
+        shape_env = _shape_env(gm)
+        if shape_env is not None:
+            _torch.floats_are_settled(shape_env, set())
         return
     shape_env = value_of(found[0][1]).node.shape_env
     kept: set[Any] = set()
@@ -65,6 +70,12 @@ def settle_floats(gm: fx.GraphModule) -> None:
     _torch.floats_are_settled(shape_env, kept)
     for owner in {id(owner): owner for owner, _ in found}.values():
         owner.recompile()
+
+
+def _shape_env(gm: fx.GraphModule) -> Any:
+    """The shape environment of a graph's inputs, if they have one."""
+    values = map(value_of, gm.graph.find_nodes(op="placeholder"))
+    return next((v.fake_mode.shape_env for v in values if isinstance(v, _torch.FakeTensor)), None)
 
 
 def _name(user: fx.Node) -> str:

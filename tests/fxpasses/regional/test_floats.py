@@ -94,3 +94,27 @@ def test_floats_of_modules_are_numbers_after_one_trace_and_guarded():
         torch.testing.assert_close(call(x), wanted(x))
     traces = len(torch._dynamo.utils.compilation_time_metrics["bytecode_tracing"]) - before
     assert (fxpasses.stats().graphs, traces) == (2, 2)
+
+
+class CountsCalls(torch.nn.Module):
+    """Writes to an input of no dimensions, of which torch keeps the number."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=dtype))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return x * self.calls
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_writes_to_inputs_without_dimensions_are_kept(gradients, dtype, dynamic):
+    torch._dynamo.reset()
+    model, x = CountsCalls(dtype), torch.ones(2, requires_grad=gradients)
+    call = torch.compile(model, backend="fxpasses", dynamic=dynamic, options={"compiler": "eager"})
+    for expected in (1.0, 2.0, 3.0):
+        torch.testing.assert_close(call(x).detach(), torch.full((2,), expected))
+    assert model.calls == 3
