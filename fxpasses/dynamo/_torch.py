@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 from torch import fx
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import config, convert_frame, guards
 from torch._dynamo.side_effects import SideEffects
@@ -32,11 +33,14 @@ from torch._dynamo.variables.nn_module import (
 )
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._guards import Guard
+from torch._ops import HigherOrderOperator
+from torch.utils._pytree import tree_map
 
 __all__ = [
     "CAN_REPLAY",
     "ConstantVariable",
     "Guard",
+    "HigherOrderOperator",
     "LazyVariableTracker",
     "SymNodeVariable",
     "TensorVariable",
@@ -47,8 +51,10 @@ __all__ = [
     "comparison_of",
     "derives_from",
     "global_state",
+    "has_new_attributes",
     "is_asked_about",
     "is_from_class",
+    "is_functorch_wrapped_tensor",
     "made_so_far",
     "plain_module",
     "readable_path",
@@ -56,6 +62,7 @@ __all__ = [
     "run_on_fakes",
     "surround_compilations",
     "tensor_variable",
+    "tree_map",
     "watch_tracing",
 ]
 
@@ -114,7 +121,8 @@ def _backend(given: Any) -> tuple[Any, Mapping[str, Any]]:
 
 @contextmanager
 def watch_tracing(
-    module_called: Callable[[Callable[..., Any], Any, Any, Any, Any], Any], mutated: Callable[[Any], None]
+    module_called: Callable[[Callable[..., Any], Any, Any, Any, Any], Any],
+    mutated: Callable[[Any, Any], None],
 ) -> Iterator[None]:
     """While this is open, Dynamo calls modules and mutates objects through us.
 
@@ -123,7 +131,7 @@ def watch_tracing(
     Args:
         module_called: in the place of ``UnspecializedNNModuleVariable.call_function(self, tx, args, kwargs)``, which is
             given first.
-        mutated: told of every mutation of an object that is older than the trace, before it is made.
+        mutated: told of every mutation of an object that is older than the trace, before it is made, with Dynamo's graph.
     """
     call = UnspecializedNNModuleVariable.call_function
     mutation, store_attr = SideEffects.mutation, SideEffects.store_attr
@@ -131,16 +139,16 @@ def watch_tracing(
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         return module_called(call, self, tx, args, kwargs)
 
-    def tell(item: Any) -> None:
+    def tell(effects: Any, item: Any) -> None:
         if type(item.mutation_type).__name__.endswith("Existing"):
-            mutated(item)
+            mutated(effects.output_graph_weakref(), item)
 
     def mutates(self: Any, item: Any) -> Any:
-        tell(item)
+        tell(self, item)
         return mutation(self, item)
 
     def stores_attr(self: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
-        tell(item)
+        tell(self, item)
         return store_attr(self, item, *args, **kwargs)
 
     with (
@@ -181,9 +189,11 @@ def global_state(tx: Any) -> tuple[Any, ...] | None:
 
 
 def made_so_far(tx: Any) -> tuple[int, ...]:
-    """How much a trace has made beside nodes and guards: random numbers, attributes of the graph, data-dependent sizes."""
+    """How much a trace has made beside nodes and guards: hooks, random numbers, attributes of the graph, sizes from data."""
     output, env = tx.output, tx.output.shape_env
     return (
+        len(output.side_effects.tensor_hooks),
+        len(output.side_effects.save_for_backward),
         len(output.random_calls),
         len(output.nn_modules),
         env.unbacked_symint_counter,
@@ -196,6 +206,11 @@ def made_so_far(tx: Any) -> tuple[int, ...]:
 def readable_path(module: Any) -> str:
     """The name that Dynamo gives a module in the ``nn_module_stack`` of nodes."""
     return _CHILD.sub(r".\2", module.get_nn_module_stack_source().name)
+
+
+def has_new_attributes(tx: Any, variable: Any) -> bool:
+    """Whether the traced program has set attributes of an object."""
+    return bool(tx.output.side_effects.has_pending_mutation(variable))
 
 
 def derives_from(source: Any, base: Any) -> bool:

@@ -61,7 +61,13 @@ class Replay:
         counters.count("copied_calls", self.copied)
         log.debug("%d calls of modules traced, %d copied", self.traced, self.copied)
 
-    def _on_mutation(self, item: Any) -> None:
+    def _begin(self, output: Any) -> None:
+        if output is not self._output:  # Dynamo began, or began again
+            self._output, self._traces, self._changed = output, {}, []
+            self.copied = self.traced = 0
+
+    def _on_mutation(self, output: Any, item: Any) -> None:
+        self._begin(output)
         # Traces until now read what was there before; later ones read what is there now, all of them the same. Only
         # what is reached through the module of a call is another object for another module.
         self._changed.append(item.source)
@@ -73,23 +79,20 @@ class Replay:
     def _call(
         self, trace: Callable[..., Any], module: Any, tx: Any, args: Any, kwargs: Mapping[str, Any]
     ) -> Any:
-        if tx.output is not self._output:  # Dynamo began again
-            self._output, self._traces, self._changed = tx.output, {}, []
-            self.copied = self.traced = 0
+        self._begin(tx.output)
         if not _torch.plain_module(module) or not module.source or not module.value._modules:
             return trace(module, tx, args, kwargs)
         try:
             state = _torch.global_state(tx)
-            leaves = (
-                list(leaves_of([module, *args], kwargs)) if state and not self._is_changed(module) else None
-            )
+            known_well = state and not self._is_changed(module)
+            leaves = list(leaves_of(tx, [module, *args], kwargs)) if known_well else None
         except Unknown as reason:
             log.debug("%s is traced: %s", type(module.value).__name__, reason)
             leaves = None
         if state is None or leaves is None:
             return trace(module, tx, args, kwargs)
         known = self._traces.get(type(module.value), [])
-        found = next((t for t in reversed(known) if fits(t, tx, leaves, state)), None)
+        found = next((t for t in reversed(known) if fits(t, tx, leaves, state, self._changed)), None)
         if found is not None and found.confirmed:
             copied = copy(found, tx, module, leaves)
             if copied is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,13 +79,13 @@ class Unknown(Exception):
     """Something about a call that is not known well enough to copy it."""
 
 
-def leaves_of(arguments: list[Any], keywords: Mapping[str, Any]) -> Iterator[Leaf]:
+def leaves_of(tx: Any, arguments: list[Any], keywords: Mapping[str, Any]) -> Iterator[Leaf]:
     yield Leaf((len(arguments), tuple(keywords)))
     for variable in (*arguments, *keywords.values()):
-        yield from _leaf(variable)
+        yield from _leaf(tx, variable)
 
 
-def _leaf(variable: Any) -> Iterator[Leaf]:
+def _leaf(tx: Any, variable: Any) -> Iterator[Leaf]:
     if isinstance(variable, _torch.LazyVariableTracker):
         if not variable.is_realized():
             yield Leaf(("not looked at", variable.original_source()), variable=variable)
@@ -93,6 +93,8 @@ def _leaf(variable: Any) -> Iterator[Leaf]:
         variable = variable.realize()
     kind = type(variable)
     if kind is _torch.TensorVariable:
+        if _torch.has_new_attributes(tx, variable):
+            raise Unknown(f"a tensor that was given attributes: {variable}")
         node = variable.as_proxy().node
         like = (_metadata(node.meta["example_value"]), variable.class_type, variable.source)
         yield Leaf(like, node, variable=variable)
@@ -105,7 +107,7 @@ def _leaf(variable: Any) -> Iterator[Leaf]:
     elif kind is _torch.TupleVariable:
         yield Leaf((tuple, len(variable.items)))
         for item in variable.items:
-            yield from _leaf(item)
+            yield from _leaf(tx, item)
     elif _torch.plain_module(variable) and variable.source:
         yield Leaf(type(variable.value), source=variable.source, variable=variable)
     else:
@@ -116,7 +118,7 @@ def _metadata(value: Any) -> tuple[Any, ...]:
     """What tracing can learn from a tensor of the graph, sizes as expressions so that no guard is made of the question."""
     if type(value) is torch.nn.Parameter or not isinstance(value, torch.Tensor):
         raise Unknown(f"a value of type {type(value).__name__}")
-    if value.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(value):
+    if value.layout is not torch.strided or _torch.is_functorch_wrapped_tensor(value):
         raise Unknown(f"a tensor of layout {value.layout}")
     numbers = (*value.shape, *value.stride(), value.storage_offset())
     return (
@@ -141,7 +143,9 @@ def _pattern(leaves: list[Leaf]) -> list[Any]:
     ]
 
 
-def fits(trace: Trace, tx: Any, leaves: list[Leaf], state: tuple[Any, ...]) -> bool:
+def fits(
+    trace: Trace, tx: Any, leaves: list[Leaf], state: tuple[Any, ...], changed: Sequence[Any] = ()
+) -> bool:
     """Whether a call is made like the one that was traced, and reads the same from its modules."""
     if (
         trace.refused
@@ -158,7 +162,7 @@ def fits(trace: Trace, tx: Any, leaves: list[Leaf], state: tuple[Any, ...]) -> b
             log.debug("a call is traced: %s", reason)
             trace.refused = True
             return False
-    return _holds(trace.plan, tx, Sources(trace, leaves))
+    return _holds(trace.plan, tx, Sources(trace, leaves), changed)
 
 
 class Sources:
@@ -238,7 +242,7 @@ def _plan(trace: Trace, tx: Any) -> Plan:
         has_value = "example_value" in node.meta or node.target is operator.setitem
         if node.op not in ("call_function", "call_method") or not has_value:
             raise Unknown(f"a node that is more than a call: {node.format_node()}")
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if isinstance(node.target, _torch.HigherOrderOperator):
             raise Unknown(f"an operator that takes functions: {node.target}")
         for used in node.all_input_nodes:
             if used in inside or used in given or used in captured:
@@ -264,14 +268,18 @@ def _plan(trace: Trace, tx: Any) -> Plan:
     return Plan(compared, same, captured, numbers)
 
 
-def _holds(plan: Plan, tx: Any, moved: Sources) -> bool:
-    """Whether every guard of a trace holds for another call."""
+def _holds(plan: Plan, tx: Any, moved: Sources, changed: Sequence[Any]) -> bool:
+    """Whether every guard of a trace holds for another call, and none reads what the traced program has changed."""
     if not moved.table:
         return True
     read = reader(tx)
+    written = {id(read(source)) for source in changed}
     for guard, comparison, expected in plan.guards:
         try:
-            value = read(moved(guard.originating_source))
+            place = moved(guard.originating_source)
+            value = read(place)
+            if written and any(id(read(step)) in written for step in _way_to(place)):
+                return False
         except (AttributeError, KeyError, IndexError, TypeError):
             return False  # there is nothing in that place
         if not comparison.eval_fn(value, expected):
@@ -284,6 +292,13 @@ def _holds(plan: Plan, tx: Any, moved: Sources) -> bool:
         return all(_number(read(moved(source))) == _number(read(source)) for source in plan.numbers.values())
     except (AttributeError, KeyError, IndexError, TypeError):
         return False
+
+
+def _way_to(source: Any) -> Iterator[Any]:
+    """A source, and those that it is reached through."""
+    while source is not None:
+        yield source
+        source = getattr(source, "base", None)
 
 
 def _number(value: Any) -> tuple[type, Any]:
@@ -346,7 +361,7 @@ def _described(value: Any, renamed: Mapping[Any, Any]) -> Any:
         return element
 
     try:
-        return torch.utils._pytree.tree_map(described, value)
+        return _torch.tree_map(described, value)
     except Unknown as unknown:
         return str(unknown)
 

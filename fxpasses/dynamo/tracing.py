@@ -1,4 +1,4 @@
-"""Dynamo's tracing for this backend on ``fake``'s dispatch cache."""
+"""Dynamo's tracing for this backend: on ``fake``'s dispatch cache, with calls of repeated modules copied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 
 def install(backend: Callable[..., Any]) -> None:
-    """From now on, what Dynamo compiles for ``backend`` is traced with acceleration, unless its options say no.
+    """From now on, what Dynamo compiles for ``backend`` is traced with acceleration and :class:`.Replay`, unless its options
+    say no.
 
     Process-wide, and without effect on other backends; :func:`uninstall` undoes it.
     """

@@ -221,6 +221,60 @@ def test_state_that_changes_between_layers():
         torch.testing.assert_close(compiled(model)(x), expected)
 
 
+def test_an_object_of_some_layers_that_changes():
+    class Settings:
+        def __init__(self):
+            self.factor = 1.0
+
+    class Reads(Layer):
+        def __init__(self):
+            super().__init__()
+            self.settings = Settings()
+
+        def forward(self, x):
+            return super().forward(x) * self.settings.factor
+
+    class Changes(Stack):
+        def forward(self, x):
+            self.layers[4].settings.factor = 7.0
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model, x = Changes(Reads), torch.randn(3, 8)
+    model.shared = model.layers[4].settings = model.layers[5].settings
+    expected = copy.deepcopy(model)(x)
+    torch.testing.assert_close(compiled(model)(x), expected)
+
+
+def test_tensors_that_are_given_attributes():
+    class Reads(Layer):
+        def forward(self, x):
+            return super().forward(x) * x.factor
+
+    class Gives(Stack):
+        def forward(self, x):
+            for number, layer in enumerate(self.layers):
+                x = x + 1
+                x.factor = number + 1.0
+                x = layer(x)
+            return x
+
+    model = Gives(Reads)
+    agree(model, compiled(model), torch.randn(3, 8))
+
+
+def test_hooks_on_values_inside_of_layers():
+    class Hooked(Layer):
+        def forward(self, x):
+            y = super().forward(x)
+            y.register_hook(lambda gradient: gradient * 2)
+            return y
+
+    model = Stack(Hooked)
+    agree(model, compiled(model), torch.randn(3, 8))
+
+
 def test_modes_around_some_layers():
     class Modes(Stack):
         def forward(self, x):
