@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf]) -> Any:
     if len(set(same.values())) != len(same):
         return None  # what were two tensors is one here
     if moved.table:
-        _install(plan, tx, moved)
+        _install(plan, tx, moved, read)
     paths = _paths(trace, tx, module)
     for node in trace.nodes:
         if node not in plan.numbers:
@@ -59,16 +59,16 @@ def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf]) -> Any:
     return _result(form, tx, same, variables)
 
 
-def _install(plan: Plan, tx: Any, moved: Sources) -> None:
+def _install(plan: Plan, tx: Any, moved: Sources, read: Callable[[Any], Any]) -> None:
     installed = tx.output.guards
     for guard, _, _ in plan.guards:
-        # Dynamo's variables of tensors have installed theirs, which name the tensor. What is read from a class is
-        # guarded already, and that the class is the same is another of these guards.
-        if guard.create_fn_name() != "TENSOR_MATCH" and not _torch.is_from_class(guard.originating_source):
-            place = moved(guard.originating_source)
-            installed.add(
-                _torch.Guard(place, guard.create_fn, user_stack=guard.user_stack), collect_debug_stack=False
-            )
+        place = moved(guard.originating_source)
+        if guard.create_fn_name() == "TENSOR_MATCH":
+            _torch.build_variable(tx, place, read(place))  # its guard names the tensor
+        elif not _torch.is_from_class(place):
+            # What is read from a class is guarded already, and that the class is the same is another of these guards.
+            made = _torch.Guard(place, guard.create_fn, user_stack=guard.user_stack)
+            installed.add(made, collect_debug_stack=False)
     for guard, other in plan.same_objects:
         install: Any = guard.inner_create_fn()
         check = functools.partial(install, source_b=moved(other))

@@ -103,7 +103,7 @@ def _leaf(tx: Any, variable: Any) -> Iterator[Leaf]:
             (type(variable.sym_num), variable.sym_num.node.expr), variable.as_proxy().node, variable=variable
         )
     elif kind is _torch.ConstantVariable:
-        yield Leaf((type(variable.value), variable.value), variable=variable)
+        yield Leaf(_constant(variable.value), variable=variable)
     elif kind is _torch.TupleVariable:
         yield Leaf((tuple, len(variable.items)))
         for item in variable.items:
@@ -155,14 +155,15 @@ def fits(
         return False
     if _pattern(leaves) != _pattern(trace.leaves):
         return False
-    if trace.plan is None:
-        try:
+    try:
+        if trace.plan is None:
+            trace.refused = True  # unless it gets a plan
             trace.plan = _plan(trace, tx)
-        except Unknown as reason:
-            log.debug("a call is traced: %s", reason)
-            trace.refused = True
-            return False
-    return _holds(trace.plan, tx, Sources(trace, leaves), changed)
+            trace.refused = False
+        return _holds(trace.plan, tx, Sources(trace, leaves), changed)
+    except Unknown as reason:
+        log.debug("a call is traced: %s", reason)
+        return False
 
 
 class Sources:
@@ -215,6 +216,7 @@ def _plan(trace: Trace, tx: Any) -> Plan:
             known = under[source] = source in modules or (base is not None and is_under(base))
         return known
 
+    read = reader(tx)
     compared, same = [], []
     for guard in tx.output.guards:
         source = guard.originating_source
@@ -229,7 +231,7 @@ def _plan(trace: Trace, tx: Any) -> Plan:
         comparison = _torch.comparison_of(guard)
         if comparison is None:
             raise Unknown(f"a guard {name} on {source.name}")
-        value = tx.output.resolve_source_value(source)
+        value = read(source)
         compared.append((guard, comparison, comparison.get_metadata_fn(guard, value)))
     inside, given = set(trace.nodes), {leaf.node: leaf.like for leaf in trace.leaves}
     for node, like in given.items():
@@ -251,7 +253,7 @@ def _plan(trace: Trace, tx: Any) -> Plan:
             if used.op != "placeholder" or argument is None or argument.source is None:
                 raise Unknown(f"a value that is no argument: {used.format_node()}")
             if is_under(argument.source):
-                value, real = used.meta["example_value"], tx.output.resolve_source_value(argument.source)
+                value, real = used.meta["example_value"], read(argument.source)
                 if any(type(n) is not int for n in getattr(value, "shape", ())):
                     raise Unknown(f"a tensor with symbolic sizes: {argument.source.name}")
                 if isinstance(real, torch.Tensor) and (real.shape, real.requires_grad) != (
@@ -275,23 +277,17 @@ def _holds(plan: Plan, tx: Any, moved: Sources, changed: Sequence[Any]) -> bool:
     read = reader(tx)
     written = {id(read(source)) for source in changed}
     for guard, comparison, expected in plan.guards:
-        try:
-            place = moved(guard.originating_source)
-            value = read(place)
-            if written and any(id(read(step)) in written for step in _way_to(place)):
-                return False
-        except (AttributeError, KeyError, IndexError, TypeError):
-            return False  # there is nothing in that place
+        place = moved(guard.originating_source)
+        value = read(place)
+        if written and any(id(read(step)) in written for step in _way_to(place)):
+            return False
         if not comparison.eval_fn(value, expected):
             log.debug("a call is traced: %s of %s differs", guard.create_fn_name(), guard.name)
             return False
-    try:
-        if any(read(moved(g.originating_source)) is not read(moved(other)) for g, other in plan.same_objects):
-            return False
-        # What the trace asked about a number has the same answers for the same number.
-        return all(_number(read(moved(source))) == _number(read(source)) for source in plan.numbers.values())
-    except (AttributeError, KeyError, IndexError, TypeError):
+    if any(read(moved(g.originating_source)) is not read(moved(other)) for g, other in plan.same_objects):
         return False
+    # What the trace asked about a number has the same answers for the same number.
+    return all(_constant(read(moved(source))) == _constant(read(source)) for source in plan.numbers.values())
 
 
 def _way_to(source: Any) -> Iterator[Any]:
@@ -301,15 +297,23 @@ def _way_to(source: Any) -> Iterator[Any]:
         source = getattr(source, "base", None)
 
 
-def _number(value: Any) -> tuple[type, Any]:
-    return type(value), value
+def _constant(value: Any) -> tuple[Any, ...]:
+    """A constant by which calls are compared: 0.0 and -0.0 are equal, and make other graphs."""
+    return type(value), value, repr(value)
 
 
 def reader(tx: Any) -> Callable[[Any], Any]:
-    """Values of sources, each step of the way looked up once."""
+    """Values of sources, each step of the way looked up once; it raises :class:`Unknown` where there is nothing."""
     root = tx.output.root_tx
     places, cache = {"G": root.f_globals, "L": root.f_locals}, {}  # type: ignore[var-annotated]
-    return lambda source: source.get_value(places, {}, cache)
+
+    def read(source: Any) -> Any:
+        try:
+            return source.get_value(places, {}, cache)
+        except Exception as error:  # a source runs code of the user's, a module's __getattr__ for one
+            raise Unknown(f"{source.name} cannot be read: {type(error).__name__}: {error}") from error
+
+    return read
 
 
 def confirms(predicted: Trace, traced: Trace) -> bool:

@@ -9,24 +9,7 @@ from torch import nn
 
 import fake
 from fxpasses import reset_stats, stats
-from fxpasses.dynamo import _torch as dynamo_torch
 from tests.fxpasses.dynamo.support import COPIED, LAYERS, Layer, Stack, agree, compiled
-
-pytestmark = pytest.mark.skipif(
-    not dynamo_torch.CAN_REPLAY or torch.__version__ < "2.12",
-    reason="this torch cannot compare guards as values",
-)
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    reset_stats()
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)  # rounding is not the question here
-    yield
-    torch.set_default_dtype(torch.float32)
-    torch._dynamo.reset()
 
 
 def graphs_of(model, *inputs, accelerate, dynamic=False):

@@ -4,25 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fxpasses import reset_stats, stats
-from fxpasses.dynamo import _torch as dynamo_torch
-from tests.fxpasses.dynamo.support import COPIED, LAYERS, Stack, agree, compiled
-
-pytestmark = pytest.mark.skipif(
-    not dynamo_torch.CAN_REPLAY or torch.__version__ < "2.12",
-    reason="this torch cannot compare guards as values",
-)
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    reset_stats()
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)  # rounding is not the question here
-    yield
-    torch.set_default_dtype(torch.float32)
-    torch._dynamo.reset()
+from fxpasses import stats
+from tests.fxpasses.dynamo.support import COPIED, LAYERS, Layer, Stack, agree, compiled
 
 
 def change_eps(layer):
@@ -118,3 +101,47 @@ def test_a_copied_layer_that_is_changed_later_is_compiled_again(change, dynamic)
         assert stats().copied_calls == COPIED
         change(model.layers[4])
         agree(model, call, x)
+
+
+def test_a_tensor_that_is_only_looked_at():
+    class Looks(Layer):
+        def __init__(self):
+            super().__init__()
+            self.flag = torch.nn.Parameter(torch.zeros(2))
+
+        def forward(self, x):
+            y = super().forward(x)
+            return y * 2 if self.flag.requires_grad else y
+
+    model, x = Stack(Looks), torch.randn(3, 8)
+    call = compiled(model)
+    agree(model, call, x)
+    assert stats().copied_calls == COPIED
+    model.layers[4].flag.requires_grad_(False)
+    agree(model, call, x)
+
+
+def test_a_zero_with_another_sign():
+    class Takes(Layer):
+        def forward(self, x, number):
+            return super().forward(x) + torch.atan2(torch.zeros_like(x) * number, -torch.ones_like(x))
+
+    class Caller(Stack):
+        def forward(self, x):
+            for place, layer in enumerate(self.layers):
+                x = layer(x, -0.0 if place == 4 else 0.0)
+            return x
+
+    model = Caller(Takes)
+    agree(model, compiled(model), torch.randn(3, 8))
+
+
+def test_an_attribute_that_cannot_be_read():
+    class Refuses(Layer):
+        def forward(self, x):
+            return super().forward(x) * (self.extra if hasattr(self, "extra") else 1.0)
+
+    model, x = Stack(Refuses), torch.randn(3, 8)
+    for layer in model.layers[:4]:
+        layer.extra = 2.0
+    agree(model, compiled(model), x)
