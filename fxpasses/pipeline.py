@@ -16,17 +16,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import fx
 
-import fake
 from fxpasses import _torch
 from fxpasses.checking.lowered import LoweringCheck
 from fxpasses.checking.staged import stage_repro
 from fxpasses.checking.watch import ValueCheck
+from fxpasses.dynamo.tracing import accelerated
 from fxpasses.errors import (
     CaptureError,
     HandoverError,
@@ -144,7 +144,7 @@ class Pipeline:
         original = original or gm
         start = time.perf_counter()
         try:
-            with self._faster_tracing(), self.compiler.settings():
+            with accelerated(self.options.accelerate), self.compiler.settings():
                 aot = _torch.aot_autograd(
                     fw_compiler=_torch.serializable(self._forward),
                     bw_compiler=_torch.serializable(self._backward),
@@ -301,17 +301,6 @@ class Pipeline:
             raise failure(reason, failing_node(error, gm), graph=kind) from error
         finally:
             counters.add_seconds(failure.stage, time.perf_counter() - start)
-
-    @contextmanager
-    def _faster_tracing(self) -> Iterator[None]:
-        """AOTAutograd's fake tensors on ``fake``'s engine, where it knows this version of torch."""
-        with ExitStack() as stack:
-            if self.options.accelerate:
-                try:
-                    stack.enter_context(fake.accelerate())
-                except fake.UnsupportedTorchVersionError as unknown:
-                    log.debug("tracing without acceleration: %s", unknown)
-            yield
 
     def _eager_instead(self, error: StageError, eager: Callable[..., Any]) -> Callable[..., Any]:
         if self.options.on_failure == "raise":

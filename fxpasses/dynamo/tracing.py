@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import fake
 from fxpasses.dynamo import _torch
 from fxpasses.dynamo.replay import Replay
 
-__all__ = ["install", "uninstall"]
+__all__ = ["accelerated", "install", "uninstall"]
 
 log = logging.getLogger(__name__)
+
+
+@contextmanager
+def accelerated(wanted: bool) -> Iterator[bool]:
+    """Tracing on ``fake``'s engine, if that is wanted and it knows this version of torch; gives whether it is on."""
+    with ExitStack() as stack:
+        if wanted:
+            try:
+                stack.enter_context(fake.accelerate())
+            except fake.UnsupportedTorchVersionError as unknown:
+                log.debug("tracing without acceleration: %s", unknown)
+                wanted = False
+        yield wanted
 
 
 def install(backend: Callable[..., Any]) -> None:
@@ -25,20 +38,9 @@ def install(backend: Callable[..., Any]) -> None:
 
     @contextmanager
     def around(compiling: Any, keywords: Mapping[str, Any]) -> Iterator[None]:
-        if compiling is not backend or not _accelerates(keywords.get("options")):
+        wanted = compiling is backend and _accelerates(keywords.get("options"))
+        with accelerated(wanted) as on, Replay().watching() if on else nullcontext():
             yield
-            return
-        try:
-            acceleration = fake.accelerate().__enter__()
-        except fake.UnsupportedTorchVersionError as unknown:
-            log.debug("tracing without acceleration: %s", unknown)
-            yield
-            return
-        try:
-            with Replay().watching():
-                yield
-        finally:
-            acceleration.__exit__()
 
     if not _torch.surround_compilations(around):
         log.debug("this version of torch compiles frames in another way: Dynamo traces without acceleration")
