@@ -64,7 +64,7 @@ class CostModel:
 def is_view(node: fx.Node) -> bool:
     """Whether the operator returns a view of an argument by its schema (nothing is computed)."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, _torch.OpOverload):
         return False
     known = _VIEW_OPERATORS.get(target)
     if known is None:

@@ -29,7 +29,7 @@ def number_values(nodes: list[fx.Node], index: dict[fx.Node, int], outputs: list
         if node.op != "call_function":
             continue
         target: Any = node.target
-        if not isinstance(target, torch._ops.OpOverload):
+        if not isinstance(target, _torch.OpOverload):
             if not _torch.is_sym_node(node) and not _is_getitem(node):
                 continue
         elif target._schema.is_mutable:
