@@ -213,6 +213,8 @@ def _hints_tell_nothing(rule: Any, call: Call) -> bool:
 
 def _is_row_major_at_all_sizes(tensor: Any) -> bool:
     """Whether each stride *is* the product of the sizes behind it, as an expression, and no size can be zero."""
+    if tensor.layout is not torch.strided:
+        return False
     expected: Any = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
         length = _expression(size)

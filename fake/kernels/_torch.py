@@ -6,7 +6,7 @@ Nothing else in :mod:`fake.kernels` reaches into a private module, so that the n
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,6 +55,7 @@ __all__ = [
     "autograd_node_type",
     "common_device",
     "composite_kernel_exists",
+    "conv_backend",
     "elementwise_dtypes",
     "exact_quotient",
     "guard_or_false",
@@ -209,3 +210,9 @@ def exact_quotient(number: Any, divisor: Any, problem: str) -> Any:
     if not shape_env.evaluate_expr(sympy.Eq(Mod(base, by), 0)):
         raise RuntimeError(problem)
     return number // divisor
+
+
+def conv_backend(input: torch.Tensor, weight: torch.Tensor, given: Mapping[str, Any]) -> Any:
+    """The library that eager would compute a convolution with; ``given``: its arguments by name."""
+    names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    return torch._C._select_conv_backend(input, weight, None, *(given[name] for name in names), None)

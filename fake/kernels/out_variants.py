@@ -232,6 +232,23 @@ def nansum_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
     return out
 
 
+@rule("aten::softmax.int_out", "aten::log_softmax.int_out")
+def softmax_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``softmax`` into a tensor of symbolic sizes: eager converts, and hands ``out`` to the structured operator."""
+    if not is_symbolic(args, kwargs):
+        return NotImplemented
+    source, dim = args[:2]
+    dtype = args[2] if len(args) > 2 else kwargs.get("dtype")
+    structured = (
+        torch.ops.aten._softmax
+        if func.overloadpacket is torch.ops.aten.softmax
+        else torch.ops.aten._log_softmax
+    )
+    with mode:
+        source = source if dtype is None else source.to(dtype)
+        return structured.out(source, dim, False, out=kwargs["out"])
+
+
 def _like(result: torch.Tensor) -> Any:
     """The strides of a result, or of a copy: ``conj_physical`` of a real tensor is that tensor, dense or not."""
     if guard_or_false(result.numel() == 0):

@@ -198,3 +198,14 @@ def test_sizes_of_forward_values_are_not_read_from_tangents():
             compiled(torch.randn(batch, 3, 8, 8)).sum().backward()
     assert seen
     assert not [name for name in seen if name.startswith("tangents")]
+
+
+def test_a_sparse_operand_beside_symbolic_ones():
+    """Whether an operand is row-major is a question about dense ones only."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    sparse = mode.from_tensor(torch.eye(4).to_sparse_csr())
+    dense = mode.from_tensor(torch.ones(4, 3))
+    with mode:
+        product = torch.mm(sparse, dense)
+    assert len(product.shape) == 2
+    assert product.shape[1] == dense.shape[1]

@@ -152,7 +152,7 @@ def kernel_and_padding(func: OpOverload, given: dict[str, Any]) -> None:
         func,
         f"kernel size should be greater than zero, but got {list(weight.shape[2:])}",
     )
-    if given["transposed"]:
+    if given["transposed"] and 0 not in given["input"].shape[:2]:  # of nothing, eager checks less
         spatial = weight.dim() - 2
         steps = [
             list(given[n]) * (spatial if len(given[n]) == 1 else 1)

@@ -152,6 +152,11 @@ CASES = [
     Case("log_sigmoid backward", ("aten::log_sigmoid_backward",), aten.log_sigmoid_backward, lambda: (expanded(2, 3, 4), columns(2, 3, 4), torch.ones(2, 3, 4))),
     Case("constant_pad_nd, symbolic", ("aten::constant_pad_nd",), lambda x: aten.constant_pad_nd(x, [0, 0, 0, 3 - x.shape[1]]), lambda: (columns(4, 5, 6),), symbolic=True),
     Case("nansum out, symbolic", ("aten::nansum.out",), _out(torch.nansum), lambda: (torch.ones(4, 5), torch.zeros(2)), symbolic=True),
+    Case("softmax out, symbolic", ("aten::softmax.int_out",), lambda x, out: torch.softmax(x, 0, out=out), lambda: (torch.tensor(1.0), torch.zeros(3)), symbolic=True),
+    Case("log_softmax out, symbolic", ("aten::log_softmax.int_out",), lambda x, out: torch.log_softmax(x, 0, torch.float64, out=out), lambda: (torch.tensor(1.0), torch.zeros(3, dtype=torch.float64)), symbolic=True),
+    Case("transposed convolution to nothing", ("aten::convolution",), lambda x, w: torch.conv_transpose1d(x, w, padding=2), lambda: (torch.ones(2, 2, 2), torch.ones(2, 3, 3))),
+    Case("transposed convolution of nothing", ("aten::convolution",), torch.conv_transpose1d, lambda: (torch.ones(0, 2, 0), torch.ones(2, 3, 1))),
+    Case("transposed convolution to nothing, symbolic", ("aten::convolution",), lambda x, w: torch.conv_transpose2d(x, w, padding=2), lambda: (torch.ones(2, 2, 2, 2), torch.ones(2, 3, 3, 3)), symbolic=True),
     Case("resize_as_, symbolic", ("aten::resize_as_",), lambda x, y: x.resize_as_(y), lambda: (torch.ones(3, 5), torch.ones(7, 4)), symbolic=True),
     Case("resize_, symbolic", ("aten::resize_",), lambda x: x.resize_(7, 4), lambda: (torch.ones(3, 5),), symbolic=True),
 ]  # fmt: skip

@@ -231,9 +231,9 @@ def convolving(draw: Any) -> Program:
                     (3, 2, kernel, 2),
                 ),
                 (
-                    f"F.conv_transpose1d(x0, x1, None, {stride}, {min(padding, 1)}, {extra})",
+                    f"F.conv_transpose1d(x0, x1, None, {stride}, {padding}, {extra})",
                     ("n", 2, "w"),
-                    (2, 3, 3),
+                    (2, 3, kernel),
                 ),
                 ("F.conv1d(x0, x1, padding='same')", ("n", 2, "w"), (3, 2, kernel)),
                 ("F.conv1d(x0, x1, groups=2)", ("n", 2, "w"), (2, 1, kernel)),
@@ -243,9 +243,9 @@ def convolving(draw: Any) -> Program:
                     (6, 2, kernel, 2),
                 ),
                 (
-                    f"F.conv_transpose2d(x0, x1, None, {stride}, {min(padding, 1)}, {extra}, 2, {dilation if dilation > extra else 2})",
+                    f"F.conv_transpose2d(x0, x1, None, {stride}, {padding}, {extra}, 2, {dilation if dilation > extra else 2})",
                     ("n", 2, "h", "w"),
-                    (2, 1, 3, kernel + 2),
+                    (2, 1, 3, kernel),
                 ),
                 (
                     f"F.conv3d(x0, x1, None, {stride}, 1, {dilation})",
