@@ -64,6 +64,7 @@ class _Multiples:
         parts: a name for the quotient of each.
         wholes: the other way around.
         values: quotients, remainders and extremes that an equation names, and what it says that they are.
+        excluded: for what is divisible, the values that it does not have, each with the condition that says so.
     """
 
     def __init__(self, conditions: Mapping[sympy.Basic, Any], lower: Lower) -> None:
@@ -81,9 +82,15 @@ class _Multiples:
         }
         self.wholes = {part: whole for whole, part in self.parts.items()}
         self.values = dict(filter(None, map(_value, conditions)))
+        self.excluded: dict[sympy.Basic, dict[int, sympy.Basic]] = {}
+        for condition in conditions:
+            if isinstance(condition, sympy.Ne) and condition.lhs in self.parts and condition.rhs.is_Integer:
+                self.excluded.setdefault(condition.lhs, {})[int(condition.rhs)] = condition
+        self._told: sympy.Basic | None = None
 
     def simplest(self, condition: sympy.Basic) -> sympy.Basic:
         """A condition told as shortly as it can be, given the divisibilities and values (which are left as they are)."""
+        self._told = condition
         divisible = _divisibility(condition)
         if divisible is not None and divisible[0] in self.divisors:
             return sympy.Eq(_t.Mod(divisible[0], self.divisors[divisible[0]]), 0)
@@ -98,6 +105,7 @@ class _Multiples:
         inner = condition.xreplace(known) if known else condition
         inner = inner.xreplace({whole: self.divisors[whole] * part for whole, part in self.parts.items()})
         inner = _cancelled(inner, self._is_positive)
+        inner = self._of_one(inner)
         if not isinstance(inner, sympy.logic.boolalg.BooleanAtom):
             inner = self._equation(normalize(inner, self._is_positive))
         if isinstance(inner, sympy.logic.boolalg.BooleanAtom):
@@ -111,7 +119,13 @@ class _Multiples:
         """A lower bound of a symbol, a part, a quotient by a number, or a sum of products of symbols; 0 if unknown."""
         if term in self.__dict__.get("wholes", ()):
             whole = self.wholes[term]
-            return max(1, -(-self._least(whole) // self.divisors[whole]))
+            divisor = self.divisors[whole]
+            quotient = max(1, -(-self._least(whole) // divisor))
+            excluded = self.__dict__.get("excluded", {}).get(whole, {})
+            # No condition vouches for itself.
+            while excluded.get(quotient * divisor, self._told) is not self._told:
+                quotient += 1
+            return quotient
         if term.is_Symbol:
             return self.lower(term)
         if term.is_Integer:
@@ -144,6 +158,17 @@ class _Multiples:
             ):
                 return self._least(term) > max(number, 0)
         return False
+
+    def _of_one(self, condition: sympy.Basic) -> sympy.Basic:
+        """``1 % k == 0`` is ``k == 1`` where ``k`` is positive: a reshape asks whether a size of one can be split."""
+        match condition:
+            case sympy.Eq() | sympy.Ne() if condition.rhs == 0 and isinstance(
+                condition.lhs, (_t.Mod, _t.PythonMod)
+            ):
+                base, divisor = condition.lhs.args
+                if base == 1 and self._is_positive(divisor):
+                    return condition.func(divisor, 1)
+        return condition
 
     def _is_positive(self, term: sympy.Basic) -> bool:
         return self._least(term) >= 1

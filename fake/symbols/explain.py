@@ -118,7 +118,7 @@ def _explain(guards: Guards, guard: Guard) -> ExplainedGuard:
         None if last is None else last.operator,
         None if last is None else last.where,
         _avoid(guard, last),
-        tuple((guards.text(r.condition), r.asked_by, r.where) for r in guard.reasons),
+        tuple(dict.fromkeys((guards.text(r.condition), r.asked_by, r.where) for r in guard.reasons)),
     )
 
 
@@ -143,6 +143,8 @@ def _why(guards: Guards, guard: Guard, last: Reason | None) -> str:
     if last is not None and last.operator is None:
         if _is_assertion(last):
             return "the program asserts it"
+        if not last.is_of_program:
+            return "a function that is called here looked at the size, and took the path for which this holds"
         return "the program looked at the size, and took the path for which this holds"
     if _is_divisibility(guard.condition):
         return "the sizes of the result are whole numbers only if this division has no remainder"
@@ -166,6 +168,8 @@ def _avoid(guard: Guard, last: Reason | None) -> str:
         return "change the declaration"
     if last.operator is None and _is_assertion(last):
         return "nothing to avoid: other sizes are refused by the program itself"
+    if last.operator is None and not last.is_of_program:
+        return "nothing to avoid if all sizes in use satisfy it; else split the inputs by it before the compiled part"
     if last.operator is None:
         return (
             f"at {last.where or 'the program'}: keep sizes out of int(), if and range(); assert them with torch._check, "

@@ -336,7 +336,8 @@ def _facts(conditions: Iterable[sympy.Basic], ranges: Iterable[_Range]) -> Facts
 
 def _relation(condition: sympy.Basic, guard: Any, terms: Terms, reasons: Sequence[Reason]) -> Guard:
     asked = tuple(reason for reason in reasons if reason.condition == guard.expr)
-    return Guard(terms.doprint(condition), "relation", condition, asked)
+    is_constant = isinstance(condition, sympy.Eq) and condition.lhs.is_Symbol and condition.rhs.is_Integer
+    return Guard(terms.doprint(condition), "specialized" if is_constant else "relation", condition, asked)
 
 
 def _range(shape_env: Any, bounds: _Range, terms: Terms, reasons: Sequence[Reason]) -> Guard:

@@ -46,6 +46,10 @@ _ABOUT_LAYOUT = re.compile(
     "contiguous|strides|channels_last|dense|should_swap|apply_perm|validate_dim_length"
 )
 """Functions that ask how a tensor lies in memory, for operators that do not say so."""
+_LOOKS = re.compile(
+    r"\b(if|elif|while|for|assert|and|or|not|in|match)\b|[<>]|[!=]=|\b(int|bool|float|range|min|max|sorted|len|round)\(|math\.|_check|guard_"
+)
+"""What in a line of a program looks at the value of a size."""
 _PLAIN_CALLS = frozenset(("getattr", "getitem", "size", "shape"))
 _STANDARD_LIBRARY = str(Path(os.__file__).resolve().parent) + os.sep
 _TYPED_IN = ("<doctest", "<stdin>", "<ipython")
@@ -91,10 +95,15 @@ class Reason:
     framework: Location | None
 
     @property
+    def is_of_program(self) -> bool:
+        """Whether the user's line may have asked by itself: it compares or converts something, or cannot be read."""
+        return self.where is None or not self.where.code or _LOOKS.search(self.where.code) is not None
+
+    @property
     def asked_by(self) -> str:
         """The operator in a word, or where in the program the question was asked without one."""
         if self.operator is None:
-            return "the program itself"
+            return "the program itself" if self.is_of_program else "a function that the line calls"
         if self.called is None or self.operator.startswith(
             "prims."
         ):  # what torch's kernels call among themselves
@@ -154,8 +163,10 @@ def reason_now(condition: sympy.Basic, kind: str) -> Reason:
     operators: list[str] = []
     framework: Location | None = None
     user: list[Location] = []
+    called_by_graph: str | None = None
     while frame is not None:
         file = frame.f_code.co_filename
+        called_by_graph = called_by_graph or _call_of_graph(frame)
         if _is_users(file):
             user.append(_location(frame))
         else:
@@ -165,6 +176,10 @@ def reason_now(condition: sympy.Basic, kind: str) -> Reason:
                 _add_operator(frame, operators)
         frame = frame.f_back
     stack = _stack_of_trace() or tuple(reversed(user))
+    if not operators and called_by_graph is not None:
+        operators.append(
+            called_by_graph
+        )  # one that C++ composes of others, and that asked before calling them
     return Reason(
         condition,
         kind,
@@ -183,6 +198,18 @@ def _add_operator(frame: FrameType, operators: list[str]) -> None:
         name = str(func)
         if not operators or operators[-1] != name:
             operators.append(name)
+
+
+def _call_of_graph(frame: FrameType) -> str | None:
+    """The name of a call on tensors that Dynamo runs to see what comes of it."""
+    if frame.f_code.co_name != "run_node" or not frame.f_code.co_filename.startswith(_INTERPRETERS):
+        return None
+    node = frame.f_locals.get("node")
+    if not isinstance(node, torch.fx.Node) or not any(
+        isinstance(argument.meta.get("example_value"), torch.Tensor) for argument in node.all_input_nodes
+    ):
+        return None
+    return node.target if isinstance(node.target, str) else _name_of(node.target)
 
 
 def _is_users(file: str) -> bool:

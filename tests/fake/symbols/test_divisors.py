@@ -33,7 +33,7 @@ TERMS = st.recursive(
         st.tuples(parts, parts).map(lambda p: p[0] + p[1]),
         st.tuples(parts, parts).map(lambda p: Max(*p)),
         st.tuples(parts, st.sampled_from([A, B, FloorDiv(A, 2), *map(sympy.Integer, (2, 3, 4))])).map(_division(FloorDiv)),
-        st.tuples(parts, st.sampled_from([A, B, *map(sympy.Integer, (2, 3, 4))])).map(_division(Mod)),
+        st.tuples(parts, st.sampled_from([A, B, FloorDiv(A, 2), A * B, *map(sympy.Integer, (2, 3, 4))])).map(_division(Mod)),
     ),
     max_leaves=5,
 )  # fmt: skip
@@ -41,8 +41,9 @@ RELATIONS = st.sampled_from([sympy.Eq, sympy.Ne, sympy.Lt, sympy.Ge])
 DIVISIBLE = st.tuples(st.sampled_from([A, B]), st.sampled_from([2, 3, 4, 6])).map(
     lambda p: sympy.Eq(Mod(*p), 0)
 )
+EXCLUDED = st.tuples(st.sampled_from([A, B]), st.integers(2, 12)).map(lambda p: sympy.Ne(p[0], p[1]))
 CONDITIONS = st.lists(
-    st.one_of(DIVISIBLE, st.tuples(RELATIONS, TERMS, TERMS).map(lambda p: p[0](p[1], p[2]))),
+    st.one_of(DIVISIBLE, EXCLUDED, st.tuples(RELATIONS, TERMS, TERMS).map(lambda p: p[0](p[1], p[2]))),
     min_size=1,
     max_size=4,
 )
@@ -62,6 +63,23 @@ def test_the_same_sizes_are_accepted(conditions: list[Any]) -> None:
     )
     for a, b in itertools.product(range(2, 15), repeat=2):
         assert holds(conditions, a, b) == holds(told, a, b), (conditions, list(told), a, b)
+
+
+def test_whether_one_can_be_split_is_a_question_about_one() -> None:
+    """``1 % k``, which reshapes ask, is about ``k`` being 1; what is excluded already answers it, but not itself."""
+    rows, columns = FloorDiv(A, 4), FloorDiv(B, 4)
+    even = [sympy.Eq(Mod(A, 4), 0), sympy.Eq(Mod(B, 4), 0)]
+    asked = [
+        *even,
+        sympy.Ne(Mod(1, rows), 0),
+        sympy.Ne(B, 4),
+        sympy.Ne(Mod(1, rows * columns, evaluate=False), 0),
+    ]
+    assert list(without_divisions(dict.fromkeys(asked), lambda symbol: 2)) == [
+        *even,
+        sympy.Ne(A, 4),
+        sympy.Ne(B, 4),
+    ]
 
 
 def test_reshapes_into_tiles_ask_for_two_divisibilities() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -45,6 +46,56 @@ def test_the_program_itself_may_have_asked():
     assert guard.operator is None
     assert "a branch" in guard.where.code
     assert "torch.cond" in guard.avoid
+
+
+def test_a_function_that_the_line_calls_may_have_asked():
+    mode, (x,) = mode_with(x=(6, 8, 12))
+    with mode:
+        tiles = x.unflatten(1, (2, -1))
+        tiles.reshape(x.shape[0] // 2, -1, x.shape[2])  # this line
+    report = [guard for guard in mode.shape_env.guards.explain() if guard.chain]
+    assert report
+    assert not any("int()" in guard.avoid for guard in report)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_method_that_torch_composes_is_named(ours):
+    reports = []
+
+    def backend(gm, inputs):
+        reports.append(fake.explain(torch._guards.TracingContext.get().fake_mode.shape_env))
+        return gm
+
+    def program(x):
+        b, c, h, w = x.shape
+        return x.reshape(b, c, h // 4, 4, w // 4, 4).permute(0, 2, 4, 1, 3, 5).reshape(b, -1, c)  # this line
+
+    torch._dynamo.reset()
+    with fake.using_shape_env() if ours else contextlib.nullcontext():
+        torch.compile(program, backend=backend, dynamic=True)(torch.randn(2, 3, 8, 12))
+    (report,) = reports
+    texts = [guard.expression for guard in report]
+    assert len(set(texts)) == len(texts)
+    assert not any("1 %" in text for text in texts)
+    asked = [guard for guard in report if guard.chain]
+    assert asked
+    for guard in asked:
+        assert len(set(guard.chain)) == len(guard.chain)
+        assert "this line" in guard.where.code
+        assert "int()" not in guard.avoid
+    if ours:
+        assert any(guard.operator == "reshape" for guard in asked)
+
+
+def test_a_size_that_a_weight_fixes_behind_a_reshape_is_a_constant():
+    mode, (x,) = mode_with(x=(4, 3, 5))
+    weight = mode.from_tensor(torch.zeros(15, 2), name="weight", dims={0: "static", 1: "static"})
+    with mode:
+        x.reshape(x.shape[0], -1)[:, : 5 * x.shape[1]] @ weight
+    report = mode.shape_env.guards.explain()
+    guards = [guard for guard in report if guard.expression == "x.size(1) == 3"]
+    assert [guard.kind for guard in guards] in (["specialized"], [])
+    assert "3" in str(report)
 
 
 def test_a_specialized_size_tells_the_chain():
