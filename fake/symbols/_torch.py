@@ -16,6 +16,7 @@ import torch.fx.experimental._config as dynamic_config
 from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
 from torch._guards import ShapeGuard, Source, TracingContext
 from torch._ops import OpOverload
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import (
     SYMPY_INTERP,
     ConstraintViolationError,
@@ -85,11 +86,14 @@ __all__ = [
     "insert_deferred_runtime_asserts",
     "int_oo",
     "is_symbolic",
+    "is_traced",
     "mark_dynamic",
     "replace_symbol",
     "statically_known_true",
     "symbol_is_type",
     "torch_directory",
+    "torchs_build_proxy",
+    "trace_two",
     "tracked_inputs",
     "user_stack",
 ]
@@ -164,3 +168,21 @@ def tracked_inputs(shape_env: TorchShapeEnv) -> Iterator[tuple[Source, Any]]:
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Tell Dynamo that a size must stay symbolic."""
     torch._dynamo.mark_dynamic(tensor, dim)
+
+
+torchs_build_proxy = proxy_tensor._build_proxy_for_sym_expr
+"""Finds the numbers of a trace that make up an expression; with a symbolic number, has it stand for them."""
+
+
+def is_traced(tracer: Any, expr: sympy.Basic) -> bool:
+    """Whether a trace has met an expression."""
+    return tracer.sympy_expr_tracker.get(expr) is not None
+
+
+def trace_two(tracer: Any, kind: type, first: Any, second: Any, out: Any = None) -> Any:
+    """The sum or product (``kind``: of sympy) of two traced numbers, in the trace; as the symbolic number ``out``, if given."""
+    combine: Any = proxy_tensor._sympy_handlers()[kind]
+    if out is None:
+        return combine(first, second)
+    proxy_tensor._sym_register(tracer, combine, (first, second), out)
+    return out

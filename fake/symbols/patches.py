@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
 import torch
 
 from .. import _torch as _t
+from ._torch import is_traced, torchs_build_proxy, trace_two
 from .node import lean_methods, remembering_evaluation
 
 __all__ = ["patches"]
@@ -18,6 +20,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         *((_t.SymNode, name, value) for name, value in lean_methods().items()),
         (_t.ShapeEnv, "evaluate_sym_node", remembering_evaluation(_t.ShapeEnv.evaluate_sym_node)),
         (_t.FunctionalTensor, "__new__", staticmethod(_functional_new)),
+        (_t.proxy_tensor, "_build_proxy_for_sym_expr", _build_proxy),
     ]
 
 
@@ -34,3 +37,16 @@ def _functional_new(cls: type, elem: Any, mode: Any) -> Any:
     ):
         return _FUNCTIONAL_NEW(cls, elem, mode)
     return _t.make_symbolic_functional(cls, elem)
+
+
+def _build_proxy(tracer: Any, expr: Any, out: Any = None) -> Any:
+    """torch's way to find a number that a trace has not met, with long products and sums taken two terms at a time.
+
+    The size of a storage, which :func:`_functional_new` gives, is such a product: torch calls ``operator.mul`` with all
+    its factors.
+    """
+    if not isinstance(expr, (sympy.Add, sympy.Mul)) or len(expr.args) < 3 or is_traced(tracer, expr):
+        return torchs_build_proxy(tracer, expr, out)
+    *others, last = expr.args
+    first, second = _build_proxy(tracer, expr.func(*others)), _build_proxy(tracer, last)
+    return None if first is None or second is None else trace_two(tracer, expr.func, first, second, out)

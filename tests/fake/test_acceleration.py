@@ -291,3 +291,19 @@ def test_raw_symbolic_numbers_are_still_warned_of():
     number = fake.FakeTensorMode(shape_env=fake.ShapeEnv()).from_tensor(torch.zeros(5, 3), name="x").shape[0]
     with fake.accelerate(), pytest.warns(UserWarning, match="Raw SymInt value"):
         torch.fx.Graph().create_node("call_function", torch.add, (1, [number]))
+
+
+def test_a_transposition_in_place_meets_the_size_of_a_storage():
+    """The size of a storage, a product of three that no trace has met, is asked for when strides change."""
+
+    def program(x):
+        y = x.clone()
+        y.t_()
+        return y, y.transpose(0, 1).contiguous().view(-1)
+
+    x = torch.randn(3, 4)
+    with fake.accelerate():
+        result = torch.compile(program, backend="aot_eager", dynamic=True)(x)
+    for found, expected in zip(result, program(x), strict=True):
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found, expected)
