@@ -39,13 +39,18 @@ for _path in Path(__file__).parents[1].rglob("*.py"):
 
 
 class SizeToken:
-    """One expression of one shape environment; identity is equality."""
+    """One expression of one shape environment; identity is equality.
 
-    __slots__ = ("expr", "node", "pattern", "shape_env", "symbols")
+    Attributes:
+        seen: how many symbols were replaced when it was known to be what its nodes stand for; -1 if it was never asked.
+    """
+
+    __slots__ = ("expr", "node", "pattern", "seen", "shape_env", "symbols")
 
     def __init__(self, node: Any, expr: Any, shape_env: Any, symbols: Any = None) -> None:
         self.node, self.expr, self.shape_env = node, expr, shape_env
         self.symbols = expr.free_symbols if symbols is None else symbols
+        self.seen = -1
         self.pattern: Any = None  # see ``fake.cache.patterns``
 
     def __repr__(self) -> str:
@@ -149,14 +154,17 @@ def token(value: Any) -> Any:
     if type(value) is int:
         return value
     node = value.node
+    cached = getattr(node, "_fake_token", None)
+    if cached is not None and len(cached.shape_env.replacements) == cached.seen:
+        return cached
     if type(node) is not LeanNode:
         if type(node) is not _t.SymNode:
             raise Unkeyable("symbolic shape")
         if node.shape_env is not None and lean_state(node.shape_env).adopts:
             adopt(value)
     expr = node.expr
-    cached = node.__dict__.get("_fake_token")
     if cached is not None and cached.expr is expr:
+        cached.seen = len(cached.shape_env.replacements)
         return cached
     if expr.is_number:
         return int(expr)

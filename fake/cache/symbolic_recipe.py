@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import _torch as _t
-from ..tensor import Unkeyable, make_fake
+from ..tensor import DEVICE_ATTRIBUTE, Unkeyable
 from .recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
 from .symbolic import SymbolicMetadata, number_of, state_of
 
@@ -50,30 +50,36 @@ def build_symbolic(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     return _build_view(recipe, tensor_class, mark)
 
 
-def _fresh_or_stale(owner: Any) -> Callable[[], None]:
-    """A check that costs an integer comparison as long as nothing was replaced."""
-    shape_env, symbols = owner.shape_env, owner.symbols
-    seen = len(shape_env.replacements)
-    if not symbols.isdisjoint(shape_env.replacements):
-        raise Unkeyable("replaced symbol")
+class _Lifetime:
+    """Says that a recipe is stale once one of its symbols has been replaced.
 
-    def check() -> None:
-        nonlocal seen
-        now = len(shape_env.replacements)
-        if now != seen:
-            if not symbols.isdisjoint(shape_env.replacements):
-                raise Stale
-            seen = now
+    Attributes:
+        seen: how many symbols were replaced when it was found fresh; while there are no more, nothing has to be asked.
+    """
 
-    return check
+    __slots__ = ("seen", "shape_env", "symbols")
+
+    def __init__(self, owner: Any) -> None:
+        self.shape_env, self.symbols = owner.shape_env, owner.symbols
+        if not self.symbols.isdisjoint(self.shape_env.replacements):
+            raise Unkeyable("replaced symbol")
+        self.seen = len(self.shape_env.replacements)
+
+    def check(self) -> None:
+        """Raise ``Stale``, or note that the recipe is fresh."""
+        replacements = self.shape_env.replacements
+        if not self.symbols.isdisjoint(replacements):
+            raise Stale
+        self.seen = len(replacements)
 
 
 def _build_constant(recipe: Any) -> Rebuild:
     value = recipe.value
-    check = _fresh_or_stale(value)
+    life = _Lifetime(value)
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        check()
+        if len(life.shape_env.replacements) != life.seen:
+            life.check()
         return value.symbol()
 
     return rebuild
@@ -90,17 +96,25 @@ def _place(metadata: Any) -> tuple[Any, ...]:
 
 def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     metadata = recipe.metadata
-    check = _fresh_or_stale(metadata)
+    life, shape_env = _Lifetime(metadata), metadata.shape_env
     prototype, made_in = _prototype(recipe), _t.current_trace()
     lazy_clone, device, interned = _t.variable_functions._lazy_clone, metadata.device, metadata.to_keep()
+    make, current_trace = _t.make_subclass, _t.current_trace
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         nonlocal prototype, made_in
-        check()
-        trace = _t.current_trace()
-        if trace != made_in:
-            prototype, made_in = _prototype(recipe), trace
-        return make_fake(lazy_clone(prototype), device, mode, interned, mark, tensor_class)
+        if len(shape_env.replacements) != life.seen:
+            life.check()
+        if current_trace() != made_in:
+            prototype, made_in = _prototype(recipe), current_trace()
+        element = lazy_clone(prototype)
+        made: Any = make(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
+        mark(made)
+        made.fake_mode = mode
+        setattr(made, DEVICE_ATTRIBUTE, device)
+        made._interned = interned
+        made._plain = element
+        return made
 
     return rebuild
 
@@ -140,25 +154,33 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     metadata: Any = recipe.metadata
     if not recipe.same_dtype:
         raise Unkeyable("symbolic view with another dtype")
-    check = _fresh_or_stale(metadata)
+    life, shape_env = _Lifetime(metadata), metadata.shape_env
     place, made_in = _place(metadata), _t.current_trace()
     path, device, interned = recipe.path, metadata.device, metadata.to_keep()
+    make, current_trace = _t.make_subclass, _t.current_trace
+    index = path[0] if len(path) == 1 and type(path[0]) is int else None
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         nonlocal place, made_in
-        check()
-        trace = _t.current_trace()
-        if trace != made_in:
-            place, made_in = _place(metadata), trace
-        base = follow(path, args, kwargs)
-        plain = base._plain
-        if plain is None:
-            plain = _plain_of(base)
-        elif interned is not None and base._interned is interned and _t.has_symbols(plain):
-            # ``detach`` and the like: the base's own plain tensor has these sizes already (one that ``_plain_of`` made
-            # has none).
-            return make_fake(plain, device, mode, interned, mark, tensor_class)
-        return make_fake(plain.as_strided(*place), device, mode, interned, mark, tensor_class)
+        if len(shape_env.replacements) != life.seen:
+            life.check()
+        if current_trace() != made_in:
+            place, made_in = _place(metadata), current_trace()
+        base = follow(path, args, kwargs) if index is None else args[index]
+        element = base._plain
+        if element is None:
+            element = _plain_of(base).as_strided(*place)
+        # ``detach`` and the like: the base's own plain tensor has these sizes already (one that ``_plain_of`` made
+        # has none).
+        elif interned is None or base._interned is not interned or not _t.has_symbols(element):
+            element = element.as_strided(*place)
+        made: Any = make(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
+        mark(made)
+        made.fake_mode = mode
+        setattr(made, DEVICE_ATTRIBUTE, device)
+        made._interned = interned
+        made._plain = element
+        return made
 
     return rebuild
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from .. import _torch as _t
-from .answers import evaluate_node, remembered, remembering_evaluation
+from .answers import evaluate_node, is_settled, remembered, remembering_evaluation
 from .operators import Operators
 from .shortcuts import shortcut
 from .state import Integers, LeanState, answer_at_once, has_no_value_now, lean_state
@@ -42,8 +42,9 @@ __all__ = [
 ]
 
 _BINARY = (
-    "add", "sub", "mul", "mod", "eq", "ne", "gt", "lt", "le", "ge", "sym_min", "sym_max", "int_floordiv", "and_", "or_",
+    "add", "sub", "mul", "mod", "gt", "lt", "le", "ge", "sym_min", "sym_max", "int_floordiv", "and_", "or_",
 )  # fmt: skip
+_COMPARISONS = ("eq", "ne")
 _UNARY = ("neg", "sym_not", "sym_float", "abs")
 SymNode, ShapeEnv = _t.SymNode, _t.ShapeEnv
 
@@ -98,15 +99,16 @@ def _binary(name: str, original: Callable) -> Callable:
 
     def lean(self: Any, other: Any) -> Any:
         try:
-            result = recall(self._canonical)[other._canonical]
+            result = recall(self)[other._canonical]
         except (AttributeError, KeyError):
             return compute(self, other)
         if get_mode(proxies) is not None or modes_before[0] is not None or logs.GET_DTRACE_STRUCTURED:
             return original(self, other)
-        if result.constant is not None or (result.pytype is bool and result._expr.is_Atom):
+        own = result.__dict__
+        if own["constant"] is not None or "_is_atom" in own:
             return result
         made = new(result.__class__)
-        made.__dict__ = result.__dict__
+        made.__dict__ = own
         return made
 
     def compute(self: Any, other: Any) -> Any:
@@ -124,15 +126,51 @@ def _binary(name: str, original: Callable) -> Callable:
                     )
             result = shortcut(name, left, right, state) or _keep(original(left, right), self, state)
             state.results[name, left, right] = result
-            left.__dict__.setdefault(memory, {})[right] = result
+            if result.pytype is bool and result._expr.is_Atom:
+                result.__dict__["_is_atom"] = True
             if right.constant.__class__ is int:  # the operators of SymInt look for the number itself
                 state.results[name, left, right.constant] = result
             if left.constant.__class__ is int:
                 state.results[name, left.constant, right] = result
+        known = left.__dict__.setdefault(memory, {})
+        known[right] = result
+        if self.__dict__ is not left.__dict__:
+            self.__dict__[memory] = known
         return _copy(result)
 
     lean.__name__ = name
     return lean
+
+
+def _comparison(name: str, original: Callable) -> Callable:
+    """A binary operation whose result is often known for good: such a result is found by the other node itself.
+
+    C++ compares the sizes of every gradient with those it expects, and every size with one.
+    """
+    get_mode, proxies, modes_before, logs = _t.arithmetic_watchers
+    general, memory = _binary(name, original), f"_{name}_settled"
+    recall = operator.attrgetter(memory)
+
+    def compare(self: Any, other: Any) -> Any:
+        if get_mode(proxies) is not None or modes_before[0] is not None or logs.GET_DTRACE_STRUCTURED:
+            return original(self, other)
+        try:
+            return recall(self)[other]
+        except (AttributeError, KeyError):
+            result = general(self, other)
+            if is_settled(result):
+                known = self.__dict__.setdefault(memory, {})
+                if len(known) >= _MOST_SETTLED:
+                    known.clear()
+                known[other] = result
+            return result
+
+    compare.__name__ = name
+    return compare
+
+
+_MOST_SETTLED = 256
+"""How many operands a node remembers: copies that nobody else has are among them."""
 
 
 def _unary(name: str, original: Callable) -> Callable:
@@ -262,6 +300,7 @@ def lean_methods() -> dict[str, Any]:
     node = vars(SymNode)
     found: dict[str, Any] = {"_canonical": None}
     found |= {name: _binary(name, node[name]) for name in _BINARY if name in node}
+    found |= {name: _comparison(name, node[name]) for name in _COMPARISONS}
     found |= {name: _unary(name, node[name]) for name in _UNARY if name in node}
     found |= {name: _sizes(name, node[name]) for name in _t.sizes_strides_methods if name in node}
     found["wrap_int"] = _wrap_int(node["wrap_int"])

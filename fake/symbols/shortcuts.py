@@ -7,6 +7,7 @@ from typing import Any
 import sympy
 
 from .. import _torch as _t
+from .answers import settle_answer
 
 __all__ = ["shortcut"]
 
@@ -69,7 +70,6 @@ def truth(value: bool, asked: Any, state: Any) -> Any:
         node = _t.SymNode(expr, asked.shape_env, bool, value)
         node.__class__ = asked.__class__
         node.__dict__.update(_canonical=node, _answer=value, _evaluated=expr)
-        if value:
-            node.__dict__["_expected"] = True
+        settle_answer(node.__dict__, value)
         state.canonical[expr, bool, True] = node
     return node

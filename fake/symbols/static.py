@@ -40,6 +40,8 @@ def static_answer(expr: Any, shape_env: Any) -> bool | None:
     (False, None, True)
     """
     relation = _RELATIONS.get(expr.__class__)
+    if relation is None and (expr is sympy.true or expr is sympy.false):
+        return expr is sympy.true
     if relation is None or shape_env.should_record_events or shape_env._translation_validation_enabled:
         return None
     left, right = expr.args

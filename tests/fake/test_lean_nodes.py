@@ -103,3 +103,40 @@ def test_the_collector_is_put_back():
             assert gc.get_threshold() == (0, 4, 5)
     finally:
         gc.set_threshold(*before)
+
+
+def test_settled_answers_need_no_guard_and_outlive_what_becomes_known():
+    """What the ranges of sizes decide is answered without the environment, for all copies, before and after."""
+    environment = ShapeEnv(duck_shape=False)
+    mode = FakeTensorMode(shape_env=environment)
+    rows, columns = dynamic(mode, torch.ones(7, 5)).shape
+    questions = [
+        lambda: (rows == 1, False),
+        lambda: (rows * columns != 0, True),
+        lambda: (rows == rows, True),
+        lambda: (rows + 1 == 1, False),
+    ]
+
+    def check():
+        for question in questions:
+            condition, expected = question()
+            for ask in (bool, guard_or_false):
+                assert ask(condition) is expected
+
+    check()
+    with environment.suppress_guards():
+        check()
+    assert not environment.guards
+    assert bool(rows == 7)
+    check()
+    assert len(environment.guards) == 1
+    assert [str(guard.expr) for guard in environment.guards] == [f"Eq({rows.node._expr}, 7)"]
+
+
+def test_many_copies_are_compared_without_keeping_them_all():
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    rows = dynamic(mode, torch.ones(7, 5)).shape[0]
+    copies = [rows + 0 for _ in range(1000)]
+    for copy in copies:
+        assert rows.node.eq(copy.node).guard_bool("", 0)
+    assert len(rows.node._eq_settled) <= 256
