@@ -24,6 +24,7 @@ from .divisors import without_divisions
 from .expr import normalize
 from .ranges import Facts
 from .reasons import Reason, reasons_of
+from .strict import made_strict
 from .terms import Property, Terms, argument_names, properties_of, text_of_source
 
 __all__ = [
@@ -208,10 +209,11 @@ def guards_of(shape_env: Any) -> Guards:
     terms = Terms({**originals, **texts})
     reasons = reasons_of(shape_env)
     ties, statics = _ties(shape_env, properties, bound, terms, reasons)
-    relations, ranges = _minimal(shape_env, list(shape_env.guards), _ranges(shape_env, bound))
+    minimal, ranges = _minimal(shape_env, list(shape_env.guards), _ranges(shape_env, bound))
+    relations, merged = made_strict(minimal)
     found = [
         *ties,
-        *(_relation(condition, guard, terms, reasons) for condition, guard in relations.items()),
+        *(_relation(c, [guard, merged.get(c, guard)], terms, reasons) for c, guard in relations.items()),
         *(_range(shape_env, bounds, terms, reasons) for bounds in ranges),
     ]
     return Guards(shape_env, found, statics, Terms({**texts, **originals}))
@@ -281,7 +283,7 @@ def minimal_guards(shape_env: Any) -> list[Any]:
 
 def minimal_relations(shape_env: Any) -> dict[sympy.Basic, Any]:
     """The minimal conditions, simplified, each with the record that it comes from."""
-    return _minimal(shape_env, list(shape_env.guards), None)[0]
+    return made_strict(_minimal(shape_env, list(shape_env.guards), None)[0])[0]
 
 
 def _minimal(
@@ -334,8 +336,10 @@ def _facts(conditions: Iterable[sympy.Basic], ranges: Iterable[_Range]) -> Facts
     return facts
 
 
-def _relation(condition: sympy.Basic, guard: Any, terms: Terms, reasons: Sequence[Reason]) -> Guard:
-    asked = tuple(reason for reason in reasons if reason.condition == guard.expr)
+def _relation(
+    condition: sympy.Basic, records: Sequence[Any], terms: Terms, reasons: Sequence[Reason]
+) -> Guard:
+    asked = tuple(reason for reason in reasons if any(reason.condition == record.expr for record in records))
     is_constant = isinstance(condition, sympy.Eq) and condition.lhs.is_Symbol and condition.rhs.is_Integer
     return Guard(terms.doprint(condition), "specialized" if is_constant else "relation", condition, asked)
 

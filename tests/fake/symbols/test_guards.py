@@ -114,6 +114,19 @@ def test_a_middle_term_is_enough_for_both_ends():
     assert relations == ["x.size(0) > y.size(0)", "y.size(0) > z.size(0)"]
 
 
+def test_two_questions_about_one_order_are_one_guard():
+    mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv(duck_shape=False))
+    x, mask = (mode.from_tensor(torch.zeros(n, 3), name=name) for n, name in ((6, "x"), (8, "mask")))
+    if x.shape[0] <= mask.shape[0] and x.shape[0] != mask.shape[0]:
+        guards = mode.shape_env.guards.minimal()
+    assert "x.size(0) < mask.size(0)" in map(str, guards)
+    (strict,) = (guard for guard in guards if guard.kind == "relation")
+    assert len(strict.reasons) == 2
+    accepts = guards.compile()
+    for rows in range(2, 9):
+        assert accepts(torch.zeros(rows, 3), torch.zeros(5, 3)) == (rows < 5)
+
+
 def test_two_equivalent_guards_do_not_drop_each_other():
     env, _ = traced(
         lambda x: [bool(2 * x.shape[0] > 2 * x.shape[1]), bool(x.shape[0] >= x.shape[1] + 1)], (6, 4)
