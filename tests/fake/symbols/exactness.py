@@ -58,9 +58,9 @@ def example(sizes: Sizes) -> torch.Tensor:
     return torch.arange(float(max(torch.Size(sizes).numel(), 0))).reshape(sizes) % 17
 
 
-def _metadata(result: Any, number: Callable[[Any], int]) -> Any:
+def _metadata(result: Any, number: Callable[[Any], float]) -> Any:
     if not isinstance(result, torch.Tensor):
-        return number(result) if isinstance(result, (int, torch.SymInt)) else result
+        return number(result) if isinstance(result, (int, float, torch.SymInt, torch.SymFloat)) else result
     sizes = [number(s) for s in result.shape]
     strides = [number(s) for s in result.stride()]
     empty = 0 in sizes
@@ -69,10 +69,10 @@ def _metadata(result: Any, number: Callable[[Any], int]) -> Any:
     return sizes, strides, number(result.storage_offset()), result.dtype
 
 
-def _at(number: Any, values: dict[sympy.Symbol, sympy.Integer]) -> int:
-    if not isinstance(number, torch.SymInt):
-        return int(number)
-    return int(number.node.expr.xreplace(values))
+def _at(number: Any, values: dict[sympy.Symbol, sympy.Integer]) -> float:
+    if not isinstance(number, (torch.SymInt, torch.SymFloat)):
+        return number
+    return (int if isinstance(number, torch.SymInt) else float)(number.node.expr.xreplace(values))
 
 
 def trace(program: Callable[..., Any], sizes: Sequence[Sizes], **settings: Any) -> Traced:
@@ -130,7 +130,7 @@ def check(
                 f"accepted {choice}, which eager refuses: {error}\n{traced.accepts.code}"
             ) from error
         leaves = tree_leaves(expected)
-        wanted = [_metadata(leaf, int) for leaf in leaves]
+        wanted = [_metadata(leaf, lambda number: number) for leaf in leaves]
         found = traced.numbers(inputs)
         assert found == wanted, f"at {choice}, traced at {sizes}: {found} instead of {wanted}"
         for leaf, value in zip(leaves, tree_leaves(traced.graph(*inputs)), strict=True):

@@ -333,6 +333,32 @@ def resampling(draw: Any) -> Program:
     )
 
 
+_STEPS = (
+    "t.mT", "t[1:]", "t[:, ::2]", "t[-3:, :-1]", "torch.cat([t, t], 1)", "t.reshape(-1, t.shape[0])", "t.flatten()[None]",
+    "t.roll(t.shape[1] // 2, 1)", "F.pad(t, (1, 0, 0, 2))", "F.pad(t, (-1, 1))", "F.pad(t[None], (1, 1), mode='replicate')[0]",
+    "t.repeat(2, 1)", "t.tril(1)", "t + t.sum(0)", "t.unfold(0, 2, 1).sum(-1)", "F.interpolate(t[None], scale_factor=2)[0]",
+    "t.repeat_interleave(2, 0)", "t.unsqueeze(1).expand(-1, 2, -1).flatten(0, 1)", "t.tensor_split(3, 1)[1]", "t.split(2)[-1]",
+    "torch.einsum('ij,kj->ik', t, t)", "t.unflatten(0, (-1, 1)).squeeze(1)", "t.diagonal()[None]", "t.chunk(2)[0]", "t.sort(0)[0]",
+    "t.as_strided((t.shape[1], t.shape[0]), (1, t.shape[1])) if t.is_contiguous() else t", "t[t.shape[0] // 2 :]",
+)  # fmt: skip
+_ENDS = (
+    "t",
+    "(t, t.numel(), t.shape[0] / t.shape[1], t.shape[0] % 3)",
+    "t.new_zeros(max(t.shape), t.shape[0] ** 2)",
+)
+
+
+@st.composite
+def composing(draw: Any) -> Program:
+    text = "x0"
+    for step in (
+        *draw(st.lists(st.sampled_from(_STEPS), min_size=2, max_size=4)),
+        draw(st.sampled_from(_ENDS)),
+    ):
+        text = f"(lambda t: {step})({text})"
+    return _program(text, ("a", "b"))
+
+
 FAMILIES: dict[str, Callable[[], st.SearchStrategy[Program]]] = {
     "slicing": slicing,
     "computed slicing": computed_slicing,
@@ -344,4 +370,5 @@ FAMILIES: dict[str, Callable[[], st.SearchStrategy[Program]]] = {
     "convolving": convolving,
     "pooling": pooling,
     "resampling": resampling,
+    "composing": composing,
 }
