@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from . import _torch as _t
+from ._torch_devices import ensure_cuda_guard
 from .cache.engine import Engine
 from .cache.key import plain_key
 from .cache.subgraphs import CacheView
@@ -104,6 +105,7 @@ class FakeTensorMode(_t.TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
         cache_custom_ops: bool = False,
     ) -> None:
         _t.TorchDispatchMode.__init__(self)
+        ensure_cuda_guard()
         self._mode_key = _t.TorchDispatchModeKey.FAKE
         self._thread = threading.local()
         self.allow_fallback_kernels = allow_fallback_kernels

@@ -134,6 +134,8 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
     def data(self, value: torch.Tensor) -> None:
         forget(self)
         DATA.__set__(self, value)
+        if isinstance(value, _t.TorchFakeTensor):
+            setattr(self, DEVICE_ATTRIBUTE, value.fake_device)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
