@@ -72,3 +72,12 @@ def test_real_tensors_are_still_refused():
         torch.ones(2).cuda()
     assert not torch.cuda.is_available()
     assert torch.ones(2, requires_grad=True).sum().backward() is None
+
+
+def test_devices_that_differ_are_refused_in_eagers_words():
+    with fake.FakeTensorMode():
+        x, y = torch.rand(4), torch.rand(4, device="cuda")
+        with pytest.raises(RuntimeError, match="found at least two devices"):
+            torch.sin(x, out=y)
+        with pytest.raises(RuntimeError, match="found two different devices"):
+            x.add_(y)
