@@ -332,6 +332,10 @@ def meta_kernel(mode: Any, call: Call) -> Any:
 def _without_meta_kernel(mode: Any, call: Call, error: RuntimeError | None) -> Any:
     """Operators that return nothing, or their ``out=``, need no kernel; others run for real, if that was asked for."""
     func = call.func
+    if _t.library_utils.is_builtin(func) and not func._schema.returns:
+        return (
+            None  # it writes to its arguments, whose metadata it leaves alone: fused optimizers, assertions
+        )
     if _t.library_utils.can_generate_trivial_fake_impl(func):
         return _t.library_utils.generate_trivial_fake_impl(func, *call.args, **call.kwargs)
     if not mode.allow_fallback_kernels and not call.has_symbols and _t.fallback_is_possible(func):
