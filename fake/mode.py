@@ -246,6 +246,13 @@ class FakeTensorMode(_t.TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
     dispatch_outside = dispatch
     """An operator on this mode's tensors while no fake mode is active."""
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Modes, and with them fake tensors, are not pickled."""
+        raise TypeError(
+            "a FakeTensorMode and its fake tensors cannot be pickled: they have no data. Save tensors without it under "
+            "torch.serialization.skip_data(materialize_fake_tensors=True)"
+        )
+
     def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:  # type: ignore[override]
         return dispatch_steps(self, func, types, args, kwargs)
 

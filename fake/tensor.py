@@ -160,6 +160,12 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
                 return arg.fake_mode.dispatch_outside(func, types, args, kwargs or {})
         return NotImplemented
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """``torch.save`` under ``torch.serialization.skip_data(materialize_fake_tensors=True)`` takes it without its state."""
+        if getattr(_t.serialization_state, "materialize_fake_tensors", False):
+            return self._reduce_ex_internal(protocol)  # type: ignore[attr-defined]
+        return super().__reduce_ex__(protocol)
+
     def __deepcopy__(self, memo: dict) -> Any:
         if torch.overrides.has_torch_function_unary(self):
             # FakeCopyMode and its like know the method by identity.

@@ -156,7 +156,7 @@ def ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Na
 )
 def convolution(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
     """What ``convolution`` gives for these arguments, row-major."""
-    named = {a.name: a.default_value for a in func._schema.arguments}
+    named: Named = {a.name: a.default_value for a in func._schema.arguments}
     named.update(zip(named, args, strict=False))
     named.update(kwargs)
     self, dims = named["self"], len(named["kernel_size"])
