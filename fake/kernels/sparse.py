@@ -18,6 +18,7 @@ __all__ = ["mm", "mm_reduce", "mm_reduce_backward", "sampled_addmm"]
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
 _KEEPS_PLACES = ("amax", "amin")
+_REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 
 @rule("aten::sparse_sampled_addmm", sparse=True)
@@ -79,6 +80,20 @@ def mm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: di
 def mm_reduce(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``(product, places)``; the places of extremes are kept only for a backward pass."""
     self, other, reduce = args
+    torch._check(
+        reduce in _REDUCTIONS,
+        lambda: f"{func.name()}: reduce argument must be one of {', '.join(_REDUCTIONS)}, got {reduce}",
+    )
+    torch._check(
+        self.dtype == other.dtype,
+        lambda: f"{func.name()}: expected argument 'other' to have dtype {self.dtype}, but got {other.dtype}",
+    )
+    torch._check(
+        other.dim() == 2 and other.shape[0] == self.shape[1],
+        lambda: (
+            f"{func.name()}: expected 'other' to be a matrix of {self.shape[1]} rows, but got {other.shape}"
+        ),
+    )
     shape = (self.shape[0], other.shape[1])
     keeps = reduce in _KEEPS_PLACES and (self.requires_grad or other.requires_grad)
     return (
