@@ -77,7 +77,7 @@ def test_real_tensors_are_still_refused():
 def test_devices_that_differ_are_refused_in_eagers_words():
     with fake.FakeTensorMode():
         x, y = torch.rand(4), torch.rand(4, device="cuda")
-        with pytest.raises(RuntimeError, match="found at least two devices"):
+        with pytest.raises(RuntimeError, match=r"found.+two.+devices"):
             torch.sin(x, out=y)
-        with pytest.raises(RuntimeError, match="found at least two devices"):
+        with pytest.raises(RuntimeError, match=r"found.+two.+devices"):
             x.add_(y)
