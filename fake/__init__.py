@@ -30,6 +30,7 @@ from .errors import (
     UnsupportedTorchVersionError,
 )
 from .mode import FakeTensorMode, cache_clear, cache_info
+from .modules import install as _let_modules_be_converted
 from .persistence import disable_disk_cache, enable_disk_cache, save_disk_cache
 from .propagate import FakeTensorProp
 from .symbols.contract import Dim, mark_dynamic
@@ -84,3 +85,5 @@ __all__ = [
     "unset_fake_temporarily",
     "using_shape_env",
 ]
+
+_let_modules_be_converted()

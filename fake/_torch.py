@@ -159,6 +159,8 @@ SUPPORTED_VERSIONS = ((2, 11), (2, 12), (2, 13))
 META_DEVICE = torch.device("meta")
 
 make_subclass = torch.Tensor._make_subclass
+serialization_state = torch.serialization._serialization_tls
+has_compatible_data = torch._has_compatible_shallow_copy_type
 throw_on_data_ptr = torch._C._set_throw_on_mutable_data_ptr
 warn_on_data_ptr = torch._C._set_warn_deprecated_on_mutable_data_ptr
 dispatch_key_set = torch._C._dispatch_key_set

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from . import _torch as _t
+from ._torch_devices import ensure_cuda_guard
 from .cache.engine import Engine
 from .cache.key import plain_key
 from .cache.subgraphs import CacheView
@@ -104,6 +105,7 @@ class FakeTensorMode(_t.TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
         cache_custom_ops: bool = False,
     ) -> None:
         _t.TorchDispatchMode.__init__(self)
+        ensure_cuda_guard()
         self._mode_key = _t.TorchDispatchModeKey.FAKE
         self._thread = threading.local()
         self.allow_fallback_kernels = allow_fallback_kernels
@@ -243,6 +245,13 @@ class FakeTensorMode(_t.TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
 
     dispatch_outside = dispatch
     """An operator on this mode's tensors while no fake mode is active."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Modes, and with them fake tensors, are not pickled."""
+        raise TypeError(
+            "a FakeTensorMode and its fake tensors cannot be pickled: they have no data. Save tensors without it under "
+            "torch.serialization.skip_data(materialize_fake_tensors=True)"
+        )
 
     def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:  # type: ignore[override]
         return dispatch_steps(self, func, types, args, kwargs)

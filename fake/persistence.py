@@ -5,16 +5,19 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
 from . import acceleration, mode
-from .cache.disk import DiskCache
+from .cache.disk import DiskCache, DiskCacheWarning, add_entries
 from .cache.replacements import REPLACEMENTS
 
 __all__ = ["disable_disk_cache", "enable_disk_cache", "save_disk_cache"]
 
 ENVIRONMENT_VARIABLE = "FAKE_DISPATCH_CACHE"
+
+Entries = dict[tuple[str, str], dict[Any, Any]]
 
 
 class _Persistence:
@@ -24,6 +27,7 @@ class _Persistence:
         self.lock = threading.RLock()
         self.disk: DiskCache | None = None
         self.registered = False
+        self.unsaved: Entries = {}
 
     def engines(self) -> dict[str, Any]:
         """Engines by the name under which their entries are kept: they answer a few operators differently."""
@@ -31,16 +35,16 @@ class _Persistence:
 
     def enable(self, directory: str | os.PathLike[str]) -> None:
         with self.lock:
-            self.disk = DiskCache(directory)
+            self.disk, self.unsaved = DiskCache(directory), {}
             for name, engine in self.engines().items():
                 engine.attach_disk(self.disk, name)
             if not self.registered:
-                atexit.register(self.save)
+                atexit.register(self.save_at_exit)
                 self.registered = True
 
     def disable(self) -> None:
         with self.lock:
-            self.disk = None
+            self.disk, self.unsaved = None, {}
             for engine in self.engines().values():
                 engine.attach_disk(None, "")
 
@@ -48,10 +52,18 @@ class _Persistence:
         with self.lock:
             if self.disk is None or REPLACEMENTS.any_builtin:
                 return None
-            entries: dict[tuple[str, str], dict[Any, Any]] = {}
             for name, engine in self.engines().items():
-                entries |= engine.take_new_entries(name)
-            return self.disk.save(entries)
+                for place, table in engine.take_new_entries(name).items():
+                    add_entries(self.unsaved.setdefault(place, {}), table)
+            path = self.disk.save(self.unsaved)
+            self.unsaved = {}  # if the disk refuses, they are tried again with the next save
+            return path
+
+    def save_at_exit(self) -> None:
+        try:
+            self.save()
+        except OSError as error:
+            warnings.warn(f"fake: the dispatch cache was not saved: {error}", DiskCacheWarning, stacklevel=2)
 
 
 _PERSISTENCE = _Persistence()
@@ -71,7 +83,11 @@ def enable_disk_cache(directory: str | os.PathLike[str]) -> None:
 
 
 def save_disk_cache() -> Path | None:
-    """Write the entries that are new since the last save; returns the file, or None if there was nothing to write."""
+    """Write the entries that are new since the last save; returns the file, or None if there was nothing to write.
+
+    Raises:
+        OSError: the disk refuses; nothing is lost, the next save tries again. At exit that is a warning.
+    """
     return _PERSISTENCE.save()
 
 

@@ -7,8 +7,8 @@ they differ from eager.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,11 +158,24 @@ def higher_order(mode: Any, call: Call) -> Any:
             return _t.registered_hop_fake_fns[func](*call.args, **call.kwargs)
     rule = getattr(func, "python_key_table", {}).get(_t.TorchFakeTensorMode)
     if rule is not None:
-        with mode.making_torchs_tensors(call.fakes):
+        with mode.making_torchs_tensors(call.fakes), _some_shape_env(mode, func):
             return rule(mode, *call.args, **call.kwargs)
     if isinstance(func, _t.HigherOrderOperator):
         raise UnsupportedOperatorException(func)  # type: ignore[arg-type]
     return NEXT
+
+
+@contextmanager
+def _some_shape_env(mode: Any, func: Any) -> Iterator[None]:
+    """torch's rule for loops asks the shape environment, also of a mode that has none; its results have no new sizes."""
+    if mode.shape_env is not None or func.name() not in ("while_loop", "while_loop_stack_output"):
+        yield
+        return
+    mode.shape_env = _t.ShapeEnv()
+    try:
+        yield
+    finally:
+        mode.shape_env = None
 
 
 def forget_written_constants(mode: Any, call: Call) -> Any:
@@ -334,6 +347,10 @@ def meta_kernel(mode: Any, call: Call) -> Any:
 def _without_meta_kernel(mode: Any, call: Call, error: RuntimeError | None) -> Any:
     """Operators that return nothing, or their ``out=``, need no kernel; others run for real, if that was asked for."""
     func = call.func
+    if _t.library_utils.is_builtin(func) and not func._schema.returns:
+        return (
+            None  # it writes to its arguments, whose metadata it leaves alone: fused optimizers, assertions
+        )
     if _t.library_utils.can_generate_trivial_fake_impl(func):
         return _t.library_utils.generate_trivial_fake_impl(func, *call.args, **call.kwargs)
     if not mode.allow_fallback_kernels and not call.has_symbols and _t.fallback_is_possible(func):

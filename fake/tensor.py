@@ -7,6 +7,7 @@ from which views are cut without going through a dispatch mode.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ __all__ = [
     "adopt",
     "disown",
     "forget",
+    "is_made_here",
     "make_fake",
     "plain_of",
     "static_metadata_of",
@@ -78,6 +80,10 @@ class _EqualsTorchsClass(type(_t.TorchFakeTensor)):  # type: ignore[misc]
     def __instancecheck__(cls, instance: object) -> bool:
         """The same for isinstance: a fake tensor is one whoever's mode made it."""
         return isinstance(instance, _t.TorchFakeTensor)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        """The same for issubclass, which torch's own tensors ask about each other."""
+        return issubclass(subclass, _t.TorchFakeTensor)
 
 
 class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
@@ -134,6 +140,8 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
     def data(self, value: torch.Tensor) -> None:
         forget(self)
         DATA.__set__(self, value)
+        if isinstance(value, _t.TorchFakeTensor):
+            setattr(self, DEVICE_ATTRIBUTE, value.fake_device)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -145,12 +153,18 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
         if _t.active_fake_mode() is not None:
             return NotImplemented  # the mode has declined: let the next subclass try
         for arg in args:  # usually the first one is
-            if issubclass(type(arg), FakeTensor):
+            if is_made_here(type(arg)):
                 return arg.fake_mode.dispatch_outside(func, types, args, kwargs or {})
         for arg in _t.arg_tree_leaves(*args, **(kwargs or {})):
-            if issubclass(type(arg), FakeTensor):
+            if is_made_here(type(arg)):
                 return arg.fake_mode.dispatch_outside(func, types, args, kwargs or {})
         return NotImplemented
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """``torch.save`` under ``torch.serialization.skip_data(materialize_fake_tensors=True)`` takes it without its state."""
+        if getattr(_t.serialization_state, "materialize_fake_tensors", False):
+            return self._reduce_ex_internal(protocol)  # type: ignore[attr-defined]
+        return super().__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict) -> Any:
         if torch.overrides.has_torch_function_unary(self):
@@ -166,6 +180,9 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
         forget(copied)
         return copied
 
+
+is_made_here = functools.partial(type.__subclasscheck__, FakeTensor)
+"""Whether a class derives from ours: ``issubclass`` takes torch's, too."""
 
 for _name, _value in HIDDEN_DEFAULTS.items():
     setattr(FakeTensor, _name, _value)

@@ -13,6 +13,7 @@ names that keys and recipes are made of.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -20,6 +21,7 @@ import pickle
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from functools import cache
@@ -28,7 +30,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["DiskCache", "DiskCacheWarning", "build_id"]
+__all__ = ["DiskCache", "DiskCacheWarning", "add_entries", "build_id"]
 
 MAGIC = b"fake dispatch cache 1\n"
 _DIGEST = hashlib.sha256().digest_size
@@ -57,6 +59,15 @@ _ALLOWED = frozenset(
     )
 )
 """All classes and functions that keys and recipes are made of; torch's constants are recognised by their type."""
+
+
+_UNREADABLE = (
+    pickle.UnpicklingError, EOFError, ArithmeticError, AttributeError, ImportError, LookupError, TypeError, ValueError,
+)  # fmt: skip
+"""What unpickling may raise on bytes that nobody damaged, but that are no entries."""
+
+_ABANDONED_AFTER = 3600.0
+"""Seconds after which an unfinished file is one whose writer was killed."""
 
 
 class DiskCacheWarning(UserWarning):
@@ -121,7 +132,16 @@ class DiskCache:
             for place, data in content.items():
                 self._pending.setdefault(place, []).append(data)
         if len(read) > _MERGE_ABOVE:
-            self._merge(read)
+            with contextlib.suppress(OSError):  # a directory that may only be read serves as it is
+                self._merge(read)
+                self._remove_abandoned()
+
+    def _remove_abandoned(self) -> None:
+        """Unfinished files of writers that were killed."""
+        for path in self.directory.glob("*.tmp"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _ABANDONED_AFTER:
+                    path.unlink()
 
     def _read(self, path: Path) -> dict[tuple[str, str], bytes] | None:
         """The payload of a segment; None if it is of another build, or (with a warning) unreadable."""
@@ -143,7 +163,11 @@ class DiskCache:
         if hashlib.sha256(payload).digest() != digest:
             self._ignore(path, "its checksum does not fit")
             return None
-        return _unpickle(payload)
+        try:
+            return dict(_unpickle(payload))
+        except _UNREADABLE as error:
+            self._ignore(path, str(error))
+            return None
 
     def _ignore(self, path: Path, reason: str) -> None:
         if not self._warned:
@@ -161,7 +185,7 @@ class DiskCache:
         for chunk in chunks:
             try:
                 table = _unpickle(chunk)
-            except pickle.UnpicklingError as error:
+            except _UNREADABLE as error:
                 self._ignore(self.directory, str(error))
                 continue
             yield from table.items()
@@ -185,6 +209,7 @@ class DiskCache:
     def _write(self, content: dict[tuple[str, str], bytes]) -> Path:
         payload = pickle.dumps(content, protocol=5)
         data = MAGIC + build_id() + hashlib.sha256(payload).digest() + payload
+        self.directory.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=self.directory, suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -204,13 +229,16 @@ class DiskCache:
         for place, chunks in self._pending.items():
             table = tables.setdefault(place, {})
             for chunk in chunks:
-                _add_entries(table, _unpickle(chunk))
+                try:
+                    add_entries(table, _unpickle(chunk))
+                except _UNREADABLE as error:
+                    self._ignore(self.directory, str(error))
         if self.save(tables) is not None:
             for path in paths:
                 path.unlink(missing_ok=True)
 
 
-def _add_entries(table: dict[Any, Any], more: dict[Any, Any]) -> None:
+def add_entries(table: dict[Any, Any], more: dict[Any, Any]) -> None:
     """Merge entries; several results for one key (a tuple of them) are all kept."""
     for key, value in more.items():
         known = table.get(key)

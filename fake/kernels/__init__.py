@@ -33,6 +33,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     sparse,
     structured,
     views,
+    without_meta,
 )
 from fake.kernels.registry import Rule, find, rule, rule_when, rules, takes_sparse
 

@@ -289,7 +289,8 @@ def check_out(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tens
         )
     if out.device != wanted.device:
         raise RuntimeError(
-            f"{func.name()}: expected argument {name!r} to have device {wanted.device}, but got {out.device} instead"
+            f"{func.name()}: Expected all tensors to be on the same device, but found at least two devices, "
+            f"{wanted.device} and {out.device} (argument {name!r})"
         )
 
 

@@ -9,15 +9,21 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, OpOverload
+from fake.kernels._torch import (
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    OpOverload,
+    in_kernel_invocation_manager,
+)
 from fake.kernels.outputs import all_dense, fresh
 from fake.kernels.registry import rule
 from fake.kernels.structured import structured
 
-__all__ = ["mm", "mm_reduce", "mm_reduce_backward", "sampled_addmm"]
+__all__ = ["addmm", "compressed", "mm", "mm_reduce", "mm_reduce_backward", "sampled_addmm"]
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
 _KEEPS_PLACES = ("amax", "amin")
+_REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 
 @rule("aten::sparse_sampled_addmm", sparse=True)
@@ -62,23 +68,57 @@ def sampled_addmm(
 
 @rule("aten::mm", sparse=True)
 def mm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A product of a compressed sparse matrix and a dense one is dense, row-major; of dense ones as ever."""
+    """A product of a sparse matrix and a dense one is dense, row-major; of dense ones as ever."""
     if all_dense(args, kwargs):
         return structured(mode, func, args, kwargs)
-    if sorted(str(m.layout) for m in args) not in [sorted((str(c), "torch.strided")) for c in _COMPRESSED]:
-        return NotImplemented
     self, mat2 = args
+    layouts = {self.layout, mat2.layout}
+    if torch.strided not in layouts or not layouts & {*_COMPRESSED, torch.sparse_coo}:
+        return NotImplemented
+    return _dense_product(mode, func, self, mat2)
+
+
+@rule("aten::_sparse_addmm", sparse=True)
+def addmm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch.sparse.mm`` and ``addmm`` of a sparse matrix and a dense one: the dense product."""
+    self, mat1, mat2 = args[:3]
+    if mat2.layout is not torch.strided or self.layout is not torch.strided:
+        return NotImplemented
+    return _dense_product(mode, func, mat1, mat2)
+
+
+def _dense_product(mode: FakeTensorMode, func: OpOverload, self: torch.Tensor, mat2: torch.Tensor) -> Any:
     torch._check(
         self.shape[1] == mat2.shape[0],
         lambda: f"{func.name()}: mat1 and mat2 shapes cannot be multiplied ({self.shape} and {mat2.shape})",
     )
-    return fresh(mode, (self.shape[0], mat2.shape[1]), None, dtype=self.dtype, device=self.device)
+    torch._check(
+        self.dtype == mat2.dtype or torch.sparse_coo not in (self.layout, mat2.layout),
+        lambda: f"{func.name()}: expected scalar type {self.dtype} but found {mat2.dtype}",
+    )
+    shape = (self.shape[0], mat2.shape[1])
+    strides = (1, shape[0]) if mat2.layout is torch.sparse_coo else None  # computed as the transposed product
+    return fresh(mode, shape, strides, dtype=self.dtype, device=self.device)
 
 
 @rule("aten::_sparse_mm_reduce_impl", sparse=True)
 def mm_reduce(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``(product, places)``; the places of extremes are kept only for a backward pass."""
     self, other, reduce = args
+    torch._check(
+        reduce in _REDUCTIONS,
+        lambda: f"{func.name()}: reduce argument must be one of {', '.join(_REDUCTIONS)}, got {reduce}",
+    )
+    torch._check(
+        self.dtype == other.dtype,
+        lambda: f"{func.name()}: expected argument 'other' to have dtype {self.dtype}, but got {other.dtype}",
+    )
+    torch._check(
+        other.dim() == 2 and other.shape[0] == self.shape[1],
+        lambda: (
+            f"{func.name()}: expected 'other' to be a matrix of {self.shape[1]} rows, but got {other.shape}"
+        ),
+    )
     shape = (self.shape[0], other.shape[1])
     keeps = reduce in _KEEPS_PLACES and (self.requires_grad or other.requires_grad)
     return (
@@ -98,3 +138,19 @@ def mm_reduce_backward(
     if not output_mask[1]:
         return grad_self, None
     return grad_self, fresh(mode, weight.shape, None, dtype=weight.dtype, device=weight.device)
+
+
+@rule(
+    "aten::sparse_compressed_tensor.comp_plain_value",
+    "aten::sparse_compressed_tensor.comp_plain_value_size",
+    sparse=True,
+)
+def compressed(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A compressed sparse tensor of its parts; without its size, that is what the greatest index says."""
+    named = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
+    if "size" not in named:
+        raise DynamicOutputShapeException(func)
+    device = torch.device(named.get("device") or named["values"].device)
+    with in_kernel_invocation_manager(mode):
+        made = func(*args, **{**kwargs, "device": "meta"})
+    return mode.fake_tensor_converter.from_meta_and_device(mode, made, device)

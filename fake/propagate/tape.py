@@ -20,7 +20,7 @@ from ..cache.key import thread_state
 from ..cache.replacements import REPLACEMENTS
 from ..cache.symbolic import metadata_of
 from ..mode import ENGINE
-from ..tensor import FakeTensor, Unkeyable
+from ..tensor import Unkeyable, is_made_here
 from .segments import Repeats, Segment, find_segments
 
 __all__ = ["NotOnTape", "Tape"]
@@ -195,7 +195,7 @@ class _Walk:
 
     def _interchangeable(self, node: Node, old: Any, new: Any) -> bool:
         """Whether a recomputed value is a fresh tensor like the old one (a view must follow its new base)."""
-        if not issubclass(type(old), FakeTensor) or not issubclass(type(new), FakeTensor):
+        if not is_made_here(type(old)) or not is_made_here(type(new)):
             return False
         try:
             same = (old._interned or metadata_of(old)) is (new._interned or metadata_of(new))

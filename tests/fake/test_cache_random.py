@@ -80,7 +80,7 @@ OPERATORS: dict[str, Callable[[torch.Tensor, torch.Tensor, Any, int], Any]] = {
     **{f"{name} a number": _function(name, 0, 2) for name in ("add", "mul", "div", "pow", "fmod")},
     **{name: _function(name, 0) for name in ("neg", "exp", "abs", "isnan", "conj", "clone")},
     **{name: _function(name, 0, 3) for name in ("sum", "cumsum", "softmax", "argmax")},
-    **{name: _in_place(name) for name in ("add_", "mul_", "copy_", "lt_", "maximum_", "atan2_")},
+    **{name: _in_place(name) for name in ("add_", "mul_", "copy_", "lt_", "floor_divide_", "atan2_")},
     "twice": lambda a, b, n, d: torch.add(a, a),
     "in place by itself": lambda a, b, n, d: (a.mul_(a), a),
     "in place by a number": lambda a, b, n, d: (a.add_(n), a),

@@ -165,3 +165,12 @@ def test_checks_of_python_kernels_raise_as_in_eager(error):
         raise error("wrong")
     with pytest.raises(error), as_in_eager(sys):
         raise error("wrong")
+
+
+def test_tensors_of_torchs_modes_go_through_torchs_views(replaced):
+    """torch's own tensors ask each other whether their classes derive from the one that stands in the module."""
+    with replaced:
+        x = torch.ones(2, 3, 4)
+    assert x.view(2, 12).shape == (2, 12)
+    assert issubclass(type(x), torch_fake.FakeTensor)
+    assert not issubclass(torch.Tensor, torch_fake.FakeTensor)

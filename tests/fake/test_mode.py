@@ -1,8 +1,6 @@
 """Devices, views, constants, modules, subclasses and wrappers in the mode: what fake tensors are for."""
 
 import copy
-import io
-import pickle
 import threading
 import weakref
 
@@ -153,8 +151,12 @@ def test_data_dependent_operators():
 def test_no_data_pointer():
     with FakeTensorMode():
         x = torch.ones(3) + 1
-    with pytest.warns(UserWarning, match="data pointer"):
-        x.data_ptr()
+    torch.set_warn_always(True)  # some other test may have been warned
+    try:
+        with pytest.warns(UserWarning, match="data pointer"):
+            x.data_ptr()
+    finally:
+        torch.set_warn_always(False)
     with torch._functorch.config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
         mode = FakeTensorMode()
     for _ in range(2):
@@ -173,7 +175,7 @@ def test_unsupported_operator_names_it():
 
 
 def _without_meta_kernel(x):
-    return torch.fake_quantize_per_tensor_affine(x, 0.1, 0, 0, 255)
+    return aten._aminmax.dim(x[None], 0)[0]
 
 
 def test_real_kernels_do_not_run_unless_asked_for():
@@ -184,8 +186,8 @@ def test_real_kernels_do_not_run_unless_asked_for():
             with pytest.raises(fake.FallbackNotAllowedError) as refused:
                 _without_meta_kernel(x)
     assert isinstance(refused.value, fake.UnsupportedOperatorException)
-    assert refused.value.func is aten.fake_quantize_per_tensor_affine_cachemask.default
-    for part in ("aten.fake_quantize_per_tensor_affine_cachemask", "allow_fallback_kernels=True"):
+    assert refused.value.func is aten._aminmax.dim
+    for part in ("aten._aminmax.dim", "allow_fallback_kernels=True"):
         assert part in str(refused.value)
     with FakeTensorMode(allow_fallback_kernels=True):
         assert _without_meta_kernel(torch.ones(3)).shape == (3,)
@@ -251,20 +253,6 @@ def test_deepcopy():
         y = copy.deepcopy(x)
         assert y.untyped_storage()._cdata != x.untyped_storage()._cdata
         assert y.view(3).untyped_storage()._cdata == y.untyped_storage()._cdata
-
-
-def test_pickle_and_load():
-    real = torch.tensor([0])
-    with FakeTensorMode():
-        assert type(pickle.loads(pickle.dumps(real))) is FakeTensor
-    buffer = io.BytesIO()
-    torch.save(torch.nn.Linear(5, 10).state_dict(), buffer)
-    for location, device in ((None, "cpu"), ("cuda", "cuda")):
-        buffer.seek(0)
-        with FakeTensorMode():
-            loaded = torch.load(buffer, map_location=location)
-        assert loaded["weight"].device.type == device
-        assert type(loaded["weight"]) is FakeTensor
 
 
 def test_no_reference_cycles():

@@ -248,3 +248,75 @@ def test_functional_forms():
     assert functional_of_in_place(aten.index_put_.default) is aten.index_put.default
     for func in (aten.copy_.default, aten.normal_.default, aten.t_.default, aten.add.Tensor):
         assert functional_of_in_place(func) is None
+
+
+MORE_WRONG_CALLS = {
+    "float out of range of unsigned": lambda: torch.zeros(3, dtype=torch.uint8).index_fill(0, _place(), -3.0),
+    "complex beta": lambda: torch.nn.functional.softplus(torch.zeros(3), 1 + 1j),
+    "inverse of integers": lambda: torch.cholesky_inverse(torch.eye(2, dtype=torch.int64)),
+    "distances of half": lambda: torch.nn.functional.pdist(torch.ones(3, 2, dtype=torch.half)),
+    "target adds a dimension": lambda: torch.nn.functional.soft_margin_loss(torch.rand(5), torch.rand(1, 5)),
+    "no rows to embed": lambda: torch.nn.functional.embedding_bag(_place()[None], torch.rand(0, 3)),
+    "transposed 3D bias": lambda: torch.nn.functional.conv_transpose3d(
+        torch.rand(1, 1, 3, 3, 3), torch.rand(1, 2, 2, 2, 2), torch.ones(2, dtype=torch.int64)
+    ),
+    "complex bias": lambda: torch.nn.functional.conv_transpose1d(
+        torch.rand(1, 1, 3), torch.rand(1, 2, 2), torch.ones(2, dtype=torch.complex64)
+    ),
+    "targets of one sample": lambda: torch.nn.functional.multilabel_margin_loss(
+        torch.rand(3), torch.zeros(1, 3, dtype=torch.int64)
+    ),
+    "targets of another dtype": lambda: torch.nn.functional.multilabel_margin_loss(
+        torch.rand(2, 3, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.uint8)
+    ),
+}
+
+MORE_RIGHT_CALLS = {
+    "integer wraps around": lambda: torch.zeros(3, dtype=torch.uint8).index_fill(0, _place(), -3),
+    "one row has no distances": lambda: torch.nn.functional.pdist(torch.ones(1, 2, dtype=torch.half)),
+    "target expands": lambda: torch.nn.functional.soft_margin_loss(torch.rand(5), torch.rand(1)),
+    "bias added in place": lambda: torch.nn.functional.conv_transpose1d(
+        torch.rand(1, 1, 3), torch.rand(1, 2, 2), torch.ones(2, dtype=torch.int64)
+    ),
+    "one class": lambda: torch.nn.functional.multilabel_margin_loss(torch.rand(1), torch.tensor(0)),
+}
+
+
+def _place():
+    return torch.tensor([0])
+
+
+@pytest.mark.parametrize("name", MORE_WRONG_CALLS)
+def test_checks_that_kernels_make(name):
+    with pytest.raises((RuntimeError, IndexError)) as refused:
+        MORE_WRONG_CALLS[name]()
+    with fake.FakeTensorMode(), pytest.raises(refused.type):
+        MORE_WRONG_CALLS[name]()
+
+
+@pytest.mark.parametrize("name", MORE_RIGHT_CALLS)
+def test_near_those_checks(name):
+    expected = MORE_RIGHT_CALLS[name]()
+    with fake.FakeTensorMode():
+        result = MORE_RIGHT_CALLS[name]()
+    assert (result.shape, result.dtype, result.stride()) == (
+        expected.shape,
+        expected.dtype,
+        expected.stride(),
+    )
+
+
+def test_products_of_sparse_matrices_that_reduce():
+    sparse = torch.eye(3).to_sparse_csr()
+    mode = fake.FakeTensorMode()
+    fake_sparse = mode.from_tensor(sparse)
+    for other, reduce in (
+        (torch.rand(3, 2).double(), "sum"),
+        (torch.rand(4, 2), "sum"),
+        (torch.rand(1, 3, 2), "sum"),
+        (torch.rand(3, 2), "middle"),
+    ):
+        with pytest.raises(RuntimeError):
+            torch.sparse.mm(sparse, other, reduce)
+        with mode, pytest.raises(RuntimeError, match="_sparse_mm_reduce_impl"):
+            torch.sparse.mm(fake_sparse, mode.from_tensor(other), reduce)

@@ -23,6 +23,8 @@ _CONVERTED = {
     ("addcmul", "addcmul_", "addcdiv", "addcdiv_"): ("value",),
     ("lerp", "lerp_"): ("weight",),
     ("threshold", "threshold_"): ("threshold", "value"),
+    ("softplus",): ("beta", "threshold"),
+    ("_unsafe_masked_index",): ("fill",),
     ("clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_"): ("min", "max"),
 }
 _CONVERTED_IF_ANY = {
@@ -64,7 +66,15 @@ def _computed_in(func: OpOverload, given: dict[str, Any], numbers: list[Any]) ->
         return given.get("dtype") or (None if name == "full" else torch.get_default_dtype())
     if name in ("full_like", "new_full"):
         return given.get("dtype") or given["self"].dtype
-    if name in ("fill", "masked_fill", "constant_pad_nd", "scatter", "index_fill", "threshold"):
+    if name in (
+        "_unsafe_masked_index",
+        "fill",
+        "masked_fill",
+        "constant_pad_nd",
+        "scatter",
+        "index_fill",
+        "threshold",
+    ):
         return given["self"].dtype
     tensors = [value for key, value in given.items() if isinstance(value, torch.Tensor) and key != "out"]
     operands = [*tensors, *(numbers if name.startswith("clamp") else ())]
@@ -74,8 +84,10 @@ def _computed_in(func: OpOverload, given: dict[str, Any], numbers: list[Any]) ->
 def overflows(value: Any, dtype: torch.dtype) -> bool:
     """Whether c10 refuses to convert a number: complex to real, or out of range; truncation passes.
 
-    >>> overflows(300, torch.uint8), overflows(-1, torch.uint8), overflows(2.5, torch.int8), overflows(1j, torch.half)
-    (True, False, False, True)
+    Negative integers wrap around in unsigned dtypes, other negative numbers do not.
+
+    >>> overflows(300, torch.uint8), overflows(-1, torch.uint8), overflows(-1.0, torch.uint8), overflows(2.5, torch.int8)
+    (True, False, True, False)
     """
     if isinstance(value, complex):
         if dtype.is_complex:
@@ -90,5 +102,5 @@ def overflows(value: Any, dtype: torch.dtype) -> bool:
     if isinstance(value, float) and not math.isfinite(value):
         return True
     info = torch.iinfo(dtype)
-    lowest = -info.max if info.min == 0 else info.min
+    lowest = -info.max if info.min == 0 and isinstance(value, int) else info.min
     return not lowest <= value <= info.max

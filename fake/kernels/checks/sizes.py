@@ -14,8 +14,10 @@ __all__ = [
     "extremes_are_ordered",
     "has_enough_to_draw",
     "has_range",
+    "has_rows_to_take",
     "has_signal",
     "has_vector_of_boundaries",
+    "is_computed_in",
     "kernel_and_padding",
     "normalizes_something",
     "one_target_per_class",
@@ -31,6 +33,7 @@ __all__ = [
     "spaces_are_numbers",
     "spreads_of_numbers",
     "subtracts_no_flags",
+    "targets_add_no_dimension",
 ]
 
 
@@ -94,10 +97,15 @@ def normalizes_something(func: OpOverload, given: dict[str, Any]) -> None:
 def one_target_per_class(func: OpOverload, given: dict[str, Any]) -> None:
     """The target has the shape of the input."""
     self, target = given["self"], given["target"]
-    if self.dim() in (1, 2) and self.numel():
-        sizes = (self.shape, (1, *self.shape)) if self.dim() == 1 else (self.shape,)
+    if self.dim() <= 2 and self.numel():
+        same = target.shape == self.shape
+        fits = same if self.dim() == 2 else target.dim() <= 1 and target.numel() == self.numel()
         refuse(
-            target.shape not in sizes, func,
+            target.dtype is not torch.int64 and self.device.type == "cpu", func,
+            f"expected argument 'target' to have dtype torch.int64, but found {target.dtype}",
+        )  # fmt: skip
+        refuse(
+            not fits, func,
             f"inconsistent target size: {list(target.shape)} for input of size: {list(self.shape)}",
         )  # fmt: skip
 
@@ -147,6 +155,7 @@ def places_fit_samples(func: OpOverload, given: dict[str, Any]) -> None:
 def kernel_and_padding(func: OpOverload, given: dict[str, Any]) -> None:
     """Kernels have elements, and a transposed convolution is padded by less than a step."""
     weight = given["weight"]
+    _bias_can_be_added(func, given)
     refuse(
         0 in weight.shape[2:],
         func,
@@ -163,6 +172,18 @@ def kernel_and_padding(func: OpOverload, given: dict[str, Any]) -> None:
                 padding >= stride and padding >= dilation, func,
                 f"output padding must be smaller than either stride or dilation, but got {given['output_padding']}",
             )  # fmt: skip
+
+
+def _bias_can_be_added(func: OpOverload, given: dict[str, Any]) -> None:
+    """A transposed convolution of three dimensions has one dtype; others of the CPU may add another one in place."""
+    input, bias = given["input"], given["bias"]
+    if bias is None or bias.dtype == input.dtype or input.device.type != "cpu" or not given["transposed"]:
+        return
+    adds_in_place = given["weight"].dim() < 5 and torch.can_cast(bias.dtype, input.dtype)
+    refuse(
+        not adds_in_place and input.numel() > 0, func,
+        f"Input type ({input.dtype}) and bias type ({bias.dtype}) should be the same",
+    )  # fmt: skip
 
 
 @check_for("max", "min")
@@ -198,6 +219,37 @@ def one_target_per_place(func: OpOverload, given: dict[str, Any]) -> None:
         self.dim() == 4 and target.dim() == 3 and (self.shape[0], *self.shape[2:]) != tuple(target.shape), func,
         f"size mismatch (got input: {list(self.shape)}, target: {list(target.shape)})",
     )  # fmt: skip
+
+
+@check_for("soft_margin_loss")
+def targets_add_no_dimension(func: OpOverload, given: dict[str, Any]) -> None:
+    """The losses are computed in place of the input, to whose shape the target expands."""
+    self, target = given["self"], given["target"]
+    shape = torch.broadcast_shapes(self.shape, target.shape)
+    refuse(
+        shape != self.shape, func,
+        f"output with shape {list(self.shape)} doesn't match the broadcast shape {list(shape)} (argument 'target')",
+    )  # fmt: skip
+
+
+@check_for("_embedding_bag", "_embedding_bag_forward_only")
+def has_rows_to_take(func: OpOverload, given: dict[str, Any]) -> None:
+    """No index is in range of a table without rows."""
+    refuse(
+        given["weight"].shape[0] == 0 and given["indices"].numel() > 0, func,
+        "indices must be in the range [0, 0): argument 'weight' has no rows",
+    )  # fmt: skip
+
+
+@check_for("cholesky_inverse", "_pdist_forward")
+def is_computed_in(func: OpOverload, given: dict[str, Any]) -> None:
+    """The CPU's kernel is compiled for two dtypes (LAPACK's for complex ones, too), and asked unless there are no distances."""
+    self = given["self"]
+    distances = func._schema.name == "aten::_pdist_forward"
+    if self.device.type != "cpu" or (distances and (self.shape[0] < 2 or self.shape[1] == 0)):
+        return
+    allowed = self.dtype in (torch.float32, torch.float64) or (self.is_complex() and not distances)
+    refuse(not allowed, func, f"not implemented for {self.dtype} (argument 'self')", NotImplementedError)
 
 
 @check_for("pixel_unshuffle")

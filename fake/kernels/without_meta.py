@@ -1,0 +1,175 @@
+"""Operators of the CPU that nobody gave a meta kernel, and that no test of torch's ``op_db`` calls.
+
+Fake quantization and fused optimizers of training, random distributions and their derivatives, CTC loss, the operators
+behind single-layer convolutions. torch's own mode runs their real kernels on zeros.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import FakeTensorMode, OpOverload
+from fake.kernels.outputs import fresh
+from fake.kernels.registry import rule
+
+__all__ = [
+    "aminmax",
+    "convolution",
+    "ctc_loss",
+    "like",
+    "like_with_mask",
+    "linear_combination",
+    "row_major_like",
+]
+
+Arguments = tuple[Any, ...]
+Named = dict[str, Any]
+
+
+def _like(mode: FakeTensorMode, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+    with mode:
+        return torch.empty_like(tensor, **options)
+
+
+@rule(
+    "aten::_fake_quantize_learnable_per_channel_affine",
+    "aten::_fake_quantize_learnable_per_tensor_affine",
+    "aten::_add_relu.Scalar",
+    "aten::_masked_softmax",
+    "aten::glu_jvp",
+)
+def like(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+    """A tensor like the first argument, in the order of its strides."""
+    return _like(mode, args[0])
+
+
+@rule(
+    "aten::_dirichlet_grad",
+    "aten::_logcumsumexp",
+    "aten::_masked_softmax_backward",
+    "aten::_sample_dirichlet",
+    "aten::_standard_gamma_grad",
+    "aten::binomial",
+)
+def row_major_like(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+    """A row-major tensor of the shape of the first argument."""
+    return _like(mode, args[0], memory_format=torch.contiguous_format)
+
+
+@rule("aten::_ctc_loss_backward", "aten::_ctc_loss_backward.Tensor")
+def ctc_loss_backward(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+    """The gradient of the log probabilities, row-major."""
+    return _like(mode, args[1], memory_format=torch.contiguous_format)
+
+
+@rule("aten::glu_backward_jvp")
+def glu_backward_jvp(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+    """A row-major tensor of the shape of the gradient that it differentiates."""
+    return _like(mode, args[0], memory_format=torch.contiguous_format)
+
+
+@rule(
+    "aten::fake_quantize_per_channel_affine_cachemask",
+    "aten::fake_quantize_per_tensor_affine_cachemask",
+    "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+)
+def like_with_mask(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+    """The quantized values, and where they were in range."""
+    return _like(mode, args[0]), _like(mode, args[0], dtype=torch.bool)
+
+
+@rule("aten::_fake_quantize_learnable_per_tensor_affine_backward")
+def gradients_of_one_scale(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+    """Gradients of the input, and of one scale and one zero point."""
+    grad = _like(mode, args[1])
+    return grad, *(fresh(mode, (1,), None, dtype=grad.dtype, device=grad.device) for _ in range(2))
+
+
+@rule("aten::_fake_quantize_learnable_per_channel_affine_backward")
+def gradients_of_scales(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+    """Gradients of the input, and of a scale and a zero point for each channel."""
+    grad = _like(mode, args[1])
+    shape = args[2].shape
+    return grad, *(fresh(mode, shape, None, dtype=grad.dtype, device=grad.device) for _ in range(2))
+
+
+@rule("aten::_aminmax")
+def aminmax(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+    """The least and the greatest element."""
+    self = args[0]
+    return tuple(fresh(mode, (), None, dtype=self.dtype, device=self.device) for _ in range(2))
+
+
+@rule("aten::_compute_linear_combination")
+def linear_combination(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+    """Sums along the first dimension, one for each row of coefficients."""
+    self, coefficients = args
+    return fresh(mode, (coefficients.shape[0], *self.shape[1:]), None, dtype=self.dtype, device=self.device)
+
+
+@rule("aten::batch_norm_update_stats")
+def update_stats(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+    """Mean and variance of each channel."""
+    self = args[0]
+    return tuple(fresh(mode, (self.shape[1],), None, dtype=self.dtype, device=self.device) for _ in range(2))
+
+
+@rule("aten::_ctc_loss")
+def ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+    """A loss for each sequence, and the table of the forward recursion: as wide as the longest target, with blanks."""
+    log_probs, targets, input_lengths, target_lengths = args[:4]
+    steps, batch = log_probs.shape[:2]
+    longest = max(target_lengths, default=0)
+    torch._check(
+        len(input_lengths) == batch and len(target_lengths) == batch,
+        lambda: (
+            f"{func.name()}: input_lengths and target_lengths must have a number for each of {batch} sequences, "
+            f"not {len(input_lengths)} and {len(target_lengths)}"
+        ),
+    )
+    torch._check(
+        all(0 <= length <= steps for length in input_lengths) and all(n >= 0 for n in target_lengths),
+        lambda: f"{func.name()}: input_lengths must be between 0 and {steps}, target_lengths not negative",
+    )
+    enough = targets.shape[0] == (sum(target_lengths) if targets.dim() == 1 else batch)
+    torch._check(
+        enough and (targets.dim() == 1 or targets.shape[1] >= longest),
+        lambda: (
+            f"{func.name()}: targets of shape {list(targets.shape)} do not fit target_lengths {target_lengths}"
+        ),
+    )
+    options = {"dtype": log_probs.dtype, "device": log_probs.device}
+    return (
+        fresh(mode, (batch,), None, **options),
+        fresh(mode, (batch, steps, 2 * longest + 1), None, **options),
+    )
+
+
+@rule(
+    "aten::_slow_conv2d_forward",
+    "aten::slow_conv3d_forward",
+    "aten::slow_conv_dilated2d",
+    "aten::slow_conv_dilated3d",
+    "aten::slow_conv_transpose3d",
+)
+def convolution(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+    """What ``convolution`` gives for these arguments, row-major."""
+    named: Named = {a.name: a.default_value for a in func._schema.arguments}
+    named.update(zip(named, args, strict=False))
+    named.update(kwargs)
+    self, dims = named["self"], len(named["kernel_size"])
+    with mode:
+        result = torch.ops.aten.convolution.default(
+            self,
+            named["weight"],
+            named["bias"],
+            named["stride"],
+            named["padding"],
+            named.get("dilation", [1] * dims),
+            "transpose" in func.name(),
+            named.get("output_padding", [0] * dims),
+            1,
+        )
+    return fresh(mode, result.shape, None, dtype=result.dtype, device=result.device)

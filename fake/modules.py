@@ -1,0 +1,92 @@
+"""``module.to(...)``, ``.half()``, ``.cuda()``: modules whose parameters are fake change as modules with data do.
+
+In eager a conversion gives each parameter other data (``parameter.data = ...``): the parameter is the same object
+afterwards, in optimizers, in tied layers and under weak references. For fake parameters ``nn.Module._apply`` swaps
+whole tensors instead, and refuses if anything else refers to them, which is nearly always so. :func:`install` puts a
+function in front of it that does for fake parameters what eager does; modules without any go straight to torch's. That
+is process-wide; this module owns it, and :func:`uninstall` takes it back.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import _torch as _t
+
+__all__ = ["install", "uninstall"]
+
+_lock = threading.Lock()
+_torchs_apply: Any = None
+
+Conversion = Callable[[torch.Tensor], torch.Tensor]
+
+
+def install() -> None:
+    """Let modules with fake parameters be converted; does nothing if done already."""
+    global _torchs_apply
+    with _lock:
+        if _torchs_apply is None:
+            _torchs_apply = torch.nn.Module._apply
+            torch.nn.Module._apply = _in_front_of(_torchs_apply)  # type: ignore[method-assign]
+
+
+def uninstall() -> None:
+    """Give torch's method back."""
+    global _torchs_apply
+    with _lock:
+        if _torchs_apply is not None:
+            torch.nn.Module._apply = _torchs_apply  # type: ignore[method-assign]
+            _torchs_apply = None
+
+
+def _in_front_of(torchs: Any) -> Any:
+    @functools.wraps(torchs)
+    def _apply(self: torch.nn.Module, fn: Conversion, recurse: bool = True) -> torch.nn.Module:
+        fakes = {key: p for key, p in self._parameters.items() if p is not None and _is_ours(p)}
+        if not fakes or torch.__future__.get_swap_module_params_on_conversion():
+            return torchs(self, fn, recurse)
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        converted: dict[str, Any] = {key: _convert(parameter, fn) for key, parameter in fakes.items()}
+        try:
+            for key in fakes:
+                self._parameters[key] = None
+            return torchs(self, fn, False)  # buffers, and parameters with data
+        finally:
+            self._parameters.update(converted)
+
+    return _apply
+
+
+def _is_ours(parameter: torch.Tensor) -> bool:
+    """Whether a mode of this package made it: those of torch's own keep torch's behaviour."""
+    return hasattr(getattr(parameter, "fake_mode", None), "dispatch_outside")
+
+
+def _convert(parameter: Any, fn: Conversion) -> Any:
+    """The parameter with converted data and gradient: the same object, unless eager makes a new one (on ``meta``)."""
+    gradient = parameter.grad
+    with torch.no_grad():
+        made = fn(parameter)
+        made_gradient = None if gradient is None else fn(gradient)
+    kept = _replace_data(parameter, made)
+    result = parameter if kept else torch.nn.Parameter(made, parameter.requires_grad)
+    if made_gradient is not None and not (kept and _replace_data(gradient, made_gradient)):
+        result.grad = made_gradient.requires_grad_(gradient.requires_grad)
+    return result
+
+
+def _replace_data(tensor: torch.Tensor, made: torch.Tensor) -> bool:
+    """Give ``tensor`` other data in place, if its kind of tensor can hold them and nobody asked for new objects."""
+    if torch.__future__.get_overwrite_module_params_on_conversion():
+        return False
+    if not _t.has_compatible_data(tensor, made):
+        return False
+    tensor.data = made
+    return True
