@@ -73,19 +73,17 @@ def _wait(value: Tensor) -> Tensor:
     return value
 
 
-_SIMULATED: dict[str, Callable[..., Any]] = {
-    f"_c10d_functional.{name}": made
-    for name, made in {
-        "all_reduce.default": _all_reduce,
-        "all_reduce_.default": _all_reduce_in_place,
-        "all_reduce_coalesced.default": _several(_all_reduce),
-        "all_reduce_coalesced_.default": _several(_all_reduce_in_place),
-        "all_gather_into_tensor.default": _all_gather,
-        "all_gather_into_tensor_coalesced.default": _several(_all_gather),
-        "reduce_scatter_tensor.default": _reduce_scatter,
-        "reduce_scatter_tensor_coalesced.default": _several(_reduce_scatter),
-        "broadcast.default": _broadcast,
-        "broadcast_.default": _broadcast_in_place,
-        "wait_tensor.default": _wait,
-    }.items()
+_BY_NAME: dict[str, Callable[..., Any]] = {
+    "all_reduce.default": _all_reduce,
+    "all_reduce_.default": _all_reduce_in_place,
+    "all_reduce_coalesced.default": _several(_all_reduce),
+    "all_reduce_coalesced_.default": _several(_all_reduce_in_place),
+    "all_gather_into_tensor.default": _all_gather,
+    "all_gather_into_tensor_coalesced.default": _several(_all_gather),
+    "reduce_scatter_tensor.default": _reduce_scatter,
+    "reduce_scatter_tensor_coalesced.default": _several(_reduce_scatter),
+    "broadcast.default": _broadcast,
+    "broadcast_.default": _broadcast_in_place,
+    "wait_tensor.default": _wait,
 }
+_SIMULATED = {f"_c10d_functional.{name}": made for name, made in _BY_NAME.items()}

@@ -215,7 +215,8 @@ class _Runs:
         regions: RegionCalls | None = None,
     ) -> Callable[[Any], Any]:
         def backend(gm: Any, example_inputs: Sequence[Any]) -> Any:
-            whole, kept = gm, []
+            whole = gm
+            kept: list[Any] = []
             if regions is not None:
                 gm, kept = with_regions(gm, options, [])
             made: Any = compiler(options, gm, example_inputs)

@@ -61,8 +61,8 @@ def places(
         mine, theirs = group & old, group & new
         inside, others = _between(before, mine), _between(after, theirs)
         # What lies between on one side only rounds on that side only, unless it runs along.
-        mine, theirs = frozenset(mine | (inside - others)), frozenset(theirs | (others - inside))
-        found.append(Place(mine, theirs, _given(before, after, mine, theirs)))
+        place = frozenset(mine | (inside - others)), frozenset(theirs | (others - inside))
+        found.append(Place(*place, _given(before, after, *place)))
     order = {n.name: i for gm in (after, before) for i, n in enumerate(gm.graph.nodes)}
     return sorted(found, key=lambda place: min(order[name] for name in place.names))
 
