@@ -4,7 +4,7 @@ Each plant is one wrong pass (or partition) on one program, trained for a step w
 it (the structure check or the value check), whether the right one is blamed (the pass, and the site, line or module where only that
 one is wrong), seconds of CPU from the start of the compilation to the repro file, and the number of calls in the repro.
 
-``gradients``, ``sizes``, ``memory``, ``numbers``, ``precision`` and ``stages`` hold the plants; ``right`` holds passes that look alike
+``gradients``, ``sizes``, ``memory``, ``numbers``, ``precision``, ``stages``, ``edges`` and ``outside`` hold the plants; ``right`` holds passes that look alike
 and are right. ``programs`` holds what they run on.
 """
 
@@ -24,7 +24,7 @@ from rich.console import Console
 from torch.utils._pytree import tree_leaves
 
 import fxpasses
-from benchmarks.planted import gradients, memory, numbers, precision, right, sizes, stages
+from benchmarks.planted import edges, gradients, memory, numbers, outside, precision, right, sizes, stages
 from benchmarks.planted.plant import Plant
 from fxpasses.errors import StageError, StructureError
 
@@ -32,7 +32,7 @@ __all__ = ["FAMILIES", "Verdict", "judge", "main"]
 
 FAMILIES: dict[str, dict[str, Plant]] = {
     module.__name__.rpartition(".")[2]: module.PLANTS
-    for module in (gradients, sizes, memory, numbers, precision, stages)
+    for module in (gradients, sizes, memory, numbers, precision, stages, edges, outside)
 }
 
 

@@ -112,17 +112,6 @@ def wider(gm: fx.GraphModule) -> bool:
     return changed
 
 
-@fxpasses.graph_pass
-def sigmoid_by_tanh(gm: fx.GraphModule) -> bool:
-    """sigmoid(x) as (tanh(x / 2) + 1) / 2."""
-    found = calls(gm, aten.sigmoid.default)
-    for node in found:
-        half = call_before(node, aten.mul.Tensor, node.args[0], 0.5)
-        more = call_before(node, aten.add.Tensor, call_before(node, aten.tanh.default, half), 1.0)
-        in_place_of(node, aten.mul.Tensor, more, 0.5)
-    return bool(found)
-
-
 _BF16 = torch.bfloat16
 
 PLANTS = {
@@ -139,7 +128,6 @@ PLANTS = {
     "roots, llama in bfloat16": Plant((norms_from_moments,), programs.hub("llama", dtype=_BF16)),
     "roots, convnet": Plant((norms_from_moments,), programs.zoo("convnet", 3), dynamic=True),
     "wider products, llama in bfloat16": Plant((wider,), programs.hub("llama", dtype=_BF16)),
-    "sigmoids, unrolled": Plant((sigmoid_by_tanh,), programs.zoo("unrolled")),
     "marks alone": Plant((stages.marks,), programs.mlp(activation=torch.tanh)),
     "with dropout, gpt2": Plant((splits_products, products_otherwise), programs.hub("gpt2", training=True)),
 }

@@ -1,18 +1,17 @@
 """Which stage, pass, match site or lowering makes a script fail: found by running it again and again.
 
-The script is run in processes of its own, each with a compilation that ends somewhere else
-(:mod:`fxpasses.checking.limits`): Dynamo's graph alone, AOTAutograd's, the partition, one pass after the other,
-Inductor. Of two neighbours one works and one fails; between them it goes on with the pass's match sites, or with the
-operators that Inductor lowers. Each answer is written to a state file, so that a search that was killed goes on.
+The script is run in processes of its own (forks of a warm one, :mod:`fxpasses.checking.warm`), each with a compilation that
+ends somewhere else (:mod:`fxpasses.checking.limits`): Dynamo's graph alone, AOTAutograd's, the partition, one pass after the
+other, Inductor. Of two neighbours one works and one fails. What costs least is asked first: whether the script works without
+Inductor. Is it a pass, then the search goes on with its match sites. Is it Inductor, then one run compares each graph with
+what Inductor made of it, and two more confirm the operator that was found; only where nothing was found, the operators
+that Inductor lowers are searched. Each answer is written to a state file, so that a search that was killed goes on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fxpasses.checking.limits import VARIABLE, Limits
+from fxpasses.checking.warm import Runner
 from fxpasses.errors import BisectError
 
 __all__ = ["Verdict", "bisect_script"]
@@ -70,8 +70,9 @@ class _Search:
         output: Path,
         timeout: float | None,
         tick: Callable[[], None],
+        runner: Runner,
     ) -> None:
-        self._command = [sys.executable, str(script), *args]
+        self._runner = runner
         self._state, self._output, self._timeout, self._tick = state, output, timeout, tick
         key = hashlib.sha256(script.read_bytes() + repr(list(args)).encode()).hexdigest()
         self._answers: dict[str, dict[str, Any]] = {}
@@ -98,25 +99,12 @@ class _Search:
         self._output.mkdir(parents=True, exist_ok=True)
         record = self._output.resolve() / "record.json"
         record.unlink(missing_ok=True)
-        environment = {
-            **os.environ,
-            VARIABLE: replace(limits, record=str(record)).to_json(),
-            "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",  # what comes from a cache ran through no pass
-        }
-        try:
-            done = subprocess.run(
-                self._command,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=self._timeout,
-                check=False,
-            )
-            failed, text = done.returncode != 0, done.stdout + done.stderr
-        except subprocess.TimeoutExpired:
-            failed, text = True, f"no end after {self._timeout} seconds"
+        environment = {VARIABLE: replace(limits, record=str(record)).to_json()}
+        status, text = self._runner.run(environment, self._output / "output.txt", self._timeout)
+        if status is None:
+            text = f"no end after {self._timeout} seconds"
         found = json.loads(record.read_text()) if record.exists() else {}
-        return {"failed": failed, "record": found, "output": text[-2000:]}
+        return {"failed": status != 0, "record": found, "output": text[-2000:]}
 
     def _save(self) -> None:
         self._state.parent.mkdir(parents=True, exist_ok=True)
@@ -171,7 +159,8 @@ def bisect_script(
         TimeElapsedColumn(),
         console=console or Console(stderr=True),
     )
-    with bar:
+    # What comes from a cache ran through no pass.
+    with bar, Runner([str(script), *args], {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}) as runner:
         task = bar.add_task("running the script as it is", total=8)
         search = _Search(
             script,
@@ -180,6 +169,7 @@ def bisect_script(
             output,
             timeout,
             lambda: bar.advance(task),
+            runner,
         )
 
         def say(text: str, more: int) -> None:
@@ -205,34 +195,33 @@ def _find(search: _Search, say: Callable[[str, int], None]) -> Verdict:
         text = "The script fails even when the graphs run in eager as Dynamo captured them: no stage of fxpasses is to blame."
         return Verdict("eager", "", "", -1, "", search.runs, text)
     names: list[str] = full.record["passes"]
+    say("without Inductor", 5)
+    if not search.answer(Limits(stage="passes", passes=len(names))).failed:
+        return _inductor(search, say)
     steps = [
         Limits(stage="eager"),
         Limits(stage="capture"),
         Limits(stage="partition"),
         *(Limits(stage="passes", passes=count + 1) for count in range(len(names))),
-        Limits(stage="inductor", lowerings=0),
-        Limits(),
     ]
     say("which stage", len(steps).bit_length() + 4)
     first = search.first_failing(0, len(steps) - 1, steps.__getitem__)
     guilty = steps[first]
     if guilty.stage == "passes":
         return _pass(search, guilty, names[(guilty.passes or 1) - 1], say)
-    if guilty.stage == "inductor" and guilty.lowerings is None:
-        return _lowering(search, guilty, say)
     what = {
         "capture": "AOTAutograd's capture of the joint graph (its decompositions and functionalization)",
         "partition": "the partition into a forward and a backward graph",
-        "inductor": "Inductor, even when it lowers no operator itself: its own passes, its scheduler or its wrapper",
     }[guilty.stage]
     say(f"writing a repro file for the {guilty.stage} stage", 1)
-    if guilty.stage == "inductor":
-        repro = _lowering_repro(search)
-    else:
-        repro = search.answer(replace(guilty, check=True)).record.get("repro", "")
+    repro = search.answer(replace(guilty, check=True)).record.get("repro", "")
+    return _whole_stage(search, guilty.stage, what, repro)
+
+
+def _whole_stage(search: _Search, stage: str, what: str, repro: str) -> Verdict:
     shown = f" `python {repro}` shows it on a small graph." if repro else ""
     text = f"The script works up to the stage before and fails with {what}.{shown} {search.runs} runs."
-    return Verdict(guilty.stage, "", "", -1, repro, search.runs, text)
+    return Verdict(stage, "", "", -1, repro, search.runs, text)
 
 
 def _pass(search: _Search, limits: Limits, name: str, say: Callable[[str, int], None]) -> Verdict:
@@ -255,25 +244,43 @@ def _pass(search: _Search, limits: Limits, name: str, say: Callable[[str, int], 
     return Verdict("pass", name, place, position, repro, search.runs, text)
 
 
-def _lowering(search: _Search, limits: Limits, say: Callable[[str, int], None]) -> Verdict:
-    nodes: list[str] = search.answer(limits).record.get("lowerings", [])
-    say("which of Inductor's lowerings", len(nodes).bit_length())
+def _inductor(search: _Search, say: Callable[[str, int], None]) -> Verdict:
+    """Without Inductor the script works."""
+    say("comparing what Inductor made of each graph", 4)
+    compared = search.answer(Limits(check=True)).record
+    suspects: list[str] = compared.get("suspects", [])
+    nodes: list[str] = search.answer(Limits()).record.get("lowerings", [])
+    for position in [i for i, node in enumerate(nodes) if suspects == [node]]:
+        # The operator that the comparison names, confirmed: with those before it the script works, with it it fails.
+        say(f"confirming {nodes[position]}", 2)
+        before, after = (Limits(lowerings=count) for count in (position, position + 1))
+        if not search.answer(before).failed and search.answer(after).failed:
+            return _lowering(search, nodes, position, compared.get("repro", ""))
+    say("without any lowering", len(nodes).bit_length() + 2)
+    if search.answer(Limits(lowerings=0)).failed:
+        what = (
+            "Inductor, even when it lowers no operator itself: its own passes, its scheduler or its wrapper"
+        )
+        return _whole_stage(search, "inductor", what, compared.get("repro", ""))
     if not nodes:
         text = f"The script fails only with Inductor, on graphs without an operator to lower. {search.runs} runs."
         return Verdict("inductor", "", "", -1, "", search.runs, text)
-    count = search.first_failing(0, len(nodes), lambda count: replace(limits, lowerings=count))
-    place = nodes[count - 1]
-    say(f"writing a repro file for {place}", 1)
-    repro = _lowering_repro(search, place)
+    say("which of Inductor's lowerings", len(nodes).bit_length() + 1)
+    position = search.first_failing(0, len(nodes), lambda count: Limits(lowerings=count)) - 1
+    repro = compared.get("repro", "")
+    if suspects != [nodes[position]]:
+        say(f"writing a repro file for {nodes[position]}", 1)
+        own = search.answer(Limits(check=True, suspect=nodes[position])).record
+        repro = own.get("repro", "") or repro
+    return _lowering(search, nodes, position, repro)
+
+
+def _lowering(search: _Search, nodes: Sequence[str], position: int, repro: str) -> Verdict:
     shown = f" `python {repro}` shows it on a small graph." if repro else ""
+    limits = Limits(lowerings=position + 1)
     text = (
-        f"The script fails because of Inductor: it works with the first {count - 1} of {len(nodes)} operators lowered and "
-        f"the others called as they are, and fails as soon as operator {count}, {place}, is lowered, too. "
-        f"{VARIABLE}='{replace(limits, lowerings=count).to_json()}' makes the script fail so.{shown} {search.runs} runs."
+        f"The script fails because of Inductor: it works with the first {position} of {len(nodes)} operators lowered and "
+        f"the others called as they are, and fails as soon as operator {position + 1}, {nodes[position]}, is lowered, too. "
+        f"{VARIABLE}='{limits.to_json()}' makes the script fail so.{shown} {search.runs} runs."
     )
-    return Verdict("inductor", "", place, count - 1, repro, search.runs, text)
-
-
-def _lowering_repro(search: _Search, suspect: str = "") -> str:
-    """A file that shows what Inductor does wrong, or "": the script runs once more and compares each compiled graph."""
-    return search.answer(Limits(check=True, suspect=suspect)).record.get("repro", "")
+    return Verdict("inductor", "", nodes[position], position, repro, search.runs, text)

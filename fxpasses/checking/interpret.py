@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from torch.utils._pytree import tree_map
 
 from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
 from fxpasses.aliasing import is_random
+from fxpasses.checking.collectives import simulated
 from fxpasses.rewriting import subgraphs
 
 __all__ = [
@@ -131,6 +133,9 @@ class Run(fx.Interpreter):
             return gm
         run = self.inner(gm)
         return lambda *args: run.run(*args, enable_io_processing=False)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_function(simulated(target), args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
         self.current = n
@@ -245,7 +250,7 @@ class RoundedMode(TorchDispatchMode):
 def rounded_call(target: Any, args: Any, kwargs: Any, generator: torch.Generator) -> Any:
     """Call an operator, and move its results by random amounts of the size of its rounding error."""
     if not _rounds(target):
-        return target(*args, **kwargs)
+        return simulated(target)(*args, **kwargs)
     wide = _try_wide(target, args, kwargs)
     result = target(*args, **kwargs)
     if isinstance(result, Tensor):
@@ -265,21 +270,29 @@ def _moved(result: Any, exact: Any, generator: torch.Generator) -> Any:
         if not error.any():
             return result
     else:
-        error = torch.zeros_like(got)
+        error = torch.full_like(got, torch.finfo(torch.float64).tiny)
     amount = torch.rand(got.shape, generator=generator, dtype=torch.float64).to(got.device)
-    moved = got + (2 * amount - 1) * (error + spacing(got, result.dtype) / 2)
-    # Zero is exact nearly always: a mask, a clamp, a product with zero.
-    moved = torch.where((got == 0) | ~got.isfinite(), got, moved)
+    half = spacing(got, result.dtype) / 2
+    # An error of a typical size at least: less would be rounded away again where the result is exact by luck, nearly.
+    moved = got + (2 * amount - 1) * (error.clamp(half / 2) + half)
+    # What is exact stays, and zero is exact nearly always: a mask, a clamp, a product with zero.
+    moved = torch.where((got == 0) | (error == 0) | ~got.isfinite(), got, moved)
     return torch.empty_like(result).copy_(moved)
 
 
 def moved_by_a_unit(value: Tensor, fake: Any, generator: torch.Generator) -> Tensor:
-    """The value, moved at random by up to one unit in the last place of the type that ``fake``, its value in the graph, has."""
+    """The value, moved at random by up to one unit in the last place of the type that ``fake``, its value in the graph, has.
+
+    Numbers of few digits (half of those that the type has) stay as they are: a count, a half, a power of two was not rounded.
+    """
     dtype = fake.dtype if isinstance(fake, Tensor) and fake.is_floating_point() else value.dtype
     wide = value.double()
     amount = torch.rand(wide.shape, generator=generator, dtype=torch.float64).to(wide.device)
-    moved = wide + (2 * amount - 1) * spacing(wide.nan_to_num(), dtype)
-    return torch.empty_like(value).copy_(torch.where((wide == 0) | ~wide.isfinite(), wide, moved))
+    unit = spacing(wide.nan_to_num(), dtype)
+    moved = wide + (2 * amount - 1) * unit
+    digits = -math.frexp(torch.finfo(dtype).eps)[1] + 2
+    short = wide.nan_to_num().remainder(unit * 2.0 ** (digits // 2)) == 0
+    return torch.empty_like(value).copy_(torch.where(short | ~wide.isfinite(), wide, moved))
 
 
 def spacing(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -298,6 +311,8 @@ def _rounds(target: Any) -> bool:
     """Whether the operator makes new values by arithmetic."""
     if not isinstance(target, OpOverload) or target._schema.is_mutable or target in _UNINITIALISED:
         return False
+    if simulated(target) is not target:
+        return False
     if torch.Tag.nondeterministic_seeded in target.tags:
         return False
     return not any(r.alias_info is not None for r in target._schema.returns)
@@ -314,7 +329,7 @@ def call_wide(target: Any, args: Any, kwargs: Any) -> Any:
         if "half_to_float" in names:  # float64 needs no wider softmax
             position = names.index("half_to_float")
             args = tuple(False if i == position else a for i, a in enumerate(args))
-    return target(*args, **kwargs)
+    return simulated(target)(*args, **kwargs)
 
 
 def _try_wide(target: Any, args: Any, kwargs: Any) -> Any:

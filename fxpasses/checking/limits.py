@@ -94,6 +94,7 @@ class Record:
     passes: list[str] = field(default_factory=list)
     sites: list[str] = field(default_factory=list)
     lowerings: list[str] = field(default_factory=list)
+    suspects: list[str] = field(default_factory=list)
     repro: str = ""
 
 

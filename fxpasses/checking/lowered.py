@@ -36,6 +36,8 @@ _SAMPLES = 4
 _WORSE = 100.0
 """How much worse than an operator's own rounding a kernel may be: vectorised functions (the error function near zero) are off by
 dozens of units in the last place."""
+_FEW_ELEMENTS = 4096
+"""Inputs of so many elements are not made smaller: each attempt costs a compilation."""
 _SECONDS = 240.0
 """How long parts of a graph are compiled in the search for a small one."""
 
@@ -164,8 +166,10 @@ class LoweringCheck:
         try:
             whole = _with_numbers(gm, inputs)
             suspects = {self._suspect} if self._suspect else _first_wrong(whole)
+            progress.note("suspects", sorted(suspects))
             case = reduce_nodes(whole, None, suspects, fails)
-            case = smaller_sizes(case, lambda c: c, fails)
+            if sum(v.numel() for v in case.inputs if isinstance(v, Tensor)) > _FEW_ELEMENTS:
+                case = smaller_sizes(case, lambda c: c, fails)
             if case is whole and not fails(case):
                 log.warning(
                     "there is no repro file: the fault does not show when the graph is compiled alone"

@@ -1,4 +1,4 @@
-"""A whole model, stage by stage: eager, the captured graphs, each pass, the partition, the compiled program."""
+"""A whole model, stage by stage: eager, the captured graphs, each pass, the partition, repeated regions, the compiled program."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fxpasses.checking.blame import first_difference
 from fxpasses.checking.calls import Rewrite
 from fxpasses.checking.interpret import RoundedMode
 from fxpasses.checking.lowered import LoweringCheck
+from fxpasses.checking.region_calls import RegionCalls
 from fxpasses.checking.staged import Stage, in_eager_with_repro
 from fxpasses.checking.tolerance import deviation
 from fxpasses.checking.values import Reference, compare, largest_error, value_names
@@ -29,6 +30,7 @@ from fxpasses.checking.watch import ValueCheck
 from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
 from fxpasses.options import Options
 from fxpasses.pipeline import Compiler, Pipeline
+from fxpasses.regional import kept_by, runs_directly, with_regions
 
 __all__ = ["ModelCheck", "StageCheck", "check"]
 
@@ -40,7 +42,7 @@ class StageCheck:
     """One line of the table.
 
     Attributes:
-        stage: ``"eager"``, ``"capture"``, ``"pass NAME (joint)"``, ``"partition"``, or the compiler's name.
+        stage: ``"eager"``, ``"capture"``, ``"pass NAME (joint)"``, ``"partition"``, ``"regions"``, or the compiler's name.
         max_error: the largest distance of any result from float64.
         ulps: the largest distance in units in the last place of the result's type, among elements that matter (not
             smaller than a thousandth of their tensor's largest).
@@ -168,10 +170,13 @@ class _Runs:
                 "the model draws random numbers: compiled graphs draw them in another way than eager, so that only graphs are compared with graphs"
             )
 
-        def whole(name: str, compile: Callable[[Any], Any]) -> None:
+        def whole(name: str, compile: Callable[[Any], Any], regions: RegionCalls | None = None) -> None:
             got = self._step(compile)
-            if not random:
-                stages.append(_stage(name, eager, exact, samples, got))
+            if not random and (regions is None or regions.found):
+                stage = _stage(name, eager, exact, samples, got)
+                if regions is not None and any(p.startswith("output") for p in stage.problems):
+                    stage = dataclasses.replace(stage, module=regions.first_wrong_module())
+                stages.append(stage)
 
         quiet = dataclasses.replace(options, check="off", report=None)
         whole("capture", self._compiled(dataclasses.replace(quiet, passes=()), _unpartitioned))
@@ -184,9 +189,14 @@ class _Runs:
         if any(stage.stage == "partition" and not stage.ok for stage in stages):
             self._stage_repro("partition", options, notes)
         whole("passes and partition", self._compiled(dataclasses.replace(quiet, compiler="eager"), _eager))
+        regions = RegionCalls()
+        whole("regions", self._compiled(dataclasses.replace(quiet, compiler="eager"), _eager, regions=regions), regions)  # fmt: skip
         if options.compiler == "inductor":
             whole("inductor", self._compiled(quiet, InductorCompiler))
-            if not random and not stages[-1].ok:
+            wrong = not random and not stages[-1].ok
+            regions = RegionCalls()
+            whole("inductor with regions", self._compiled(quiet, InductorCompiler, regions=regions), regions)
+            if wrong:
                 lowered = LoweringCheck(options.repro_directory())
                 with _torch.inductor_config.patch(force_disable_caches=True):
                     self._step(self._compiled(quiet, InductorCompiler, lowered=lowered))
@@ -202,12 +212,19 @@ class _Runs:
         compiler: Callable[..., Compiler],
         values: ValueCheck | None = None,
         lowered: LoweringCheck | None = None,
+        regions: RegionCalls | None = None,
     ) -> Callable[[Any], Any]:
         def backend(gm: Any, example_inputs: Sequence[Any]) -> Any:
-            pipeline = Pipeline(
-                options, compiler(options, gm, example_inputs), values=values, lowered=lowered
-            )
-            return pipeline.compile(gm, example_inputs)
+            whole = gm
+            kept: list[Any] = []
+            if regions is not None:
+                gm, kept = with_regions(gm, options, [])
+            made: Any = compiler(options, gm, example_inputs)
+            if kept:
+                made.runs_directly = runs_directly
+            pipeline = Pipeline(options, made, values=values, lowered=lowered)
+            compiled = kept_by(pipeline.compile(gm, example_inputs, whole), kept)
+            return regions.watch(whole, gm, compiled) if regions is not None and kept else compiled
 
         return lambda function: torch.compile(function, backend=backend, dynamic=self._dynamic)
 

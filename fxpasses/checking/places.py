@@ -58,8 +58,11 @@ def places(
             groups.join(a, b)
     found = []
     for group in groups.sets():
-        mine, theirs = frozenset(group & old), frozenset(group & new)
-        found.append(Place(mine, theirs, _given(before, after, mine, theirs)))
+        mine, theirs = group & old, group & new
+        inside, others = _between(before, mine), _between(after, theirs)
+        # What lies between on one side only rounds on that side only, unless it runs along.
+        place = frozenset(mine | (inside - others)), frozenset(theirs | (others - inside))
+        found.append(Place(*place, _given(before, after, *place)))
     order = {n.name: i for gm in (after, before) for i, n in enumerate(gm.graph.nodes)}
     return sorted(found, key=lambda place: min(order[name] for name in place.names))
 
@@ -119,19 +122,26 @@ def merged(several: Sequence[Place]) -> Place:
 def joined(before: fx.GraphModule, after: fx.GraphModule, several: Sequence[Place]) -> Place:
     """The places with all that lies between them, as one."""
     whole = merged(several)
-    sides = []
-    for gm, names in ((before, whole.before), (after, whole.after)):
-        below, above = set(names), set(names)
-        for node in gm.graph.nodes:
-            if node.op == "call_function" and any(v.name in below for v in node.all_input_nodes):
-                below.add(node.name)
-        for node in reversed(gm.graph.nodes):
-            if node.op == "call_function" and any(u.name in above for u in node.users):
-                above.add(node.name)
-        sides.append(frozenset(below & above))
-    between = frozenset().union(*sides)
+    between = whole.names | _between(before, whole.before) | _between(after, whole.after)
     mine, theirs = (between & {n.name for n in gm.graph.nodes} for gm in (before, after))
     return Place(mine, theirs, _given(before, after, mine, theirs))
+
+
+def _between(gm: fx.GraphModule, names: Collection[str]) -> set[str]:
+    """The calls that depend on one of ``names`` and that another one depends on."""
+    nodes = list(gm.graph.nodes)
+    positions = [i for i, n in enumerate(nodes) if n.name in names]
+    if len(positions) < 2:
+        return set()
+    below, above = set(names), set(names)
+    span = nodes[positions[0] : positions[-1] + 1]
+    for node in span:
+        if node.op == "call_function" and any(v.name in below for v in node.all_input_nodes):
+            below.add(node.name)
+    for node in reversed(span):
+        if node.name in below and any(u.name in above for u in node.users):
+            above.add(node.name)
+    return (below & above) - set(names)
 
 
 def _given(

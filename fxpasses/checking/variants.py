@@ -5,12 +5,15 @@ most of a vocabulary out. So a rewrite is tried on other values, too:
 
 * every floating value moved at random, and indices drawn from all that the graph can look up
 * values many times as large, with the other sign
-* with NaN and infinities in places, for a pass that promises the same bits
+* multiples of a half, so that some are equal, some zero, and some half way between two whole numbers
+* with NaN and infinities in places: a pass that promises the same bits keeps them, others may not make more of them
+* whole numbers that are only calculated with: any that their type can hold
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ from torch import Tensor, fx
 from fxpasses.checking.inputs import cloned
 from fxpasses.rewriting import value_of
 
-__all__ = ["index_bounds", "variants"]
+__all__ = ["Variant", "free_numbers", "index_bounds", "variants"]
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -36,6 +39,15 @@ _SAME_INDEX = {
     aten.expand.default, aten.permute.default, aten.clone.default, aten.slice.Tensor, aten.select.int, aten.alias.default,
     aten.detach.default, aten.t.default, prims.convert_element_type.default, aten._to_copy.default,
 }  # fmt: skip
+_COUNTS = {
+    aten.sum.default,
+    aten.sum.dim_IntList,
+    aten.cumsum.default,
+    aten.amax.default,
+    aten.amin.default,
+    aten.cat.default,
+}
+_DIVISIONS = ("div", "remainder", "fmod", "shift", "pow")
 _COMPARISONS = {
     aten.eq.Scalar,
     aten.ne.Scalar,
@@ -46,21 +58,36 @@ _COMPARISONS = {
 }
 
 
+@dataclass(frozen=True)
+class Variant:
+    """One kind of made-up values.
+
+    Attributes:
+        choices: the inputs; each is tried where the graph does not stay finite on the one before.
+        label: what they are, in words.
+        broken: whether they hold NaN and infinities on purpose.
+    """
+
+    choices: list[list[Any]]
+    label: str
+    broken: bool = False
+
+
 def variants(
     gm: fx.GraphModule, given: Sequence[Any], bitwise: bool, generator: torch.Generator
-) -> Iterator[list[tuple[list[Any], str]]]:
-    """Other values for the first inputs of a graph: for each variant, what to try in turn until the graph stays finite.
+) -> Iterator[Variant]:
+    """Other values for the first inputs of a graph.
 
     Args:
         gm: the graph.
         given: real inputs.
-        bitwise: whether NaN and infinities are tried, too.
+        bitwise: whether the rewrite promises the same bits, so that NaN and infinities are looked at closely.
         generator: of the random numbers.
 
     Raises:
         Unsupported: for an input that cannot be copied.
     """
-    bounds = index_bounds(gm)
+    bounds, free = index_bounds(gm), free_numbers(gm)
     nodes = gm.graph.find_nodes(op="placeholder")
 
     def made(change: Any) -> list[Any]:
@@ -76,6 +103,8 @@ def variants(
                     drawn = torch.randint(bounds[node.name], value.shape, generator=generator)
                     drawn.view(-1)[0] = bounds[node.name] - 1  # the last one, in any case
                     value.copy_(drawn)
+                elif node.name in free:
+                    value.copy_(_any_numbers(value, generator))
         return values
 
     def moved(value: Tensor) -> Tensor:
@@ -86,6 +115,13 @@ def variants(
 
     def enlarged(factor: float, keep_positive: bool) -> Any:
         return lambda value: value * (factor if keep_positive and _is_positive(value) else -factor)
+
+    def halves(least: float) -> Any:
+        def change(value: Tensor) -> Tensor:
+            steps = (torch.randn(value.shape, generator=generator) * 2).round().to(value.device) / 2
+            return steps.abs().clamp(least) if _is_positive(value) else steps
+
+        return change
 
     def broken(share: float) -> Any:
         def change(value: Tensor) -> Tensor:
@@ -98,13 +134,59 @@ def variants(
 
         return change
 
-    yield [(made(moved), "other values")]
-    yield [
-        (made(enlarged(*choice)), f"values {choice[0]:g} times as large, signs reversed")
-        for choice in _FACTORS
-    ]
-    for share in _BROKEN if bitwise else ():
-        yield [(made(broken(share)), "NaN and infinities in places")]
+    yield Variant([made(moved)], "other values")
+    yield Variant(
+        [made(enlarged(*choice)) for choice in _FACTORS], "values many times as large, signs reversed"
+    )
+    yield Variant([made(halves(0.0)), made(halves(0.5))], "multiples of a half, many of them equal")
+    for share in _BROKEN if bitwise else _BROKEN[:1]:
+        yield Variant([made(broken(share))], "NaN and infinities in places", broken=True)
+
+
+def _any_numbers(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Whole numbers of either sign, one half small and the others as large as the type allows (at most 40 bits)."""
+    if value.dtype is torch.bool:
+        return torch.randint(2, value.shape, generator=generator).bool()
+    info = torch.iinfo(value.dtype)
+    low, high = max(info.min, -(1 << 40)), min(info.max, 1 << 40)
+    small = torch.randint(max(low, -20), min(high, 20), value.shape, generator=generator)
+    large = torch.randint(low, high, value.shape, generator=generator)
+    return torch.where(torch.rand(value.shape, generator=generator) < 0.5, small, large).to(value.dtype)
+
+
+def free_numbers(gm: fx.GraphModule) -> set[str]:
+    """Inputs of whole numbers that are only calculated with, so that they may be any: none is an index, a size or a divisor.
+
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> gm = make_fx(lambda a, b, x: (a * 2 + 1, x[b]))(torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64), torch.ones(3))
+    >>> sorted(free_numbers(gm))
+    ['a_1']
+    """
+    return {node.name for node in gm.graph.find_nodes(op="placeholder") if _is_whole(node) and _is_free(node)}
+
+
+def _is_whole(node: fx.Node) -> bool:
+    value = value_of(node)
+    return isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
+
+
+def _is_free(node: fx.Node) -> bool:
+    pending, seen = [node], {node}
+    while pending:
+        number = pending.pop()
+        for user in number.users:
+            if user.op == "output":
+                continue
+            tags = getattr(user.target, "tags", ())
+            if torch.Tag.pointwise not in tags and user.target not in _SAME_INDEX | _COUNTS:
+                return False
+            if any(word in str(user.target) for word in _DIVISIONS) and user.args[0] is not number:
+                return False
+            if _is_whole(user) and user not in seen:  # flags and floating results are no indices
+                if value_of(user).dtype is not torch.bool:
+                    pending.append(user)
+                seen.add(user)
+    return True
 
 
 def index_bounds(gm: fx.GraphModule) -> dict[str, int]:

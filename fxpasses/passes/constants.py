@@ -86,7 +86,9 @@ class FoldConstants(Pass):
             if aliases.roots(node) & aliases.output and len(aliases.roots(node) - {node}):
                 continue  # a returned view of another value has to stay one
             fill = _uniform_value(constants[node])
-            small = constants[node].nbytes <= self.max_bytes and len(calls[node]) >= self.min_calls
+            # What lifts an attribute into the graph makes a contiguous copy of it.
+            small = constants[node].is_contiguous() and constants[node].nbytes <= self.max_bytes
+            small = small and len(calls[node]) >= self.min_calls
             if not (fill is not None or small) or not claim(node):
                 continue
             if fill is not None:

@@ -8,6 +8,7 @@ from torch import nn
 
 import fxpasses
 from fxpasses.cli import main
+from fxpasses.regional import with_regions
 from tests.fxpasses.checking import plants
 
 
@@ -90,3 +91,45 @@ def test_exit_status(tmp_path, capsys):
     assert "capture" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["check", f"{path}:wrong"])
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.layer(self.norm(x)).tanh()
+
+
+def blocks():
+    return nn.Sequential(*(Block() for _ in range(4)), nn.Linear(8, 2))
+
+
+def test_regions_are_a_stage_of_their_own():
+    result = fxpasses.check(blocks(), torch.randn(3, 8), options={**EAGER, "regions": "always"}, show=False)
+    assert result.ok, str(result)
+    assert [s.stage for s in result.stages][-2:] == ["passes and partition", "regions"]
+    without = fxpasses.check(blocks(), torch.randn(3, 8), options={**EAGER, "regions": "off"}, show=False)
+    assert "regions" not in [s.stage for s in without.stages]
+
+
+def hands_over_the_weights_of_another_layer(gm, options, observers):
+    found, kept = with_regions(gm, options, observers)
+    first, *_, last = [n for n in found.graph.nodes if "fxpasses" in str(n.target)]
+    position = next(i for i, n in enumerate(last.args[1]) if "layer_parameters_weight" in n.name)
+    given = list(last.args[1])
+    given[position] = first.args[1][position]
+    last.update_arg(1, given)
+    found.recompile()
+    return found, kept
+
+
+def test_a_fault_of_the_region_machinery_is_named(monkeypatch, capsys):
+    monkeypatch.setattr("fxpasses.checking.model.with_regions", hands_over_the_weights_of_another_layer)
+    result = fxpasses.check(blocks(), torch.randn(3, 8), options={**EAGER, "regions": "always"})
+    assert not result.ok
+    (wrong,) = [s for s in result.stages if not s.ok]
+    assert wrong.stage == "regions"
+    assert wrong.module in ("3", "4")  # the last layer, or the node behind it
+    assert "regions" in capsys.readouterr().out

@@ -1,5 +1,6 @@
 import torch
 
+import fxpasses
 from fxpasses.passes import FoldConstants
 from tests.fxpasses.support import assert_same_results, run_pass, text, traced
 
@@ -58,3 +59,11 @@ def test_negative_zero_is_not_taken_for_zero():
         return (x + 1) / signed
 
     assert_same_results(PASS, f, X)
+
+
+def test_a_value_whose_memory_is_in_another_order_is_left():
+    def f(x):  # of Funnel: positions, built in many calls and seen transposed
+        return x.unsqueeze(1) + positions(4).float().view(2, 2, 4).transpose(0, 1)
+
+    captured = fxpasses.capture(f, X, passes=[PASS], decompose=True)
+    assert torch.equal(captured.forward(X)[0], f(X))

@@ -1,0 +1,88 @@
+"""The places where two graphs differ, and what lies between their calls."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fxpasses.checking.local import wrong_places
+from fxpasses.checking.places import places
+from fxpasses.checking.values import changed_nodes
+
+aten = torch.ops.aten
+
+
+def graph(build):
+    """A graph module of named calls: ``build`` is given a function that adds one."""
+    made = fx.Graph()
+    values = [made.placeholder(name) for name in "abcde"]
+
+    def call(name, target, *args):
+        return made.create_node("call_function", target, args, {}, name)
+
+    made.output(tuple(build(call, *values)))
+    return fx.GraphModule(torch.nn.Module(), made)
+
+
+def scaled_then_masked(call, a, b, c, d, e):
+    difference = call("difference", aten.sub.Tensor, a, call("product", aten.mul.Tensor, b, c))
+    scaled = call("scaled", aten.mul.Tensor, d, difference)
+    return scaled, call("masked", aten.mul.Tensor, scaled, e)
+
+
+def otherwise(call, a, b, c, d, e):
+    """The product the other way around, and the mask before the scale; ``scaled`` stays for its other user."""
+    difference = call("difference", aten.sub.Tensor, a, call("flipped", aten.mul.Tensor, c, b))
+    scaled = call("scaled", aten.mul.Tensor, d, difference)
+    inner = call("inner", aten.mul.Tensor, difference, e)
+    return scaled, call("masked", aten.mul.Tensor, d, inner)
+
+
+def test_an_unchanged_call_between_changed_ones_runs_along():
+    before, after = graph(scaled_then_masked), graph(otherwise)
+    (place,) = places(before, after, changed_nodes(before, after))
+    assert place.before == {"product", "difference", "scaled", "masked"}
+    assert place.after == {"flipped", "difference", "inner", "masked"}
+    assert set(place.given) >= {("masked", "masked"), ("difference", "difference")}
+
+
+def test_a_call_between_in_both_graphs_stays_outside():
+    def chain(first, last):
+        def build(call, a, b, c, d, e):
+            start = call("start", first, a, b)
+            middle = call("middle", aten.sin.default, start)
+            return [call("end", last, middle, start)]
+
+        return graph(build)
+
+    before, after = chain(aten.add.Tensor, aten.mul.Tensor), chain(aten.sub.Tensor, aten.div.Tensor)
+    (place,) = places(before, after, changed_nodes(before, after))
+    assert place.before == place.after == {"start", "end"}
+
+
+def test_rounding_that_leaves_a_place_and_comes_back_is_no_fault():
+    torch.manual_seed(0)
+    b, c = torch.randn(4000) * 30, torch.randn(4000)
+    d, e = torch.rand(4000) + 0.5, torch.rand(4000) + 0.5
+    a = b * c * (1 + 1e-5 * torch.randn(4000))  # the difference has few digits left
+
+    def reassociated(call, a, b, c, d, e):
+        # b * c as (b * 3) * (c / 3), which rounds otherwise
+        pair = call("thrice", aten.mul.Tensor, b, 3.0), call("third", aten.div.Tensor, c, 3.0)
+        difference = call("difference", aten.sub.Tensor, a, call("again", aten.mul.Tensor, *pair))
+        scaled = call("scaled", aten.mul.Tensor, d, difference)
+        inner = call("inner", aten.mul.Tensor, difference, e)
+        return scaled, call("masked", aten.mul.Tensor, d, inner)
+
+    before, after = graph(scaled_then_masked), graph(reassociated)
+    inputs = [a, b, c, d, e]
+    results = [*before(*inputs), *inputs]
+    assert wrong_places(before, after, changed_nodes(before, after), inputs, results) == []
+
+    def wrong(call, a, b, c, d, e):
+        scaled, masked = reassociated(call, a, b, c, d, e)
+        return scaled, call("more", aten.mul.Tensor, masked, 1.2)
+
+    after = graph(wrong)
+    found = wrong_places(before, after, changed_nodes(before, after), inputs, results)
+    assert [f.position for f in found] == [1]

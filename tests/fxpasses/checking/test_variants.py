@@ -1,0 +1,96 @@
+"""Made-up inputs, and collectives that one process makes up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fxpasses.checking.collectives import simulated
+from fxpasses.checking.interpret import moved_by_a_unit
+from fxpasses.checking.tolerance import deviation, same_bits
+from fxpasses.checking.variants import free_numbers, variants
+
+
+def traced(f, *inputs):
+    return make_fx(f, tracing_mode="fake")(*inputs)
+
+
+WHOLE = torch.arange(6)
+
+
+@pytest.mark.parametrize(
+    ("f", "free"),
+    [
+        (lambda n, x: n * 3 - 1, True),
+        (lambda n, x: (n.view(2, 3).sum(0) > 2) & (n[0] < 1), True),
+        (lambda n, x: torch.where(n > 2, x, 0), True),
+        (lambda n, x: torch.div(n, 2, rounding_mode="floor"), True),
+        (lambda n, x: torch.div(n * 0 + 7, n, rounding_mode="floor"), False),
+        (lambda n, x: x[n], False),
+        (lambda n, x: x.index_select(0, n * 1 + 0), False),
+        (lambda n, x: x.scatter(0, n, 1.0), False),
+        (lambda n, x: torch.nn.functional.embedding(n, x.view(6, 1)), False),
+    ],
+)
+def test_which_whole_numbers_may_be_any(f, free):
+    gm = traced(f, WHOLE, torch.rand(6))
+    assert bool({n for n in free_numbers(gm) if n.startswith("n")}) == free
+
+
+def test_variants():
+    gm = traced(lambda n, x, y: (n * 2, x + y), WHOLE, torch.rand(6), torch.randn(6))
+    given = [WHOLE, torch.rand(6) + 0.1, torch.randn(6)]
+    made = {v.label: v for v in variants(gm, given, False, torch.Generator().manual_seed(0))}
+    numbers, positive, any_sign = made["multiples of a half, many of them equal"].choices[0]
+    assert numbers.abs().max() > 1 << 30
+    assert (numbers < 0).any()
+    assert bool(((positive * 2) % 1 == 0).all())
+    assert bool((positive >= 0).all())
+    assert any_sign.unique().numel() < 6
+    broken = made["NaN and infinities in places"]
+    assert broken.broken
+    assert all(bool(v.isnan().any()) for v in broken.choices[0][1:])
+    assert torch.equal(given[0], WHOLE)
+
+
+def test_numbers_of_few_digits_are_not_moved():
+    values = torch.tensor([0.5, -3.0, 96.0, 0.1, float("inf"), 0.0])
+    moved = moved_by_a_unit(values, None, torch.Generator().manual_seed(0))
+    assert (moved == values).tolist() == [True, True, True, False, True, True]
+
+
+def test_minus_zero_is_not_zero_where_bits_count():
+    zero = torch.zeros(2)
+    assert same_bits(zero, -zero)
+    assert not same_bits(zero, -zero, signs=True)
+    assert not same_bits(zero + 0j, -(zero + 0j), signs=True)
+    assert deviation(zero, zero.double(), [], -zero) is None
+    assert deviation(zero, zero.double(), [], -zero, bitwise=True) is not None
+
+
+def test_a_lenient_comparison_allows_fewer_nan_but_not_more():
+    nan = torch.tensor([float("nan"), 1.0])
+    finite = torch.tensor([2.0, 1.0])
+    assert deviation(nan, nan.double(), [nan], finite, lenient=True) is None
+    assert deviation(nan, nan.double(), [nan], finite) is not None
+    assert deviation(finite, finite.double(), [finite], nan, lenient=True) is not None
+
+
+def test_collectives_as_of_three_processes():
+    ops = torch.ops._c10d_functional
+    x = torch.tensor([1.0, -4.0])
+    reduce = simulated(ops.all_reduce.default)
+    assert reduce(x, "sum", "0").tolist() == [-0.5, 2.0]
+    assert reduce(x, "max", "0").tolist() == [1.0, 8.0]
+    # A sum of parts is the part of a sum: what bucketing relies on.
+    assert torch.equal(reduce(x[:1], "sum", "0"), reduce(x, "sum", "0")[:1])
+    assert simulated(ops.all_gather_into_tensor.default)(x, 2, "0").shape == (4,)
+    assert simulated(ops.reduce_scatter_tensor.default)(x, "avg", 2, "0").shape == (1,)
+    assert simulated(ops.wait_tensor.default)(x) is x
+    written = x.clone()
+    assert simulated(ops.all_reduce_.default)(written, "min", "0") is written
+    assert written.tolist() == [-2.0, -4.0]
+    with pytest.raises(NotImplementedError, match="bxor"):
+        reduce(x, "bxor", "0")
+    assert simulated(torch.ops.aten.sin.default) is torch.ops.aten.sin.default
