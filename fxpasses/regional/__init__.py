@@ -8,6 +8,7 @@
 """
 
 from fxpasses.regional.cost import CostModel
+from fxpasses.regional._torch import floats_of_one_graph
 from fxpasses.regional.errors import RegionContractError
 from fxpasses.regional.explain import RegionReport, Repeated, regions
 from fxpasses.regional.operators import runs_directly
@@ -19,6 +20,7 @@ __all__ = [
     "RegionContractError",
     "RegionReport",
     "Repeated",
+    "floats_of_one_graph",
     "kept_by",
     "regions",
     "runs_directly",
