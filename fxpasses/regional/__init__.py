@@ -7,8 +7,8 @@
     Dynamo graph ── stitch ── the same graph with calls of the operators ── the pipeline, as any other graph
 """
 
-from fxpasses.regional.cost import CostModel
 from fxpasses.regional._torch import floats_of_one_graph
+from fxpasses.regional.cost import CostModel
 from fxpasses.regional.errors import RegionContractError
 from fxpasses.regional.explain import RegionReport, Repeated, regions
 from fxpasses.regional.operators import runs_directly
