@@ -21,7 +21,7 @@ from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedComp
 from fxpasses.manager import PassManager
 from fxpasses.options import Options
 from fxpasses.pipeline import Compiler, Observer, Pipeline
-from fxpasses.regional import kept_by, runs_directly, with_regions
+from fxpasses.regional import floats_of_one_graph, kept_by, runs_directly, with_regions
 from fxpasses.report import GraphFiles
 
 __all__ = ["fxpasses"]
@@ -60,9 +60,10 @@ def fxpasses(
     traced = gm.graph
     observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
     original = gm
-    gm, regions = with_regions(gm, parsed, observers)
-    pipeline = _pipeline(parsed, gm, example_inputs, limits, observers)
-    compiled = kept_by(pipeline.compile(gm, example_inputs, original), regions)
+    with floats_of_one_graph():
+        gm, regions = with_regions(gm, parsed, observers)
+        pipeline = _pipeline(parsed, gm, example_inputs, limits, observers)
+        compiled = kept_by(pipeline.compile(gm, example_inputs, original), regions)
     recent.add(dataclasses.replace(made, from_cache=pipeline.from_cache))
     shape_env = _torch.shape_env_of(example_inputs)
     if shape_env is not None:

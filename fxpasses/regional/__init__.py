@@ -7,6 +7,7 @@
     Dynamo graph ── stitch ── the same graph with calls of the operators ── the pipeline, as any other graph
 """
 
+from fxpasses.regional._torch import floats_of_one_graph
 from fxpasses.regional.cost import CostModel
 from fxpasses.regional.errors import RegionContractError
 from fxpasses.regional.explain import RegionReport, Repeated, regions
@@ -19,6 +20,7 @@ __all__ = [
     "RegionContractError",
     "RegionReport",
     "Repeated",
+    "floats_of_one_graph",
     "kept_by",
     "regions",
     "runs_directly",

@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.utils import detect_fake_mode
 from torch._functorch import config as functorch_config
@@ -39,6 +40,7 @@ __all__ = [
     "exits_autocast",
     "expression",
     "floats_are_settled",
+    "floats_of_one_graph",
     "forward_metadata",
     "free_symbols",
     "has_unbacked",
@@ -251,6 +253,23 @@ def floats_are_settled(shape_env: Any, kept: set[Any]) -> None:
     for symbol in _backed_values(shape_env):
         if symbol_is_type(symbol, SymT.FLOAT) and symbol not in kept:
             TensorifyState.specialize(str(symbol))
+
+
+@contextlib.contextmanager
+def floats_of_one_graph() -> Iterator[None]:
+    """What was said about floats in the block (see :func:`floats_are_settled`) ends with it.
+
+    Torch keeps it by symbol name for whatever it traces next, where the name may be another input's: Dynamo then drops writes
+    to that input (torch 2.13). Only when Dynamo is sent back to trace the same code again is it for that trace to read.
+    """
+    try:
+        yield
+    except TensorifyScalarRestartAnalysis:
+        raise
+    except BaseException:
+        TensorifyState.clear()
+        raise
+    TensorifyState.clear()
 
 
 @contextlib.contextmanager

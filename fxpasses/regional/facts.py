@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from fxpasses.regional import _torch
+from fxpasses.regional.sizes import is_literal, literal, sizes_of_inputs, value_of
 
 __all__ = ["GraphFacts", "is_literal", "is_static", "literal", "read_facts", "value_of", "wiring"]
 
@@ -43,12 +44,6 @@ _FORBIDDEN_NAMES = re.compile(
 )
 _PLAIN = (int, float, bool, str, complex, type(None), type(Ellipsis))
 _REPR = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
-
-
-def value_of(node: fx.Node) -> Any:
-    """The fake value of a node: Dynamo's, or that of an ATen graph."""
-    meta = node.meta
-    return meta["example_value"] if "example_value" in meta else meta.get("val")
 
 
 @dataclass
@@ -128,11 +123,14 @@ def wiring(facts: GraphFacts, start: int, stop: int) -> tuple[tuple[int, ...], l
 
 def read_facts(gm: fx.GraphModule) -> GraphFacts:
     """Read a Dynamo graph, or an ATen graph with fake values."""
+    sizes = sizes_of_inputs(gm.graph)
     calls = [
-        n for n in gm.graph.nodes if n.op not in ("placeholder", "get_attr", "output") and not is_literal(n)
+        n
+        for n in gm.graph.nodes
+        if n.op not in ("placeholder", "get_attr", "output") and not is_literal(n) and n not in sizes
     ]
     position = {node: i for i, node in enumerate(calls)}
-    reader = _Reader(gm)
+    reader = _Reader(gm, sizes)
     enabled = torch.is_grad_enabled()
     facts = GraphFacts(
         gm.graph, calls, position, [], [], [], [], [len(calls)] * len(calls), [], [], [], [], False, enabled
@@ -169,21 +167,6 @@ def read_facts(gm: fx.GraphModule) -> GraphFacts:
     return facts
 
 
-def is_literal(node: fx.Node) -> bool:
-    """Whether the node's value is a number that is known now (a float that Dynamo has specialized, say)."""
-    if node.op in ("get_attr", "output"):
-        return False
-    value = value_of(node)
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and not isinstance(
-        _torch.expression(value), sympy.Basic
-    )
-
-
-def literal(node: fx.Node) -> Any:
-    """The number that :func:`is_literal` found."""
-    return _torch.expression(value_of(node))
-
-
 def module_paths(node: fx.Node) -> tuple[tuple[str, str], ...]:
     """The modules around a call, outermost first: path from the root, and the address that tells calls apart."""
     stack = node.meta.get("nn_module_stack")
@@ -212,8 +195,8 @@ class _Unknown(Exception):
 class _Reader:
     """Tokens of one graph."""
 
-    def __init__(self, gm: fx.GraphModule) -> None:
-        self._gm = gm
+    def __init__(self, gm: fx.GraphModule, sizes: dict[fx.Node, fx.Node] | None = None) -> None:
+        self._gm, self._equal_sizes = gm, sizes or {}
         self._numbers: dict[Any, int] = {}
         self._unique = 0
         self._values: dict[fx.Node, Any] = {}
@@ -287,7 +270,7 @@ class _Reader:
                 return "graph", self._graph(str(node.target), attribute)
             if not isinstance(attribute, torch.Tensor):
                 raise _Unknown(f"it reads the attribute {node.target} of type {type(attribute).__name__}")
-        reads.append(node)
+        reads.append(self._equal_sizes.get(node, node))
         return "node"
 
     def _graph(self, name: str, gm: fx.GraphModule) -> Any:

@@ -9,6 +9,7 @@ output, which the graph outside copies back.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -335,9 +336,9 @@ class _Cutter:
                 values[node] = graph.get_attr(str(node.target))
                 return values[node]
             size = _torch.expression(value_of(node))
-            proxies = {s: fx.Proxy(known[s]) for s in known}
-            computed = _torch.evaluate(size, proxies)
-            return computed.node if isinstance(computed, fx.Proxy) else computed
+            if size not in known:
+                known[size] = self._size(graph, size, {s: known[s] for s in symbols})
+            return known[size]
 
         for node in self.calls:
             values[node] = graph.node_copy(node, argument)
@@ -348,6 +349,16 @@ class _Cutter:
         piece = fx.GraphModule(attributes, graph)
         _torch.mark_as_dynamo_graph(piece)
         return piece
+
+    def _size(self, graph: fx.Graph, size: Any, symbols: dict[Any, fx.Node]) -> Any:
+        """A size that is computed from the piece's symbols."""
+        last = next(iter(reversed(graph.nodes)), None)
+        computed = _torch.evaluate(size, {s: fx.Proxy(node) for s, node in symbols.items()})
+        made = list(itertools.takewhile(lambda node: node is not last, reversed(graph.nodes)))
+        for node in reversed(made):
+            values = fx.node.map_arg((node.args, node.kwargs), value_of)
+            node.meta["example_value"] = node.target(*values[0], **values[1])  # type: ignore[operator]
+        return computed.node if isinstance(computed, fx.Proxy) else computed
 
     def _open_contexts(self, graph: fx.Graph) -> list[fx.Node]:
         """The ambient autocast and gradient mode, which the window does not set itself."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from fxpasses import BisectError, bisect_script
 from fxpasses.checking import bisect as bisection
 from fxpasses.checking.limits import VARIABLE, Limits
+from tests.fxpasses.checking.repros import in_this_process
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -74,8 +73,8 @@ def test_a_wrong_pass_is_found_with_site_and_repro(script, tmp_path):
     assert "(x + 17).neg().neg()" in verdict.site
     assert verdict.position == 2
     assert (tmp_path / "out" / "verdict.txt").read_text().strip() == verdict.text
-    done = subprocess.run([sys.executable, verdict.repro], capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
+    status, _, errors = in_this_process(verdict.repro)
+    assert status == 1, errors
 
 
 @pytest.mark.parametrize(

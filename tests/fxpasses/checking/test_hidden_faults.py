@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -14,6 +11,7 @@ from fxpasses import StructureError, ValueMismatchError
 from fxpasses.checking.inputs import bindings, other_sizes, placeholders
 from fxpasses.checking.variants import index_bounds
 from tests.fxpasses.checking import hidden_plants as plants
+from tests.fxpasses.checking.repros import in_this_process
 
 
 @pytest.fixture(autouse=True)
@@ -98,9 +96,9 @@ def test_a_hidden_fault_is_found_and_shown(name, tmp_path):
     error = caught.value
     assert error.pass_name == name
     assert error.repro_calls <= (5 if "inside" in name else 3)
-    done = subprocess.run([sys.executable, error.repro], capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert f"pass '{name}' is wrong" in done.stdout
+    status, output, errors = in_this_process(error.repro)
+    assert status == 1, errors
+    assert f"pass '{name}' is wrong" in output
 
 
 def test_of_many_sites_in_bfloat16_the_wrong_one_is_named(tmp_path):
@@ -126,9 +124,9 @@ def test_passes_that_are_wrong_only_together_are_both_named(tmp_path):
         run(Deep(2), [torch.randn(4, 16)], plants.marks, plants.trusts_marks, directory=tmp_path)
     error = caught.value
     assert (error.pass_name, error.partners) == ("trusts_marks", ("marks",))
-    done = subprocess.run([sys.executable, error.repro], capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert "trusts_marks" in done.stdout
+    status, output, errors = in_this_process(error.repro)
+    assert status == 1, errors
+    assert "trusts_marks" in output
 
 
 def test_the_structure_of_a_branch_is_checked(tmp_path):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -14,6 +11,7 @@ from torch._inductor.virtualized import ops
 import fxpasses
 from fxpasses.checking.lowered import LoweringCheck, differences
 from fxpasses.checking.repro import recorded_calls
+from tests.fxpasses.checking.repros import in_a_new_process, in_this_process
 
 aten = torch.ops.aten
 
@@ -60,9 +58,9 @@ def test_check_writes_a_repro_file(lowering, tmp_path):
     file = tmp_path / "fxpasses_repros" / "inductor" / "repro.py"
     assert "register_lowering(torch.ops.aten.tanh.default" in file.read_text()
     assert "aten.sigmoid" not in file.read_text()
-    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert "Inductor is wrong: output 0: off by" in done.stdout
+    status, output, errors = in_a_new_process(file)
+    assert status == 1, errors
+    assert "Inductor is wrong: output 0: off by" in output
 
 
 def test_a_lowering_that_raises(lowering, tmp_path):
@@ -71,9 +69,9 @@ def test_a_lowering_that_raises(lowering, tmp_path):
     check = LoweringCheck(tmp_path)
     check.failed(gm, ValueError("no such kernel"))
     assert check.calls == 1
-    done = subprocess.run([sys.executable, check.repro], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "no such kernel" in done.stdout
+    status, output, _ = in_this_process(check.repro)  # the fixture takes the lowering away again
+    assert status == 1
+    assert "no such kernel" in output
 
 
 def test_what_inductor_does_right_is_right():

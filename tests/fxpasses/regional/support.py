@@ -31,9 +31,9 @@ def reasons() -> str:
 
 def compiled(model: Callable[..., Any], regions: Any = "always", **options: Any) -> Callable[..., Any]:
     """The model compiled with regions; ``compiler`` is ``"eager"`` unless given."""
-    dynamic = options.pop("dynamic", False)
+    dynamic, fullgraph = options.pop("dynamic", False), options.pop("fullgraph", True)
     choice = {"compiler": "eager", "regions": regions, **options}
-    return torch.compile(model, backend=backend, options=choice, dynamic=dynamic, fullgraph=True)
+    return torch.compile(model, backend=backend, options=choice, dynamic=dynamic, fullgraph=fullgraph)
 
 
 def check(

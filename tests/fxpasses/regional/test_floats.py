@@ -118,3 +118,13 @@ def test_writes_to_inputs_without_dimensions_are_kept(gradients, dtype, dynamic)
     for expected in (1.0, 2.0, 3.0):
         torch.testing.assert_close(call(x).detach(), torch.full((2,), expected))
     assert model.calls == 3
+
+
+def test_writes_to_inputs_without_dimensions_are_kept_when_something_else_changes():
+    """What is settled about one graph's floats is not read for the next one, whose symbols have the same names."""
+    torch._dynamo.reset()
+    model, factor = CountsCalls(torch.float64), [2.0]
+    call = torch.compile(lambda x: model(x) * factor[0], backend="fxpasses", options={"compiler": "eager"})
+    for count, factor[0] in enumerate((2.0, 3.0, 3.0, 4.0), 1):
+        torch.testing.assert_close(call(torch.ones(2)), torch.full((2,), count * factor[0]))
+    assert model.calls == 4

@@ -279,3 +279,21 @@ def test_experts_alone_and_experts_inside_of_layers():
     assert check(Stack([Experts()]), [X])[0] == 4
     assert check(Stack([Experts() for _ in range(3)]), [X])[0] == 3
     assert fxpasses.stats().joint > 2  # the experts inside of the layer are a region of it
+
+
+def test_sizes_that_the_first_layer_computes_for_all():
+    """Dynamo computes a size once, where it is first needed: the layers are equal all the same."""
+
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            rows = x.reshape(x.shape[0] * x.shape[1], 8)
+            rows = torch.tanh(self.linear(rows)) + torch.arange(rows.shape[0] * 2)[::2, None]
+            return x + rows.view(x.shape)
+
+    model = nn.Sequential(*(Flat() for _ in range(5)))
+    inputs = [torch.randn(3, 4, 8, requires_grad=True)]
+    assert check(model, inputs, more=[[torch.randn(5, 2, 8, requires_grad=True)]], dynamic=True) == [5]

@@ -1,0 +1,63 @@
+"""The numbers in a graph: those that are known, and the symbolic sizes that its inputs give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+
+from fxpasses.regional import _torch
+
+__all__ = ["is_literal", "literal", "sizes_of_inputs", "value_of"]
+
+
+def value_of(node: fx.Node) -> Any:
+    """The fake value of a node: Dynamo's, or that of an ATen graph."""
+    meta = node.meta
+    return meta["example_value"] if "example_value" in meta else meta.get("val")
+
+
+def sizes_of_inputs(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """The symbolic sizes that are inputs or computed from inputs alone, each with the first node that is equal to it.
+
+    Dynamo computes each where it is first needed: in the first of some equal layers. A region computes them anew from
+    the symbols, so they are no calls of the layer, and what computes them stays outside.
+    """
+    first: dict[Any, fx.Node] = {}
+    found: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        value = value_of(node)
+        if type(value) is not torch.SymInt or not isinstance(_torch.expression(value), sympy.Basic):
+            continue
+        if _torch.has_unbacked(value):
+            continue
+        computed = node.op == "call_function" and all(
+            n in found or is_literal(n) for n in node.all_input_nodes
+        )
+        if node.op == "placeholder" or (computed and node.all_input_nodes and _is_plain(node.target)):
+            found[node] = first.setdefault(_torch.expression(value), node)
+    return found
+
+
+def _is_plain(target: Any) -> bool:
+    """Whether a function of numbers only computes a number: nothing is lost when it is computed anew."""
+    return getattr(target, "__module__", "") in ("_operator", "math") or "sym_" in getattr(
+        target, "__name__", ""
+    )
+
+
+def is_literal(node: fx.Node) -> bool:
+    """Whether the node's value is a number that is known now (a float that Dynamo has specialized, say)."""
+    if node.op in ("get_attr", "output"):
+        return False
+    value = value_of(node)
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and not isinstance(
+        _torch.expression(value), sympy.Basic
+    )
+
+
+def literal(node: fx.Node) -> Any:
+    """The number that :func:`is_literal` found."""
+    return _torch.expression(value_of(node))
