@@ -24,6 +24,7 @@ from .symbols.patches import patches as symbol_patches
 from .tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget, make_fake
 from .tracing.shortcuts import patches as shortcuts
 from .tracing.snapshots import patches as snapshots
+from .tracing.static_sizes import patches as static_sizes
 
 __all__ = ["accelerate", "accelerated_cache_info", "engine"]
 
@@ -124,7 +125,8 @@ def _from_real_tensor(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
     """A fake tensor over a meta tensor, as the rules of torch ask for it: ``FakeTensor(mode, element, device)``."""
-    if len(args) == 3 and not kwargs and cls is _t.TorchFakeTensor:
+    no_options = not kwargs or (len(kwargs) == 1 and kwargs.get("constant", kwargs) is None)
+    if len(args) == 3 and no_options and cls is _t.TorchFakeTensor:
         mode, element, device = args
         if device == _CPU and not _t.FakeTensorConfig.debug and _t.is_plain_meta(element):
             quick = make_fake(element, device, mode, None, mark_of(mode), _t.TorchFakeTensor)
@@ -155,6 +157,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         *symbol_patches(),
         *shortcuts(),
         *snapshots(),
+        *static_sizes(),
     ]
 
 

@@ -10,9 +10,13 @@ from torch._functorch._aot_autograd import graph_compile
 from torch._subclasses import functional_tensor
 from torch.fx import graph as fx_graph
 from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _pytree, _traceback
 
 __all__ = [
+    "DimDynamic",
+    "ShapeEnv",
+    "StatelessSymbolicContext",
     "_pytree",
     "_traceback",
     "graph_compile",

@@ -145,7 +145,7 @@ def visit_arguments(kinds: Any, function: Callable[[Any], Any], tree: Any, is_le
 
 
 @functools.cache
-def _is_tensor_class(kind: type) -> bool:
+def _is_tensor_class(kind: Any) -> bool:
     """Whether values of a class are tensors, and so leaves, unless the class is registered as a container."""
     return issubclass(kind, torch.Tensor) and kind not in _PYTREE.SUPPORTED_NODES
 

@@ -55,7 +55,8 @@ def extract_tensor_metadata(result: Any, include_contiguity: bool = True) -> Any
 
 def _known(value: Any) -> TensorMetadata | None:
     """The plain metadata of a tensor that torch's own mode made on this package's cache."""
-    if type(value) is not _t.TorchFakeTensor:
+    kind: Any = type(value)  # an exact class, which the type checker would take for the declared one
+    if kind is not _t.TorchFakeTensor:
         return None
     metadata = value._interned
     if type(metadata) is not TensorMetadata or value.constant is not None or value.real_tensor is not None:
