@@ -122,7 +122,7 @@ def map_arguments(kinds: Any, function: Callable[[Any], Any], tree: Any, is_leaf
         return _PYTREE.tree_map_only(kinds, function, tree, is_leaf=is_leaf)
 
     def mapped(value: Any) -> Any:
-        kind = type(value)
+        kind: Any = type(value)
         if kind is tuple:
             return tuple([mapped(item) for item in value])
         if kind is list:
