@@ -42,12 +42,13 @@ def test_the_kernel_runs_once_for_equal_arguments(operator: tuple[object, list[i
         fake.cache_custom_op(op)
         assert [shapes(op, kind(), 1, "ab") for _ in range(3)] == [[(5,), (2,)]] * 3
         assert len(calls) == 3
-        assert shapes(op, kind(), 2, "ab") == [(6,), (2,)] and shapes(op, kind(), 1, "abc") == [(5,), (3,)]
+        assert shapes(op, kind(), 2, "ab") == [(6,), (2,)]
+        assert shapes(op, kind(), 1, "abc") == [(5,), (3,)]
         assert len(calls) == 5
 
 
 def test_another_kernel_is_asked_again(operator: tuple[object, list[int]]) -> None:
-    op, _ = operator
+    op, _calls = operator
     fake.cache_custom_op(op)
     mode = fake.FakeTensorMode()
     assert shapes(op, mode, 1, "ab") == [(5,), (2,)]
@@ -60,7 +61,7 @@ def test_another_kernel_is_asked_again(operator: tuple[object, list[int]]) -> No
 
 
 def test_symbolic_sizes(operator: tuple[object, list[int]]) -> None:
-    op, calls = operator
+    op, _calls = operator
     fake.cache_custom_op(op)
     mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
     for size in (5, 7):
@@ -69,7 +70,8 @@ def test_symbolic_sizes(operator: tuple[object, list[int]]) -> None:
         x = mode.from_tensor(real)
         with mode:
             first, second = op(x, 1, "ab")  # type: ignore[operator]
-        assert first.shape[0] == x.shape[0] + 1 and str(first.shape[0]) == f"{x.shape[0]} + 1"
+        assert first.shape[0] == x.shape[0] + 1
+        assert str(first.shape[0]) == f"{x.shape[0]} + 1"
         assert second.shape == (2,)
 
 

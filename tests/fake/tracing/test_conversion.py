@@ -8,10 +8,24 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 import fake
 
-ATTRIBUTES = (
-    "constant pytype dispatch_keys real_tensor nonzero_memo item_memo unique_memo unique_consecutive_memo"
-    " nested_int_memo requires_grad is_leaf shape dtype device fake_device grad_fn"
-).split()
+ATTRIBUTES = [
+    "constant",
+    "pytype",
+    "dispatch_keys",
+    "real_tensor",
+    "nonzero_memo",
+    "item_memo",
+    "unique_memo",
+    "unique_consecutive_memo",
+    "nested_int_memo",
+    "requires_grad",
+    "is_leaf",
+    "shape",
+    "dtype",
+    "device",
+    "fake_device",
+    "grad_fn",
+]
 
 
 def constructed(**options: object) -> list[object]:

@@ -47,7 +47,8 @@ def test_maps_as_torch_does(tree: Any, kinds: Any) -> None:
 
     expected = _pytree.tree_map_only(kinds, changed, tree)
     found = map_arguments(kinds, changed, tree)
-    assert repr(found) == repr(expected) and _pytree.tree_structure(found) == _pytree.tree_structure(expected)
+    assert repr(found) == repr(expected)
+    assert _pytree.tree_structure(found) == _pytree.tree_structure(expected)
 
 
 @given(TREES, st.sampled_from([int, (int, float), str]))
