@@ -10,6 +10,7 @@ torch.Size([3, 5])
 
 from ._torch import extract_tensor_metadata, is_fake, maybe_get_fake_mode, unset_fake_temporarily
 from .acceleration import accelerate
+from .cache.calls import cache_custom_op
 from .convert import FakeCopyMode, FakeTensorConverter
 from .errors import (
     AccelerateError,
@@ -69,6 +70,7 @@ __all__ = [
     "UnsupportedTorchVersionError",
     "accelerate",
     "cache_clear",
+    "cache_custom_op",
     "cache_info",
     "disable_disk_cache",
     "enable_disk_cache",

@@ -19,7 +19,6 @@ from torch._C import _TorchDispatchModeKey as TorchDispatchModeKey
 from torch._C import _VariableFunctions as variable_functions
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.source import CallMethodItemSource, FloatTensorSource, RandomValueSource
-from torch._functorch._aot_autograd import graph_compile
 from torch._guards import TracingContext
 from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._library import fake_impl as library_fake_impl
@@ -121,7 +120,6 @@ __all__ = [
     "from_functional_tensor",
     "functorch_config",
     "get_schema_info",
-    "graph_compile",
     "in_kernel_invocation_manager",
     "int_oo",
     "is_fake",
@@ -172,6 +170,7 @@ DISPATCH_META_HANDLERS = torch_fake._DISPATCH_META_HANDLERS
 DISPATCH_HANDLE_DIRECTLY = torch_fake._DISPATCH_HANDLE_DIRECTLY
 check_for_subclass = torch_fake._check_for_subclass
 fake_tensor_tls = torch_fake.fake_tensor_tls
+FakeTensorConfig = torch_fake.FakeTensorConfig
 is_plain_tensor = torch_fake._is_plain_tensor
 current_autograd_node = torch._C._current_autograd_node
 meta_in_tls = torch._C._meta_in_tls_dispatch_include
@@ -280,11 +279,6 @@ def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
 
 
 _logging_state = torch._logging._internal
-
-
-def structured_log_is_on() -> bool:
-    """Whether graphs and guards are written to torch's structured log."""
-    return bool(_logging_state.GET_DTRACE_STRUCTURED or _logging_state.trace_log.handlers)
 
 
 _traces = itertools.count(1)

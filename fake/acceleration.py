@@ -16,13 +16,15 @@ from typing import Any
 import torch
 
 from . import _torch as _t
-from .cache.engine import Engine
+from .cache.engine import Engine, mark_of
 from .collector import RarerCollection
 from .errors import AccelerateError, UnsupportedTorchVersionError
-from .shortcuts import patches as shortcuts
 from .symbols.node import OPERATORS
 from .symbols.patches import patches as symbol_patches
-from .tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget
+from .tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget, make_fake
+from .tracing.shortcuts import patches as shortcuts
+from .tracing.snapshots import patches as snapshots
+from .tracing.static_sizes import patches as static_sizes
 
 __all__ = ["accelerate", "accelerated_cache_info", "engine"]
 
@@ -95,6 +97,7 @@ _TORCH_DISPATCH_IMPL = _t.TorchFakeTensorMode._dispatch_impl
 _TORCH_FROM_REAL = _t.TorchFakeTensorConverter.from_real_tensor
 _TORCH_NEW = _t.TorchFakeTensor.__new__
 _DEVICE = torch.ops.prim.device.default
+_CPU = torch.device("cpu")
 
 
 def _mode_dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -121,6 +124,13 @@ def _from_real_tensor(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
+    """A fake tensor over a meta tensor, as the rules of torch ask for it: ``FakeTensor(mode, element, device)``."""
+    no_options = not kwargs or (len(kwargs) == 1 and kwargs.get("constant", kwargs) is None)
+    if len(args) == 3 and no_options and cls is _t.TorchFakeTensor:
+        mode, element, device = args
+        if device == _CPU and not _t.FakeTensorConfig.debug and _t.is_plain_meta(element):
+            quick = make_fake(element, device, mode, None, mark_of(mode), _t.TorchFakeTensor)
+            return quick.requires_grad_() if element.requires_grad else quick
     made: Any = _TORCH_NEW(cls, *args, **kwargs)
     element = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
     if element is not None and _t.is_plain_meta(element):
@@ -146,6 +156,8 @@ def _patches() -> list[tuple[Any, str, Any]]:
         (_t.TorchFakeTensorConverter, "from_real_tensor", _from_real_tensor),
         *symbol_patches(),
         *shortcuts(),
+        *snapshots(),
+        *static_sizes(),
     ]
 
 

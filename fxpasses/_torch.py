@@ -57,6 +57,7 @@ from torch._inductor.utils import fresh_cache
 from torch._inductor.virtualized import V
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -79,6 +80,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
+    "LazyGraphModule",
     "OpOverload",
     "OpOverloadPacket",
     "ShapeEnv",

@@ -144,7 +144,7 @@ class Pipeline:
         original = original or gm
         start = time.perf_counter()
         try:
-            with accelerated(self.options.accelerate), self.compiler.settings():
+            with accelerated(self.options.accelerate, gm), self.compiler.settings():
                 aot = _torch.aot_autograd(
                     fw_compiler=_torch.serializable(self._forward),
                     bw_compiler=_torch.serializable(self._backward),
@@ -196,7 +196,10 @@ class Pipeline:
 
     def _backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         counters.count("backward")
-        return self._compile_one(gm, "backward", lambda: self.compiler.backward(gm, inputs))
+        with accelerated(
+            self.options.accelerate
+        ):  # AOTAutograd may come here as late as in the first backward pass
+            return self._compile_one(gm, "backward", lambda: self.compiler.backward(gm, inputs))
 
     def _inference(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self._was_called = True

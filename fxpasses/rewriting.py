@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from fxpasses._torch import FakeTensor, detect_fake_mode, enable_python_dispatcher
+from fxpasses._torch import FakeTensor, LazyGraphModule, detect_fake_mode, enable_python_dispatcher
 
 __all__ = [
     "compute_value",
@@ -107,7 +107,7 @@ def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
     """A copy that shares tensors and fake values with the original, but no nodes, those of subgraphs included."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
-    copied = fx.GraphModule(gm, graph)
+    copied = LazyGraphModule(gm, graph)
     for name, inner in subgraphs(gm).items():
         copied.set_submodule(name, copy_graph(inner))
     for old, new in zip(gm.graph.nodes, graph.nodes, strict=True):

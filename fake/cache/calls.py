@@ -10,7 +10,19 @@ from .. import _torch as _t
 from ..errors import CacheCrossCheckError
 from .symbolic import SymbolicMetadata
 
-__all__ = ["compare_leaf", "handle_directly", "is_mutable", "renew", "tensors_of", "uncacheable_reason"]
+__all__ = [
+    "PURE",
+    "cache_custom_op",
+    "compare_leaf",
+    "handle_directly",
+    "is_mutable",
+    "renew",
+    "tensors_of",
+    "uncacheable_reason",
+]
+
+PURE: set[Any] = set()
+"""Operators, not torch's own, whose fake kernels depend on nothing but their arguments."""
 
 _aten = torch.ops.aten
 _LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
@@ -32,6 +44,40 @@ def uncacheable_reason(func: Any) -> str | None:
     if any("ScriptObject" in str(a.type) or "__torch__" in str(a.type) for a in func._schema.arguments):
         return "script object argument"
     return None
+
+
+def cache_custom_op(op: Any) -> None:
+    """Cache what the fake kernel of a custom operator answers, in all modes and under ``accelerate``, from now on.
+
+    It is a promise that the answer depends on the arguments only: their metadata, and the values of numbers and strings.
+    Entries hold as long as the registered kernel is the same object.
+
+    Args:
+        op: an overload, such as ``torch.ops.mylib.op.default``.
+
+    Raises:
+        TypeError: it is not an overload of an operator.
+        ValueError: it is torch's own operator, or its results can never be cached; nothing is changed.
+
+    >>> import torch, fake
+    >>> fake.cache_custom_op(torch.ops.aten.add.Tensor)
+    Traceback (most recent call last):
+    ...
+    ValueError: cache_custom_op: aten::add.Tensor is one of torch's own operators, which are cached as they are
+    """
+    if not isinstance(op, _t.OpOverload):
+        raise TypeError(
+            f"cache_custom_op: op has to be an overload (torch.ops.mylib.op.default), not {type(op).__name__}"
+        )
+    name = op.name()
+    if _t.library_utils.is_builtin(op):
+        raise ValueError(
+            f"cache_custom_op: {name} is one of torch's own operators, which are cached as they are"
+        )
+    reason = uncacheable_reason(op)
+    if reason is not None:
+        raise ValueError(f"cache_custom_op: results of {name} can never be cached: {reason}")
+    PURE.add(op)
 
 
 def is_mutable(func: Any) -> bool:

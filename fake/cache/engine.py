@@ -16,7 +16,7 @@ from ..kernels.gradients import FORMULAS, WATCHED
 from ..kernels.overlaps import pairs_to_watch
 from ..tensor import Unkeyable, forget
 from ._torch import preferred_device_type
-from .calls import compare_leaf, handle_directly, is_mutable, renew, tensors_of, uncacheable_reason
+from .calls import PURE, compare_leaf, handle_directly, is_mutable, renew, tensors_of, uncacheable_reason
 from .disk import DiskCache
 from .key import compile_key, plain_key
 from .recipe import Apart, build
@@ -193,7 +193,7 @@ class Engine:
         table = self.store.table(func)
 
         def handler(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-            if not getattr(mode, "cache_custom_ops", False):
+            if func not in PURE and not getattr(mode, "cache_custom_ops", False):
                 return self.miss(mode, func, types, args, kwargs, None, "non-builtin")
             try:
                 key = (_t.fake_kernel_identity(func), *plain_key(func, mode, args, kwargs, self.tensor_class))

@@ -9,8 +9,9 @@ import functools
 import inspect
 import operator
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -34,6 +35,7 @@ from torch._dynamo.variables.nn_module import (
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
 from torch._guards import Guard
 from torch._ops import HigherOrderOperator
+from torch.fx.experimental import proxy_tensor
 from torch.utils._pytree import tree_map
 
 __all__ = [
@@ -64,6 +66,7 @@ __all__ = [
     "tensor_variable",
     "tree_map",
     "watch_tracing",
+    "without_function_metadata",
 ]
 
 VariableTracker = variable_bases.VariableTracker
@@ -275,3 +278,24 @@ def tensor_variable(tx: Any, node: fx.Node) -> Any:
     proxy = fx.Proxy(node, tx.output.current_tracer)
     value = node.meta["example_value"]
     return variable_builder.handle_traced_output(value, tx, proxy, {}, None, TensorVariable)
+
+
+def without_function_metadata(gm: fx.GraphModule) -> AbstractContextManager[Any]:
+    """Have AOTAutograd trace a graph without the mode that notes which function of torch was called last.
+
+    Only export's tracer reads these notes, and each attribute of a tensor that is read while the mode is on calls
+    back into Python. The mode also turns ``aten.size`` into its symbolic form: a graph that calls it needs the mode.
+    """
+    graphs = [module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)]
+    if any(node.target in _SIZES for graph in graphs for node in graph.nodes):
+        return nullcontext()
+    original, thread = proxy_tensor.TorchFunctionMetadataMode, threading.get_ident()
+
+    def mode(tracer: Any) -> Any:
+        unread = type(tracer) is proxy_tensor.PythonKeyTracer and threading.get_ident() == thread
+        return nullcontext() if unread else original(tracer)
+
+    return mock.patch.object(proxy_tensor, "TorchFunctionMetadataMode", mode)
+
+
+_SIZES = (torch.ops.aten.size, torch.ops.aten.size.default)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from fxpasses.dynamo import _torch
-from fxpasses.dynamo.traces import Leaf, Plan, Sources, Trace, reader, template
+from fxpasses.dynamo.traces import Leaf, Plan, Sources, Trace, template
 
 __all__ = ["copy"]
 
 _NUMBERED = re.compile(r"_\d+$")
 
 
-def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf]) -> Any:
+def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: Sources) -> Any:
     """Put a copy of a trace into the graph, with the guards of the new call.
+
+    Args:
+        moved: where the new call finds what the traced one found (from :func:`.traces.fits`).
 
     Returns: Dynamo's variable for the result; None where the call must be traced after all.
     """
@@ -28,7 +31,7 @@ def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf]) -> Any:
     form = template(trace.result, {})
     if plan is None or form is None:
         return None
-    moved, read = Sources(trace, leaves), reader(tx)
+    read = moved.read
     same: dict[fx.Node, fx.Node] = {}
     variables: dict[fx.Node, Any] = {}
     for old, new in zip(trace.leaves, leaves, strict=True):
@@ -51,7 +54,7 @@ def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf]) -> Any:
     if len(set(same.values())) != len(same):
         return None  # what were two tensors is one here
     if moved.table:
-        _install(plan, tx, moved, read)
+        _install(plan, tx, moved)
     paths = _paths(trace, tx, module)
     for node in trace.nodes:
         if node not in plan.numbers:
@@ -59,12 +62,12 @@ def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf]) -> Any:
     return _result(form, tx, same, variables)
 
 
-def _install(plan: Plan, tx: Any, moved: Sources, read: Callable[[Any], Any]) -> None:
+def _install(plan: Plan, tx: Any, moved: Sources) -> None:
     installed = tx.output.guards
     for guard, _, _ in plan.guards:
         place = moved(guard.originating_source)
         if guard.create_fn_name() == "TENSOR_MATCH":
-            _torch.build_variable(tx, place, read(place))  # its guard names the tensor
+            _torch.build_variable(tx, place, moved.read(place))  # its guard names the tensor
         elif not _torch.is_from_class(place):
             # What is read from a class is guarded already, and that the class is the same is another of these guards.
             made = _torch.Guard(place, guard.create_fn, user_stack=guard.user_stack)

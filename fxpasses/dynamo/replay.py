@@ -92,9 +92,10 @@ class Replay:
         if state is None or leaves is None:
             return trace(module, tx, args, kwargs)
         known = self._traces.get(type(module.value), [])
-        found = next((t for t in reversed(known) if fits(t, tx, leaves, state, self._changed)), None)
-        if found is not None and found.confirmed:
-            copied = copy(found, tx, module, leaves)
+        fitting = ((t, fits(t, tx, leaves, state, self._changed)) for t in reversed(known))
+        found, moved = next(((t, moved) for t, moved in fitting if moved is not None), (None, None))
+        if found is not None and moved is not None and found.confirmed:
+            copied = copy(found, tx, module, leaves, moved)
             if copied is not None:
                 self.copied += 1
                 return copied
@@ -105,7 +106,7 @@ class Replay:
         if before == after and tx.output is self._output:
             made = Trace(leaves, state, _after(tx, last), result)
             if found is not None:
-                found.confirmed = confirms(found, made)
+                found.confirmed = confirms(found, tx, made)
                 made.confirmed = found.confirmed
             if found is None or not found.confirmed:
                 known = self._traces.setdefault(type(module.value), [])

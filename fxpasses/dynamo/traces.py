@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -145,31 +146,33 @@ def _pattern(leaves: list[Leaf]) -> list[Any]:
 
 def fits(
     trace: Trace, tx: Any, leaves: list[Leaf], state: tuple[Any, ...], changed: Sequence[Any] = ()
-) -> bool:
-    """Whether a call is made like the one that was traced, and reads the same from its modules."""
+) -> Sources | None:
+    """Where a call finds what the one that was traced found, if it is made like it and reads the same from its modules."""
     if (
         trace.refused
         or state != trace.state
         or [leaf.like for leaf in leaves] != [leaf.like for leaf in trace.leaves]
     ):
-        return False
+        return None
     if _pattern(leaves) != _pattern(trace.leaves):
-        return False
+        return None
     try:
         if trace.plan is None:
             trace.refused = True  # unless it gets a plan
             trace.plan = _plan(trace, tx)
             trace.refused = False
-        return _holds(trace.plan, tx, Sources(trace, leaves), changed)
+        moved = Sources(trace, tx, leaves)
+        return moved if _holds(trace.plan, moved, changed) else None
     except Unknown as reason:
         log.debug("a call is traced: %s", reason)
-        return False
+        return None
 
 
 class Sources:
     """Where a new call finds what the traced one found: the modules of the one in place of those of the other."""
 
-    def __init__(self, trace: Trace, leaves: list[Leaf]) -> None:
+    def __init__(self, trace: Trace, tx: Any, leaves: list[Leaf]) -> None:
+        self.read = reader(tx)
         self.table = {
             old.source: new.source
             for old, new in zip(trace.leaves, leaves, strict=True)
@@ -191,13 +194,17 @@ class Sources:
             return source
         moved = self(base)
         fields: dict[str, Any] = {} if moved is base else {"base": moved}
-        for other in dataclasses.fields(source):
-            value = getattr(source, other.name)
+        for name in _fields_but_base(source.__class__):
+            value = getattr(source, name)
             # An index may be read from somewhere, too.
-            is_source = other.name != "base" and hasattr(value, "guard_source")
-            if is_source and self(value) is not value:
-                fields[other.name] = self(value)
+            if hasattr(value, "guard_source") and self(value) is not value:
+                fields[name] = self(value)
         return dataclasses.replace(source, **fields) if fields else source
+
+
+@functools.cache
+def _fields_but_base(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind) if field.name != "base")
 
 
 def _plan(trace: Trace, tx: Any) -> Plan:
@@ -270,11 +277,11 @@ def _plan(trace: Trace, tx: Any) -> Plan:
     return Plan(compared, same, captured, numbers)
 
 
-def _holds(plan: Plan, tx: Any, moved: Sources, changed: Sequence[Any]) -> bool:
+def _holds(plan: Plan, moved: Sources, changed: Sequence[Any]) -> bool:
     """Whether every guard of a trace holds for another call, and none reads what the traced program has changed."""
     if not moved.table:
         return True
-    read = reader(tx)
+    read = moved.read
     written = {id(read(source)) for source in changed}
     for guard, comparison, expected in plan.guards:
         place = moved(guard.originating_source)
@@ -316,7 +323,7 @@ def reader(tx: Any) -> Callable[[Any], Any]:
     return read
 
 
-def confirms(predicted: Trace, traced: Trace) -> bool:
+def confirms(predicted: Trace, tx: Any, traced: Trace) -> bool:
     """Whether a full trace is what a copy of another one would have been."""
     if len(predicted.nodes) != len(traced.nodes):
         return False
@@ -325,7 +332,7 @@ def confirms(predicted: Trace, traced: Trace) -> bool:
         if was.node is not None:
             same[was.node] = now.node
     assert predicted.plan is not None
-    moved = Sources(predicted, traced.leaves)
+    moved = Sources(predicted, tx, traced.leaves)
     places = {source: node for node, source in _placeholders(traced).items()}
     for node, source in predicted.plan.captured.items():
         same[node] = places.get(moved(source))

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
+from torch import fx
+
 import fake
 from fxpasses.dynamo import _torch
 from fxpasses.dynamo.replay import Replay
@@ -17,12 +19,18 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def accelerated(wanted: bool) -> Iterator[bool]:
-    """Tracing on ``fake``'s engine, if that is wanted and it knows this version of torch; gives whether it is on."""
+def accelerated(wanted: bool, captured: fx.GraphModule | None = None) -> Iterator[bool]:
+    """Tracing on ``fake``'s engine, if that is wanted and it knows this version of torch; gives whether it is on.
+
+    Args:
+        captured: the Dynamo graph that AOTAutograd is about to trace, if it is.
+    """
     with ExitStack() as stack:
         if wanted:
             try:
                 stack.enter_context(fake.accelerate())
+                if captured is not None:
+                    stack.enter_context(_torch.without_function_metadata(captured))
             except fake.UnsupportedTorchVersionError as unknown:
                 log.debug("tracing without acceleration: %s", unknown)
                 wanted = False

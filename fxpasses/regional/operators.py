@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+import fake
 from fxpasses.regional.runtime import CompiledRegion, table
 
 __all__ = ["REGION", "region_call", "runs_directly"]
@@ -119,6 +120,7 @@ for _name, _kernel, _fake in (
 ):
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fxpasses::{_name}", _fake, lib=_library)
+    fake.cache_custom_op(getattr(torch.ops.fxpasses, _name).default)  # equal keys have equal metadata
 _FORWARD = (torch.ops.fxpasses.region_forward.default, torch.ops.fxpasses.region_forward_random.default)
 REGION = torch.ops.fxpasses.region.default
 """What a Dynamo graph calls in the place of a region."""

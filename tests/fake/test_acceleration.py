@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 import fake
 from fake import acceleration
 from fake.acceleration import accelerated_cache_info
-from fake.shortcuts import leaves_of_arguments
+from fake.tracing.shortcuts import leaves_of_arguments
 
 
 class Model(torch.nn.Module):

@@ -1,19 +1,20 @@
 """Work of torch's tracing that has no effect, left out while it is accelerated.
 
 The texts of the joint, forward and backward graphs are made for the structured log and for entries of AOTAutograd's
-cache; without either, nobody reads them. And each new FX node searches its arguments for raw symbolic numbers, to warn
-of them, with a general walk over any container.
+cache; without either, nobody reads them. Guards print each frame of the user's stack, with the file's name shortened
+anew. And FX nodes, functionalization and Inductor's constant folding walk arguments, which are tuples and lists, with a
+general walk over any container.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.fx import graph as fx_graph
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from . import _torch as _t
@@ -30,7 +31,8 @@ def patches() -> list[tuple[Any, str, Any]]:
             for name in ("_log_joint_graph", "_log_fw_bw_graphs")
             if hasattr(compiler, name)
         ),
-        (fx_graph, "pytree", _QuickLeaves()),
+        *((module, "pytree", _QUICK) for module in _t.walkers_of_arguments()),
+        (_t._traceback, "shorten_filename", functools.cache(_t._traceback.shorten_filename)),
     ]
 
 
@@ -56,17 +58,19 @@ def _unless_nobody_reads(original: Callable[..., Any]) -> Callable[..., Any]:
     return log
 
 
-class _QuickLeaves:
-    """Stands for the module ``torch.utils._pytree`` in ``torch.fx.graph``, with a quicker ``tree_iter``."""
+class _QuickPytree:
+    """Stands for the module ``torch.utils._pytree`` in modules of torch, with quicker walks over arguments."""
 
     def __init__(self) -> None:
         self.tree_iter = leaves_of_arguments
+        self.tree_map_only = map_arguments
+        self.tree_map_only_ = visit_arguments
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_PYTREE, name)
 
 
-_PYTREE = fx_graph.pytree
+_PYTREE = _t._pytree
 _SEQUENCES = frozenset((tuple, list, immutable_list))
 _MAPPINGS = frozenset((dict, immutable_dict))
 _LEAVES = frozenset(
@@ -106,3 +110,44 @@ def leaves_of_arguments(tree: Any, is_leaf: Any = None) -> Iterator[Any]:
             yield value
         else:
             yield from _PYTREE.tree_iter(value)
+
+
+def map_arguments(kinds: Any, function: Callable[[Any], Any], tree: Any, is_leaf: Any = None) -> Any:
+    """``tree_map_only`` for arguments and results of operators.
+
+    >>> map_arguments(int, lambda number: number + 1, (1, [2, "a"]))
+    (2, [3, 'a'])
+    """
+    if is_leaf is not None or not isinstance(kinds, (type, tuple)):
+        return _PYTREE.tree_map_only(kinds, function, tree, is_leaf=is_leaf)
+
+    def mapped(value: Any) -> Any:
+        kind: Any = type(value)
+        if kind is tuple:
+            return tuple([mapped(item) for item in value])
+        if kind is list:
+            return [mapped(item) for item in value]
+        if kind in _LEAVES or _is_tensor_class(kind):
+            return function(value) if isinstance(value, kinds) else value
+        return _PYTREE.tree_map_only(kinds, function, value)
+
+    return mapped(tree)
+
+
+def visit_arguments(kinds: Any, function: Callable[[Any], Any], tree: Any, is_leaf: Any = None) -> Any:
+    """``tree_map_only_``: call a function with each leaf of the given types, and return the tree."""
+    if is_leaf is not None or not isinstance(kinds, (type, tuple)):
+        return _PYTREE.tree_map_only_(kinds, function, tree, is_leaf=is_leaf)
+    for leaf in leaves_of_arguments(tree):
+        if isinstance(leaf, kinds):
+            function(leaf)
+    return tree
+
+
+@functools.cache
+def _is_tensor_class(kind: Any) -> bool:
+    """Whether values of a class are tensors, and so leaves, unless the class is registered as a container."""
+    return issubclass(kind, torch.Tensor) and kind not in _PYTREE.SUPPORTED_NODES
+
+
+_QUICK = _QuickPytree()

@@ -1,0 +1,1 @@
+"""What acceleration changes in torch's tracers besides the dispatch of fake tensors."""

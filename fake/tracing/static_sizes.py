@@ -1,0 +1,54 @@
+"""Sizes of tensors without a symbolic dimension: parameters, mostly, each converted twice per compilation.
+
+For them ``ShapeEnv`` makes a SymPy number of each size and stride, and numbers of those again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _torch as _t
+
+__all__ = ["patches"]
+
+
+def patches() -> list[tuple[Any, str, Any]]:
+    """Attributes of torch and what to put there (owner, name, value)."""
+    name = "_create_symbolic_sizes_strides_storage_offset"
+    return [(_t.ShapeEnv, name, sizes_strides_storage_offset)] if hasattr(_t.ShapeEnv, name) else []
+
+
+def sizes_strides_storage_offset(
+    env: Any, ex_size: Any, ex_stride: Any, ex_storage_offset: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """The sizes themselves, where the context says that all are static and nothing else is asked of them."""
+    context = kwargs.get("symbolic_context")
+    if (
+        context is not None
+        and _all_static(context)
+        and not kwargs.get("hint_overrides")
+        and not env.should_record_events
+        and not getattr(env, "_translation_validation_enabled", False)
+        and type(ex_storage_offset) is int
+        and all(type(number) is int for number in (*ex_size, *ex_stride))
+        and len(ex_size) == len(context.dynamic_sizes)
+        and len(ex_stride) == len(context.dynamic_strides)
+    ):
+        return tuple(ex_size), tuple(ex_stride), ex_storage_offset
+    return _original(env, ex_size, ex_stride, ex_storage_offset, *args, **kwargs)
+
+
+def _all_static(context: Any) -> bool:
+    return (
+        isinstance(context, _t.StatelessSymbolicContext)
+        and all(size is _STATIC for size in context.dynamic_sizes)
+        and all(stride is _INFERRED for stride in context.dynamic_strides)
+        and not any(context.constraint_sizes)
+        and not any(context.constraint_strides)
+        and not any(context.specialize_on or ())
+    )
+
+
+_original: Any = getattr(_t.ShapeEnv, "_create_symbolic_sizes_strides_storage_offset", None)
+_STATIC = _t.DimDynamic.STATIC
+_INFERRED = _t.DimDynamic.INFER_STRIDE
