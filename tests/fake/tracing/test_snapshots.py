@@ -42,9 +42,11 @@ def test_a_snapshot_is_a_detached_alias_with_the_same_metadata() -> None:
     with fake.accelerate():
         for name, value in values(mode).items():
             ours, theirs = snapshot_fake(value), SNAPSHOT(value)
-            assert type(ours) is type(theirs) and ours is not value, name
+            assert type(ours) is type(theirs), name
+            assert ours is not value, name
             assert fake.extract_tensor_metadata(ours) == fake.extract_tensor_metadata(theirs), name
-            assert ours.fake_mode is mode and ours.device == value.device and not ours.requires_grad, name
+            assert (ours.fake_mode, ours.device) == (mode, value.device), name
+            assert not ours.requires_grad, name
             storages = {StorageWeakRef(t.untyped_storage()) for t in (ours, value)}
             assert len(storages) == 1, name
 
