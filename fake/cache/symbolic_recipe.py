@@ -14,14 +14,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import sympy
 import torch
 
 from .. import _torch as _t
+from ..native import load
+from ..symbols.static import static_answer
 from ..tensor import DEVICE_ATTRIBUTE, Unkeyable
 from .recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
 from .symbolic import SymbolicMetadata, number_of, state_of
 
 __all__ = ["Stale", "SymbolicConstant", "build_symbolic", "symbols_of_recipe"]
+
+
+NATIVE = load()
+"""What copies a tensor with all that is known of its sizes onto another storage, if it was compiled (``fake.native``)."""
 
 
 class Stale(Exception):
@@ -99,7 +106,7 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     life, shape_env = _Lifetime(metadata), metadata.shape_env
     prototype, made_in = _prototype(recipe), _t.current_trace()
     lazy_clone, device, interned = _t.variable_functions._lazy_clone, metadata.device, metadata.to_keep()
-    make, current_trace = _t.make_subclass, _t.current_trace
+    make, current_trace, like = _t.make_subclass, _t.current_trace, NATIVE
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         nonlocal prototype, made_in
@@ -107,7 +114,7 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
             life.check()
         if current_trace() != made_in:
             prototype, made_in = _prototype(recipe), current_trace()
-        element = lazy_clone(prototype)
+        element = lazy_clone(prototype) if like is None else like(prototype, None)
         made: Any = make(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
         mark(made)
         made.fake_mode = mode
@@ -133,7 +140,40 @@ def _prototype(recipe: Fresh) -> torch.Tensor:
         empty = torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE)
         _t.resize_storage(empty, number_of(recipe.nbytes))
         made = known[key] = empty.as_strided(*_place(metadata))
+        _ask_ahead(made, metadata)
     return made
+
+
+def _pattern(metadata: Any, place: tuple[Any, ...]) -> Any:
+    """A meta tensor with the sizes of a view, to make views like; None without what does that."""
+    if NATIVE is None:
+        return None
+    made = torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE).as_strided(*place)
+    _ask_ahead(made, metadata)
+    return made
+
+
+def _ask_ahead(made: torch.Tensor, metadata: Any) -> None:
+    """Have a tensor find out that it is contiguous, for all that are made like it: only where that needs no guard, and
+    outside of traces, which would note the arithmetic."""
+    if NATIVE is not None and not _t.current_trace() and _is_plainly_row_major(metadata):
+        made.is_contiguous()
+
+
+def _is_plainly_row_major(metadata: Any) -> bool:
+    """Whether each stride is the product of the sizes behind it, and all symbolic sizes are greater than one."""
+    expected: Any = 1
+    for size, stride in zip(reversed(metadata.shape), reversed(metadata.stride), strict=True):
+        length, step = (n if type(n) is int else n.expr for n in (size, stride))
+        if step != expected:
+            return False
+        if type(length) is int:
+            if length < 1:
+                return False
+        elif not static_answer(sympy.Gt(length, 1), metadata.shape_env):
+            return False
+        expected = expected * length
+    return True
 
 
 def _over(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:
@@ -156,24 +196,26 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
         raise Unkeyable("symbolic view with another dtype")
     life, shape_env = _Lifetime(metadata), metadata.shape_env
     place, made_in = _place(metadata), _t.current_trace()
+    pattern = _pattern(metadata, place)
     path, device, interned = recipe.path, metadata.device, metadata.to_keep()
-    make, current_trace = _t.make_subclass, _t.current_trace
+    make, current_trace, like = _t.make_subclass, _t.current_trace, NATIVE
     index = path[0] if len(path) == 1 and type(path[0]) is int else None
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        nonlocal place, made_in
+        nonlocal place, pattern, made_in
         if len(shape_env.replacements) != life.seen:
             life.check()
         if current_trace() != made_in:
             place, made_in = _place(metadata), current_trace()
+            pattern = _pattern(metadata, place)
         base = follow(path, args, kwargs) if index is None else args[index]
         element = base._plain
         if element is None:
-            element = _plain_of(base).as_strided(*place)
+            element = _plain_of(base)
         # ``detach`` and the like: the base's own plain tensor has these sizes already (one that ``_plain_of`` made
         # has none).
-        elif interned is None or base._interned is not interned or not _t.has_symbols(element):
-            element = element.as_strided(*place)
+        if interned is None or base._interned is not interned or not _t.has_symbols(element):
+            element = element.as_strided(*place) if like is None else like(pattern, element)
         made: Any = make(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
         mark(made)
         made.fake_mode = mode

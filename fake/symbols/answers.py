@@ -27,7 +27,7 @@ def settle_answer(memory: dict[str, Any], answer: bool) -> None:
 
 def is_settled(node: Any) -> bool:
     """Whether the answer for a node needs no guard and can never change."""
-    return "guard_bool" in node.__dict__
+    return "guard_bool" in getattr(node, "__dict__", ())
 
 
 def _may_remember(node: Any) -> bool:

@@ -124,6 +124,8 @@ def _explain(guards: Guards, guard: Guard) -> ExplainedGuard:
 
 def _why(guards: Guards, guard: Guard, last: Reason | None) -> str:
     match guard.kind:
+        case "specialized" if last is not None and last.operator in _PLAIN_READS:
+            return "a part of torch that is written in C++ read it as a plain number: every other value needs a graph of its own"
         case "specialized":
             return "the value was made a constant of the graph: every other value needs a graph of its own"
         case "duck":
@@ -175,6 +177,11 @@ def _avoid(guard: Guard, last: Reason | None) -> str:
             f"at {last.where or 'the program'}: keep sizes out of int(), if and range(); assert them with torch._check, "
             "choose with torch.where or torch.cond"
         )
+    if guard.kind == "specialized" and last.operator in _PLAIN_READS:
+        return (
+            "run the program inside torch._dispatch.python.enable_python_dispatcher(), as torch.compile does: such parts are "
+            "then decomposed with symbolic sizes"
+        )
     if guard.kind == "specialized":
         return (
             f"nothing to avoid if a weight or a constant that {last.operator} takes fixes the size: declare it static to "
@@ -185,6 +192,10 @@ def _avoid(guard: Guard, last: Reason | None) -> str:
     if _is_divisibility(guard.condition):
         return "pad to a multiple, and declare it: fake.Dim(name, multiple_of=...)"
     return "nothing to avoid if all sizes in use satisfy it; else split the inputs by it before the compiled part"
+
+
+_PLAIN_READS = frozenset(f"aten.{name}.default" for name in ("size", "stride", "numel", "storage_offset"))
+"""What C++ code dispatches that asks a tensor for numbers, and knows no symbolic ones."""
 
 
 def _is_assertion(reason: Reason) -> bool:

@@ -340,6 +340,8 @@ def _relation(
     condition: sympy.Basic, records: Sequence[Any], terms: Terms, reasons: Sequence[Reason]
 ) -> Guard:
     asked = tuple(reason for reason in reasons if any(reason.condition == record.expr for record in records))
+    if isinstance(condition, sympy.core.relational.Relational) and condition.lhs.is_number:
+        condition = condition.reversed
     is_constant = isinstance(condition, sympy.Eq) and condition.lhs.is_Symbol and condition.rhs.is_Integer
     return Guard(terms.doprint(condition), "specialized" if is_constant else "relation", condition, asked)
 

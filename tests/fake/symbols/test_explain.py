@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import AttrSource, GetItemSource, LocalSource, TensorProperty, TensorPropertySource
 from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
 
@@ -96,6 +97,26 @@ def test_a_size_that_a_weight_fixes_behind_a_reshape_is_a_constant():
     guards = [guard for guard in report if guard.expression == "x.size(1) == 3"]
     assert [guard.kind for guard in guards] in (["specialized"], [])
     assert "3" in str(report)
+
+
+def test_plain_reads_of_cpp_code_say_what_would_help():
+    mode, (x,) = mode_with(x=(2, 3, 8, 6))
+    with mode:
+        torch.nn.functional.interpolate(x, scale_factor=2)
+    constants = [guard for guard in mode.shape_env.guards.explain() if guard.kind == "specialized"]
+    assert constants
+    assert all("enable_python_dispatcher" in guard.avoid for guard in constants)
+    mode, (x,) = mode_with(x=(2, 3, 8, 6))
+    with mode, enable_python_dispatcher():
+        torch.nn.functional.interpolate(x, scale_factor=2)
+    assert not [guard for guard in mode.shape_env.guards.explain() if guard.kind == "specialized"]
+
+
+def test_sizes_are_told_before_numbers():
+    mode, (x, y) = mode_with(x=(3, 4), y=(5, 6))
+    assert min(x.shape[0], y.shape[0]) is not None
+    assert int(y.shape[0]) == 5
+    assert "5 >=" not in str(mode.shape_env.guards.explain())
 
 
 def test_a_specialized_size_tells_the_chain():
