@@ -19,9 +19,12 @@ import torch
 from .. import _torch as _t
 from ..tensor import Unkeyable, make_fake
 from .recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
-from .symbolic import SymbolicMetadata, number_of, state_of
+from .symbolic import SymbolicMetadata, number_of, state_of, token
 
 __all__ = ["Stale", "SymbolicConstant", "build_symbolic", "symbols_of_recipe"]
+
+
+NOTHING_GIVEN: dict[Any, Any] = {}
 
 
 class Stale(Exception):
@@ -83,15 +86,34 @@ def _numbers(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([number_of(value) for value in values])
 
 
-def _place(metadata: Any) -> tuple[Any, ...]:
-    """Sizes, strides and offset, with nodes of their own."""
-    return _numbers(metadata.shape), _numbers(metadata.stride), number_of(metadata.offset)
+def _place(metadata: Any, given: dict[Any, Any] = NOTHING_GIVEN) -> tuple[Any, ...]:
+    """Sizes, strides and offset, with nodes of their own, or those that the call gave as numbers."""
+    shape = tuple([given[value] if value in given else number_of(value) for value in metadata.shape])
+    return shape, _numbers(metadata.stride), number_of(metadata.offset)
+
+
+def _numbers_given(trace: int, args: Any) -> dict[Any, Any]:
+    """The symbolic numbers among the arguments of a call that is traced, by their tokens.
+
+    A size that the caller computed (``x.expand(a + b, n)``) is known to ``make_fx`` by that number's node: the result
+    has the same one, as if the operator had run, so that nobody reads it off the result.
+    """
+    if not trace:
+        return NOTHING_GIVEN
+    numbers = [
+        n
+        for a in args
+        for n in (a if type(a) in (list, tuple, torch.Size) else (a,))
+        if type(n) is torch.SymInt
+    ]
+    return {token(n): n for n in reversed(numbers)} if numbers else NOTHING_GIVEN
 
 
 def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     metadata = recipe.metadata
     check = _fresh_or_stale(metadata)
-    prototype, made_in = _prototype(recipe), _t.current_trace()
+    prototype: Any = None
+    made_in = -1
     lazy_clone, device, interned = _t.variable_functions._lazy_clone, metadata.device, metadata.to_keep()
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
@@ -99,13 +121,13 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
         check()
         trace = _t.current_trace()
         if trace != made_in:
-            prototype, made_in = _prototype(recipe), trace
+            prototype, made_in = _prototype(recipe, _numbers_given(trace, args)), trace
         return make_fake(lazy_clone(prototype), device, mode, interned, mark, tensor_class)
 
     return rebuild
 
 
-def _prototype(recipe: Fresh) -> torch.Tensor:
+def _prototype(recipe: Fresh, given: dict[Any, Any] = NOTHING_GIVEN) -> torch.Tensor:
     """A meta tensor with the sizes and the storage size of a recipe; the same one for all equal recipes of a trace.
 
     The storage is resized to its size in bytes and the sizes are written over it as they are: nothing is computed,
@@ -118,7 +140,7 @@ def _prototype(recipe: Fresh) -> torch.Tensor:
     if made is None:
         empty = torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE)
         _t.resize_storage(empty, number_of(recipe.nbytes))
-        made = known[key] = empty.as_strided(*_place(metadata))
+        made = known[key] = empty.as_strided(*_place(metadata, given))
     return made
 
 
@@ -141,7 +163,8 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     if not recipe.same_dtype:
         raise Unkeyable("symbolic view with another dtype")
     check = _fresh_or_stale(metadata)
-    place, made_in = _place(metadata), _t.current_trace()
+    place: Any = None
+    made_in = -1
     path, device, interned = recipe.path, metadata.device, metadata.to_keep()
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
@@ -149,7 +172,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
         check()
         trace = _t.current_trace()
         if trace != made_in:
-            place, made_in = _place(metadata), trace
+            place, made_in = _place(metadata, _numbers_given(trace, args)), trace
         base = follow(path, args, kwargs)
         plain = base._plain
         if plain is None:
