@@ -85,6 +85,16 @@ def cov(
     torch._check(
         self.dim() <= 2, lambda: f"cov(): expected input to have two or fewer dimensions but got {self.dim()}"
     )
+    torch._check(self.dtype is not torch.bool, lambda: "cov(): bool dtype is not supported for input")
+    integral = fweights is None or not (fweights.is_floating_point() or fweights.is_complex())
+    torch._check(
+        integral and (fweights is None or fweights.dtype is not torch.bool),
+        lambda: f"cov(): expected fweights to have integral dtype but got {fweights.dtype}",
+    )
+    torch._check(
+        aweights is None or aweights.is_floating_point(),
+        lambda: f"cov(): expected aweights to have floating point dtype but got {aweights.dtype}",
+    )
     observations = self.view(1, -1) if self.dim() < 2 else self
     for name, weight in (("fweights", fweights), ("aweights", aweights)):
         if weight is not None:

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
 
