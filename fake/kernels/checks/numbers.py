@@ -116,8 +116,11 @@ def has_range(func: OpOverload, given: dict[str, Any]) -> None:
         low >= high, func,
         f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}",
     )  # fmt: skip
-    like = given.get("self") if given.get("dtype") is None else None
-    dtype = like.dtype if like is not None else given.get("dtype") or torch.int64
+    dtype = given.get("dtype")
+    if not isinstance(
+        dtype, torch.dtype
+    ):  # left out: a number in the schema of ``randint``, nothing in others
+        dtype = given["self"].dtype if "self" in given else torch.int64
     limits: tuple[float, float] = (0, 1)
     if dtype is not torch.bool:
         kind = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
