@@ -282,6 +282,7 @@ MORE_WRONG_CALLS = {
 
 MORE_RIGHT_CALLS = {
     "as much as can be held": lambda: torch.randint(0, 256, (2,), dtype=torch.uint8),
+    "flags of bytes": lambda: torch.where(torch.ones(3, dtype=torch.uint8), torch.rand(3, 3).t(), 1.0),
     "the default dtype": lambda: torch.randint(2**40, (2,)),
     "flags": lambda: torch.zeros(3, dtype=torch.bool).random_(2),
     "halves": lambda: torch.randint_like(torch.zeros(3), 65505, dtype=torch.half),
