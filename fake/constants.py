@@ -67,7 +67,7 @@ def lift(mode: Any, call: Any) -> Any:
 def _schedule(mode: Any, call: Any) -> Any:
     """A short ``linspace`` between numbers on the CPU, outside of traces: its elements are known."""
     steps = call.args[2] if len(call.args) > 2 else call.kwargs["steps"]
-    device = call.kwargs.get("device") or _t.get_default_device()
+    device = torch.device(call.kwargs.get("device") or _t.get_default_device())
     if call.has_symbols or steps > SHORT or device.type != "cpu" or _t.is_tracing():
         return NotImplemented
     value = call.func(*call.args, **call.kwargs)

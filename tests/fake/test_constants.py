@@ -10,12 +10,13 @@ from fake.constants import SHORT
 
 def test_numbers_of_a_schedule():
     expected = torch.linspace(0, 0.1, 5)
+    numbers, total = expected.tolist(), expected.sum().item()
     with fake.FakeTensorMode():
         for _ in range(2):
             rates = torch.linspace(0, 0.1, 5)
             assert type(rates) is fake.FakeTensor
-            assert [rate.item() for rate in rates] == rates.tolist() == expected.tolist()
-            assert rates.sum().item() == expected.sum().item()
+            assert [rate.item() for rate in rates] == rates.tolist() == numbers
+            assert rates.sum().item() == total
 
 
 def test_a_write_of_unknown_values_ends_it():
