@@ -19,6 +19,9 @@ MAX_ELEMENTS = 1
 """Constants are scalars: larger values would make a trace hold data."""
 
 _aten = torch.ops.aten
+SHORT = 64
+"""Schedules (``linspace`` of so many elements) are constants, too: models read numbers off them while they are built."""
+
 LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
 
 
@@ -39,6 +42,8 @@ def lift(mode: Any, call: Any) -> Any:
         A fake tensor, or ``NotImplemented`` if the call is neither.
     """
     func = call.func
+    if func is _aten.linspace.default:
+        return _schedule(mode, call)
     is_lift = func in LIFTS
     numbers_only = (
         not is_lift
@@ -57,6 +62,16 @@ def lift(mode: Any, call: Any) -> Any:
     if is_lift and type(call.args[0]) is torch.Tensor:
         return mode.fake_tensor_converter.from_real_tensor(mode, call.args[0])
     return NotImplemented
+
+
+def _schedule(mode: Any, call: Any) -> Any:
+    """A short ``linspace`` between numbers on the CPU, outside of traces: its elements are known."""
+    steps = call.args[2] if len(call.args) > 2 else call.kwargs["steps"]
+    device = torch.device(call.kwargs.get("device") or _t.get_default_device())
+    if call.has_symbols or steps > SHORT or device.type != "cpu" or _t.is_tracing():
+        return NotImplemented
+    value = call.func(*call.args, **call.kwargs)
+    return mode.fake_tensor_converter.from_real_tensor(mode, value, make_constant=True)
 
 
 def _moves_to_missing_device(mode: Any, call: Any) -> bool:

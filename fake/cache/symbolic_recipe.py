@@ -22,13 +22,15 @@ from ..native import load
 from ..symbols.static import static_answer
 from ..tensor import DEVICE_ATTRIBUTE, Unkeyable
 from .recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
-from .symbolic import SymbolicMetadata, number_of, state_of
+from .symbolic import SymbolicMetadata, number_of, state_of, token
 
 __all__ = ["Stale", "SymbolicConstant", "build_symbolic", "symbols_of_recipe"]
 
 
 NATIVE = load()
 """What copies a tensor with all that is known of its sizes onto another storage, if it was compiled (``fake.native``)."""
+
+NOTHING_GIVEN: dict[Any, Any] = {}
 
 
 class Stale(Exception):
@@ -96,15 +98,34 @@ def _numbers(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([number_of(value) for value in values])
 
 
-def _place(metadata: Any) -> tuple[Any, ...]:
-    """Sizes, strides and offset, with nodes of their own."""
-    return _numbers(metadata.shape), _numbers(metadata.stride), number_of(metadata.offset)
+def _place(metadata: Any, given: dict[Any, Any] = NOTHING_GIVEN) -> tuple[Any, ...]:
+    """Sizes, strides and offset, with nodes of their own, or those that the call gave as numbers."""
+    shape = tuple([given[value] if value in given else number_of(value) for value in metadata.shape])
+    return shape, _numbers(metadata.stride), number_of(metadata.offset)
+
+
+def _numbers_given(trace: int, args: Any) -> dict[Any, Any]:
+    """The symbolic numbers among the arguments of a call that is traced, by their tokens.
+
+    A size that the caller computed (``x.expand(a + b, n)``) is known to ``make_fx`` by that number's node: the result
+    has the same one, as if the operator had run, so that nobody reads it off the result.
+    """
+    if not trace:
+        return NOTHING_GIVEN
+    numbers = [
+        n
+        for a in args
+        for n in (a if type(a) in (list, tuple, torch.Size) else (a,))
+        if type(n) is torch.SymInt
+    ]
+    return {token(n): n for n in reversed(numbers)} if numbers else NOTHING_GIVEN
 
 
 def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     metadata = recipe.metadata
     life, shape_env = _Lifetime(metadata), metadata.shape_env
-    prototype, made_in = _prototype(recipe), _t.current_trace()
+    prototype: Any = None
+    made_in = -1
     lazy_clone, device, interned = _t.variable_functions._lazy_clone, metadata.device, metadata.to_keep()
     make, current_trace, like = _t.make_subclass, _t.current_trace, NATIVE
 
@@ -112,8 +133,9 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
         nonlocal prototype, made_in
         if len(shape_env.replacements) != life.seen:
             life.check()
-        if current_trace() != made_in:
-            prototype, made_in = _prototype(recipe), current_trace()
+        trace = current_trace()
+        if trace != made_in:
+            prototype, made_in = _prototype(recipe, _numbers_given(trace, args)), trace
         element = lazy_clone(prototype) if like is None else like(prototype, None)
         made: Any = make(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
         mark(made)
@@ -126,7 +148,7 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     return rebuild
 
 
-def _prototype(recipe: Fresh) -> torch.Tensor:
+def _prototype(recipe: Fresh, given: dict[Any, Any] = NOTHING_GIVEN) -> torch.Tensor:
     """A meta tensor with the sizes and the storage size of a recipe; the same one for all equal recipes of a trace.
 
     The storage is resized to its size in bytes and the sizes are written over it as they are: nothing is computed,
@@ -139,7 +161,7 @@ def _prototype(recipe: Fresh) -> torch.Tensor:
     if made is None:
         empty = torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE)
         _t.resize_storage(empty, number_of(recipe.nbytes))
-        made = known[key] = empty.as_strided(*_place(metadata))
+        made = known[key] = empty.as_strided(*_place(metadata, given))
         _ask_ahead(made, metadata)
     return made
 
@@ -195,8 +217,9 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     if not recipe.same_dtype:
         raise Unkeyable("symbolic view with another dtype")
     life, shape_env = _Lifetime(metadata), metadata.shape_env
-    place, made_in = _place(metadata), _t.current_trace()
-    pattern = _pattern(metadata, place)
+    place: Any = None
+    pattern: Any = None
+    made_in = -1
     path, device, interned = recipe.path, metadata.device, metadata.to_keep()
     make, current_trace, like = _t.make_subclass, _t.current_trace, NATIVE
     index = path[0] if len(path) == 1 and type(path[0]) is int else None
@@ -205,8 +228,9 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
         nonlocal place, pattern, made_in
         if len(shape_env.replacements) != life.seen:
             life.check()
-        if current_trace() != made_in:
-            place, made_in = _place(metadata), current_trace()
+        trace = current_trace()
+        if trace != made_in:
+            place, made_in = _place(metadata, _numbers_given(trace, args)), trace
             pattern = _pattern(metadata, place)
         base = follow(path, args, kwargs) if index is None else args[index]
         element = base._plain

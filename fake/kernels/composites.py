@@ -29,6 +29,7 @@ from fake.kernels.outputs import is_symbolic
 
 __all__ = [
     "cov",
+    "ctc_loss",
     "in_inference_mode",
     "install",
     "one_hot",
@@ -85,6 +86,16 @@ def cov(
     torch._check(
         self.dim() <= 2, lambda: f"cov(): expected input to have two or fewer dimensions but got {self.dim()}"
     )
+    torch._check(self.dtype is not torch.bool, lambda: "cov(): bool dtype is not supported for input")
+    integral = fweights is None or not (fweights.is_floating_point() or fweights.is_complex())
+    torch._check(
+        integral and (fweights is None or fweights.dtype is not torch.bool),
+        lambda: f"cov(): expected fweights to have integral dtype but got {fweights.dtype}",
+    )
+    torch._check(
+        aweights is None or aweights.is_floating_point(),
+        lambda: f"cov(): expected aweights to have floating point dtype but got {aweights.dtype}",
+    )
     observations = self.view(1, -1) if self.dim() < 2 else self
     for name, weight in (("fweights", fweights), ("aweights", aweights)):
         if weight is not None:
@@ -140,6 +151,32 @@ def one_hot(func: OpOverload, self: torch.Tensor, num_classes: int = -1) -> torc
     return made if empty else made.scatter_(-1, self.unsqueeze(-1), 1)
 
 
+def ctc_loss(
+    func: OpOverload,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """``at::ctc_loss``, without the tensor that it fills with the targets' lengths to divide by them."""
+    batched = log_probs.dim() == 3
+    log_probs = log_probs if batched else log_probs.unsqueeze(1)
+    targets = targets.to(log_probs.device, torch.int64)
+    result = aten._ctc_loss.default(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity)[
+        0
+    ]
+    if zero_infinity:
+        result = torch.where(result == float("inf"), result.new_zeros(()), result)
+    if reduction == 1:
+        return (result / result.new_ones(len(target_lengths))).mean()
+    if reduction == 2:
+        return result.sum()
+    return result if batched else result.squeeze(0)
+
+
 def in_inference_mode(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """A composite that reaches the mode itself, because there is no autograd above: its own C++ code, as in eager.
 
@@ -172,6 +209,7 @@ def _overload(name: str) -> OpOverload:
 _ANSWERS: dict[str, tuple[OpOverload, Callable[..., Any]]] = {
     "tensor_split.tensor_indices_or_sections": (aten.tensor_split.tensor_indices_or_sections, tensor_split),
     "cov": (aten.cov.default, cov),
+    "ctc_loss.IntList": (aten.ctc_loss.IntList, ctc_loss),
     "one_hot": (aten.one_hot.default, one_hot),
     **{name: (_overload(name), resizing_composite) for name in _RESIZING},
 }

@@ -10,7 +10,7 @@ from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import fresh, is_symbolic
 from fake.kernels.registry import rule
 
-__all__ = ["grid_sampler", "repeat", "roll"]
+__all__ = ["grid_sampler", "repeat", "roll", "where"]
 
 
 @rule("aten::grid_sampler_2d", "aten::grid_sampler_3d")
@@ -51,3 +51,13 @@ def repeat(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs
         ),
     )
     return fresh(mode, shape, None, dtype=self.dtype, device=self.device)
+
+
+@rule("aten::where.self")
+def where(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Eager takes ``uint8`` for a condition, with a warning."""
+    condition, *values = args
+    if condition.dtype is not torch.uint8 or len(values) != 2:
+        return NotImplemented
+    with mode:
+        return func(condition.to(torch.bool), *values)

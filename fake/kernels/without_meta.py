@@ -120,6 +120,7 @@ def update_stats(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs
 def ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
     """A loss for each sequence, and the table of the forward recursion: as wide as the longest target, with blanks."""
     log_probs, targets, input_lengths, target_lengths = args[:4]
+    torch._check(log_probs.numel() > 0, lambda: f"{func.name()}: log_probs tensor must not be empty")
     steps, batch = log_probs.shape[:2]
     longest = max(target_lengths, default=0)
     torch._check(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import _pytree as pytree
 
@@ -307,3 +308,25 @@ def test_a_transposition_in_place_meets_the_size_of_a_storage():
     for found, expected in zip(result, program(x), strict=True):
         assert found.stride() == expected.stride()
         torch.testing.assert_close(found, expected)
+
+
+def _computed_sizes(a, b, c):
+    rows = b.shape[0] + c.shape[0]
+    wide = a.expand(rows, a.shape[0])
+    again = (a + 1).expand(rows, a.shape[0])
+    made = torch.zeros(rows * 2, a.shape[0])
+    return torch.cat([wide, b, c]), again.shape[0] * made.shape[0], torch.cat([again, made])
+
+
+def test_sizes_that_the_program_computed_are_not_read_off_results():
+    """A second time, too: what the cache rebuilds has the numbers that the call gave."""
+    inputs = torch.ones(10), torch.ones(3, 10), torch.ones(2, 10)
+
+    def traced():
+        return make_fx(_computed_sizes, tracing_mode="symbolic")(*inputs).code
+
+    expected = traced()
+    assert expected.count("aten.sym_size.int") == 3
+    with fake.accelerate():
+        for _ in range(3):
+            assert traced() == expected

@@ -252,6 +252,15 @@ def test_functional_forms():
 
 MORE_WRONG_CALLS = {
     "float out of range of unsigned": lambda: torch.zeros(3, dtype=torch.uint8).index_fill(0, _place(), -3.0),
+    "nothing to draw": lambda: torch.randint_like(torch.zeros(3), 5, 5),
+    "too much to draw": lambda: torch.randint(0, 300, (2,), dtype=torch.uint8),
+    "too little to draw": lambda: torch.randint_like(torch.zeros(3), -1, 2, dtype=torch.uint8),
+    "flags to draw": lambda: torch.zeros(3, dtype=torch.bool).random_(3),
+    "weights of wrong dtypes": lambda: torch.cov(torch.rand(3, 4), fweights=torch.ones(4)),
+    "importances of wrong dtypes": lambda: torch.cov(torch.rand(3, 4), aweights=torch.ones(4, dtype=long)),
+    "no probabilities": lambda: torch.ops.aten._ctc_loss(
+        torch.rand(4, 1, 0), torch.ones(1, 2, dtype=long), [4], [1]
+    ),
     "complex beta": lambda: torch.nn.functional.softplus(torch.zeros(3), 1 + 1j),
     "inverse of integers": lambda: torch.cholesky_inverse(torch.eye(2, dtype=torch.int64)),
     "distances of half": lambda: torch.nn.functional.pdist(torch.ones(3, 2, dtype=torch.half)),
@@ -272,6 +281,14 @@ MORE_WRONG_CALLS = {
 }
 
 MORE_RIGHT_CALLS = {
+    "as much as can be held": lambda: torch.randint(0, 256, (2,), dtype=torch.uint8),
+    "flags of bytes": lambda: torch.where(torch.ones(3, dtype=torch.uint8), torch.rand(3, 3).t(), 1.0),
+    "the default dtype": lambda: torch.randint(2**40, (2,)),
+    "flags": lambda: torch.zeros(3, dtype=torch.bool).random_(2),
+    "halves": lambda: torch.randint_like(torch.zeros(3), 65505, dtype=torch.half),
+    "both weights": lambda: torch.cov(
+        torch.rand(3, 4), fweights=torch.ones(4, dtype=long), aweights=torch.ones(4)
+    ),
     "integer wraps around": lambda: torch.zeros(3, dtype=torch.uint8).index_fill(0, _place(), -3),
     "one row has no distances": lambda: torch.nn.functional.pdist(torch.ones(1, 2, dtype=torch.half)),
     "target expands": lambda: torch.nn.functional.soft_margin_loss(torch.rand(5), torch.rand(1)),

@@ -12,7 +12,7 @@ from fake.kernels._torch import OpOverload
 from fake.kernels.checks.registry import check_for, refuse
 from fake.kernels.dtypes import result_type
 
-__all__ = ["numbers_can_be_held", "overflows"]
+__all__ = ["has_range", "numbers_can_be_held", "overflows"]
 
 
 #: Numbers that eager converts to the dtype of the result, by operator: whatever the size, or only if there are elements.
@@ -104,3 +104,26 @@ def overflows(value: Any, dtype: torch.dtype) -> bool:
     info = torch.iinfo(dtype)
     lowest = -info.max if info.min == 0 and isinstance(value, int) else info.min
     return not lowest <= value <= info.max
+
+
+@check_for("random", "randint", "randint_like")
+def has_range(func: OpOverload, given: dict[str, Any]) -> None:
+    """There is a number to draw, and the dtype holds the least and the greatest that may be drawn."""
+    low, high = given.get("from", given.get("low", 0)), given.get("to", given.get("high"))
+    if not isinstance(low, int) or not isinstance(high, int):
+        return
+    refuse(
+        low >= high, func,
+        f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}",
+    )  # fmt: skip
+    dtype = given.get("dtype")
+    if not isinstance(
+        dtype, torch.dtype
+    ):  # left out: a number in the schema of ``randint``, nothing in others
+        dtype = given["self"].dtype if "self" in given else torch.int64
+    limits: tuple[float, float] = (0, 1)
+    if dtype is not torch.bool:
+        kind = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+        limits = (kind.min, kind.max)
+    for name, value in (("from", low), ("to - 1", high - 1)):
+        refuse(not limits[0] <= value <= limits[1], func, f"{name} is out of bounds for {dtype}")

@@ -13,7 +13,6 @@ __all__ = [
     "blocks_fill_image",
     "extremes_are_ordered",
     "has_enough_to_draw",
-    "has_range",
     "has_rows_to_take",
     "has_signal",
     "has_vector_of_boundaries",
@@ -267,16 +266,6 @@ def has_vector_of_boundaries(func: OpOverload, given: dict[str, Any]) -> None:
     """Boundaries are a vector."""
     rank = given["boundaries"].dim()
     refuse(rank != 1, func, f"boundaries tensor must be 1 dimension, but got dim({rank})")
-
-
-@check_for("random")
-def has_range(func: OpOverload, given: dict[str, Any]) -> None:
-    """There is a number to draw."""
-    if given.get("to") is not None and "from" in given:
-        low, high = given["from"], given["to"]
-        refuse(
-            low >= high, func, f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
-        )
 
 
 @check_for("multinomial")

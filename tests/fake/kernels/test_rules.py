@@ -196,7 +196,7 @@ def test_every_rule_has_a_case() -> None:
     untested = {rule.__name__ for rule in ours if rule not in tested}
     # "view" gives torch's answer with fewer guards: tests/fake/symbols/test_exactness.py; "grouped_mm" has a file of
     # its own, as have those of "without_meta" and of sparse tensors ("addmm", "compressed"); "split", "max_pool" and
-    # "round_decimals" give torch's answer; for the others see below.
+    # "round_decimals" give torch's answer; "where" is in tests/fake/test_refusals.py; for the others see below.
     assert untested == {
         "addmm",
         "compressed",
@@ -207,6 +207,7 @@ def test_every_rule_has_a_case() -> None:
         "to_sparse",
         "unique_consecutive",
         "view",
+        "where",
     }
 
 

@@ -141,6 +141,28 @@ def test_quantization_aware_training():
     assert actual == train()
 
 
+@pytest.mark.parametrize("zero_infinity", [False, True])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["one sequence", "two"])
+def test_ctc_loss_with_lengths_that_are_numbers(batch, reduction, zero_infinity):
+    def train():
+        x = torch.rand(10, *batch, 5).requires_grad_()
+        targets = torch.ones(*batch, 3, dtype=torch.int64)
+        lengths = [10] * (batch or (1,))[0], [3] * (batch or (1,))[0]
+        loss = torch.nn.functional.ctc_loss(
+            x.log_softmax(-1), targets, *lengths, reduction=reduction, zero_infinity=zero_infinity
+        )
+        loss.sum().backward()
+        return loss.shape, loss.stride(), loss.dtype, type(loss.grad_fn), x.grad.shape, x.grad.stride()
+
+    expected = train()
+    with fake.FakeTensorMode():
+        assert train() == expected
+        with torch.inference_mode():
+            x, targets = torch.rand(10, 2, 5).log_softmax(-1), torch.ones(2, 3, dtype=torch.int64)
+            assert torch.nn.functional.ctc_loss(x, targets, [10, 9], [3, 1]).shape == ()
+
+
 @pytest.mark.parametrize(
     ("input_lengths", "target_lengths"),
     [([4] * 5, [1] * 6), ([5] * 6, [1] * 6), ([4] * 6, [3] * 6), ([4] * 6, [-1] * 6)],
