@@ -20,7 +20,7 @@ import torch
 from .. import _torch as _t
 from ..native import load
 from ..symbols.static import static_answer
-from ..tensor import DEVICE_ATTRIBUTE, Unkeyable
+from ..tensor import Unkeyable, make_fake
 from .recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
 from .symbolic import SymbolicMetadata, number_of, state_of, token
 
@@ -127,7 +127,7 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     prototype: Any = None
     made_in = -1
     lazy_clone, device, interned = _t.variable_functions._lazy_clone, metadata.device, metadata.to_keep()
-    make, current_trace, like = _t.make_subclass, _t.current_trace, NATIVE
+    current_trace, like = _t.current_trace, NATIVE
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         nonlocal prototype, made_in
@@ -137,13 +137,7 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
         if trace != made_in:
             prototype, made_in = _prototype(recipe, _numbers_given(trace, args)), trace
         element = lazy_clone(prototype) if like is None else like(prototype, None)
-        made: Any = make(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
-        mark(made)
-        made.fake_mode = mode
-        setattr(made, DEVICE_ATTRIBUTE, device)
-        made._interned = interned
-        made._plain = element
-        return made
+        return make_fake(element, device, mode, interned, mark, tensor_class)
 
     return rebuild
 
@@ -221,7 +215,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     pattern: Any = None
     made_in = -1
     path, device, interned = recipe.path, metadata.device, metadata.to_keep()
-    make, current_trace, like = _t.make_subclass, _t.current_trace, NATIVE
+    current_trace, like = _t.current_trace, NATIVE
     index = path[0] if len(path) == 1 and type(path[0]) is int else None
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
@@ -240,13 +234,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
         # has none).
         if interned is None or base._interned is not interned or not _t.has_symbols(element):
             element = element.as_strided(*place) if like is None else like(pattern, element)
-        made: Any = make(tensor_class, element, False, dispatch_device=True, device_for_backend_keys=device)
-        mark(made)
-        made.fake_mode = mode
-        setattr(made, DEVICE_ATTRIBUTE, device)
-        made._interned = interned
-        made._plain = element
-        return made
+        return make_fake(element, device, mode, interned, mark, tensor_class)
 
     return rebuild
 
