@@ -22,6 +22,11 @@ class Case:
     partner: str | None = None
 
 
+def written_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention as it is written without a kernel for it."""
+    return (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
 class OneHotFeatures(nn.Module):
     """Categorical features as one-hot rows into a linear layer, as tabular models do it."""
 
@@ -108,20 +113,6 @@ class LinearAttention(nn.Module):
         q, k, v = self.qkv(x).view(batch, time, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         y = (F.elu(q) + 1) @ (F.elu(k) + 1).transpose(-1, -2) @ v / time
         return self.out(y.transpose(1, 2).reshape(batch, time, width))
-
-
-class Dense(nn.Module):
-    """Each layer's output is appended to all before it (DenseNet)."""
-
-    def __init__(self, width: int = 64, growth: int = 32, layers: int = 8) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, growth) for _ in range(layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        width = self.layers[0].in_features
-        for layer in self.layers:
-            x = torch.cat([x, F.relu(layer(x[:, :width]))], 1)
-        return x
 
 
 class NextToken(nn.Module):
@@ -258,6 +249,13 @@ CASES: dict[str, tuple[Case, ...]] = {
         ),
         Case("training, 2 x 256 tokens", lambda: (GroupedQueryLayer(), (torch.randn(2, 256, 512),))),
     ),
+    "written_attention": (
+        Case(
+            "4 x 8 heads of 32, 512 tokens",
+            lambda: (written_attention, tuple(torch.randn(4, 8, 512, 32) for _ in range(3))),
+            training=False,
+        ),
+    ),
     "product_order": (
         Case("low-rank updates, 256 x 512", lambda: (LowRank(), (torch.randn(256, 512),))),
         Case("linear attention, 512 tokens", lambda: (LinearAttention(), (torch.randn(2, 512, 256),))),
@@ -300,8 +298,5 @@ CASES: dict[str, tuple[Case, ...]] = {
             lambda: (FirstToken().eval(), (torch.randn(4, 197, 192),)),
             training=False,
         ),
-    ),
-    "nested_concatenations": (
-        Case("dense layers, 8 x 32, batch 256", lambda: (Dense(), (torch.randn(256, 64),))),
     ),
 }

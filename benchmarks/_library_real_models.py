@@ -97,6 +97,12 @@ def _bert() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return built.model, built.inputs
 
 
+def _written_attention(name: str, length: int, **how: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A model with the attention that its code writes out, as it is without ``scaled_dot_product_attention``."""
+    built = build(name, "eager", batch=2, length=length, training=False, **how)
+    return built.model, built.inputs
+
+
 REAL_CASES: dict[str, tuple[Case, ...]] = {
     "early_selection": (
         Case("gpt2, 2 layers, next token after 256", _next_token, training=False),
@@ -107,6 +113,18 @@ REAL_CASES: dict[str, tuple[Case, ...]] = {
     "padded_convolutions": (
         Case("mobilenet_v2, 4 images, inference", lambda: _mobilenet(False), training=False),
         Case("mobilenet_v2, 4 images, training", lambda: _mobilenet(True)),
+    ),
+    "written_attention": (
+        Case(
+            "bert, 2 layers, 2 x 512 tokens, inference",
+            lambda: _written_attention("bert", 512, max_position_embeddings=512, **_BERT),
+            training=False,
+        ),
+        Case(
+            "gpt_neox, 2 layers, 2 x 1024 tokens, inference",
+            lambda: _written_attention("gpt_neox", 1024, max_position_embeddings=1024, **_BERT),
+            training=False,
+        ),
     ),
     "packed_masks": (Case("bert, 2 layers, 4 x 64 tokens, dropout, training", _bert),),
     "saved_precision": (

@@ -13,12 +13,12 @@ Those are the default. Beyond them, by name:
 * ``chunked_logits``: the loss of a large vocabulary, a few rows at a time
 * ``early_selection``: only the rows that are looked at
 * ``grouped_attention``: attention without repeated keys and values
-* ``nested_concatenations``: concatenations of concatenations copy once
 * ``one_hot_products``: products with one-hot rows by lookup
 * ``packed_masks``: masks saved in bits
 * ``padded_convolutions``: zero padding inside of the convolution
 * ``product_order``: chains of matrix products in the cheapest order
 * ``saved_precision``: activations saved in bfloat16
+* ``written_attention``: attention that is written out, by the attention kernel
 * ``zero_rows``: gradients that are zero but for a few rows, for those rows
 
 ``_matching`` and ``_rowwise`` hold what several of them share.
@@ -36,13 +36,13 @@ from fxpasses.passes.constants import FoldConstants
 from fxpasses.passes.dead_code import DeadCodeElimination
 from fxpasses.passes.early_selection import EarlySelection
 from fxpasses.passes.grouped_attention import GroupedAttention
-from fxpasses.passes.nested_concatenations import NestedConcatenations
 from fxpasses.passes.no_ops import RemoveNoOps
 from fxpasses.passes.one_hot_products import OneHotProducts
 from fxpasses.passes.packed_masks import PackedMasks
 from fxpasses.passes.padded_convolutions import PaddedConvolutions
 from fxpasses.passes.product_order import ProductOrder
 from fxpasses.passes.saved_precision import SavedPrecision
+from fxpasses.passes.written_attention import WrittenAttention
 from fxpasses.passes.zero_rows import ZeroRows
 
 __all__ = [
@@ -56,13 +56,13 @@ __all__ = [
     "EarlySelection",
     "FoldConstants",
     "GroupedAttention",
-    "NestedConcatenations",
     "OneHotProducts",
     "PackedMasks",
     "PaddedConvolutions",
     "ProductOrder",
     "RemoveNoOps",
     "SavedPrecision",
+    "WrittenAttention",
     "ZeroRows",
     "default_passes",
     "library",
@@ -96,13 +96,13 @@ def library() -> dict[str, type[Pass]]:
         EarlySelection,
         FoldConstants,
         GroupedAttention,
-        NestedConcatenations,
         OneHotProducts,
         PackedMasks,
         PaddedConvolutions,
         ProductOrder,
         RemoveNoOps,
         SavedPrecision,
+        WrittenAttention,
         ZeroRows,
     )
     return {c.name: c for c in classes}

@@ -1,0 +1,122 @@
+"""Published architectures on which passes of the library are measured, as their authors write them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks._library_models import Case
+
+
+class InputEmbedder(nn.Module):
+    """The input embedder of AlphaFold 2 (algorithms 3 and 4 of its supplement), and a transition over pairs.
+
+    Residues are one-hot of 21 kinds, relative positions one-hot of 65.
+    """
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        self.left, self.right, self.single = (nn.Linear(21, width) for _ in range(3))
+        self.relative = nn.Linear(65, width)
+        self.norm = nn.LayerNorm(width)
+        self.transition = nn.Sequential(nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+
+    def forward(self, kinds: Tensor, positions: Tensor) -> Tensor:
+        residues = F.one_hot(kinds, 21).to(self.norm.weight.dtype)
+        distance = (positions[:, :, None] - positions[:, None]).clamp(-32, 32) + 32
+        pairs = self.relative(F.one_hot(distance, 65).to(self.norm.weight.dtype))
+        pairs = pairs + self.left(residues)[:, :, None] + self.right(residues)[:, None]
+        pairs = pairs + self.transition(self.norm(pairs))
+        return pairs.mean(2) + self.single(residues)
+
+
+class GraphAutoencoder(nn.Module):
+    """DOMINANT (Ding et al. 2019): two graph convolutions, and one that gives the attributes back.
+
+    A graph convolution is written as by Kipf: ``adjacency @ (features @ weight)``.
+    """
+
+    def __init__(self, features: int = 1433, width: int = 64) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(features, width) * 0.02)
+        self.second = nn.Parameter(torch.randn(width, width) * 0.1)
+        self.back = nn.Parameter(torch.randn(width, features) * 0.1)
+
+    def forward(self, features: Tensor, adjacency: Tensor) -> Tensor:
+        hidden = F.relu(adjacency @ (features @ self.first))
+        hidden = F.relu(adjacency @ (hidden @ self.second))
+        return F.mse_loss(F.relu(adjacency @ (hidden @ self.back)), features)
+
+
+class DeepSDF(nn.Module):
+    """DeepSDF (Park et al. 2019): eight layers over points, a code of the shape before the first and the fifth."""
+
+    def __init__(self, code: int = 256, width: int = 512) -> None:
+        super().__init__()
+        sizes = [code + 3, width, width, width - code - 3, width, width, width, width, 1]
+        inputs = [code + 3, width, width, width, width, width, width, width]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(inputs, sizes[1:], strict=True))
+
+    def forward(self, points: Tensor, code: Tensor) -> Tensor:
+        given = torch.cat([code[:, None].expand(-1, points.shape[1], -1), points], -1)
+        x = given
+        for number, layer in enumerate(self.layers):
+            if number == 3:
+                x = torch.cat([x[..., : layer.in_features - given.shape[-1]], given], -1)
+            x = layer(x)
+            if number < len(self.layers) - 1:
+                x = F.relu(x)
+        return x.tanh()
+
+
+class RelationNetwork(nn.Module):
+    """Relation networks (Santoro et al. 2017): four layers over all pairs of objects and a question, then three."""
+
+    def __init__(self, objects: int = 26, question: int = 128, width: int = 256) -> None:
+        super().__init__()
+        self.pair = nn.Sequential(
+            nn.Linear(2 * objects + question, width), nn.ReLU(),
+            *(m for _ in range(3) for m in (nn.Linear(width, width), nn.ReLU())),
+        )  # fmt: skip
+        self.answer = nn.Sequential(
+            nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 28)
+        )
+
+    def forward(self, objects: Tensor, question: Tensor) -> Tensor:
+        batch, count, width = objects.shape
+        left = objects[:, :, None].expand(batch, count, count, width)
+        right = objects[:, None].expand(batch, count, count, width)
+        asked = question[:, None, None].expand(batch, count, count, question.shape[1])
+        return self.answer(self.pair(torch.cat([left, right, asked], -1)).sum((1, 2)))
+
+
+def _kinds(batch: int, length: int) -> tuple[Tensor, Tensor]:
+    return torch.randint(21, (batch, length)), torch.arange(length).expand(batch, length).contiguous()
+
+
+def _graph(nodes: int = 512, features: int = 1433) -> tuple[Tensor, Tensor]:
+    adjacency = (torch.rand(nodes, nodes) < 0.02).float() + torch.eye(nodes)
+    return (torch.rand(nodes, features) < 0.02).float(), adjacency / adjacency.sum(1, keepdim=True)
+
+
+RECIPES: dict[str, tuple[Case, ...]] = {
+    "one_hot_products": (
+        Case("AlphaFold 2's input embedder, 96 residues, training", lambda: (InputEmbedder(), _kinds(1, 96))),
+        Case("the same, inference", lambda: (InputEmbedder(), _kinds(1, 96)), training=False),
+    ),
+    "product_order": (
+        Case("graph autoencoder, 512 nodes, 1433 features, training", lambda: (GraphAutoencoder(), _graph())),
+        Case("the same, inference", lambda: (GraphAutoencoder(), _graph()), training=False),
+    ),
+    "broadcast_products": (
+        Case(
+            "DeepSDF, 2 shapes, 1024 points, training",
+            lambda: (DeepSDF(), (torch.randn(2, 1024, 3), torch.randn(2, 256))),
+        ),
+        Case(
+            "relation network, 4 x 25 objects, training",
+            lambda: (RelationNetwork(), (torch.randn(4, 25, 26), torch.randn(4, 128))),
+        ),
+    ),
+}
