@@ -135,6 +135,8 @@ class CostModel:
         """Why the region is not worth it, or ""."""
         if copies < self.fewest:
             return f"{copies} copies: worth it from {self.fewest}"
+        if estimate.saved_seconds <= 0:
+            return "compiling it once and tracing its calls takes as long as compiling all copies"
         if estimate.saved_seconds < self.least_saved:
             return f"saves {estimate.saved_seconds:.2f} s of compile time: worth it from {self.least_saved:.2f} s"
         if estimate.gain <= 0:

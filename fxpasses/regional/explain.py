@@ -50,13 +50,19 @@ class Repeated:
         head = f"{self.name}: {self.copies} copies of {self.calls} calls"
         if not self.taken:
             return f"{head}: left, {self.reason}"
-        took = "" if self.compile_seconds is None else f", compiled in {self.compile_seconds:.2f} s"
-        return f"{head}: one region, saves about {self.saved_seconds:.1f} s of compile time{took}"
+        took = "" if self.compile_seconds is None else f" compiled in {self.compile_seconds:.2f} s,"
+        costs = (
+            f"costs about {1e3 * self.run_seconds:.0f} us a step"
+            if self.run_seconds
+            else "costs nothing to run"
+        )
+        return f"{head}: one region,{took} saves about {self.saved_seconds:.1f} s of compile time, {costs}"
 
 
 @dataclass(frozen=True)
 class RegionReport:
-    """The repeats of one graph. ``str()`` of it is a line for each.
+    """The repeats of one graph. ``str()`` of it is a summary, then a line for each: what was found, what became of it, and
+    what that saves or why it was left.
 
     Attributes:
         taken: the regions.
@@ -100,7 +106,17 @@ class RegionReport:
     def __str__(self) -> str:
         if self.off:
             return f"no regions: {self.off}"
-        head = f"{self.covered} of {self.calls} calls in {len(self.taken)} regions; searched {self.search_seconds:.3f} s"
+        if not self.taken and not self.left:
+            return f"nothing is repeated in a graph of {self.calls} calls; searched in {self.search_seconds:.3f} s"
+        searched = f"searched in {self.search_seconds:.3f} s"
+        if self.taken:
+            kinds = "1 region" if len(self.taken) == 1 else f"{len(self.taken)} regions"
+            head = (
+                f"{self.covered} of {self.calls} calls are in {kinds}, called {self.region_calls} times; "
+                f"about {self.saved_seconds:.1f} s of compile time saved; {searched}"
+            )
+        else:
+            head = f"none of {self.calls} calls is in a region; {searched}"
         return "\n".join([head, *map(str, self.taken), *map(str, self.left)])
 
 

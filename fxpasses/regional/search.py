@@ -7,6 +7,7 @@ least crosses them, and the cost model decides. The best go first; what they cov
 
 from __future__ import annotations
 
+import bisect
 import fnmatch
 import itertools
 import time
@@ -33,7 +34,7 @@ _BOUNDARIES = 4
 _CROSSING_SECONDS = 0.001
 """What one more value across a boundary counts when candidates are compared."""
 _MOST_LEFT = 30
-"""How many repeats that are left in the graph are reported; the search ends when there are more."""
+"""After how many repeats that are left in the graph the search ends. Those inside of others that are left are not reported."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class _Searcher:
         self.free = bytearray(b"\x01") * len(self.facts.calls)
         self.crossing = _crossing(self.facts)
         self.seen: set[tuple[int, int]] = set()
+        self.declined = 0
         self.weights = [0.0, *itertools.accumulate(cost.weight(node) for node in self.facts.calls)]
 
     def run(self) -> None:
@@ -121,7 +123,7 @@ class _Searcher:
                 candidates += self._phases(repeat.length, repeat.starts)
         ranked = sorted(candidates, key=self._rank)
         for length, starts in ranked:
-            if len(self.result.left) >= _MOST_LEFT:
+            if self.declined >= _MOST_LEFT:
                 break
             self._consider(length, starts)
 
@@ -217,7 +219,9 @@ class _Searcher:
             reason = "less than two operations that compute anything"
         found = Found(windows, estimate, reason, [self._module(w) for w in windows])
         if reason:
-            self.result.left.append(found)
+            self.declined += 1
+            if not any(_within(windows, item.windows) for item in self.result.left):
+                self.result.left.append(found)
             return
         self.result.taken.append(found)
         for window in windows:
@@ -237,6 +241,13 @@ class _Searcher:
                 shared = path if common is None else common
                 common = tuple(a for a, b in zip(shared, path, strict=False) if a == b)
         return common[-1][0] if common else ""
+
+
+def _within(windows: Sequence[Window], larger: Sequence[Window]) -> bool:
+    """Whether each of some windows lies in one of others, which are in order and do not overlap."""
+    starts = [window.start for window in larger]
+    around = (bisect.bisect_right(starts, window.start) - 1 for window in windows)
+    return all(i >= 0 and w.stop <= larger[i].stop for i, w in zip(around, windows, strict=True))
 
 
 def _crossing(facts: GraphFacts) -> list[int]:

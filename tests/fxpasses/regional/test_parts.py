@@ -224,5 +224,25 @@ def test_dynamo_graphs_are_searched_without_compiling():
     assert fxpasses.stats().regions == 0
 
 
+def test_the_report_says_what_was_found_and_why():
+    reports = {}
+
+    def look(gm, inputs):
+        reports["always"] = fxpasses.regions(gm, "always")
+        reports["auto"] = fxpasses.regions(gm, "auto", cost=CostModel(fewest=7))
+        return gm
+
+    torch.compile(Stack([Block() for _ in range(6)]), backend=look)(X)
+    taken, left = str(reports["always"]), str(reports["auto"])
+    assert taken.startswith("42 of 44 calls are in 1 region, called 6 times; about")
+    assert "layers.*: 6 copies of 7 calls: one region, saves about" in taken
+    assert left.startswith("none of 44 calls is in a region")
+    assert "layers.*: 6 copies of 7 calls: left, 6 copies: worth it from 7" in left
+    # A part of a repeat that is left is no news.
+    assert [item.calls for item in reports["auto"].left if item.copies == 6] == [7]
+    torch._dynamo.reset()
+    torch.compile(nn.Linear(8, 8), backend=lambda gm, _: print(fxpasses.regions(gm)) or gm)(X)
+
+
 def test_a_model_without_repeats():
     assert check(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), [X]) == []
