@@ -1,8 +1,8 @@
 """Fewer runs of the garbage collector while a model is traced.
 
 Tracing makes hundreds of thousands of objects that live until it ends, and Python's collector looks at them again and
-again: a tenth of the time. :class:`RarerCollection` raises the collector's first threshold, so that it still runs, and
-puts it back.
+again: a tenth of the time. :class:`RarerCollection` raises the collector's first two thresholds, so that it still runs,
+and puts them back.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ class RarerCollection:
     OBJECTS = 50_000
     """How many more objects there must be than at the last collection (Python's own value is 700)."""
 
+    YOUNG_COLLECTIONS = 50
+    """After how many of those the objects that survived one are looked at again (Python's own value is 10)."""
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holders = 0
@@ -35,7 +38,8 @@ class RarerCollection:
             self._holders += 1
             thresholds = gc.get_threshold()
             if self._holders == 1 and 0 < thresholds[0] < self.OBJECTS:
-                self._before, self._ours = thresholds, (self.OBJECTS, *thresholds[1:])
+                second = max(thresholds[1], self.YOUNG_COLLECTIONS)
+                self._before, self._ours = thresholds, (self.OBJECTS, second, thresholds[2])
                 gc.set_threshold(*self._ours)
 
     def release(self) -> None:

@@ -86,6 +86,8 @@ def metadata_difference(a: Any, b: Any, strides: bool = True) -> str | None:
     >>> metadata_difference(torch.ones(2), torch.ones(2, dtype=torch.float64))
     'dtype torch.float32 became torch.float64'
     """
+    if a is b:
+        return None
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return _tensor_difference(a, b, strides)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)) and len(a) == len(b):
