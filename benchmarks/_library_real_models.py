@@ -121,6 +121,11 @@ REAL_CASES: dict[str, tuple[Case, ...]] = {
             training=False,
         ),
         Case(
+            "gpt2, 2 layers, 2 x 256 tokens, inference",
+            lambda: _written_attention("gpt2", 256, **_GPT2),
+            training=False,
+        ),
+        Case(
             "gpt_neox, 2 layers, 2 x 1024 tokens, inference",
             lambda: _written_attention("gpt_neox", 1024, max_position_embeddings=1024, **_BERT),
             training=False,
