@@ -1,0 +1,57 @@
+"""How compile time grows with depth: a deep model against a shallow one with the same layers, in turns.
+
+The seconds are those of the first training step less those of a later one, which is what compiling adds to it; by the
+clock, and of CPU with the compilers that it starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.regions import WHO, in_a_process
+
+__all__ = ["main"]
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks region_depth", description=__doc__)
+    parser.add_argument("--layers", type=int, nargs=2, default=[4, 48], metavar=("SHALLOW", "DEEP"))
+    parser.add_argument("--shapes", nargs="+", choices=["static", "dynamic"], default=["static", "dynamic"])
+    parser.add_argument("--who", choices=WHO, default="regions")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="processes for each depth, of which medians are shown"
+    )
+    arguments = parser.parse_args(argv)
+    shallow, deep = arguments.layers
+    console = Console(width=120)
+    table = Table(
+        "shapes", f"{shallow} layers (s)", f"{deep} layers (s)", "ratio", "CPU (s)", "CPU (s)", "ratio"
+    )
+    for shapes in arguments.shapes:
+        runs: dict[int, list[tuple[float, float]]] = {shallow: [], deep: []}
+        for _ in range(arguments.rounds):
+            for layers in (shallow, deep):
+                settings = argparse.Namespace(
+                    who=arguments.who,
+                    layers=layers,
+                    dynamic=shapes == "dynamic",
+                    width=128,
+                    heads=4,
+                    batch=2,
+                    tokens=64,
+                    steps=5,
+                )
+                found = in_a_process(settings, None)
+                runs[layers].append((found["first"] - found["later"], found["cpu"] - found["later"]))
+                console.log(shapes, layers, "{:.2f} s, {:.2f} s of CPU".format(*runs[layers][-1]))
+        cells = [shapes]
+        for kind in range(2):
+            a, b = (statistics.median(run[kind] for run in runs[layers]) for layers in (shallow, deep))
+            cells += [f"{a:.2f}", f"{b:.2f}", f"{b / a:.2f}"]
+        table.add_row(*cells)
+    console.print(table)
+    return 0
