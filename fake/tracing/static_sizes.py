@@ -1,10 +1,13 @@
 """Sizes of tensors without a symbolic dimension: parameters, mostly, each converted twice per compilation.
 
-For them ``ShapeEnv`` makes a SymPy number of each size and stride, and numbers of those again.
+For them ``ShapeEnv`` makes a SymPy number of each size and stride, and numbers of those again; and where Inductor tells
+the strides of what a graph returns, it prints every symbol that it knows for every number that is read.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from . import _torch as _t
@@ -15,7 +18,8 @@ __all__ = ["patches"]
 def patches() -> list[tuple[Any, str, Any]]:
     """Attributes of torch and what to put there (owner, name, value)."""
     name = "_create_symbolic_sizes_strides_storage_offset"
-    return [(_t.ShapeEnv, name, sizes_strides_storage_offset)] if hasattr(_t.ShapeEnv, name) else []
+    found = [(_t.ShapeEnv, name, sizes_strides_storage_offset)] if hasattr(_t.ShapeEnv, name) else []
+    return found + [(_t.ShapeEnv, name, _numbers_first(getattr(_t.ShapeEnv, name))) for name in _READERS]
 
 
 def sizes_strides_storage_offset(
@@ -38,6 +42,16 @@ def sizes_strides_storage_offset(
     return _original(env, ex_size, ex_stride, ex_storage_offset, *args, **kwargs)
 
 
+def _numbers_first(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """A method that evaluates the text of an expression: a number's text is a number in any environment."""
+
+    @functools.wraps(original)
+    def read(env: Any, code: str) -> Any:
+        return int(code) if code.isdecimal() else original(env, code)
+
+    return read
+
+
 def _all_static(context: Any) -> bool:
     return (
         isinstance(context, _t.StatelessSymbolicContext)
@@ -52,3 +66,4 @@ def _all_static(context: Any) -> bool:
 _original: Any = getattr(_t.ShapeEnv, "_create_symbolic_sizes_strides_storage_offset", None)
 _STATIC = _t.DimDynamic.STATIC
 _INFERRED = _t.DimDynamic.INFER_STRIDE
+_READERS = ("evaluate_symexpr", "deserialize_symexpr")

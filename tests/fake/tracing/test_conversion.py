@@ -105,3 +105,20 @@ def test_a_context_for_another_rank_is_refused_as_by_torch() -> None:
     with fake.accelerate(), pytest.raises(AssertionError) as found:
         converted(torch.rand(4, 6), dynamic_sizes=[STATIC])
     assert str(found.value) == str(expected.value)
+
+
+def test_texts_of_expressions_are_evaluated_as_by_torch() -> None:
+    env = ShapeEnv()
+    real = torch.rand(4, 6)
+    FakeTensorMode(shape_env=env).from_tensor(
+        real,
+        source=LocalSource("x"),
+        symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DYNAMIC, STATIC]),
+    )
+    symbol = str(next(iter(env.var_to_range)))
+    for code in ("0", "128", symbol, f"2*{symbol} + 1", "-3", f"{symbol}**2", "7"):
+        expected = env.evaluate_symexpr(code), str(env.deserialize_symexpr(code))
+        with fake.accelerate():
+            found = env.evaluate_symexpr(code), str(env.deserialize_symexpr(code))
+        assert found == expected
+        assert type(found[0]) is type(expected[0])
