@@ -18,6 +18,7 @@ from ..tensor import Unkeyable, forget
 from ._torch import preferred_device_type
 from .calls import PURE, compare_leaf, handle_directly, is_mutable, renew, tensors_of, uncacheable_reason
 from .disk import DiskCache
+from .generated import HANDLER, IN_A_FORMULA, LOOKUP, made_by
 from .key import compile_key, plain_key
 from .recipe import Apart, build
 from .record import describe, verify
@@ -33,46 +34,6 @@ __all__ = ["Dispatch", "Engine", "Handler", "mark_of"]
 
 Handler = Callable[[Any, Any, Sequence[type], Any, Any], Any]
 Dispatch = Callable[[Any, Any, Sequence[type], Any, Any], Any]
-
-
-_TEMPLATE = """
-def make(func, get, hit, miss, {names}):
-    def handler(mode, func, types, args, kwargs):
-{before}      try:
-{key}        rebuild = get(key)
-      except Unkeyable as reason:
-        return miss(mode, func, types, args, kwargs, None, reason.reason)
-      except (TypeError, AttributeError):
-        return miss(mode, func, types, args, kwargs, None, "unhashable argument")
-      if rebuild is None:
-        env = mode.shape_env
-        if env is not None and (state := env.__dict__.get("_fake_dispatch")) is not None:
-          kept = state.tables.get(place, nothing).get(key)
-          if kept is not None and kept.facts is None and env._fake_lean.log is None:
-            rebuild = kept.rebuild
-            try:
-              outputs = rebuild(mode, args, kwargs)
-            except Stale:
-              return miss(mode, func, types, args, kwargs, key)
-            if rebuild.__class__ is not Bypass: hit()
-            return outputs
-        return miss(mode, func, types, args, kwargs, key)
-      if rebuild.__class__ is not Bypass: hit()
-      return rebuild(mode, args, kwargs)
-    def lookup(mode, func, args, kwargs):
-      try:
-{key}        return get(key)
-      except (Unkeyable, TypeError, AttributeError):
-        return None
-    return handler, lookup
-"""
-
-
-_IN_A_FORMULA = """\
-      if type(autograd_node()) in FORMULAS:
-        return miss(mode, func, types, args, kwargs, None, "formula of autograd")
-"""
-"""Before the key: which formula calls the operator decides the strides of its result."""
 
 
 class Engine:
@@ -94,7 +55,8 @@ class Engine:
         self.dispatch = dispatch
         self.store = Store(limit)
         self.handlers: dict[int, Handler] = {}
-        self.lookups: dict[int, Callable] = {}
+        self._keys: dict[int, tuple[str, dict[str, Any]]] = {}
+        self._lookups: dict[int, Callable] = {}
         self._funcs: list[Any] = []  # keeps the operators alive, so that an id is never used again
         self._lock = threading.Lock()
         self._disk: DiskCache | None = None
@@ -130,33 +92,55 @@ class Engine:
 
     def _compile(self, func: Any) -> Handler:
         source, names = compile_key(func, self.tensor_class)
-        names |= {
-            "Bypass": Bypass,
-            "Stale": Stale,
-            "nothing": {},
-            "place": table_place(func, self.tensor_class),
-        }
+        self._keys[id(func)] = source, dict(names)
+        names["Bypass"] = Bypass
         table = self.store.table(func)
         self._fill_from_disk(func)
         before = ""
         if self.is_own and func in WATCHED:
-            before = _IN_A_FORMULA
+            before = IN_A_FORMULA
             names |= {"FORMULAS": FORMULAS, "autograd_node": _t.current_autograd_node}
-        code = _TEMPLATE.format(names=", ".join(names), before=before, key=source)
-        namespace: dict[str, Any] = {}
-        file = f"<fake handler of {func}>"
-        _t.HIDDEN_FILES.add(file)
-        exec(compile(code, file, "exec"), namespace)
-        handler, self.lookups[id(func)] = namespace["make"](
-            func, table.get, self.store.hit, self.miss, **names
-        )
+        code = HANDLER.format(names=", ".join(names), before=before, key=source)
+        make = made_by(code, f"<fake handler of {func}>")
+        unseen = self._unseen(table_place(func, self.tensor_class))
+        handler: Handler = make(func, table.get, self.store.hit, self.miss, unseen, **names)
         _t.skip_code(handler.__code__)
         return handler
 
+    def _unseen(self, place: Any) -> Callable[..., Any]:
+        """What is done with a key that is not in the operator's table: the environment may have an entry."""
+        miss, hit, nothing = self.miss, self.store.hit, {}  # type: ignore[var-annotated]
+
+        def unseen(mode: Any, func: Any, types: Any, args: Any, kwargs: Any, key: Any) -> Any:
+            env = mode.shape_env
+            state = None if env is None else env.__dict__.get("_fake_dispatch")
+            if state is None:
+                return miss(mode, func, types, args, kwargs, key)
+            kept = state.tables.get(place, nothing).get(key)
+            if kept is None or kept.facts is not None or env._fake_lean.log is not None:
+                return miss(mode, func, types, args, kwargs, key)
+            rebuild = kept.rebuild
+            try:
+                outputs = rebuild(mode, args, kwargs)
+            except Stale:
+                return miss(mode, func, types, args, kwargs, key)
+            if rebuild.__class__ is not Bypass:
+                hit()
+            return outputs
+
+        _t.skip_code(unseen.__code__)
+        return unseen
+
     def recipe(self, func: Any, mode: Any, args: Any, kwargs: Any) -> Any:
         """What rebuilds the outputs of a call on plain sizes, if an entry serves it, else None."""
-        lookup = self.lookups.get(id(func))
-        rebuild = None if lookup is None else lookup(mode, func, args, kwargs)
+        lookup = self._lookups.get(id(func))
+        if lookup is None:
+            if id(func) not in self._keys:
+                return None
+            source, names = self._keys[id(func)]
+            make = made_by(LOOKUP.format(names=", ".join(names), key=source), f"<fake lookup of {func}>")
+            lookup = self._lookups[id(func)] = make(func, self.store.table(func).get, **names)
+        rebuild = lookup(mode, func, args, kwargs)
         return None if type(rebuild) is Bypass else rebuild
 
     def attach_disk(self, disk: DiskCache | None, name: str) -> None:

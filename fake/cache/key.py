@@ -262,7 +262,8 @@ def compile_key(func: Any, tensor_class: type) -> tuple[str, dict[str, Any]]:
     state += "python_dispatcher(), mode._cache_token or token_of(mode)"
     lines: list[str] = ["n = len(args)"]
     branch = "if"
-    for count in range(len(positional), -1, -1):
+    required = sum(not a.kwarg_only and not a.has_default_value() for a in func._schema.arguments)
+    for count in range(len(positional), required - 1, -1):  # fewer, if some of them are given by name
         pieces = [_argument_code(i, kind) for i, kind in enumerate(positional[:count])]
         if any(piece is None for piece in pieces):
             continue

@@ -1,0 +1,54 @@
+"""The text of the functions that are generated for an operator: its handler, and the lookup of an entry by itself.
+
+The key (``key.py``) stands in the middle of both, so that a hit makes no call for it. Compiling the text takes longer than
+most operators' first dispatch: what a hit does not need is elsewhere, and the lookup is made when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import _torch as _t
+
+__all__ = ["HANDLER", "IN_A_FORMULA", "LOOKUP", "made_by"]
+
+HANDLER = """
+def make(func, get, hit, miss, unseen, {names}):
+    def handler(mode, func, types, args, kwargs):
+{before}      try:
+{key}        rebuild = get(key)
+      except Unkeyable as reason:
+        return miss(mode, func, types, args, kwargs, None, reason.reason)
+      except (TypeError, AttributeError):
+        return miss(mode, func, types, args, kwargs, None, "unhashable argument")
+      if rebuild is None: return unseen(mode, func, types, args, kwargs, key)
+      if rebuild.__class__ is not Bypass: hit()
+      return rebuild(mode, args, kwargs)
+    return handler
+"""
+LOOKUP = """
+def make(func, get, {names}):
+    def lookup(mode, func, args, kwargs):
+      try:
+{key}        return get(key)
+      except (Unkeyable, TypeError, AttributeError):
+        return None
+    return lookup
+"""
+
+
+IN_A_FORMULA = """\
+      if type(autograd_node()) in FORMULAS:
+        return miss(mode, func, types, args, kwargs, None, "formula of autograd")
+"""
+"""Before the key: which formula calls the operator decides the strides of its result."""
+
+
+def made_by(code: str, file: str) -> Callable[..., Any]:
+    """The function ``make`` of some generated code, whose frames are not told to users."""
+    _t.HIDDEN_FILES.add(file)
+    namespace: dict[str, Any] = {}
+    exec(compile(code, file, "exec"), namespace)
+    made: Callable[..., Any] = namespace["make"]
+    return made
