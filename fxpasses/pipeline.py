@@ -196,9 +196,8 @@ class Pipeline:
 
     def _backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         counters.count("backward")
-        with accelerated(
-            self.options.accelerate
-        ):  # AOTAutograd may come here as late as in the first backward pass
+        # AOTAutograd may come here as late as in the first backward pass, when nothing is accelerated any more.
+        with accelerated(self.options.accelerate):
             return self._compile_one(gm, "backward", lambda: self.compiler.backward(gm, inputs))
 
     def _inference(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
