@@ -173,6 +173,7 @@ fake_tensor_tls = torch_fake.fake_tensor_tls
 FakeTensorConfig = torch_fake.FakeTensorConfig
 is_plain_tensor = torch_fake._is_plain_tensor
 current_autograd_node = torch._C._current_autograd_node
+ensure_cuda_device_guard: Any = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
 meta_in_tls = torch._C._meta_in_tls_dispatch_include
 PYTHON_KEY = torch._C.DispatchKey.Python
 META_KEY = torch._C.DispatchKey.Meta
@@ -279,8 +280,6 @@ def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
 
 
 _logging_state = torch._logging._internal
-
-
 _traces = itertools.count(1)
 
 

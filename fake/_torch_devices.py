@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from . import _torch as _t
+
 __all__ = ["ensure_cuda_guard"]
 
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
@@ -52,7 +54,7 @@ def _ensure() -> bool:
 
 def _registry() -> ctypes.Array[ctypes.c_void_p] | None:
     libraries = list((Path(torch.__file__).parent / "lib").glob("libc10.*"))
-    if not libraries or not hasattr(torch._C, "_ensureCUDADeviceGuardSet"):
+    if not libraries or _t.ensure_cuda_device_guard is None:
         return None
     try:
         return (ctypes.c_void_p * (_CUDA + 1)).in_dll(ctypes.CDLL(str(libraries[0])), _REGISTRY)
@@ -67,6 +69,6 @@ def _register(registry: ctypes.Array[ctypes.c_void_p]) -> None:
     methods = (ctypes.c_void_p * _METHODS)(*(address for _ in range(_METHODS)))
     guard = ctypes.c_void_p(ctypes.addressof(methods))
     registry[_CUDA] = ctypes.addressof(guard)  # type: ignore[call-overload]
-    torch._C._ensureCUDADeviceGuardSet()
+    _t.ensure_cuda_device_guard()
     if registry[_CUDA] == ctypes.addressof(guard):  # type: ignore[comparison-overlap]
         registry[_CUDA] = None  # type: ignore[call-overload]
