@@ -141,11 +141,11 @@ def _element_maker(recipe: Fresh) -> Callable[[], torch.Tensor]:
     metadata, nbytes = recipe.metadata, recipe.nbytes
     shape, stride, dtype, offset = metadata.shape, metadata.stride, metadata.dtype, metadata.offset
     prototype = torch.empty_strided(shape, stride, dtype=dtype, device=_t.META_DEVICE)
-    copy = prototype.clone()
     # Keys say whether the Python dispatcher is on: `clone` is Python then, and ten times slower.
-    copies_exactly = copy.stride() == stride and copy.untyped_storage().nbytes() == nbytes
-    if offset == 0 and copies_exactly and not _t.is_python_dispatcher_enabled():
-        return prototype.clone
+    if offset == 0 and not _t.is_python_dispatcher_enabled():
+        copy = prototype.clone()
+        if copy.stride() == stride and copy.untyped_storage().nbytes() == nbytes:
+            return prototype.clone
     if offset == 0 and prototype.untyped_storage().nbytes() == nbytes:
         return partial(_t.variable_functions.empty_strided, shape, stride, dtype=dtype, device=_t.META_DEVICE)
 
