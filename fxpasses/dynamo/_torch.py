@@ -53,6 +53,7 @@ __all__ = [
     "comparison_of",
     "derives_from",
     "global_state",
+    "guard_constant",
     "has_new_attributes",
     "is_asked_about",
     "is_from_class",
@@ -249,15 +250,15 @@ def is_asked_about(number: torch.SymFloat) -> bool:
     return any(node.expr in guard.expr.free_symbols for guard in node.shape_env.guards)
 
 
-def build_number(tx: Any, source: Any, value: Any, guarded: bool) -> fx.Node | None:
-    """The node of a Python float that Dynamo keeps symbolic, with a guard that it has this value if that is asked for;
-    None where it is a constant of the graph."""
+def build_number(tx: Any, source: Any, value: Any) -> fx.Node | None:
+    """The node of a Python float that Dynamo keeps symbolic; None where it is a constant of the graph."""
     variable = build_variable(tx, source, value).realize()
-    if not isinstance(variable, SymNodeVariable):
-        return None
-    if guarded:
-        float(variable.sym_num)
-    return variable.as_proxy().node
+    return variable.as_proxy().node if isinstance(variable, SymNodeVariable) else None
+
+
+def guard_constant(tx: Any, source: Any) -> None:
+    """Have the graph used only while there is the number at a source that is there now."""
+    tx.output.guards.add(source.make_guard(guards.GuardBuilder.CONSTANT_MATCH))
 
 
 def run_on_fakes(tx: Any, node: fx.Node) -> Any:

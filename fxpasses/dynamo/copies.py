@@ -45,9 +45,16 @@ def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: Sources)
             return None
         same[node] = built.as_proxy().node
         variables[same[node]] = built
+    constants: dict[fx.Node, float] = {}
     for node, source in plan.numbers.items():
-        asked = _torch.is_asked_about(node.meta["example_value"])
-        built = _torch.build_number(tx, moved(source), read(moved(source)), asked)
+        place = moved(source)
+        if _torch.is_asked_about(node.meta["example_value"]):
+            # The number became a constant of the traced call when it was asked for. Here it is known to be one from the
+            # start: no input of the graph, and a plain comparison in the place of a guard on a symbol.
+            constants[node] = read(place)
+            _torch.guard_constant(tx, place)
+            continue
+        built = _torch.build_number(tx, place, read(place))
         if built is None:
             return None
         same[node] = built
@@ -58,7 +65,7 @@ def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: Sources)
     paths = _paths(trace, tx, module)
     for node in trace.nodes:
         if node not in plan.numbers:
-            same[node] = _copied(node, tx, same, paths)
+            same[node] = _copied(node, tx, {**same, **constants}, paths)
     return _result(form, tx, same, variables)
 
 
