@@ -18,10 +18,12 @@ import torch
 from . import _torch as _t
 from .cache.engine import Engine, mark_of
 from .collector import RarerCollection
+from .convert import context_of_trace
 from .errors import AccelerateError, UnsupportedTorchVersionError
 from .symbols.node import OPERATORS
 from .symbols.patches import patches as symbol_patches
 from .tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget, make_fake
+from .tracing.parameters import fake_of_ordinary
 from .tracing.shortcuts import patches as shortcuts
 from .tracing.snapshots import patches as snapshots
 from .tracing.static_sizes import patches as static_sizes
@@ -95,6 +97,7 @@ def _dispatch_by_torch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any)
 _TORCH_DISPATCH = _t.TorchFakeTensorMode.dispatch
 _TORCH_DISPATCH_IMPL = _t.TorchFakeTensorMode._dispatch_impl
 _TORCH_FROM_REAL = _t.TorchFakeTensorConverter.from_real_tensor
+_TORCH_DESCRIBE_AND_MAKE = _t.TorchMetaConverter.__call__
 _TORCH_NEW = _t.TorchFakeTensor.__new__
 _DEVICE = torch.ops.prim.device.default
 _CPU = torch.device("cpu")
@@ -116,11 +119,42 @@ def _mode_dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any
 _t.skip_code(_mode_dispatch.__code__)
 
 
-def _from_real_tensor(self: Any, *args: Any, **kwargs: Any) -> Any:
-    made = _TORCH_FROM_REAL(self, *args, **kwargs)
+def _from_real_tensor(
+    self: Any,
+    fake_mode: Any,
+    t: torch.Tensor,
+    make_constant: bool = False,
+    shape_env: Any = None,
+    *,
+    symbolic_context: Any = None,
+    **kwargs: Any,
+) -> Any:
+    if not make_constant and self._get_memo(t) is None:
+        context = symbolic_context
+        if context is None and shape_env is not None and not kwargs.get("source"):
+            _, context = context_of_trace(t, None, None)
+        quick = fake_of_ordinary(self, fake_mode, t, shape_env, context)
+        if quick is not None:
+            return quick
+    made = _TORCH_FROM_REAL(
+        self, fake_mode, t, make_constant, shape_env, symbolic_context=symbolic_context, **kwargs
+    )
     if isinstance(made, _t.TorchFakeTensor):
         forget(made)
     return made
+
+
+def _describe_and_make(self: Any, *args: Any, callback: Any = None, **kwargs: Any) -> Any:
+    """``MetaConverter.__call__``, which puts some of the tensors that it has made on another storage before it takes views of
+    them: nothing may be remembered of a storage until it is done."""
+
+    def make(make_meta: Any, device: Any) -> Any:
+        made = callback(make_meta, device=device)
+        if isinstance(made, _t.TorchFakeTensor):
+            forget(made)
+        return made
+
+    return _TORCH_DESCRIBE_AND_MAKE(self, *args, callback=callback and make, **kwargs)
 
 
 def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -154,6 +188,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         (tensor, "__deepcopy__", FakeTensor.__deepcopy__),
         (tensor, "data", property(DATA.__get__, _set_data)),
         (_t.TorchFakeTensorConverter, "from_real_tensor", _from_real_tensor),
+        (_t.TorchMetaConverter, "__call__", _describe_and_make),
         *symbol_patches(),
         *shortcuts(),
         *snapshots(),

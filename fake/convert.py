@@ -13,7 +13,7 @@ from .errors import UnsupportedFakeTensorException
 from .symbols.node import adopt as adopt_symbol
 from .tensor import FakeTensor, forget
 
-__all__ = ["FakeCopyMode", "FakeTensorConverter"]
+__all__ = ["FakeCopyMode", "FakeTensorConverter", "context_of_trace"]
 
 _ITEM_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.float64)
 
@@ -50,7 +50,7 @@ class FakeTensorConverter(_t.TorchFakeTensorConverter):
             UnsupportedFakeTensorException: a quantized tensor, or a kind of tensor that has no meta version.
         """
         if not symbolic_context and not source and shape_env:
-            source, symbolic_context = _context_of_trace(t, source, symbolic_context)
+            source, symbolic_context = context_of_trace(t, source, symbolic_context)
         known = self._get_memo(t)
         if known is not None:
             return known
@@ -62,6 +62,7 @@ class FakeTensorConverter(_t.TorchFakeTensorConverter):
         def make(make_meta: Callable[[], torch.Tensor], device: torch.device) -> Any:
             with _t.no_dispatch():
                 fake = FakeTensor(fake_mode, make_meta(), device, constant=constant)
+            forget(fake)  # the meta converter may put it on another storage, and take views of it then
             made.append(fake)
             return fake
 
@@ -106,7 +107,7 @@ class FakeTensorConverter(_t.TorchFakeTensorConverter):
         return out
 
 
-def _context_of_trace(t: torch.Tensor, source: Any, symbolic_context: Any) -> tuple[Any, Any]:
+def context_of_trace(t: torch.Tensor, source: Any, symbolic_context: Any) -> tuple[Any, Any]:
     """What Dynamo decided about the sizes of a tensor that it has seen before."""
     tracing = _t.TracingContext.try_get()
     if tracing is not None and t in tracing.tensor_to_context:

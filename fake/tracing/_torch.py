@@ -6,20 +6,28 @@ import sys
 from typing import Any
 
 import torch
+from torch._C._functorch import peek_interpreter_stack
 from torch._functorch._aot_autograd import graph_compile
 from torch._subclasses import functional_tensor
+from torch._subclasses.fake_tensor import FakeTensor as TorchFakeTensor
 from torch.fx import graph as fx_graph
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _pytree, _traceback
+from torch.utils._mode_utils import no_dispatch
 
 __all__ = [
     "DimDynamic",
     "ShapeEnv",
     "StatelessSymbolicContext",
+    "TorchFakeTensor",
     "_pytree",
     "_traceback",
+    "dense_key_sets",
+    "dispatch_keys",
     "graph_compile",
+    "is_under_transform",
+    "no_dispatch",
     "proxy_tensor",
     "structured_log_is_on",
     "walkers_of_arguments",
@@ -38,3 +46,21 @@ def walkers_of_arguments() -> list[Any]:
 def structured_log_is_on() -> bool:
     """Whether graphs and guards are written to torch's structured log."""
     return bool(torch._logging._internal.GET_DTRACE_STRUCTURED or torch._logging._internal.trace_log.handlers)
+
+
+dispatch_keys = torch._C._dispatch_keys
+
+
+def dense_key_sets() -> list[int]:
+    """The dispatch keys of ordinary dense tensors on the CPU and on CUDA, as :func:`dispatch_keys` tells them."""
+    on_cpu = dispatch_keys(torch.empty(0))
+    on_cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    for key in ("ADInplaceOrView", "AutogradCUDA", "AutocastCUDA"):
+        on_cuda = on_cuda.add(getattr(torch._C.DispatchKey, key))
+    return [on_cpu.raw_repr(), on_cuda.raw_repr()]
+
+
+def is_under_transform() -> bool:
+    """Whether a functorch transform or functionalization of the dispatcher is on."""
+    key = torch._C.DispatchKey.Functionalize
+    return peek_interpreter_stack() is not None or torch._C._dispatch_tls_is_dispatch_key_included(key)

@@ -12,7 +12,7 @@ from typing import Any
 
 from . import _torch as _t
 
-__all__ = ["patches"]
+__all__ = ["all_static", "patches"]
 
 
 def patches() -> list[tuple[Any, str, Any]]:
@@ -29,7 +29,7 @@ def sizes_strides_storage_offset(
     context = kwargs.get("symbolic_context")
     if (
         context is not None
-        and _all_static(context)
+        and all_static(context)
         and not kwargs.get("hint_overrides")
         and not env.should_record_events
         and not getattr(env, "_translation_validation_enabled", False)
@@ -52,7 +52,8 @@ def _numbers_first(original: Callable[[Any, str], Any]) -> Callable[[Any, str], 
     return read
 
 
-def _all_static(context: Any) -> bool:
+def all_static(context: Any) -> bool:
+    """Whether a context makes no symbol of any size or stride of a contiguous tensor."""
     return (
         isinstance(context, _t.StatelessSymbolicContext)
         and all(size is _STATIC for size in context.dynamic_sizes)

@@ -10,7 +10,7 @@ import inspect
 import operator
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
@@ -33,7 +33,7 @@ from torch._dynamo.variables.nn_module import (
     UnspecializedNNModuleVariable,
 )
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
-from torch._guards import Guard
+from torch._guards import ChainedSource, Guard
 from torch._ops import HigherOrderOperator
 from torch.fx.experimental import proxy_tensor
 from torch.utils._pytree import tree_map
@@ -60,9 +60,10 @@ __all__ = [
     "is_functorch_wrapped_tensor",
     "made_so_far",
     "plain_module",
+    "quick_sources",
     "readable_path",
     "restore_compilations",
-    "run_on_fakes",
+    "running_on_fakes",
     "surround_compilations",
     "tensor_variable",
     "tree_map",
@@ -217,14 +218,50 @@ def has_new_attributes(tx: Any, variable: Any) -> bool:
     return bool(tx.output.side_effects.has_pending_mutation(variable))
 
 
+@contextmanager
+def quick_sources() -> Iterator[None]:
+    """While this is open, the value at a source is read with code that is compiled once for each kind of step.
+
+    A source is a chain of steps (``.weight``, ``[3]``), each written as a template of Python text. Dynamo compiles the text
+    anew for each value that guards need: ten microseconds, for each of the hundreds of steps under a layer.
+    """
+
+    def get_value(self: Any, globals_: dict[str, Any], locals_: dict[str, Any], cache: dict[Any, Any]) -> Any:
+        try:
+            return cache[self]
+        except KeyError:
+            pass
+        if _STEP in locals_:
+            return original(self, globals_, locals_, cache)
+        base = self.base.get_value(globals_, locals_, cache)
+        locals_[_STEP] = base
+        try:
+            value = cache[self] = eval(_step_code(self._name_template), globals_, locals_)
+        finally:
+            del locals_[_STEP]
+        return value
+
+    original = ChainedSource.get_value
+    with mock.patch.object(ChainedSource, "get_value", get_value):
+        yield
+
+
+_STEP = "_fxpasses_step"
+
+
+@functools.lru_cache(maxsize=4096)
+def _step_code(template: str) -> Any:
+    return compile(template.format(_STEP), "<source>", "eval")
+
+
 def derives_from(source: Any, base: Any) -> bool:
     """Whether what is at a source is reached through another one."""
     return is_from_source(source, base)
 
 
-def is_from_class(source: Any) -> bool:
-    """Whether a source goes through the class of an object."""
-    while source is not None:
+def is_from_class(source: Any, modules: Collection[Any]) -> bool:
+    """Whether a source under one of these modules goes through the class of an object there."""
+    while source is not None and source not in modules:
         if isinstance(source, TypeSource):
             return True
         source = getattr(source, "base", None)
@@ -261,17 +298,22 @@ def guard_constant(tx: Any, source: Any) -> None:
     tx.output.guards.add(source.make_guard(guards.GuardBuilder.CONSTANT_MATCH))
 
 
-def run_on_fakes(tx: Any, node: fx.Node) -> Any:
-    """Run a new node of Dynamo's graph on the fake tensors of its inputs, and remember the result in it."""
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
-    with tx.fake_mode, enable_python_dispatcher():
+@contextmanager
+def running_on_fakes(tx: Any) -> Iterator[Callable[[fx.Node], None]]:
+    """Gives a function that runs a new node of Dynamo's graph on the fake tensors of its inputs, and remembers the result in
+    it."""
+
+    def run(node: fx.Node) -> None:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["example_value"])
         if node.op == "call_method":
             value = getattr(args[0], str(node.target))(*args[1:], **kwargs)
         else:
             value = node.target(*args, **kwargs)  # type: ignore[operator]
-    if node.target is not operator.setitem:
-        set_example_value(node, value)
-    return value
+        if node.target is not operator.setitem:
+            set_example_value(node, value)
+
+    with tx.fake_mode, enable_python_dispatcher():
+        yield run
 
 
 def tensor_variable(tx: Any, node: fx.Node) -> Any:

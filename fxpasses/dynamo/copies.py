@@ -63,20 +63,23 @@ def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: Sources)
     if moved.table:
         _install(plan, tx, moved)
     paths = _paths(trace, tx, module)
-    for node in trace.nodes:
-        if node not in plan.numbers:
-            same[node] = _copied(node, tx, {**same, **constants}, paths)
+    replaced: dict[fx.Node, Any] = {**same, **constants}
+    with _torch.running_on_fakes(tx) as run:
+        for node in trace.nodes:
+            if node not in plan.numbers:
+                same[node] = replaced[node] = made = _copied(node, tx, replaced, paths)
+                run(made)
     return _result(form, tx, same, variables)
 
 
 def _install(plan: Plan, tx: Any, moved: Sources) -> None:
     installed = tx.output.guards
     for guard, _, _ in plan.guards:
-        place = moved(guard.originating_source)
         if guard.create_fn_name() == "TENSOR_MATCH":
+            place = moved(guard.originating_source)
             _torch.build_variable(tx, place, moved.read(place))  # its guard names the tensor
-        elif not _torch.is_from_class(place):
-            # What is read from a class is guarded already, and that the class is the same is another of these guards.
+        elif guard not in plan.of_classes:
+            place = moved(guard.originating_source)
             made = _torch.Guard(place, guard.create_fn, user_stack=guard.user_stack)
             installed.add(made, collect_debug_stack=False)
     for guard, other in plan.same_objects:
@@ -87,8 +90,8 @@ def _install(plan: Plan, tx: Any, moved: Sources) -> None:
             installed.add(_torch.Guard(place, check, user_stack=guard.user_stack), collect_debug_stack=False)
 
 
-def _copied(node: fx.Node, tx: Any, same: Mapping[fx.Node, fx.Node], paths: _Paths) -> fx.Node:
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: same.get(n, n))
+def _copied(node: fx.Node, tx: Any, replaced: Mapping[fx.Node, Any], paths: _Paths) -> fx.Node:
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: replaced.get(n, n))
     name = _NUMBERED.sub("", node.name)
     made = tx.output.current_tracer.create_node(node.op, node.target, args, kwargs, name=name)
     made.meta.update({k: v for k, v in node.meta.items() if k not in ("example_value", "creation_timestamp")})
@@ -97,7 +100,6 @@ def _copied(node: fx.Node, tx: Any, same: Mapping[fx.Node, fx.Node], paths: _Pat
     if "source_fn_stack" in node.meta:
         *outer, (_, function) = node.meta["source_fn_stack"]
         made.meta["source_fn_stack"] = [*outer, (made.name, function)]
-    _torch.run_on_fakes(tx, made)
     return made
 
 

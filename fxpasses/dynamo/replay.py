@@ -56,7 +56,7 @@ class Replay:
         if not _torch.CAN_REPLAY:
             yield
             return
-        with _torch.watch_tracing(self._call, self._on_mutation):
+        with _torch.watch_tracing(self._call, self._on_mutation), _torch.quick_sources():
             yield
         counters.count("copied_calls", self.copied)
         log.debug("%d calls of modules traced, %d copied", self.traced, self.copied)

@@ -68,6 +68,8 @@ class Plan:
 
     guards: list[tuple[Any, Any, Any]]
     """(guard, comparison, what was compared with)"""
+    of_classes: set[Any]
+    """Those of them on what is read from a class: it is guarded already, and that the class is the same is another guard."""
     same_objects: list[tuple[_torch.Guard, Any]]
     """(guard, the other source of the same object)"""
     captured: dict[fx.Node, Any]
@@ -274,7 +276,10 @@ def _plan(trace: Trace, tx: Any) -> Plan:
                     numbers[node] = argument.source
                 else:
                     raise Unknown(f"a number that is used as a tensor: {argument.source.name}")
-    return Plan(compared, same, captured, numbers)
+    of_classes = {
+        guard for guard, _, _ in compared if _torch.is_from_class(guard.originating_source, modules)
+    }
+    return Plan(compared, of_classes, same, captured, numbers)
 
 
 def _holds(plan: Plan, moved: Sources, changed: Sequence[Any]) -> bool:
