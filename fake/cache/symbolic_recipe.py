@@ -150,18 +150,21 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     life, shape_env = _Lifetime(metadata), metadata.shape_env
     pattern: Any = None
     storage: Any = None
-    made_in = -1
+    made_in, is_new = -1, False
     lazy_clone, current_trace = _t.variable_functions._lazy_clone, _t.current_trace
     copies_are_apart, make = _t.copies_are_apart, _maker(metadata, tensor_class, mark)
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        nonlocal pattern, storage, made_in
+        nonlocal pattern, storage, made_in, is_new
         if len(shape_env.replacements) != life.seen:
             life.check()
         trace = current_trace()
         if trace != made_in:
             pattern, storage = _prototype(recipe, _numbers_given(trace, args))
-            made_in = trace
+            made_in, is_new = trace, True
+        elif is_new:
+            is_new = False
+            _ask_ahead(pattern, metadata)
         if not copies_are_apart():
             whole = lazy_clone(pattern)
             return make_fake(whole, metadata.device, mode, metadata.to_keep(), mark, tensor_class)
@@ -187,7 +190,6 @@ def _prototype(recipe: Fresh, given: dict[Any, Any] = NOTHING_GIVEN) -> tuple[to
             storage = torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE)
             _t.resize_storage(storage, number_of(recipe.nbytes))
             made = known[key] = storage.as_strided(*_place(metadata, given)), storage
-        _ask_ahead(made[0], metadata)
     return made
 
 
@@ -199,14 +201,12 @@ def _pattern(metadata: Any, place: tuple[Any, ...]) -> Any:
     if metadata.flags & ~IS_INFERENCE or metadata.dtype.is_complex or type(metadata.offset) is not int:
         return None
     with inference_mode(bool(metadata.flags & IS_INFERENCE)):
-        made = torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE).as_strided(*place)
-    _ask_ahead(made, metadata)
-    return made
+        return torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE).as_strided(*place)
 
 
 def _ask_ahead(made: torch.Tensor, metadata: Any) -> None:
-    """Have a tensor find out that it is contiguous, for all that are made like it: only where that needs no guard, and
-    outside of traces, which would note the arithmetic."""
+    """Have a pattern find out that it is contiguous, for all that are made like it: only where that needs no guard, and
+    outside of traces, which would note the arithmetic. Done at its second use: many have one only."""
     if not _t.current_trace() and _is_plainly_row_major(metadata):
         made.is_contiguous()
 
@@ -234,20 +234,23 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     life, shape_env = _Lifetime(metadata), metadata.shape_env
     place: Any = None
     pattern: Any = None
-    made_in = -1
+    made_in, is_new = -1, False
     path, current_trace = recipe.path, _t.current_trace
     copies_are_apart, make = _t.copies_are_apart, _maker(metadata, tensor_class, mark)
     index = path[0] if len(path) == 1 and type(path[0]) is int else None
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        nonlocal place, pattern, made_in
+        nonlocal place, pattern, made_in, is_new
         if len(shape_env.replacements) != life.seen:
             life.check()
         trace = current_trace()
         if trace != made_in:
             place = _place(metadata, _numbers_given(trace, args))
             pattern = _pattern(metadata, place)
-            made_in = trace
+            made_in, is_new = trace, pattern is not None
+        elif is_new:
+            is_new = False
+            _ask_ahead(pattern, metadata)
         base = follow(path, args, kwargs) if index is None else args[index]
         if pattern is None or not copies_are_apart():
             element = plain_of(base).as_strided(*place)
