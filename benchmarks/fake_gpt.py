@@ -16,7 +16,6 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from benchmarks._fake_support import GPT, parser, report, tokens
 from fake import FakeTensorMode
-from fake.cache.symbolic_recipe import NATIVE
 
 
 def build(mode_class: type, layers: int, symbolic: bool) -> tuple[Any, ...]:
@@ -55,11 +54,6 @@ def symbolic_against_static(layers: int, rounds: int) -> None:
             seconds = step(*contents)
             if turn >= 2:
                 later[symbolic].append(seconds)
-    print(
-        "with fake.native"
-        if NATIVE is not None
-        else "without fake.native (python -m fake.native compiles it)"
-    )
     medians = {symbolic: statistics.median(seconds) for symbolic, seconds in later.items()}
     for name, seconds in (("first step", first), ("later steps", medians)):
         print(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from functools import partial
 from typing import Any
 
 import torch
@@ -166,6 +167,12 @@ warn_on_data_ptr = torch._C._set_warn_deprecated_on_mutable_data_ptr
 dispatch_key_set = torch._C._dispatch_key_set
 dispatch_keys = torch._C._dispatch_keys
 disable_torch_dispatch = torch._C._DisableTorchDispatch
+put_on_storage_of = torch._functionalize_unsafe_set
+"""``put_on_storage_of(tensor, other)``: nothing but the storage is changed, the sizes above all are not looked at."""
+copies_are_apart = partial(
+    torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.ADInplaceOrView
+)
+"""Whether ``detach`` gives a tensor that counts its own changes, as it does in the dispatch of an operator to a mode."""
 resize_storage = torch.ops.inductor.resize_storage_bytes_.default
 """Gives a tensor a storage of so many bytes, which may be symbolic."""
 DISPATCH_META_HANDLERS = torch_fake._DISPATCH_META_HANDLERS

@@ -27,7 +27,6 @@ __all__ = [
     "FallbackNotAllowedError",
     "MetadataMismatchError",
     "MixedFakeModesError",
-    "NativeBuildError",
     "NonFakeInputError",
     "ShapeEnvError",
     "UnsupportedFakeTensorException",
@@ -194,20 +193,4 @@ class ContractViolationError(ConstraintViolationError):
         super().__init__(
             f"{len(violations)} contract{'s are' if len(violations) > 1 else ' is'} not kept.\n{told}\n"
             "Change the lines named above, or declare what they need (a narrower range, multiple_of, the same Dim)."
-        )
-
-
-class NativeBuildError(RuntimeError):
-    """The optional function of ``fake.native`` could not be compiled; nothing has changed.
-
-    Attributes:
-        command: what was run.
-        output: what it said.
-    """
-
-    def __init__(self, command: list[str], output: str) -> None:
-        self.command, self.output = tuple(command), output
-        super().__init__(
-            f"{command[0]} cannot compile fake.native: {output.strip()[-2000:]}\n"
-            "Everything works without it. Set CXX to another C++20 compiler to try again."
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,7 @@ __all__ = [
     "adopt",
     "disown",
     "forget",
+    "inference_mode",
     "is_made_here",
     "make_fake",
     "plain_of",
@@ -286,8 +288,13 @@ def plain_of(tensor: Any) -> torch.Tensor:
     """A plain meta tensor over the storage of a fake one (its sizes may differ; views set their own)."""
     plain = tensor._plain
     if plain is None:
-        with _t.disable_torch_dispatch():
+        with _t.disable_torch_dispatch(), inference_mode(tensor.is_inference()):
             plain = torch.empty((0,), dtype=tensor.dtype, device=_t.META_DEVICE)
-            plain.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+            plain.set_(tensor.untyped_storage(), 0, (0,), (1,))  # of symbolic sizes it would ask much
         tensor._plain = plain
     return plain
+
+
+def inference_mode(wanted: bool) -> AbstractContextManager[Any]:
+    """What to enter so that tensors made are inference tensors, or are none."""
+    return nullcontext() if wanted == _t.is_inference_mode_enabled() else torch.inference_mode(wanted)

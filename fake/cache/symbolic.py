@@ -89,7 +89,7 @@ class SymbolicState:
         self.metadata: dict[Any, SymbolicMetadata] = {}
         self.tables: dict[Any, dict[Any, Any]] = {}
         self.size = 0
-        self._prototypes: dict[Any, torch.Tensor] = {}
+        self._prototypes: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
         self._prototypes_trace = 0
         self.settled: set[Any] = set()
         self.facts: list[Any] = []
@@ -111,8 +111,8 @@ class SymbolicState:
             found = self.tables.setdefault(key, {})
         return found
 
-    def prototypes_of(self, trace: int) -> dict[Any, torch.Tensor]:
-        """The meta tensors that outputs are cloned from, by their sizes; only those made in the trace that runs now."""
+    def prototypes_of(self, trace: int) -> dict[Any, tuple[torch.Tensor, torch.Tensor]]:
+        """What outputs are made like, with an empty tensor on its storage, by sizes; only what the trace of now has made."""
         if trace != self._prototypes_trace:
             self._prototypes = {}
             self._prototypes_trace = trace

@@ -4,9 +4,13 @@
 therefore shares no nodes with what was made outside of it, its inputs above all: else a size of a forward value would be
 read from a tangent that happens to have the same one.
 
-Outputs are made by a lazy clone of a prototype, which copies symbolic sizes without calling back into Python for
-each of them; building the same tensor from its sizes costs twenty times as much. A recipe whose symbols have been
-replaced since (an equality or a specialisation became known) is *stale*: it is dropped and the operator runs again.
+Outputs are made like a *pattern*, a meta tensor with the sizes of the recipe. torch keeps with a tensor's symbolic sizes
+what it has found out about them (whether they are contiguous, their product) and copies all that where it detaches a
+tensor; the copy is then put on a storage of its own, or on that of the argument that it is a view of. Building the same
+tensor from its sizes costs twenty times as much, and asks Python for everything again.
+
+A recipe whose symbols have been replaced since (an equality or a specialisation became known) is *stale*: it is dropped
+and the operator runs again.
 """
 
 from __future__ import annotations
@@ -18,17 +22,16 @@ import sympy
 import torch
 
 from .. import _torch as _t
-from ..native import load
 from ..symbols.static import static_answer
-from ..tensor import Unkeyable, make_fake
+from ..tensor import DEVICE_ATTRIBUTE, Unkeyable, inference_mode, make_fake, plain_of
 from .recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
 from .symbolic import SymbolicMetadata, number_of, state_of, token
 
 __all__ = ["Stale", "SymbolicConstant", "build_symbolic", "symbols_of_recipe"]
 
 
-NATIVE = load()
-"""What copies a tensor with all that is known of its sizes onto another storage, if it was compiled (``fake.native``)."""
+IS_INFERENCE = 4
+"""The bit for inference tensors among the flags of metadata."""
 
 NOTHING_GIVEN: dict[Any, Any] = {}
 
@@ -121,58 +124,90 @@ def _numbers_given(trace: int, args: Any) -> dict[Any, Any]:
     return {token(n): n for n in reversed(numbers)} if numbers else NOTHING_GIVEN
 
 
+def _maker(metadata: Any, tensor_class: type, mark: Mark) -> Callable[..., Any]:
+    """``make(mode, pattern, owner, plain)``: a tensor like a pattern, on the storage of ``owner``.
+
+    ``plain`` is a plain tensor on that storage, or None; the tensor keeps it, to cut views from.
+    """
+    device, interned = metadata.device, metadata.to_keep()
+    copy, put_on_storage_of = _t.make_subclass, _t.put_on_storage_of
+
+    def make(mode: Any, pattern: torch.Tensor, owner: torch.Tensor, plain: torch.Tensor | None) -> Any:
+        made: Any = copy(tensor_class, pattern, False, dispatch_device=True, device_for_backend_keys=device)
+        put_on_storage_of(made, owner)
+        mark(made)
+        made.fake_mode = mode
+        setattr(made, DEVICE_ATTRIBUTE, device)
+        made._interned = interned
+        made._plain = plain
+        return made
+
+    return make
+
+
 def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     metadata = recipe.metadata
     life, shape_env = _Lifetime(metadata), metadata.shape_env
-    prototype: Any = None
-    made_in = -1
-    lazy_clone, device, interned = _t.variable_functions._lazy_clone, metadata.device, metadata.to_keep()
-    current_trace, like = _t.current_trace, NATIVE
+    pattern: Any = None
+    storage: Any = None
+    made_in, is_new = -1, False
+    lazy_clone, current_trace = _t.variable_functions._lazy_clone, _t.current_trace
+    copies_are_apart, make = _t.copies_are_apart, _maker(metadata, tensor_class, mark)
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        nonlocal prototype, made_in
+        nonlocal pattern, storage, made_in, is_new
         if len(shape_env.replacements) != life.seen:
             life.check()
         trace = current_trace()
         if trace != made_in:
-            prototype, made_in = _prototype(recipe, _numbers_given(trace, args)), trace
-        element = lazy_clone(prototype) if like is None else like(prototype, None)
-        return make_fake(element, device, mode, interned, mark, tensor_class)
+            pattern, storage = _prototype(recipe, _numbers_given(trace, args))
+            made_in, is_new = trace, True
+        elif is_new:
+            is_new = False
+            _ask_ahead(pattern, metadata)
+        if not copies_are_apart():
+            whole = lazy_clone(pattern)
+            return make_fake(whole, metadata.device, mode, metadata.to_keep(), mark, tensor_class)
+        plain = lazy_clone(storage)
+        return make(mode, pattern, plain, plain)
 
     return rebuild
 
 
-def _prototype(recipe: Fresh, given: dict[Any, Any] = NOTHING_GIVEN) -> torch.Tensor:
-    """A meta tensor with the sizes and the storage size of a recipe; the same one for all equal recipes of a trace.
+def _prototype(recipe: Fresh, given: dict[Any, Any] = NOTHING_GIVEN) -> tuple[torch.Tensor, torch.Tensor]:
+    """A meta tensor with the sizes and the storage size of a recipe, and an empty one on the same storage; the same ones
+    for all equal recipes of a trace.
 
     The storage is resized to its size in bytes and the sizes are written over it as they are: nothing is computed,
     while torch derives the size of a storage from sizes and strides, with a question for each.
     """
     metadata: Any = recipe.metadata
     known = state_of(metadata.shape_env).prototypes_of(_t.current_trace())
-    key = (metadata.shape, metadata.stride, metadata.offset, recipe.nbytes, metadata.dtype)
+    key = (metadata.shape, metadata.stride, metadata.offset, recipe.nbytes, metadata.dtype, metadata.flags)
     made = known.get(key)
     if made is None:
-        empty = torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE)
-        _t.resize_storage(empty, number_of(recipe.nbytes))
-        made = known[key] = empty.as_strided(*_place(metadata, given))
-        _ask_ahead(made, metadata)
+        with inference_mode(bool(metadata.flags & IS_INFERENCE)):
+            storage = torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE)
+            _t.resize_storage(storage, number_of(recipe.nbytes))
+            made = known[key] = storage.as_strided(*_place(metadata, given)), storage
     return made
 
 
 def _pattern(metadata: Any, place: tuple[Any, ...]) -> Any:
-    """A meta tensor with the sizes of a view, to make views like; None without what does that."""
-    if NATIVE is None:
+    """A meta tensor with the sizes of a view, to make views like; None for those that are not made so.
+
+    Bits such as the one for conjugated come from the base; and a symbolic offset would be asked whether it is negative.
+    """
+    if metadata.flags & ~IS_INFERENCE or metadata.dtype.is_complex or type(metadata.offset) is not int:
         return None
-    made = torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE).as_strided(*place)
-    _ask_ahead(made, metadata)
-    return made
+    with inference_mode(bool(metadata.flags & IS_INFERENCE)):
+        return torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE).as_strided(*place)
 
 
 def _ask_ahead(made: torch.Tensor, metadata: Any) -> None:
-    """Have a tensor find out that it is contiguous, for all that are made like it: only where that needs no guard, and
-    outside of traces, which would note the arithmetic."""
-    if NATIVE is not None and not _t.current_trace() and _is_plainly_row_major(metadata):
+    """Have a pattern find out that it is contiguous, for all that are made like it: only where that needs no guard, and
+    outside of traces, which would note the arithmetic. Done at its second use: many have one only."""
+    if not _t.current_trace() and _is_plainly_row_major(metadata):
         made.is_contiguous()
 
 
@@ -192,20 +227,6 @@ def _is_plainly_row_major(metadata: Any) -> bool:
     return True
 
 
-def _over(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.Tensor:
-    """An empty tensor on a storage: with sizes that are known, ``set_`` asks nothing of symbolic ones."""
-    return torch.empty((0,), dtype=dtype, device=_t.META_DEVICE).set_(storage, 0, (0,), (1,))
-
-
-def _plain_of(base: Any) -> torch.Tensor:
-    """A plain meta tensor over the storage of a fake one, to set the sizes of views on."""
-    plain = base._plain
-    if plain is None:
-        with _t.disable_torch_dispatch():
-            plain = base._plain = _over(base.untyped_storage(), base.dtype)
-    return plain
-
-
 def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     metadata: Any = recipe.metadata
     if not recipe.same_dtype:
@@ -213,28 +234,28 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     life, shape_env = _Lifetime(metadata), metadata.shape_env
     place: Any = None
     pattern: Any = None
-    made_in = -1
-    path, device, interned = recipe.path, metadata.device, metadata.to_keep()
-    current_trace, like = _t.current_trace, NATIVE
+    made_in, is_new = -1, False
+    path, current_trace = recipe.path, _t.current_trace
+    copies_are_apart, make = _t.copies_are_apart, _maker(metadata, tensor_class, mark)
     index = path[0] if len(path) == 1 and type(path[0]) is int else None
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        nonlocal place, pattern, made_in
+        nonlocal place, pattern, made_in, is_new
         if len(shape_env.replacements) != life.seen:
             life.check()
         trace = current_trace()
         if trace != made_in:
-            place, made_in = _place(metadata, _numbers_given(trace, args)), trace
+            place = _place(metadata, _numbers_given(trace, args))
             pattern = _pattern(metadata, place)
+            made_in, is_new = trace, pattern is not None
+        elif is_new:
+            is_new = False
+            _ask_ahead(pattern, metadata)
         base = follow(path, args, kwargs) if index is None else args[index]
-        element = base._plain
-        if element is None:
-            element = _plain_of(base)
-        # ``detach`` and the like: the base's own plain tensor has these sizes already (one that ``_plain_of`` made
-        # has none).
-        if interned is None or base._interned is not interned or not _t.has_symbols(element):
-            element = element.as_strided(*place) if like is None else like(pattern, element)
-        return make_fake(element, device, mode, interned, mark, tensor_class)
+        if pattern is None or not copies_are_apart():
+            element = plain_of(base).as_strided(*place)
+            return make_fake(element, metadata.device, mode, metadata.to_keep(), mark, tensor_class)
+        return make(mode, pattern, base, base._plain)
 
     return rebuild
 
