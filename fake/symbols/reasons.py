@@ -32,6 +32,7 @@ _FRAMEWORK = (_t.torch_directory, *_OWN_DIRECTORIES, str(Path(sympy.__file__).re
 _INTERPRETERS = tuple(
     _t.torch_directory + os.path.join(*place) for place in (("_dynamo", ""), ("fx", "experimental", ""))
 )
+_CHECKS = str(Path(__file__).resolve().parents[1] / "kernels" / "checks") + os.sep
 _RESHAPES = ["reshape", "view", "flatten", "unflatten"]
 _CALLERS = {
     "infer_size": _RESHAPES,
@@ -84,6 +85,7 @@ class Reason:
         where: the user's line, if one could be found.
         stack: the user's lines above it, outermost first.
         framework: the line of torch that asked.
+        refuses: whether eager raises an error where the condition does not hold.
     """
 
     condition: sympy.Basic
@@ -93,6 +95,7 @@ class Reason:
     where: Location | None
     stack: tuple[Location, ...]
     framework: Location | None
+    refuses: bool = False
 
     @property
     def is_of_program(self) -> bool:
@@ -164,9 +167,11 @@ def reason_now(condition: sympy.Basic, kind: str) -> Reason:
     framework: Location | None = None
     user: list[Location] = []
     called_by_graph: str | None = None
+    refuses = False
     while frame is not None:
         file = frame.f_code.co_filename
         called_by_graph = called_by_graph or _call_of_graph(frame)
+        refuses = refuses or file.startswith(_CHECKS)
         if _is_users(file):
             user.append(_location(frame))
         else:
@@ -188,6 +193,7 @@ def reason_now(condition: sympy.Basic, kind: str) -> Reason:
         where=_innermost_of_user(stack),
         stack=stack,
         framework=framework,
+        refuses=refuses,
     )
 
 
