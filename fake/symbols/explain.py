@@ -186,6 +186,8 @@ def _avoid(guard: Guard, last: Reason | None) -> str:
             "run the program inside torch._dispatch.python.enable_python_dispatcher(), as torch.compile does: such parts are "
             "then decomposed with symbolic sizes"
         )
+    if guard.kind == "specialized" and guard.tied is not None and guard.tied.kind == "number":
+        return "nothing to avoid if the number never changes; else let the program take it as a tensor"
     if guard.kind == "specialized":
         return (
             f"nothing to avoid if a weight or a constant that {last.operator} takes fixes the size: declare it static to "
