@@ -24,6 +24,7 @@ __all__ = [
     "one_target_per_class",
     "one_target_per_place",
     "one_weight_per_channel",
+    "one_weight_per_number",
     "one_weight_per_point",
     "places_fit_samples",
     "pools_something",
@@ -120,6 +121,16 @@ def pools_something(func: OpOverload, given: dict[str, Any]) -> None:
     refuse(
         0 in self.shape[1 if self.dim() == 5 else -spatial :], func,
         f"Expected input to have non-zero size for non-batch dimensions, but input has sizes {list(self.shape)}",
+    )  # fmt: skip
+
+
+@check_for("bincount")
+def one_weight_per_number(func: OpOverload, given: dict[str, Any]) -> None:
+    """Weights are as many as there are numbers to count."""
+    self, weights = given["self"], given["weights"]
+    refuse(
+        weights is not None and weights.shape != self.shape and self.numel() > 0, func,
+        "weights should be 1-d and have the same length as input",
     )  # fmt: skip
 
 
