@@ -11,7 +11,7 @@ import sympy
 from . import _torch as _t
 from .ranges import Facts
 
-__all__ = ["Range", "raised"]
+__all__ = ["Range", "raised", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -82,3 +82,38 @@ def _up_to_multiple(relations: Iterable[sympy.Basic], symbol: sympy.Basic, least
                 if base == symbol and isinstance(divisor, sympy.Integer) and divisor > 0:
                     least = -(-least // int(divisor)) * int(divisor)
     return least
+
+
+def undecided(relations: dict[sympy.Basic, Any]) -> dict[sympy.Basic, Any]:
+    """Conditions, numbers on their right, without those that hold where others say which number a symbol is.
+
+    >>> s = sympy.Symbol("s", integer=True)
+    >>> undecided({sympy.Eq(8, s, evaluate=False): "first", sympy.Eq(_t.Mod(3 * s + 24, s), 0): "second"})
+    {Eq(s, 8): 'first'}
+    """
+    told = {_number_last(condition): record for condition, record in relations.items()}
+    values = {
+        condition.lhs: condition.rhs
+        for condition in told
+        if isinstance(condition, sympy.Eq) and condition.lhs.is_Symbol and condition.rhs.is_Integer
+    }
+    return {
+        condition: record
+        for condition, record in told.items()
+        if condition.args in values.items() or not _holds(condition, values)
+    }
+
+
+def _holds(condition: sympy.Basic, values: dict[sympy.Basic, sympy.Basic]) -> bool:
+    if condition.free_symbols.isdisjoint(values):
+        return False
+    try:
+        return condition.xreplace(values) == sympy.true
+    except ZeroDivisionError:  # nothing that was ever asked
+        return False
+
+
+def _number_last(condition: sympy.Basic) -> sympy.Basic:
+    if isinstance(condition, sympy.core.relational.Relational) and condition.lhs.is_number:
+        return condition.reversed
+    return condition

@@ -20,7 +20,7 @@ from typing import Any, overload
 import sympy
 
 from . import _torch as _t
-from .bounds import Range, raised
+from .bounds import Range, raised, undecided
 from .divisors import without_divisions
 from .expr import normalize
 from .ranges import Facts
@@ -286,6 +286,7 @@ def _minimal(
             relations.setdefault(_simplest(shape_env, guard.expr), guard)
     least = {symbol: _t.concrete_bounds(shape_env, symbol)[0] or 0 for symbol in shape_env.var_to_range}
     relations = without_divisions(relations, lambda symbol: least.get(symbol, 0))
+    relations = undecided(relations)
     symbols = set().union(*(condition.free_symbols for condition in relations))
     if ranges is not None:
         ranges = raised(relations, ranges)
@@ -330,8 +331,6 @@ def _relation(
     condition: sympy.Basic, records: Sequence[Any], terms: Terms, reasons: Sequence[Reason]
 ) -> Guard:
     asked = tuple(reason for reason in reasons if any(reason.condition == record.expr for record in records))
-    if isinstance(condition, sympy.core.relational.Relational) and condition.lhs.is_number:
-        condition = condition.reversed
     is_constant = isinstance(condition, sympy.Eq) and condition.lhs.is_Symbol and condition.rhs.is_Integer
     return Guard(terms.doprint(condition), "specialized" if is_constant else "relation", condition, asked)
 
