@@ -21,7 +21,8 @@ from .errors import (
     NonFakeInputError,
     UnsupportedOperatorException,
 )
-from .kernels.checks import check_arguments
+from .kernels._torch import has_unbacked
+from .kernels.checks import check_arguments, has_checks
 from .kernels.dtypes import refusal
 from .kernels.out_variants import functional_of, out_names
 from .kernels.overlaps import check_overlaps
@@ -67,18 +68,23 @@ def _refusal_of_functional_form(call: Any) -> Exception | None:
 
 
 def refuse_arguments(mode: Any, call: Any) -> None:
-    """Run the checks of ``fake.kernels.checks`` and ``fake.kernels.overlaps`` on dense tensors with plain sizes.
+    """Run the checks of ``fake.kernels.checks`` on dense tensors, and those of ``fake.kernels.overlaps`` if sizes are plain.
+
+    With symbolic sizes each comparison of a check is a guard: the sizes that eager refuses need another graph, in which the
+    error is found. Sizes without a value are left to the operator itself, which checks them when the graph runs.
 
     Raises:
         RuntimeError, IndexError: as eager.
     """
     func = call.func
-    if call.has_symbols or not isinstance(func, _t.OpOverload) or REPLACEMENTS.includes(func):
+    if not isinstance(func, _t.OpOverload) or REPLACEMENTS.includes(func):
         return
-    if all(t.layout is torch.strided and not t.is_nested and not t.is_quantized for t in call.fakes):
+    if any(t.layout is not torch.strided or t.is_nested or t.is_quantized for t in call.fakes):
+        return
+    if not call.has_symbols or (has_checks(func) and not has_unbacked((call.args, call.kwargs))):
         check_arguments(func, call.args, call.kwargs)
-        if func._schema.is_mutable:
-            check_overlaps(func, call.args, call.kwargs)
+    if not call.has_symbols and func._schema.is_mutable:
+        check_overlaps(func, call.args, call.kwargs)
 
 
 @functools.cache

@@ -37,9 +37,17 @@ def convolution(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
             source.shape[2:], weight.shape[2:], *steps, strict=True
         )
     ]
-    if any(size > 0 for size in sizes) or any(size < 0 for size in sizes):
+    if any(size < 0 for size in sizes):
+        return NotImplemented
+    nothing = [size == 0 for size in sizes]
+    if not any(nothing):
         return NotImplemented
     if "Slow" in str(conv_backend(source, weight, given)):
+        raise RuntimeError(
+            f"{func}: Given input size per channel: {list(source.shape[2:])}. Calculated output size per channel: {sizes}. "
+            "Output size is too small"
+        )
+    if not all(nothing):
         return NotImplemented
     shape = (source.shape[0], weight.shape[1] * given["groups"], *sizes)
     return fresh(mode, shape, None, dtype=source.dtype, device=source.device)

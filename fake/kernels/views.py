@@ -21,10 +21,11 @@ from fake.kernels._torch import (
     statically_known_true,
     wrap,
 )
+from fake.kernels.checks.registry import bind
 from fake.kernels.outputs import is_symbolic
 from fake.kernels.registry import rule
 
-__all__ = ["split", "view"]
+__all__ = ["diagonal", "split", "view"]
 
 
 @rule("aten::view", "aten::_unsafe_view")
@@ -40,6 +41,31 @@ def view(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: 
     sizes = _inferred(self, list(shape))
     with mode:
         return self.as_strided(sizes, _row_major(sizes), self.storage_offset())
+
+
+@rule("aten::diagonal")
+def diagonal(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A diagonal without elements begins where its tensor does, which torch's kernel for symbolic sizes forgets."""
+    if not is_symbolic(args, kwargs) or has_unbacked((args, kwargs)):
+        return NotImplemented
+    given = bind(func, args, kwargs)
+    self, offset = given["self"], given["offset"]
+    rank = self.dim()
+    if offset == 0 or not all(-rank <= given[name] < rank for name in ("dim1", "dim2")):
+        return NotImplemented
+    rows, columns = given["dim1"] % rank, given["dim2"] % rank
+    if rows == columns:
+        return NotImplemented
+    height, width = self.shape[rows] + min(offset, 0), self.shape[columns] - max(offset, 0)
+    if torch.sym_min(height, width) > 0:
+        return NotImplemented
+    kept = [place for place in range(rank) if place not in (rows, columns)]
+    sizes = [self.shape[place] for place in kept]
+    strides = [self.stride(place) for place in kept]
+    with mode:
+        return self.as_strided(
+            [*sizes, 0], [*strides, self.stride(rows) + self.stride(columns)], self.storage_offset()
+        )
 
 
 @rule("aten::split.Tensor")

@@ -138,6 +138,8 @@ def _why(guards: Guards, guard: Guard, last: Reason | None) -> str:
             return "sizes 0 and 1 behave differently (empty loops, broadcasting) and get graphs of their own"
         case "range" if last is not None and last.operator is None and _is_assertion(last):
             return "the program asserts it"
+        case "range" if last is not None and last.refuses:
+            return _REFUSED
         case "range":
             return "the answers to these questions are the same for all sizes of the range, and only there"
     if last is not None and last.kind == "declared":
@@ -148,6 +150,8 @@ def _why(guards: Guards, guard: Guard, last: Reason | None) -> str:
         if not last.is_of_program:
             return "a function that is called here looked at the size, and took the path for which this holds"
         return "the program looked at the size, and took the path for which this holds"
+    if last is not None and last.refuses:
+        return _REFUSED
     if _is_divisibility(guard.condition):
         return "the sizes of the result are whole numbers only if this division has no remainder"
     return "the operator's result (its sizes, its strides or which kernel runs) depends on it"
@@ -182,11 +186,15 @@ def _avoid(guard: Guard, last: Reason | None) -> str:
             "run the program inside torch._dispatch.python.enable_python_dispatcher(), as torch.compile does: such parts are "
             "then decomposed with symbolic sizes"
         )
+    if guard.kind == "specialized" and guard.tied is not None and guard.tied.kind == "number":
+        return "nothing to avoid if the number never changes; else let the program take it as a tensor"
     if guard.kind == "specialized":
         return (
             f"nothing to avoid if a weight or a constant that {last.operator} takes fixes the size: declare it static to "
             "say so; else let both sizes come from inputs"
         )
+    if last.refuses and guard.kind != "equality":
+        return "nothing to avoid: an input that breaks it is an error in eager, too"
     if guard.kind == "equality":
         return "nothing to avoid if the operator needs equal sizes; declare both with the same fake.Dim to say so"
     if _is_divisibility(guard.condition):
@@ -196,6 +204,9 @@ def _avoid(guard: Guard, last: Reason | None) -> str:
 
 _PLAIN_READS = frozenset(f"aten.{name}.default" for name in ("size", "stride", "numel", "storage_offset"))
 """What C++ code dispatches that asks a tensor for numbers, and knows no symbolic ones."""
+
+
+_REFUSED = "the operator is an error for all other sizes"
 
 
 def _is_assertion(reason: Reason) -> bool:

@@ -264,7 +264,7 @@ def _without_common_factor(
     for _, rest in terms[1:]:
         shared &= Counter(factors_of(rest))
     for symbol, power in shared.items():
-        if isinstance(symbol, sympy.Symbol) and positive(symbol):
+        if isinstance(symbol, sympy.Symbol | _t.FloorDiv) and positive(symbol):
             factor *= symbol**power
     return (factor, sums) if factor == 1 else (factor, [sympy.expand(total / factor) for total in sums])
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
 import sympy
 
 from . import _torch as _t
+from .bounds import Range, raised, undecided
 from .divisors import without_divisions
 from .expr import normalize
 from .ranges import Facts
@@ -248,31 +249,12 @@ def _ties(
     return ties, statics
 
 
-@dataclass(frozen=True)
-class _Range:
-    symbol: sympy.Symbol
-    lower: int | None
-    upper: int | None
-
-    def bound(self, facts: Facts) -> None:
-        facts.bound(self.symbol, self.lower, self.upper)
-
-    def follows_from(self, facts: Facts) -> bool:
-        return all(facts.implies(condition) for condition in self.conditions())
-
-    def conditions(self) -> Iterator[sympy.Basic]:
-        if self.lower is not None:
-            yield sympy.Ge(self.symbol, self.lower, evaluate=False)
-        if self.upper is not None:
-            yield sympy.Le(self.symbol, self.upper, evaluate=False)
-
-
-def _ranges(shape_env: Any, symbols: Iterable[sympy.Basic]) -> list[_Range]:
+def _ranges(shape_env: Any, symbols: Iterable[sympy.Basic]) -> list[Range]:
     found = []
     for symbol in symbols:
         lower, upper = _t.concrete_bounds(shape_env, symbol)
         if lower is not None or upper is not None:
-            found.append(_Range(symbol, lower, upper))
+            found.append(Range(symbol, lower, upper))
     return found
 
 
@@ -287,8 +269,8 @@ def minimal_relations(shape_env: Any) -> dict[sympy.Basic, Any]:
 
 
 def _minimal(
-    shape_env: Any, guards: list[Any], ranges: list[_Range] | None
-) -> tuple[dict[sympy.Basic, Any], list[_Range]]:
+    shape_env: Any, guards: list[Any], ranges: list[Range] | None
+) -> tuple[dict[sympy.Basic, Any], list[Range]]:
     """Drop, one after the other, what follows from all that is still there.
 
     Args:
@@ -304,7 +286,10 @@ def _minimal(
             relations.setdefault(_simplest(shape_env, guard.expr), guard)
     least = {symbol: _t.concrete_bounds(shape_env, symbol)[0] or 0 for symbol in shape_env.var_to_range}
     relations = without_divisions(relations, lambda symbol: least.get(symbol, 0))
+    relations = undecided(relations)
     symbols = set().union(*(condition.free_symbols for condition in relations))
+    if ranges is not None:
+        ranges = raised(relations, ranges)
     all_ranges = _ranges(shape_env, symbols) if ranges is None else ranges
     facts = _facts(relations, all_ranges)
     for condition in sorted(relations, key=sympy.count_ops, reverse=True):
@@ -322,12 +307,18 @@ def _minimal(
 
 def _simplest(shape_env: Any, condition: sympy.Basic) -> sympy.Basic:
     simplified = shape_env.simplify(condition)
-    bounds = {s: _t.concrete_bounds(shape_env, s)[0] for s in simplified.free_symbols}
-    found = normalize(simplified, lambda symbol: (bounds.get(symbol) or 0) >= 1)
+    least = {s: _t.concrete_bounds(shape_env, s)[0] or 0 for s in simplified.free_symbols}
+    found = normalize(simplified, lambda term: _is_positive(term, least))
     return simplified if isinstance(found, sympy.logic.boolalg.BooleanAtom) else found
 
 
-def _facts(conditions: Iterable[sympy.Basic], ranges: Iterable[_Range]) -> Facts:
+def _is_positive(term: sympy.Basic, least: Mapping[sympy.Basic, int]) -> bool:
+    if isinstance(term, _t.FloorDiv) and isinstance(term.args[1], sympy.Integer) and term.args[1] > 0:
+        return least.get(term.args[0], 0) >= term.args[1]
+    return least.get(term, 0) >= 1
+
+
+def _facts(conditions: Iterable[sympy.Basic], ranges: Iterable[Range]) -> Facts:
     facts = Facts()
     for bounds in ranges:
         bounds.bound(facts)
@@ -340,20 +331,20 @@ def _relation(
     condition: sympy.Basic, records: Sequence[Any], terms: Terms, reasons: Sequence[Reason]
 ) -> Guard:
     asked = tuple(reason for reason in reasons if any(reason.condition == record.expr for record in records))
-    if isinstance(condition, sympy.core.relational.Relational) and condition.lhs.is_number:
-        condition = condition.reversed
     is_constant = isinstance(condition, sympy.Eq) and condition.lhs.is_Symbol and condition.rhs.is_Integer
     return Guard(terms.doprint(condition), "specialized" if is_constant else "relation", condition, asked)
 
 
-def _range(shape_env: Any, bounds: _Range, terms: Terms, reasons: Sequence[Reason]) -> Guard:
+def _range(shape_env: Any, bounds: Range, terms: Terms, reasons: Sequence[Reason]) -> Guard:
     name = terms.doprint(bounds.symbol)
     left = "" if bounds.lower is None else f"{bounds.lower} <= "
     right = "" if bounds.upper is None else f" <= {bounds.upper}"
     asked: list[Reason] = []
-    for condition in bounds.conditions():
+    for condition in Range(bounds.symbol, *_t.concrete_bounds(shape_env, bounds.symbol)).conditions():
         if not _initial_facts(shape_env, bounds.symbol).implies(condition):
             asked += [r for r in responsible(shape_env, condition, reasons) if r not in asked]
+    raised_by = [record.expr for record in bounds.records]
+    asked += [r for r in reasons if r.condition in raised_by and r not in asked]
     both = sympy.And(*bounds.conditions(), evaluate=False)
     return Guard(f"{left}{name}{right}", "range", both, tuple(asked))
 

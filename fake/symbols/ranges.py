@@ -248,7 +248,7 @@ class _System:
         yield _between({term: 1}, *self._bounds_of(term))
         for factor in set(factors_of(term)):
             rest = term / factor
-            low_x, high_x = self._bounds.get(factor, (None, None))
+            low_x, high_x = self._bounds_of_factor(factor)
             low_y, high_y = self._bounds_of(rest)
             rest_form = self._linearizer.form(rest)
             for bound_x, bound_y, sign in (
@@ -263,12 +263,24 @@ class _System:
                 form = combine(combine(form, {factor: 1}, -bound_y), {ONE: bound_x * bound_y})
                 yield (Literal.of(combine({}, form, sign)),)
 
+    def _bounds_of_factor(self, factor: sympy.Basic) -> Bounds:
+        """Bounds of a symbol, or of its quotient by a number."""
+        if (
+            isinstance(factor, _t.FloorDiv)
+            and isinstance(factor.args[1], sympy.Integer)
+            and factor.args[1] > 0
+        ):
+            low, high = self._bounds.get(factor.args[0], (None, None))
+            divisor = int(factor.args[1])
+            return None if low is None else low // divisor, None if high is None else high // divisor
+        return self._bounds.get(factor, (None, None))
+
     def _bounds_of(self, term: sympy.Basic) -> Bounds:
         """Bounds of a product of symbols that are all known not to be negative."""
         lower, upper = 1, 1
         unbounded = False
         for factor in factors_of(term):
-            low, high = self._bounds.get(factor, (None, None))
+            low, high = self._bounds_of_factor(factor)
             if isinstance(factor, sympy.Integer):
                 low = high = int(factor)
             if low is None or low < 0:

@@ -32,6 +32,7 @@ _FRAMEWORK = (_t.torch_directory, *_OWN_DIRECTORIES, str(Path(sympy.__file__).re
 _INTERPRETERS = tuple(
     _t.torch_directory + os.path.join(*place) for place in (("_dynamo", ""), ("fx", "experimental", ""))
 )
+_CHECKS = str(Path(__file__).resolve().parents[1] / "kernels" / "checks") + os.sep
 _RESHAPES = ["reshape", "view", "flatten", "unflatten"]
 _CALLERS = {
     "infer_size": _RESHAPES,
@@ -50,6 +51,8 @@ _LOOKS = re.compile(
     r"\b(if|elif|while|for|assert|and|or|not|in|match)\b|[<>]|[!=]=|\b(int|bool|float|range|min|max|sorted|len|round)\(|math\.|_check|guard_"
 )
 """What in a line of a program looks at the value of a size."""
+_IN_MODULES = re.compile(r"(^|/)nn/(modules/\w+|functional)\.py$")
+"""Files of torch whose lines Dynamo takes for the user's."""
 _PLAIN_CALLS = frozenset(("getattr", "getitem", "size", "shape"))
 _STANDARD_LIBRARY = str(Path(os.__file__).resolve().parent) + os.sep
 _TYPED_IN = ("<doctest", "<stdin>", "<ipython")
@@ -84,6 +87,7 @@ class Reason:
         where: the user's line, if one could be found.
         stack: the user's lines above it, outermost first.
         framework: the line of torch that asked.
+        refuses: whether eager raises an error where the condition does not hold.
     """
 
     condition: sympy.Basic
@@ -93,6 +97,7 @@ class Reason:
     where: Location | None
     stack: tuple[Location, ...]
     framework: Location | None
+    refuses: bool = False
 
     @property
     def is_of_program(self) -> bool:
@@ -136,12 +141,15 @@ def note_graph(shape_env: Any, graph: torch.fx.Graph) -> None:
         stack = tuple(_parse(node.meta.get("stack_trace") or ""))
         if node.op in ("call_function", "call_method"):
             name = node.target if isinstance(node.target, str) else _name_of(node.target)
-            calls.setdefault(_place(stack[-1]) if stack else _NOWHERE, []).append((name, stack))
+            calls.setdefault(_place(stack[-1]) if stack else _NOWHERE, []).append(
+                (name, stack, _symbols_before(node))
+            )
     shape_env.__dict__["_fake_calls"] = calls
 
 
-_Calls = dict[tuple[str, int, str], list[tuple[str, tuple["Location", ...]]]]
-"""Names of calls with their stacks, by where they are."""
+_Call = tuple[str, tuple["Location", ...], frozenset[sympy.Basic]]
+_Calls = dict[tuple[str, int, str], list[_Call]]
+"""Names of calls with their stacks and the symbols of what they take, by where they are."""
 
 
 _NOWHERE = ("", 0, "")
@@ -151,6 +159,17 @@ _NOWHERE = ("", 0, "")
 def _place(location: Location) -> tuple[str, int, str]:
     """A line without its directory, of which a guard keeps only a part."""
     return Path(location.file).name, location.line, location.function
+
+
+def _symbols_before(node: torch.fx.Node) -> frozenset[sympy.Basic]:
+    """The symbols that a call's arguments had before any of them was replaced by what it was found to be."""
+    found: set[sympy.Basic] = set()
+    for argument in node.all_input_nodes:
+        value = argument.meta.get("example_value")
+        for number in value.shape if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(number, torch.SymInt | torch.SymFloat):
+                found |= number.node._expr.free_symbols
+    return frozenset(found)
 
 
 def _name_of(target: Any) -> str:
@@ -164,9 +183,11 @@ def reason_now(condition: sympy.Basic, kind: str) -> Reason:
     framework: Location | None = None
     user: list[Location] = []
     called_by_graph: str | None = None
+    refuses = False
     while frame is not None:
         file = frame.f_code.co_filename
         called_by_graph = called_by_graph or _call_of_graph(frame)
+        refuses = refuses or file.startswith(_CHECKS)
         if _is_users(file):
             user.append(_location(frame))
         else:
@@ -188,6 +209,7 @@ def reason_now(condition: sympy.Basic, kind: str) -> Reason:
         where=_innermost_of_user(stack),
         stack=stack,
         framework=framework,
+        refuses=refuses,
     )
 
 
@@ -279,18 +301,23 @@ def _from_guard(guard: Any, calls: _Calls) -> Reason:
     elif where is None and operator in _CALLERS:
         operator, stack = _only_call(_CALLERS[operator], calls)
         where = _innermost_of_user(stack)
-    elif where is not None and operator is not None:
-        operator, stack = _call_at(where, operator, calls) or (operator, stack)
+    elif where is not None and (operator is not None or _IN_MODULES.search(where.file)):
+        found = _call_at(where, operator or "", calls, guard.expr.free_symbols)
+        operator, stack = found or (operator, stack)
         where = _innermost_of_user(stack)
     return Reason(guard.expr, "guard", operator, None, where, stack, asked)
 
 
-def _call_at(where: Location, function: str, calls: _Calls) -> tuple[str, tuple[Location, ...]] | None:
+def _call_at(
+    where: Location, function: str, calls: _Calls, symbols: set[sympy.Basic]
+) -> tuple[str, tuple[Location, ...]] | None:
     """The graph's call that a line makes, and the user's lines that lead there.
 
     Args:
         where: a line of the user's program, or one of a module of torch's, which graphs leave out of their stacks.
         function: the function of torch that asked, which may tell calls on one line apart.
+        symbols: what it asked about. Of calls at several lines (of a module that is called again, say), the first that
+            takes one of these is the one: later ones ask what is known by then.
     """
     found = calls.get(_place(where))
     if found is None:
@@ -300,10 +327,12 @@ def _call_at(where: Location, function: str, calls: _Calls) -> tuple[str, tuple[
             for call in made
             if re.search(rf"\b{call[0]}\(", where.code) is not None
         ]
+        first = next((call for call in found if not call[2].isdisjoint(symbols)), None)
+        found = found if first is None else [first]
     words = _CALLERS.get(function) or [word for word in function.split("_") if len(word) > 2]
     related = [call for call in found if any(word in call[0] or call[0] in word for word in words)] or found
-    names = dict.fromkeys(name for name, _ in related if name not in _PLAIN_CALLS)
-    lines = {stack for _, stack in related}
+    names = dict.fromkeys(name for name, _, _ in related if name not in _PLAIN_CALLS)
+    lines = {stack for _, stack, _ in related}
     if not names:
         return None
     return " or ".join(names), (lines.pop() if len(lines) == 1 else ()) or (where,)
@@ -311,7 +340,7 @@ def _call_at(where: Location, function: str, calls: _Calls) -> tuple[str, tuple[
 
 def _only_call(names: list[str], calls: _Calls) -> tuple[str, tuple[Location, ...]]:
     """The one call of a graph that has one of these names, with its lines; else just the names."""
-    found = [(name, stack) for made in calls.values() for name, stack in made if name in names]
+    found = [(name, stack) for made in calls.values() for name, stack, _ in made if name in names]
     if len({stack for _, stack in found}) == 1 and found[0][1]:
         return found[0]
     return " or ".join(dict.fromkeys(name for name, _ in found) or names[:2]), ()

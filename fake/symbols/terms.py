@@ -97,7 +97,9 @@ def properties_of(shape_env: Any) -> list[Property]:
             if source.name not in seen and not source.is_ephemeral():
                 seen.add(source.name)
                 found.append(Property(source, symbol, _kind(source)))
-    return [Property(p.source, shape_env.simplify(p.expression), p.kind) for p in found]
+    # A number that a program reads at two places (the ``eps`` of a module) may be there twice.
+    once = {p.source.name: p for p in reversed(found)}
+    return [Property(p.source, shape_env.simplify(p.expression), p.kind) for p in reversed(once.values())]
 
 
 def _kind(source: Any) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from fake.kernels._torch import OpOverload
 from fake.kernels.checks.registry import check_for, extent, refuse, wrapped_dim
+from fake.kernels.outputs import is_symbolic
 
 __all__ = [
     "copies_into_something",
@@ -17,6 +18,7 @@ __all__ = [
     "indices_fit",
     "no_index_into_nothing",
     "puts_as_many_as_places",
+    "reduces_into_something",
     "selects_along_a_dimension",
     "selects_by_a_vector",
     "source_fits_slice",
@@ -50,7 +52,7 @@ def steps_forward(func: OpOverload, given: dict[str, Any]) -> None:
     """No stride of a tensor with elements is negative, where it addresses anything."""
     sizes, strides = given["size"], given["stride"]
     refuse(
-        0 not in sizes and any(step < 0 and size > 1 for size, step in zip(sizes, strides, strict=False)), func,
+        any(step < 0 and size > 1 for size, step in zip(sizes, strides, strict=False)) and 0 not in sizes, func,
         f"Storage size calculation overflowed with sizes={list(sizes)} and strides={list(strides)}: argument 'stride' "
         "must not be negative",
     )  # fmt: skip
@@ -63,19 +65,51 @@ def no_index_into_nothing(func: OpOverload, given: dict[str, Any]) -> None:
     dim = wrapped_dim(func, given["dim"], self.dim())
     size = self.shape[dim] if self.dim() else 1
     refuse(
-        index.numel() > 0 and size == 0, func,
+        size == 0 and index.numel() > 0, func,
         f"argument 'index' has elements and is out of bounds for dimension {dim} with size 0",
     )  # fmt: skip
 
 
-@check_for("index_copy")
+@check_for("index_copy", "index_fill")
 def copies_into_something(func: OpOverload, given: dict[str, Any]) -> None:
-    """There is somewhere to copy to."""
+    """There is somewhere to copy to, if there is something to copy."""
     self, index = given["self"], given["index"]
     dim = wrapped_dim(func, given["dim"], self.dim())
+    others = (size for place, size in enumerate(self.shape) if place != dim)
+    refuse(
+        self.dim() > 0 and self.shape[dim] == 0 and index.numel() > 0 and 0 not in others, func,
+        f"argument 'index' has elements and is out of bounds for dimension {dim} with size 0",
+    )  # fmt: skip
+
+
+@check_for("index_reduce")
+def reduces_into_something(func: OpOverload, given: dict[str, Any]) -> None:
+    """As many indices as slices of the source, which are like those of the result; and those are there."""
+    self, index, source = given["self"], given["index"], given["source"]
+    dim = wrapped_dim(func, given["dim"], self.dim())
+    refuse(
+        index.dim() > 1,
+        func,
+        f"Index is supposed to be a vector, but got dim: {index.dim()}",
+        IndexError,
+    )
+    shapes = [[size for place, size in enumerate(t.shape) if place != dim] for t in (self, source)]
+    refuse(
+        self.dim() != source.dim() or shapes[0] != shapes[1], func,
+        f"source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = "
+        f"{list(self.shape)} source.shape = {list(source.shape)}",
+    )  # fmt: skip
+    refuse(
+        source.dim() == 0 and index.numel() != 1, func,
+        "Dimension specified as 0 but tensor has no dimensions (argument 'index' has more than one element)", IndexError,
+    )  # fmt: skip
+    refuse(
+        source.dim() > 0 and index.numel() != source.shape[dim], func,
+        f"Number of indices ({index.numel()}) should be equal to source.size(dim): ({source.shape[dim] if source.dim() else 1})",
+    )  # fmt: skip
     refuse(
         self.dim() > 0 and self.shape[dim] == 0 and index.numel() > 0, func,
-        f"argument 'index' has elements and is out of bounds for dimension {dim} with size 0",
+        f"index is out of range for tensor of size {list(self.shape)} at dimension {dim}", IndexError,
     )  # fmt: skip
 
 
@@ -138,7 +172,10 @@ def source_fits_slice(func: OpOverload, given: dict[str, Any]) -> None:
     refuse(step <= 0, func, "slice step must be positive")
     dim = wrapped_dim(func, given["dim"], self.dim())
     shape = list(self.shape)
-    shape[dim] = len(range(*slice(given["start"], given["end"], step).indices(shape[dim])))
+    if is_symbolic((given["start"], given["end"], shape[dim]), {}):  # as the view itself would be
+        shape[dim] = torch.ops.aten.slice.Tensor(self, dim, given["start"], given["end"], step).shape[dim]
+    else:
+        shape[dim] = len(range(*slice(given["start"], given["end"], step).indices(shape[dim])))
     refuse(
         list(src.shape) != shape, func,
         f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = {shape}",
@@ -170,7 +207,7 @@ def source_fits_view(func: OpOverload, given: dict[str, Any]) -> None:
         rows, columns = (wrapped_dim(func, given[name], self.dim()) for name in ("dim1", "dim2"))
         height, width, offset = shape[rows], shape[columns], given["offset"]
         shape = [size for dim, size in enumerate(shape) if dim not in (rows, columns)]
-        shape.append(max(min(height + min(offset, 0), width - max(offset, 0)), 0))
+        shape.append(torch.sym_max(torch.sym_min(height + min(offset, 0), width - max(offset, 0)), 0))
     refuse(
         list(src.shape) != shape, func,
         f"expected src to have a size equal to the slice of self. src size = {list(src.shape)}, slice size = {list(shape)}",
@@ -238,7 +275,7 @@ def values_fit_indices(func: OpOverload, given: dict[str, Any]) -> None:
     if shape is None:
         return
     fits = len(values) <= len(shape) and all(
-        a in (1, b) for a, b in zip(reversed(values), reversed(shape), strict=False)
+        a in (b, 1) for a, b in zip(reversed(values), reversed(shape), strict=False)
     )
     # eager drops leading dimensions of size 1 from the values
     fits = fits or (

@@ -35,13 +35,19 @@ _CONVERTED_IF_ANY = {
 
 def _numbers(func: OpOverload, given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     name = func._schema.name.split("::")[1]
-    tensors = [value for value in given.values() if isinstance(value, torch.Tensor)]
-    converted = _CONVERTED if any(t.numel() == 0 for t in tensors) else {**_CONVERTED, **_CONVERTED_IF_ANY}
-    for names, arguments in converted.items():
+    for names, arguments in {**_CONVERTED, **_CONVERTED_IF_ANY}.items():
         if name in names:
             yield from (
                 (a, given[a]) for a in arguments if isinstance(given.get(a), bool | int | float | complex)
             )
+
+
+def _converts_nothing(func: OpOverload, given: dict[str, Any]) -> bool:
+    """Whether eager looks at the numbers only if there are elements, and there are none."""
+    name = func._schema.name.split("::")[1]
+    return any(name in names for names in _CONVERTED_IF_ANY) and any(
+        value.numel() == 0 for value in given.values() if isinstance(value, torch.Tensor)
+    )
 
 
 @check_for(*{name for table in (_CONVERTED, _CONVERTED_IF_ANY) for names in table for name in names})
@@ -52,7 +58,7 @@ def numbers_can_be_held(func: OpOverload, given: dict[str, Any]) -> None:
     if dtype is not None:
         for name, value in numbers:
             refuse(
-                overflows(value, dtype), func,
+                overflows(value, dtype) and not _converts_nothing(func, given), func,
                 f"value {value!r} of argument {name!r} cannot be converted to type {dtype} without overflow",
             )  # fmt: skip
 
@@ -110,7 +116,7 @@ def overflows(value: Any, dtype: torch.dtype) -> bool:
 def has_range(func: OpOverload, given: dict[str, Any]) -> None:
     """There is a number to draw, and the dtype holds the least and the greatest that may be drawn."""
     low, high = given.get("from", given.get("low", 0)), given.get("to", given.get("high"))
-    if not isinstance(low, int) or not isinstance(high, int):
+    if not isinstance(low, int | torch.SymInt) or not isinstance(high, int | torch.SymInt):
         return
     refuse(
         low >= high, func,
@@ -126,4 +132,5 @@ def has_range(func: OpOverload, given: dict[str, Any]) -> None:
         kind = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
         limits = (kind.min, kind.max)
     for name, value in (("from", low), ("to - 1", high - 1)):
-        refuse(not limits[0] <= value <= limits[1], func, f"{name} is out of bounds for {dtype}")
+        if isinstance(value, int):  # sizes are held by any dtype that indices have
+            refuse(not limits[0] <= value <= limits[1], func, f"{name} is out of bounds for {dtype}")

@@ -1,7 +1,8 @@
 """Which operator has which checks, and what a check is made of.
 
-A check takes the call's arguments by name, defaults filled in. It raises what eager raises, or returns; it knows nothing
-of symbolic sizes.
+A check takes the call's arguments by name, defaults filled in. It raises what eager raises, or returns. Sizes may be
+symbolic, and then every comparison of them leaves a guard: a check asks first what is known anyway (dtypes, ranks, numbers),
+compares only what eager compares, and calls neither ``int()`` nor ``range()`` on a size.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from typing import Any
 
 from fake.kernels._torch import OpOverload
 
-__all__ = ["Check", "bind", "check_arguments", "check_for", "checks_of", "extent", "refuse", "wrapped_dim"]
+__all__ = [
+    "Check",
+    "bind",
+    "check_arguments",
+    "check_for",
+    "checks_of",
+    "extent",
+    "has_checks",
+    "refuse",
+    "wrapped_dim",
+]
 
 Check = Callable[[OpOverload, dict[str, Any]], None]
 
@@ -64,6 +75,11 @@ def check_arguments(func: OpOverload, args: Any, kwargs: Any) -> None:
 
 
 _checks_of = functools.cache(checks_of)
+
+
+def has_checks(func: OpOverload) -> bool:
+    """Whether an operator has any."""
+    return bool(_checks_of(func))
 
 
 def refuse(condition: bool, func: OpOverload, problem: str, error: type[Exception] = RuntimeError) -> None:

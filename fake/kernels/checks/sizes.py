@@ -12,16 +12,20 @@ from fake.kernels.checks.registry import check_for, refuse, wrapped_dim
 __all__ = [
     "blocks_fill_image",
     "extremes_are_ordered",
+    "factors_fit",
     "has_enough_to_draw",
     "has_rows_to_take",
     "has_signal",
     "has_vector_of_boundaries",
     "is_computed_in",
     "kernel_and_padding",
+    "mask_fits",
     "normalizes_something",
     "one_target_per_class",
     "one_target_per_place",
     "one_weight_per_channel",
+    "one_weight_per_number",
+    "one_weight_per_point",
     "places_fit_samples",
     "pools_something",
     "product_can_take",
@@ -87,7 +91,7 @@ def normalizes_something(func: OpOverload, given: dict[str, Any]) -> None:
         IndexError,
     )  # fmt: skip
     refuse(
-        self.numel() == 0 and given.get("training", True), func,
+        given.get("training", True) and self.numel() == 0, func,
         f"input tensor must have at least one element, but got input_sizes = {list(self.shape)}",
     )  # fmt: skip
 
@@ -111,12 +115,50 @@ def one_target_per_class(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 def pools_something(func: OpOverload, given: dict[str, Any]) -> None:
-    """All dimensions but the batch have elements."""
+    """All dimensions but the batch have elements; in two dimensions, there may also be no channels."""
     self = given["self"]
     spatial = int(func._schema.name[-2])
     refuse(
-        0 in self.shape[-spatial:], func,
+        0 in self.shape[1 if self.dim() == 5 else -spatial :], func,
         f"Expected input to have non-zero size for non-batch dimensions, but input has sizes {list(self.shape)}",
+    )  # fmt: skip
+
+
+@check_for("bincount")
+def one_weight_per_number(func: OpOverload, given: dict[str, Any]) -> None:
+    """Weights are as many as there are numbers to count."""
+    self, weights = given["self"], given["weights"]
+    refuse(
+        weights is not None and weights.shape != self.shape and self.numel() > 0, func,
+        "weights should be 1-d and have the same length as input",
+    )  # fmt: skip
+
+
+@check_for("masked_select")
+def mask_fits(func: OpOverload, given: dict[str, Any]) -> None:
+    """The mask and what it masks broadcast."""
+    torch.broadcast_shapes(given["self"].shape, given["mask"].shape)
+
+
+@check_for("_scaled_mm", "_scaled_mm_v2")
+def factors_fit(func: OpOverload, given: dict[str, Any]) -> None:
+    """Matrices, with as many columns of the first as rows of the second."""
+    self, mat2 = given["self"], given["mat2"]
+    refuse(
+        self.dim() == 2 and mat2.dim() == 2 and self.shape[1] != mat2.shape[0], func,
+        f"mat_a and mat_b shapes cannot be multiplied ({list(self.shape)} and {list(mat2.shape)})",
+        ValueError if func._schema.name.endswith("v2") else RuntimeError,
+    )  # fmt: skip
+
+
+@check_for("_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors", "_histogramdd_bin_edges")
+def one_weight_per_point(func: OpOverload, given: dict[str, Any]) -> None:
+    """A weight for each point."""
+    self, weight = given["self"], given["weight"]
+    refuse(
+        weight is not None and weight.shape != self.shape[:-1], func,
+        "torch.histogramdd: if weight tensor is provided it should have the same shape as the input tensor excluding its "
+        f"innermost dimension, but got input with shape {list(self.shape)} and weight of another shape",
     )  # fmt: skip
 
 
@@ -160,7 +202,7 @@ def kernel_and_padding(func: OpOverload, given: dict[str, Any]) -> None:
         func,
         f"kernel size should be greater than zero, but got {list(weight.shape[2:])}",
     )
-    if given["transposed"] and 0 not in given["input"].shape[:2]:  # of nothing, eager checks less
+    if given["transposed"]:
         spatial = weight.dim() - 2
         steps = [
             list(given[n]) * (spatial if len(given[n]) == 1 else 1)
@@ -168,9 +210,10 @@ def kernel_and_padding(func: OpOverload, given: dict[str, Any]) -> None:
         ]
         for padding, stride, dilation in zip(*steps, strict=False):
             refuse(
-                padding >= stride and padding >= dilation, func,
+                padding >= stride and padding >= dilation and 0 not in given["input"].shape[:2],
+                func,
                 f"output padding must be smaller than either stride or dilation, but got {given['output_padding']}",
-            )  # fmt: skip
+            )  # fmt: skip (of nothing, eager checks less)
 
 
 def _bias_can_be_added(func: OpOverload, given: dict[str, Any]) -> None:
@@ -195,7 +238,7 @@ def reduces_something(func: OpOverload, given: dict[str, Any]) -> None:
         )  # fmt: skip
 
 
-@check_for("mode", "median", "nanmedian", "kthvalue")
+@check_for("mode", "median", "nanmedian", "kthvalue", "max", "min")
 def reduces_dimension(func: OpOverload, given: dict[str, Any]) -> None:
     """The dimension has elements."""
     self = given["self"]
@@ -245,10 +288,10 @@ def is_computed_in(func: OpOverload, given: dict[str, Any]) -> None:
     """The CPU's kernel is compiled for two dtypes (LAPACK's for complex ones, too), and asked unless there are no distances."""
     self = given["self"]
     distances = func._schema.name == "aten::_pdist_forward"
-    if self.device.type != "cpu" or (distances and (self.shape[0] < 2 or self.shape[1] == 0)):
-        return
     allowed = self.dtype in (torch.float32, torch.float64) or (self.is_complex() and not distances)
-    refuse(not allowed, func, f"not implemented for {self.dtype} (argument 'self')", NotImplementedError)
+    if allowed or self.device.type != "cpu" or (distances and (self.shape[0] < 2 or self.shape[1] == 0)):
+        return
+    refuse(True, func, f"not implemented for {self.dtype} (argument 'self')", NotImplementedError)
 
 
 @check_for("pixel_unshuffle")
@@ -283,7 +326,7 @@ def product_can_take(func: OpOverload, given: dict[str, Any]) -> None:
     product = (given["mat1"].shape[0], given["mat2"].shape[-1])
     shape = given["self"].shape
     fits = len(shape) <= 2 and all(
-        a in (1, b) for a, b in zip(reversed(shape), reversed(product), strict=False)
+        a in (b, 1) for a, b in zip(reversed(shape), reversed(product), strict=False)
     )
     refuse(
         not fits,

@@ -157,6 +157,7 @@ CASES = [
     Case("transposed convolution to nothing", ("aten::convolution",), lambda x, w: torch.conv_transpose1d(x, w, padding=2), lambda: (torch.ones(2, 2, 2), torch.ones(2, 3, 3))),
     Case("transposed convolution of nothing", ("aten::convolution",), torch.conv_transpose1d, lambda: (torch.ones(0, 2, 0), torch.ones(2, 3, 1))),
     Case("transposed convolution to nothing, symbolic", ("aten::convolution",), lambda x, w: torch.conv_transpose2d(x, w, padding=2), lambda: (torch.ones(2, 2, 2, 2), torch.ones(2, 3, 3, 3)), symbolic=True),
+    Case("diagonal of nothing, symbolic", ("aten::diagonal",), lambda x: x.diagonal(3), lambda: (torch.ones(4, 3),), symbolic=True),
     Case("resize_as_, symbolic", ("aten::resize_as_",), lambda x, y: x.resize_as_(y), lambda: (torch.ones(3, 5), torch.ones(7, 4)), symbolic=True),
     Case("resize_, symbolic", ("aten::resize_",), lambda x: x.resize_(7, 4), lambda: (torch.ones(3, 5),), symbolic=True),
 ]  # fmt: skip

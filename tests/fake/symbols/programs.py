@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from hypothesis import strategies as st
 
-__all__ = ["FAMILIES", "Program"]
+from tests.fake.symbols.program import Program
+from tests.fake.symbols.program import program as _program
 
-
-@dataclass(frozen=True)
-class Program:
-    """A program and the shapes of its inputs, in letters that may be any sizes; a number is that size always."""
-
-    text: str
-    run: Callable[..., Any]
-    shapes: tuple[tuple[str | int, ...], ...]
-
-    @property
-    def letters(self) -> list[str]:
-        return sorted({size for shape in self.shapes for size in shape if isinstance(size, str)})
-
-    def sizes(self, values: dict[str, int]) -> list[tuple[int, ...]]:
-        return [tuple(values.get(size, size) for size in shape) for shape in self.shapes]  # type: ignore[misc]
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-def _program(text: str, *shapes: tuple[str | int, ...]) -> Program:
-    code = compile(text, "<program>", "eval")
-    names = [f"x{i}" for i in range(len(shapes))]
-
-    def run(*inputs: Any) -> Any:
-        return eval(code, {"torch": torch, "F": F}, dict(zip(names, inputs, strict=True)))
-
-    return Program(text, run, shapes)
+__all__ = ["FAMILIES"]
 
 
 small = st.integers(-6, 6)
@@ -333,6 +304,50 @@ def resampling(draw: Any) -> Program:
     )
 
 
+@st.composite
+def refusing(draw: Any) -> Program:
+    """What eager refuses for some sizes: for slices without elements, past a storage, or of sizes that do not agree."""
+    part = draw(st.sampled_from(["x0[2:]", "x0[:, 1:]", "x0[3:, :-1]", "x0[x0.shape[1] - 1 :]", "x0"]))
+    dim, k = draw(st.integers(-2, 1)), draw(st.integers(1, 5))
+    text, *shapes = draw(
+        st.sampled_from(
+            [
+                (f"{part}.max({dim})", ("a", "b")),
+                (f"{part}.amin({dim})", ("a", "b")),
+                (f"{part}.argmax({dim})", ("a", "b")),
+                (f"{part}.min()", ("a", "b")),
+                (f"{part}.median({dim}).values", ("a", "b")),
+                (f"{part}.kthvalue(1, {dim}).values", ("a", "b")),
+                (f"{part}.topk({k}, {dim}).values", ("a", "b")),
+                (f"{part}.select({dim}, {k})", ("a", "b")),
+                (f"{part}.flatten().as_strided(({k}, 2), (2, 1), {k})", ("a", "b")),
+                (f"{part}.flatten().as_strided((x0.shape[1], {k}), ({k}, 1))", ("a", "b")),
+                (f"{part}.index_select({dim}, torch.zeros({k}, dtype=torch.int64))", ("a", "b")),
+                (f"{part}.gather(0, torch.zeros(1, 1, dtype=torch.int64))", ("a", "b")),
+                (f"{part}.flatten().take(torch.zeros({k}, dtype=torch.int64))", ("a", "b")),
+                (f"F.embedding(torch.zeros({k}, dtype=torch.int64), {part})", ("a", "b")),
+                (
+                    f"{part}.index_reduce(0, torch.zeros(1, dtype=torch.int64), x1, 'amax')",
+                    ("a", "b"),
+                    (1, "c"),
+                ),
+                (f"torch.select_scatter({part}, x1, 0, {k})", ("a", "b"), ("b",)),
+                (f"torch.slice_scatter(x0, x1, 0, {k})", ("a", "b"), ("c", "b")),
+                (f"torch.diagonal_scatter(x0, x1, {k - 2})", ("a", "b"), ("c",)),
+                (f"{part}.diagonal({k - 3}).contiguous()", ("a", "b")),
+                (f"F.conv_transpose1d(x0, x1, None, 2, {k - 1})", ("n", 2, "w"), (2, 3, 2)),
+                (f"torch.histogramdd({part}, [2, 2], weight=x1).hist", ("a", 2), ("c",)),
+                ("F.adaptive_avg_pool3d(x0[:, 2:], 2)", ("n", "c", "h", 3, 3)),
+                ("F.grid_sample(x0, x1, align_corners=False)", ("n", 2, "h", "w"), ("m", "a", "b", 2)),
+                ("x0.index_put((torch.zeros(2, dtype=torch.int64),), x1)", ("a", "b"), ("c",)),
+                ("F.batch_norm(x0[1:], None, None, training=True)", ("a", 2)),
+                (f"torch.randint(0, x0.shape[0] - {k}, (2,)).shape[0]", ("a",)),
+            ]
+        )
+    )
+    return _program(text, *shapes)
+
+
 _STEPS = (
     "t.mT", "t[1:]", "t[:, ::2]", "t[-3:, :-1]", "torch.cat([t, t], 1)", "t.reshape(-1, t.shape[0])", "t.flatten()[None]",
     "t.roll(t.shape[1] // 2, 1)", "F.pad(t, (1, 0, 0, 2))", "F.pad(t, (-1, 1))", "F.pad(t[None], (1, 1), mode='replicate')[0]",
@@ -370,5 +385,6 @@ FAMILIES: dict[str, Callable[[], st.SearchStrategy[Program]]] = {
     "convolving": convolving,
     "pooling": pooling,
     "resampling": resampling,
+    "refusing": refusing,
     "composing": composing,
 }

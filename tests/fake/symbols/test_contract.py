@@ -300,3 +300,16 @@ def test_compiled_with_contracts_and_changing_sizes(accelerated):
             assert torch.allclose(gradient, wanted, atol=1e-5)
     torch._dynamo.reset()
     assert len(compiles) == 1
+
+
+def test_one_broken_contract_is_told_once():
+    """What holds for the one size that is left is no demand of its own."""
+
+    def program(x, y):
+        return torch.cat([x, y]).view(x.shape[0], 2, -1)
+
+    x = torch.ones(8, 6)
+    fake.mark_dynamic(x, {0: Dim("batch", max=64)})
+    with fake.using_shape_env(), pytest.raises(fake.ContractViolationError) as raised:
+        torch.compile(program, backend="eager")(x, torch.ones(8, 6))
+    assert [violation.forced for violation in raised.value.violations] == ["x.size(0) == 8"]

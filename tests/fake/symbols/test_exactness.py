@@ -55,6 +55,37 @@ def test_a_graph_is_used_wherever_it_is_right(program, right_for, duck):
     assert accepted == sum(right_for(a, b) for ((a, b),) in PLANES)
 
 
+@pytest.mark.parametrize(
+    ("program", "right_for"),
+    [
+        # A slice of size 1 has another answer where the tracer asks for contiguity.
+        (lambda x: x[2:].max(0).values, lambda a, b: a > 3),
+        (lambda x: x[:, 3:].min(1).values, lambda a, b: b > 4),
+        (lambda x: x[2:].amax(), lambda a, b: a > 3),
+        (lambda x: x.flatten().as_strided((2, 5), (1, 2)), lambda a, b: a * b >= 10),
+        (lambda x: x[2:].gather(0, torch.zeros(1, 1, dtype=torch.int64)), lambda a, b: a > 3),
+        (lambda x: F.embedding(torch.zeros(2, dtype=torch.int64), x[2:]), lambda a, b: a > 3),
+        (lambda x: torch.slice_scatter(x, x[1:], 0, 1), lambda a, b: a > 2),
+        (lambda x: torch.diagonal_scatter(x, x[:, 0]), lambda a, b: a <= b),
+    ],
+)
+def test_what_eager_refuses_the_guards_refuse(program, right_for):
+    """And no more than that."""
+    accepted = check(program, [(4, 6)], PLANES, duck_shape=False)
+    assert accepted == sum(right_for(a, b) for ((a, b),) in PLANES)
+
+
+def test_a_guard_says_that_eager_refuses_the_rest():
+    mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
+    x = mode.from_tensor(torch.zeros(5, 6), name="x")
+    with mode:
+        x[2:].max(0)
+    (guard,) = [guard for guard in mode.shape_env.guards.explain() if guard.operator == "aten.max.dim"]
+    assert guard.expression == "3 <= x.size(0)"
+    assert "is an error" in guard.why
+    assert "an error in eager, too" in guard.avoid
+
+
 def test_an_error_of_eager_is_an_error_here():
     for wrong in (
         lambda x: x.view(5, -1),

@@ -304,3 +304,33 @@ def test_guards_of_torchs_environment_name_the_graphs_calls() -> None:
     assert told["x.size(0) % 3 == 0"][0] == "reshape"
     assert told["4 <= x.size(0)"][0] is None  # the program's own branch, told at its line
     assert "if x.shape[0] > 3" in told["4 <= x.size(0)"][1]
+
+
+def test_torchs_environment_tells_the_users_line_and_not_a_modules():
+    """Dynamo takes the lines of ``torch.nn`` for the user's; the first call that could have asked is the one."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+            self.larger = torch.nn.Upsample(scale_factor=2)
+
+        def forward(self, x):
+            y = self.first(x)  # asks for 16
+            y = self.second(y)
+            return self.larger(y[None])  # asks for a number
+
+    reports = []
+
+    def backend(gm, inputs):
+        env = torch._guards.TracingContext.get().fake_mode.shape_env
+        reports.append(fake.explain(env, graph=gm.graph))
+        return gm
+
+    torch._dynamo.reset()
+    torch.compile(Model(), backend=backend, dynamic=True)(torch.zeros(5, 16))
+    found = {guard.expression: guard for guard in reports[0]}
+    assert "asks for 16" in found["x.size(1) == 16"].where.code
+    assert found["x.size(1) == 16"].operator == "linear"
+    (scale,) = [guard for text, guard in found.items() if "scale_factor" in text]
+    assert "asks for a number" in scale.where.code

@@ -199,3 +199,51 @@ def check_random_program(conditions, first, second):
             str(env.guards.minimal()),
         )
         assert verdict == torchs_answer(env, inputs, tensors)
+
+
+def test_inequalities_at_the_end_of_a_range_raise_it():
+    """And with the least values known, what was asked of the product of two quotients follows."""
+    mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv(duck_shape=False))
+    x = mode.from_tensor(torch.zeros(16, 24), name="x")
+    height, width = x.shape[0] // 4, x.shape[1] // 4
+    for condition in (height >= 1, width >= 1, height != 1, width != 1, height * width != 1):
+        assert condition
+    assert height % (height * width) != 0
+    guards = mode.shape_env.guards.minimal()
+    assert [str(g) for g in guards if g.kind != "layout"] == ["8 <= x.size(0)", "8 <= x.size(1)"]
+    accepts = guards.compile()
+    for rows in range(2, 12):
+        for columns in range(2, 12):
+            assert accepts(torch.zeros(rows, columns)) == (rows >= 8 and columns >= 8)
+
+
+def test_a_raised_range_begins_at_a_multiple():
+    mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
+    x = mode.from_tensor(torch.zeros(12), name="x")
+    assert x.shape[0] % 3 == 0
+    assert x.shape[0] != 3
+    assert [str(g) for g in mode.shape_env.guards.minimal()] == ["x.size(0) % 3 == 0", "6 <= x.size(0)"]
+    (raised,) = [g for g in mode.shape_env.guards.explain() if g.kind == "range"]
+    assert [condition for condition, _, _ in raised.chain] == ["x.size(0) != 3"]
+
+
+def test_a_number_read_twice_is_one_guard():
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(6)
+
+        def forward(self, x):
+            return self.norm(self.norm(x))
+
+    reports = []
+
+    def backend(gm, inputs):
+        reports.append(fake.explain(torch._guards.TracingContext.get().fake_mode.shape_env))
+        return gm
+
+    torch._dynamo.reset()
+    with fake.using_shape_env():
+        torch.compile(Twice(), backend=backend, dynamic=True)(torch.zeros(4, 6))
+    (eps,) = [guard for guard in reports[0] if guard.expression.endswith("norm.eps == 1e-05")]
+    assert "take it as a tensor" in eps.avoid
