@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map
 from fxpasses._torch import OpOverload
 from fxpasses.aliasing import is_random
 from fxpasses.checking.inputs import cloned
+from fxpasses.checking.collectives import simulated
 from fxpasses.checking.interpret import Run, call_wide, moved_by_a_unit, narrowed, rounded_call, widened
 from fxpasses.checking.tolerance import Deviation, deviation
 from fxpasses.rewriting import value_of
@@ -94,7 +95,7 @@ class FocusedRun(Run):
             args, kwargs = map_arg((node.args, node.kwargs), lambda a: narrowed(self.env[a], value_of(a)))
             if mine and self._precision == "rounded" and isinstance(target, OpOverload):
                 return rounded_call(target, args, kwargs, self._generator)
-            return target(*args, **kwargs)
+            return simulated(target)(*args, **kwargs)
         return call_wide(target, args, kwargs)
 
     def _rounded(self, value: Any, node: fx.Node) -> Any:

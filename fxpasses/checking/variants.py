@@ -8,6 +8,7 @@ most of a vocabulary out. So a rewrite is tried on other values, too:
 * multiples of a half, so that some are equal, some zero, and some half way between two whole numbers
 * with NaN and infinities in places: a pass that promises the same bits keeps them, others may not make more of them
 * whole numbers that are only calculated with: any that their type can hold
+* flags that are only calculated with: rows where none holds, where some do, where all do (a mask that leaves nothing over)
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ _COUNTS = {
     aten.amax.default,
     aten.amin.default,
     aten.cat.default,
+    aten.any.default,
+    aten.any.dim,
+    aten.any.dims,
+    aten.all.default,
+    aten.all.dim,
+    aten.all.dims,
 }
 _DIVISIONS = ("div", "remainder", "fmod", "shift", "pow")
 _COMPARISONS = {
@@ -107,6 +114,14 @@ def variants(
                     value.copy_(_any_numbers(value, generator))
         return values
 
+    def with_flags() -> list[Any]:
+        values = cloned(given)
+        for node, value in zip(nodes, values, strict=False):
+            if isinstance(value, Tensor) and value.dtype is torch.bool and node.name in free:
+                if value.numel() and not _overlaps_itself(value):
+                    value.copy_(_rows_of_flags(value, generator))
+        return values
+
     def moved(value: Tensor) -> Tensor:
         noise, other = (torch.randn(value.shape, generator=generator, dtype=torch.float64) for _ in range(2))
         scale = (1 + 0.5 * noise).abs() * value.double()
@@ -139,6 +154,9 @@ def variants(
         [made(enlarged(*choice)) for choice in _FACTORS], "values many times as large, signs reversed"
     )
     yield Variant([made(halves(0.0)), made(halves(0.5))], "multiples of a half, many of them equal")
+    if any(node.name in free and value_of(node).dtype is torch.bool for node in nodes):
+        # Where the graph makes NaN of a row without flags, nothing can be said about such rows.
+        yield Variant([with_flags()], "rows of flags that hold nowhere or everywhere")
     for share in _BROKEN if bitwise else _BROKEN[:1]:
         yield Variant([made(broken(share))], "NaN and infinities in places", broken=True)
 
@@ -152,6 +170,15 @@ def _any_numbers(value: Tensor, generator: torch.Generator) -> Tensor:
     small = torch.randint(max(low, -20), min(high, 20), value.shape, generator=generator)
     large = torch.randint(low, high, value.shape, generator=generator)
     return torch.where(torch.rand(value.shape, generator=generator) < 0.5, small, large).to(value.dtype)
+
+
+def _rows_of_flags(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Rows of flags: one of three has none that holds, one has only such, and one is drawn."""
+    if not value.dim():
+        return ~value
+    shares = torch.randperm(max(3, value[..., :1].numel()), generator=generator)[: value[..., :1].numel()] % 3 / 2
+    drawn = torch.rand(value.shape, generator=generator) < shares.view(value[..., :1].shape)
+    return drawn.to(value.device)
 
 
 def free_numbers(gm: fx.GraphModule) -> set[str]:
