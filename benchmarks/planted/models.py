@@ -10,7 +10,16 @@ from torch.nn import functional as F
 
 import fxpasses
 from benchmarks.planted import programs
-from benchmarks.planted.plant import Plant, Workload, call_before, calls, gradients, in_place_of, put_after, swap
+from benchmarks.planted.plant import (
+    Plant,
+    Workload,
+    call_before,
+    calls,
+    gradients,
+    in_place_of,
+    put_after,
+    swap,
+)
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -32,7 +41,9 @@ def short_constant(gm: fx.GraphModule) -> bool:
 def unscaled_mask(gm: fx.GraphModule) -> bool:
     """The gradient of the last dropout without its factor."""
     found = [
-        n for n in gradients(calls(gm, aten.mul.Tensor)) if isinstance(n.args[1], float) and 1 < n.args[1] < 1.2
+        n
+        for n in gradients(calls(gm, aten.mul.Tensor))
+        if isinstance(n.args[1], float) and 1 < n.args[1] < 1.2
     ]
     if found:
         swap(found[0], found[0].args[0])
@@ -256,7 +267,8 @@ def promotion_lost(gm: fx.GraphModule) -> bool:
     found = [
         n
         for n in calls(gm, aten.add.Tensor)
-        if _is_forward(n) and {_value(a).dtype for a in n.args if _value(a) is not None} == {torch.float32, torch.bfloat16}
+        if _is_forward(n)
+        and {_value(a).dtype for a in n.args if _value(a) is not None} == {torch.float32, torch.bfloat16}
     ]
     for node in found[1:2]:
         narrow = [
@@ -273,7 +285,9 @@ def promotion_lost(gm: fx.GraphModule) -> bool:
 @fxpasses.graph_pass
 def last_key_seen(gm: fx.GraphModule) -> bool:
     """The mask is made with one key too many at the last position."""
-    for node in calls(gm, aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.masked_fill.Scalar):
+    for node in calls(
+        gm, aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.masked_fill.Scalar
+    ):
         mask = node.args[1] if node.target is aten.masked_fill.Scalar else node.args[0]
         if _is_forward(node) and _value(mask).dim() >= 2:
             size = _value(mask).shape[-1]
@@ -355,7 +369,9 @@ PLANTS = {
     "table's gradient, llama": Plant((last_one_counts,), programs.hub("llama")),
     "padding learns, mamba": Plant((padding_learns,), programs.hub("mamba")),
     "positions above 15, gpt2": Plant((window_of_sixteen,), programs.hub("gpt2"), dynamic=True),
-    "size of today, pooled": Plant((size_of_today,), programs.function(programs.pooled, (6, 4)), dynamic=True),
+    "size of today, pooled": Plant(
+        (size_of_today,), programs.function(programs.pooled, (6, 4)), dynamic=True
+    ),
     "empty tables, mixtral": Plant((tables_left_empty,), programs.hub("mixtral")),
     "empty tables, llama": Plant((tables_left_empty,), programs.hub("llama")),
     "draws swapped, bert": Plant((draws_swapped,), programs.hub("bert", training=True)),

@@ -11,7 +11,16 @@ from torch.nn import functional as F
 
 import fxpasses
 from benchmarks.planted import programs
-from benchmarks.planted.plant import Plant, Workload, call_before, calls, gradients, in_place_of, put_after, swap
+from benchmarks.planted.plant import (
+    Plant,
+    Workload,
+    call_before,
+    calls,
+    gradients,
+    in_place_of,
+    put_after,
+    swap,
+)
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -187,7 +196,9 @@ def detach_dropped(gm: fx.GraphModule) -> bool:
     """The gradient flows through the second head, too."""
     for node in gradients(calls(gm, aten.mul.Tensor)):
         if any(getattr(a, "target", None) in (aten.sub.Tensor, aten.rsub.Scalar) for a in node.args):
-            slope = next(a for a in node.args if getattr(a, "target", None) not in (aten.sub.Tensor, aten.rsub.Scalar))
+            slope = next(
+                a for a in node.args if getattr(a, "target", None) not in (aten.sub.Tensor, aten.rsub.Scalar)
+            )
             if not isinstance(slope, fx.Node) or slope.meta["val"].dim() != 2:
                 continue
             cosines = [n for n in calls(gm, aten.cos.default)]
@@ -206,7 +217,11 @@ def transposed_out(x: Tensor) -> Tensor:
 @fxpasses.graph_pass
 def made_contiguous(gm: fx.GraphModule) -> bool:
     """Results are copied to be contiguous."""
-    found = [n for n in calls(gm, aten.transpose.int, aten.permute.default) if not fxpasses.provenance.is_backward(n)]
+    found = [
+        n
+        for n in calls(gm, aten.transpose.int, aten.permute.default)
+        if not fxpasses.provenance.is_backward(n)
+    ]
     for node in found:
         put_after(node, aten.clone.default, node, memory_format=torch.contiguous_format)
     return bool(found)
@@ -227,7 +242,9 @@ def read_as_it_lies(gm: fx.GraphModule) -> bool:
     changed = False
     for node in calls(gm, aten.view.default, aten._unsafe_view.default):
         source = node.args[0]
-        if getattr(source, "target", None) is aten.clone.default and not fxpasses.provenance.is_backward(node):
+        if getattr(source, "target", None) is aten.clone.default and not fxpasses.provenance.is_backward(
+            node
+        ):
             in_place_of(node, aten.as_strided.default, source.args[0], list(node.meta["val"].shape), [1])
             changed = True
     return changed
@@ -342,7 +359,10 @@ def writes_into_inputs(gm: fx.GraphModule) -> bool:
 
 
 def _plain(module: Any, *inputs: Any) -> Workload:
-    return lambda: (module() if isinstance(module, type) else module, [f() if callable(f) else f for f in inputs])
+    return lambda: (
+        module() if isinstance(module, type) else module,
+        [f() if callable(f) else f for f in inputs],
+    )
 
 
 _some = functools.partial(torch.randn, 3, 4)
@@ -360,7 +380,9 @@ PLANTS = {
     ),
     "sign of zero": Plant((adds_of_zero,), _plain(reciprocal_of_sum, _learning)),
     "overflow of a logarithm": Plant((plain_logarithm,), _plain(smooth_maximum, _learning)),
-    "branch not taken": Plant((other_branch,), _plain(programs.branches, lambda: torch.rand(3, 4)), training=False),
+    "branch not taken": Plant(
+        (other_branch,), _plain(programs.branches, lambda: torch.rand(3, 4)), training=False
+    ),
     "branch not taken, gradients": Plant(
         (other_branch,), _plain(programs.branches, lambda: torch.rand(3, 4, requires_grad=True))
     ),
@@ -370,7 +392,8 @@ PLANTS = {
     "input that is not contiguous": Plant((read_as_it_lies,), _columns),
     "batch of one": Plant((batch_of_one,), _plain(Normed, lambda: torch.randn(1, 5, 4))),
     "counts in bytes": Plant(
-        (counts_in_bytes,), _plain(counted, _learning, lambda: torch.randint(0, 20, (4, 9), dtype=torch.uint8))
+        (counts_in_bytes,),
+        _plain(counted, _learning, lambda: torch.randint(0, 20, (4, 9), dtype=torch.uint8)),
     ),
     "kept keys read too early": Plant((cache_read_too_early,), cached, training=False),
     "kept keys in front": Plant((always_written_first,), cached, training=False),

@@ -29,7 +29,14 @@ __all__ = ["UnknownCollective", "collectives", "communicates", "refuse_unknown",
 _OTHERS = (0.5, -2.0)
 """What the others hold, as multiples: whole numbers are multiplied and rounded."""
 
-_NAMESPACES = {"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem"}
+_NAMESPACES = {
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "c10d_functional",
+    "c10d",
+    "_dtensor",
+    "symm_mem",
+}
 _GROUPS = {"group_name", "process_group", "ranks"}
 """Names of arguments that say with whom an operator speaks, in torch and in libraries that follow it."""
 
@@ -93,7 +100,10 @@ def simulated(target: Any) -> Any:
 
 
 def _model(target: Any) -> Callable[[Any, _Named], Any] | None:
-    if not isinstance(target, OpOverload) or target.namespace not in _NAMESPACES - {"c10d", "symm_mem"}:  # those hand over handles, and memory of others
+    if not isinstance(target, OpOverload) or target.namespace not in _NAMESPACES - {
+        "c10d",
+        "symm_mem",
+    }:  # those hand over handles, and memory of others
         return None
     return _MODELS.get(target._schema.name.split("::")[1].removesuffix("_").removesuffix("_out"))
 

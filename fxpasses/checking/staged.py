@@ -186,7 +186,11 @@ def stage_repro(
         The file ("" if there is none), how many calls its graph has, and why there is none.
     """
     if any(collectives(gm)):
-        return "", 0, "parts of a program that speaks with other processes are not run alone: they would wait for them"
+        return (
+            "",
+            0,
+            "parts of a program that speaks with other processes are not run alone: they would wait for them",
+        )
     until = time.perf_counter() + _SECONDS
     passes: list[str] = []
     fixed: set[str] = set()

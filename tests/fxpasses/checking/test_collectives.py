@@ -43,7 +43,14 @@ def every_collective():
     """All operators of the namespaces in which torch speaks with other processes."""
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, rest = name.partition("::")
-        if namespace in ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "symm_mem"):
+        if namespace in (
+            "_c10d_functional",
+            "_c10d_functional_autograd",
+            "c10d_functional",
+            "c10d",
+            "_dtensor",
+            "symm_mem",
+        ):
             packet, _, overload = rest.partition(".")
             yield getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
 
@@ -71,7 +78,8 @@ def test_more_kinds():
     assert to_all.tolist() == [[0.0, 1.0], [0.0, 2.0], [4.0, 6.0]]
     older = torch.ops.c10d_functional
     assert torch.equal(
-        simulated(older.all_reduce.default)(X, "sum", "", [0, 1], 2), simulated(functional.all_reduce.default)(X, "sum", "0")
+        simulated(older.all_reduce.default)(X, "sum", "", [0, 1], 2),
+        simulated(functional.all_reduce.default)(X, "sum", "0"),
     )
     assert simulated(older.all_to_all_single.default)(rows[:2], None, None, "", [0, 1], 2).shape == (2, 2)
     out = torch.empty(4)
@@ -137,7 +145,10 @@ def test_other_libraries_collectives_are_known_by_their_schema():
 
 def test_inside_of_graphs():
     inner = graph_of((functional.all_reduce.default, "sum", "0"))
-    outer = make_fx(lambda x: torch.cond(x.sum() > 0, lambda y: (y.sin(),), lambda y: (y.cos(),), (x,)), tracing_mode="fake")(X)
+    outer = make_fx(
+        lambda x: torch.cond(x.sum() > 0, lambda y: (y.sin(),), lambda y: (y.cos(),), (x,)),
+        tracing_mode="fake",
+    )(X)
     names = [n.target for n in outer.graph.find_nodes(op="get_attr")]
     setattr(outer, names[0], inner)
     refuse_unknown(outer, {"cond"})
