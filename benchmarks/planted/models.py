@@ -306,7 +306,7 @@ def diagonal_masked(gm: fx.GraphModule) -> bool:
     for node in found:
         strict = aten.lt.Tensor if node.target is aten.le.Tensor else aten.gt.Tensor
         less = call_before(node, strict, *node.args)
-        first = call_before(node, aten.eq.Scalar, node.args[1 if node.target is aten.ge.Tensor else 1], 0)
+        first = call_before(node, aten.eq.Scalar, node.args[1], 0)
         in_place_of(node, aten.logical_or.default, less, first)
     return bool(found)
 

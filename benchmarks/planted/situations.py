@@ -201,7 +201,7 @@ def detach_dropped(gm: fx.GraphModule) -> bool:
             )
             if not isinstance(slope, fx.Node) or slope.meta["val"].dim() != 2:
                 continue
-            cosines = [n for n in calls(gm, aten.cos.default)]
+            cosines = calls(gm, aten.cos.default)
             weights = gm.graph.find_nodes(op="placeholder")[1]
             back = call_before(node, aten.mm.default, cosines[0], call_before(node, aten.t.default, weights))
             node.replace_input_with(slope, call_before(node, aten.add.Tensor, slope, back))

@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_map
 
 from fxpasses._torch import OpOverload
 from fxpasses.aliasing import is_random
-from fxpasses.checking.inputs import cloned
 from fxpasses.checking.collectives import simulated
+from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run, call_wide, moved_by_a_unit, narrowed, rounded_call, widened
 from fxpasses.checking.tolerance import Deviation, deviation
 from fxpasses.rewriting import value_of

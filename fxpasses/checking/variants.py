@@ -111,9 +111,10 @@ def variants(
     def with_flags() -> list[Any]:
         values = cloned(given)
         for node, value in zip(nodes, values, strict=False):
-            if isinstance(value, Tensor) and value.dtype is torch.bool and node.name in free:
-                if value.numel() and not _overlaps_itself(value):
-                    value.copy_(_rows_of_flags(value, generator))
+            if node.name not in free or value.dtype is not torch.bool:
+                continue
+            if value.numel() and not _overlaps_itself(value):
+                value.copy_(_rows_of_flags(value, generator))
         return values
 
     def moved(value: Tensor) -> Tensor:
