@@ -300,15 +300,17 @@ def last_key_seen(gm: fx.GraphModule) -> bool:
 
 
 @fxpasses.graph_pass
-def diagonal_masked(gm: fx.GraphModule) -> bool:
-    """Causal masks without the diagonal, but for the first row."""
-    found = [n for n in calls(gm, aten.le.Tensor, aten.ge.Tensor) if _is_forward(n)]
-    for node in found:
-        strict = aten.lt.Tensor if node.target is aten.le.Tensor else aten.gt.Tensor
-        less = call_before(node, strict, *node.args)
-        first = call_before(node, aten.eq.Scalar, node.args[1], 0)
-        in_place_of(node, aten.logical_or.default, less, first)
-    return bool(found)
+def last_key_unmasked(gm: fx.GraphModule) -> bool:
+    """A mask that is a constant, with the last key seen by all rows."""
+    for node in calls(gm, aten.lift_fresh_copy.default):
+        value = _value(node)
+        if value.dim() == 4 and value.shape[-1] == value.shape[-2]:
+            size = value.shape[-1]
+            zeros = call_before(node, aten.full.default, list(value.shape[:-1]), 0.0, dtype=value.dtype)
+            made = put_after(node, aten.select_scatter.default, node, zeros, -1, size - 1)
+            node.prepend(zeros)
+            return made is not None
+    return False
 
 
 @fxpasses.graph_pass
@@ -367,7 +369,7 @@ PLANTS = {
     "gelu's gradient, bert": Plant((short_constant,), programs.hub("bert")),
     "dropout's gradient, gpt2": Plant((unscaled_mask,), programs.hub("gpt2", training=True)),
     "table's gradient, llama": Plant((last_one_counts,), programs.hub("llama")),
-    "padding learns, mamba": Plant((padding_learns,), programs.hub("mamba")),
+    "padding learns, bert": Plant((padding_learns,), programs.hub("bert")),
     "positions above 15, gpt2": Plant((window_of_sixteen,), programs.hub("gpt2"), dynamic=True),
     "size of today, pooled": Plant(
         (size_of_today,), programs.function(programs.pooled, (6, 4)), dynamic=True
@@ -378,15 +380,14 @@ PLANTS = {
     "one draw for two, vit": Plant((one_draw_for_two,), programs.hub("bart", training=True)),
     "drawn transposed, gpt2": Plant((drawn_transposed,), programs.hub("gpt2", training=True)),
     "running means swapped, resnet": Plant((first_layer_counts,), programs.hub("resnet", training=True)),
-    "1 of 40, lstm": Plant((hard_at_one,), lstm()),
+    "1 of 40, lstm": Plant((hard_at_one,), lstm(), options={"regions": "off"}),
     "steps confused, lstm": Plant((steps_confused,), lstm()),
-    "a gate's gradient, lstm": Plant((no_last_gate,), lstm()),
+    "a gate's gradient, lstm": Plant((no_last_gate,), lstm(), options={"regions": "off"}),
     "norm in bfloat16, llama": Plant((narrow_norm,), programs.hub("llama", dtype=_BF16)),
     "softmax in bfloat16, llama": Plant((narrow_softmax,), programs.hub("llama", dtype=_BF16)),
     "promotion lost": Plant((promotion_lost,), lambda: (WideResidual(), [torch.randn(4, 16)])),
     "last key seen, bert": Plant((last_key_seen,), programs.hub("bert")),
-    "last key seen, mistral": Plant((last_key_seen,), programs.hub("mistral")),
-    "diagonal masked, llama": Plant((diagonal_masked,), programs.hub("llama")),
+    "last key seen, mistral": Plant((last_key_unmasked,), programs.hub("mistral"), partners=("constants",)),
     "experts' weights, mixtral": Plant((second_expert_first,), programs.hub("mixtral")),
     "convolution's bias, vit": Plant((conv_bias_of_first,), programs.hub("vit")),
     "epsilon lost, resnet": Plant((fold_without_epsilon,), programs.hub("resnet"), training=False),
