@@ -377,7 +377,7 @@ PLANTS = {
     "empty tables, mixtral": Plant((tables_left_empty,), programs.hub("mixtral")),
     "empty tables, llama": Plant((tables_left_empty,), programs.hub("llama")),
     "draws swapped, bert": Plant((draws_swapped,), programs.hub("bert", training=True)),
-    "one draw for two, vit": Plant((one_draw_for_two,), programs.hub("bart", training=True)),
+    "one draw for two, bart": Plant((one_draw_for_two,), programs.hub("bart", training=True)),
     "drawn transposed, gpt2": Plant((drawn_transposed,), programs.hub("gpt2", training=True)),
     "running means swapped, resnet": Plant((first_layer_counts,), programs.hub("resnet", training=True)),
     "1 of 40, lstm": Plant((hard_at_one,), lstm(), options={"regions": "off"}),
@@ -390,6 +390,8 @@ PLANTS = {
     "last key seen, mistral": Plant((last_key_unmasked,), programs.hub("mistral"), partners=("constants",)),
     "experts' weights, mixtral": Plant((second_expert_first,), programs.hub("mixtral")),
     "convolution's bias, vit": Plant((conv_bias_of_first,), programs.hub("vit")),
-    "epsilon lost, resnet": Plant((fold_without_epsilon,), programs.hub("resnet"), training=False),
+    "epsilon lost, resnet": Plant(
+        (fold_without_epsilon,), programs.hub("resnet"), training=False, partners=("no_ops",)
+    ),
     "last token only, gpt2": Plant((last_token_only,), programs.hub("gpt2"), training=False),
 }

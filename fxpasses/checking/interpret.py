@@ -283,7 +283,8 @@ def _moved(result: Any, exact: Any, generator: torch.Generator) -> Any:
         error = torch.full_like(got, torch.finfo(torch.float64).tiny)
     amount = torch.rand(got.shape, generator=generator, dtype=torch.float64).to(got.device)
     half = spacing(got, result.dtype) / 2
-    # An error of a typical size at least: less would be rounded away again where the result is exact by luck, nearly.
+    # Correct rounding is off by anything between none and half a unit, a quarter in the mean. So much is assumed at least, since
+    # a result that is nearly exact by luck would not move at all. Half a unit more is what the rounding of the moved number eats up.
     moved = got + (2 * amount - 1) * (error.clamp(half / 2) + half)
     # What is exact stays, and zero is exact nearly always: a mask, a clamp, a product with zero.
     moved = torch.where((got == 0) | (error == 0) | ~got.isfinite(), got, moved)
