@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import importlib
 import runpy
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from fake.library.opcheck.cli import main as opcheck
 from fake.library.probe.cli import main as probe
@@ -15,7 +17,7 @@ from fxpasses.checking.bisect import bisect_script
 from fxpasses.checking.model import check
 from fxpasses.demo import DemoSettings
 from fxpasses.demo.show import run_demo
-from fxpasses.errors import BisectError
+from fxpasses.errors import BisectError, OptionsError
 from fxpasses.listing import list_passes
 
 __all__ = ["main"]
@@ -130,6 +132,14 @@ def _add_check(commands: argparse._SubParsersAction) -> None:
     check.add_argument("--compiler", choices=["inductor", "eager"], default="inductor")
     check.add_argument("--dynamic", action="store_true", help="with symbolic sizes")
     check.add_argument("--no-backward", action="store_true", help="without gradients")
+    check.add_argument(
+        "--option",
+        action="append",
+        type=_option,
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the backend, such as regions=always or memory_budget=0.5; may be given several times",
+    )
     check.set_defaults(run=lambda arguments, rest: _check(check, arguments, rest))
 
 
@@ -146,13 +156,16 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest:
     if name not in found:
         parser.error(f"{place!r} has no {name!r}")
     model, inputs = found[name]()
-    result = check(
-        model,
-        inputs,
-        options={"compiler": arguments.compiler},
-        dynamic=arguments.dynamic or None,
-        backward=not arguments.no_backward,
-    )
+    try:
+        result = check(
+            model,
+            inputs,
+            options={"compiler": arguments.compiler, **dict(arguments.option)},
+            dynamic=arguments.dynamic or None,
+            backward=not arguments.no_backward,
+        )
+    except OptionsError as error:
+        parser.error(str(error))
     return 0 if result.ok else 1
 
 
@@ -164,6 +177,17 @@ def _demo(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: 
     if settings.width % settings.heads:
         parser.error(f"--width {settings.width} must be a multiple of --heads {settings.heads}")
     return run_demo(settings)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """``regions=always`` as a name and a value: a Python literal, or else text."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
 
 
 def _positive(text: str) -> int:

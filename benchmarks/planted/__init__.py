@@ -24,7 +24,19 @@ from rich.console import Console
 from torch.utils._pytree import tree_leaves
 
 import fxpasses
-from benchmarks.planted import edges, gradients, memory, numbers, outside, precision, right, sizes, stages
+from benchmarks.planted import (
+    edges,
+    gradients,
+    memory,
+    models,
+    numbers,
+    outside,
+    precision,
+    right,
+    situations,
+    sizes,
+    stages,
+)
 from benchmarks.planted.plant import Plant
 from fxpasses.errors import StageError, StructureError
 
@@ -32,7 +44,7 @@ __all__ = ["FAMILIES", "Verdict", "judge", "main"]
 
 FAMILIES: dict[str, dict[str, Plant]] = {
     module.__name__.rpartition(".")[2]: module.PLANTS
-    for module in (gradients, sizes, memory, numbers, precision, stages, edges, outside)
+    for module in (gradients, sizes, memory, numbers, precision, stages, edges, outside, models, situations)
 }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -177,8 +178,20 @@ def bisect_script(
 
         verdict = _find(search, say)
         bar.update(task, description="done", total=bar.tasks[0].completed)
+        if verdict.stage and (words := last_words(search.answer(Limits()).output)):
+            verdict = replace(verdict, text=f"{verdict.text} As it is, the script ends with: {words}")
     (output / "verdict.txt").write_text(verdict.text + "\n")
     return verdict
+
+
+def last_words(output: str) -> str:
+    """The first line of the last exception that a script printed, in at most 200 characters; "" when it printed none.
+
+    >>> last_words("Traceback (most recent call last):\\n  ...\\nValueError: no such row\\nmore about it\\n")
+    'ValueError: no such row'
+    """
+    found = re.findall(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b.*$", output, re.MULTILINE)
+    return str(found[-1])[:200] if found else ""
 
 
 def _find(search: _Search, say: Callable[[str, int], None]) -> Verdict:

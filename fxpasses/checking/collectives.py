@@ -2,30 +2,160 @@
 
 The others may look at other graphs, or at none, so that a real collective would wait for them. And in a group of one
 process a reduction that is left out, or a mean for a sum, cannot be seen. So each run behaves as if there were three
-processes, of which the others hold multiples of what this one holds.
+processes, of which the others hold multiples of what this one, the first, holds.
+
+Which operators these are is read from their schemas (:func:`communicates`), so that those of other libraries count, too. A
+graph with one that :data:`_MODELS` cannot make up is not run at all (:func:`refuse_unknown`). Each model gets the
+arguments by name: the older namespace has the same collectives with other arguments. A model only knows what this
+process holds, so that a sum that is scattered and then gathered is not the sum: a rewrite of one kind of collective
+into others cannot be judged, and its pass should declare ``numerics="none"``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-__all__ = ["simulated"]
+from fxpasses._torch import HigherOrderOperator, OpOverload, OpOverloadPacket
+from fxpasses.checking.inputs import Unsupported
+from fxpasses.rewriting import subgraphs
+
+__all__ = ["UnknownCollective", "collectives", "communicates", "refuse_unknown", "simulated"]
 
 _OTHERS = (0.5, -2.0)
 """What the others hold, as multiples: whole numbers are multiplied and rounded."""
 
+_NAMESPACES = {
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "c10d_functional",
+    "c10d",
+    "_dtensor",
+    "symm_mem",
+}
+_GROUPS = {"group_name", "process_group", "ranks"}
+"""Names of arguments that say with whom an operator speaks, in torch and in libraries that follow it."""
 
+_Named = Mapping[str, Any]
+
+
+class UnknownCollective(Unsupported):
+    """An operator that speaks with other processes, and of which nothing here knows what they would answer."""
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(
+            f"{target} speaks with other processes, and what they would answer cannot be made up; it is not run, since it could "
+            "wait for ever"
+        )
+        self.target = target
+
+
+@functools.cache
+def communicates(target: Any) -> bool:
+    """Whether an operator speaks with other processes: by its namespace, or because it is given a group of them.
+
+    In the graphs that Dynamo makes, functions of ``torch.distributed`` do, too.
+
+    >>> communicates(torch.ops._c10d_functional.all_reduce.default), communicates(torch.ops.aten.sin.default)
+    (True, False)
+    """
+    if isinstance(target, OpOverloadPacket):
+        target = getattr(target, target.overloads()[0])
+    if not isinstance(target, OpOverload):
+        return str(getattr(target, "__module__", "")).startswith("torch.distributed")
+    arguments = target._schema.arguments
+    return (
+        target.namespace in _NAMESPACES
+        or any(a.name in _GROUPS for a in arguments)
+        or any("classes.c10d" in str(a.type) for a in arguments)
+    )
+
+
+@functools.cache
 def simulated(target: Any) -> Any:
-    """What to call in a run instead of a collective; any other operator is called itself."""
-    return _SIMULATED.get(str(target), target) if "_c10d_functional" in str(target) else target
+    """What to call in a run instead of a collective; any other operator is called itself.
+
+    The answer to a collective that cannot be made up raises :class:`UnknownCollective`.
+    """
+    if not communicates(target):
+        return target
+    model = _model(target)
+
+    def made_up(*args: Any, **kwargs: Any) -> Any:
+        if model is None:
+            raise UnknownCollective(target)
+        named = {**dict(zip((a.name for a in target._schema.arguments), args, strict=False)), **kwargs}
+        # Several namespaces, several names for the value that is sent and for the kind of reduction.
+        value = next(named[key] for key in _VALUES if key in named)
+        result = model(value, {**named, "kind": named.get("reduce_op", named.get("reduceOp"))})
+        if "out" in named:
+            return named["out"].copy_(result)
+        return _written(value, result) if target._schema.name.endswith("_") else result
+
+    return made_up
+
+
+def _model(target: Any) -> Callable[[Any, _Named], Any] | None:
+    if not isinstance(target, OpOverload) or target.namespace not in _NAMESPACES - {
+        "c10d",
+        "symm_mem",
+    }:  # those hand over handles, and memory of others
+        return None
+    return _MODELS.get(target._schema.name.split("::")[1].removesuffix("_").removesuffix("_out"))
+
+
+def collectives(gm: fx.GraphModule) -> Iterator[tuple[fx.Node, Any]]:
+    """The operators that speak with other processes, with the calls of ``gm`` that run them.
+
+    Those of graphs inside count, and operators that a higher-order one is given (``with_effects``).
+    """
+    inside = subgraphs(gm)
+    for node in gm.graph.nodes:
+        if node.op == "call_function":
+            for target in (node.target, *node.args, *node.kwargs.values()):
+                if callable(target) and communicates(target):
+                    yield node, target
+            for value in node.all_input_nodes:
+                if value.op == "get_attr" and str(value.target) in inside:
+                    yield from ((node, target) for _, target in collectives(inside[str(value.target)]))
+
+
+def refuse_unknown(gm: fx.GraphModule, interpreted: Collection[str] = ()) -> None:
+    """Refuse a graph that would really speak with other processes when it is run for a comparison.
+
+    Args:
+        gm: the graph.
+        interpreted: names of higher-order operators whose graphs are run call by call, too, so that their collectives are made up.
+
+    Raises:
+        UnknownCollective: for a collective that cannot be made up, or that another higher-order operator runs.
+    """
+    for node, target in collectives(gm):
+        hidden = isinstance(node.target, HigherOrderOperator) and str(node.target) not in interpreted
+        if hidden or _model(target) is None:
+            raise UnknownCollective(target)
+    for inner in subgraphs(gm).values():
+        refuse_unknown(inner, interpreted)
+
+
+def _written(value: Any, result: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.copy_(result)
+    for one, new in zip(value, result, strict=True):
+        one.copy_(new)
+    return value
+
+
+def _times(value: Tensor, factor: float) -> Tensor:
+    return (value * factor).to(value.dtype)
 
 
 def _held(value: Tensor) -> list[Tensor]:
-    return [value, *((value * factor).to(value.dtype) for factor in _OTHERS)]
+    return [value, *(_times(value, factor) for factor in _OTHERS)]
 
 
 def _reduced(value: Tensor, kind: str) -> Tensor:
@@ -38,52 +168,80 @@ def _reduced(value: Tensor, kind: str) -> Tensor:
         return parts.amin(0) if kind == "min" else parts.amax(0)
     if kind == "product":
         return parts.prod(0).to(value.dtype)
-    raise NotImplementedError(f"a reduction of kind {kind!r} cannot be made up")
+    raise Unsupported(f"a reduction of kind {kind!r} over processes cannot be made up")
 
 
-def _all_reduce(value: Tensor, kind: str, group: Any) -> Tensor:
-    return _reduced(value, kind)
+def _all_reduce(value: Tensor, named: _Named) -> Tensor:
+    return _reduced(value, named["kind"])
 
 
-def _all_reduce_in_place(value: Tensor, kind: str, group: Any) -> Tensor:
-    return value.copy_(_reduced(value, kind))
+def _all_gather(value: Tensor, named: _Named) -> Tensor:
+    return torch.cat([_times(value, 1 + k) for k in range(named["group_size"])])
 
 
-def _several(one: Callable[..., Tensor]) -> Callable[..., list[Tensor]]:
-    return lambda values, *args: [one(value, *args) for value in values]
+def _reduce_scatter(value: Tensor, named: _Named) -> Tensor:
+    return _reduced(value.chunk(named["group_size"])[0], named["kind"])
 
 
-def _all_gather(value: Tensor, size: int, group: Any) -> Tensor:
-    return torch.cat([(value * (1 + k)).to(value.dtype) for k in range(size)])
+def _broadcast(value: Tensor, named: _Named) -> Tensor:
+    return _times(value, _OTHERS[0])
 
 
-def _reduce_scatter(value: Tensor, kind: str, size: int, group: Any) -> Tensor:
-    return _reduced(value.chunk(size)[0], kind)
+def _all_to_all(value: Tensor, named: _Named) -> Tensor:
+    """Each process sends the rows that this one keeps for itself, again and again until there are enough, times its number."""
+    sizes = named.get("output_split_sizes")
+    if not sizes:  # equal parts
+        count = named["group_size"]
+        sizes = [value.shape[0] // count] * count
+    given = named.get("input_split_sizes") or [value.shape[0] // len(sizes)]
+    own = value[: given[0]] if given[0] else value
+    rows = [torch.arange(size, device=value.device) % max(own.shape[0], 1) for size in sizes]
+    if not own.shape[0]:
+        return value.new_zeros((sum(sizes), *value.shape[1:]))
+    return torch.cat([_times(own[at], 1 + k) for k, at in enumerate(rows)])
 
 
-def _broadcast(value: Tensor, source: int, group: Any) -> Tensor:
-    return (value * _OTHERS[0]).to(value.dtype)
+def _sent(value: Tensor, named: _Named) -> Tensor:
+    return value.new_empty(0)  # as torch's: there is nothing to know about a message that is on its way
 
 
-def _broadcast_in_place(value: Tensor, source: int, group: Any) -> Tensor:
-    return value.copy_(_broadcast(value, source, group))
+def _received(value: Tensor, named: _Named) -> Tensor:
+    """A message: it depends on who sends which one, and not on what was in the buffer."""
+    generator = torch.Generator().manual_seed(1 + 1000 * (named["src"] % 1000) + named["tag"] % 1000)
+    return (torch.randn(value.shape, generator=generator, dtype=torch.float64) * 4).to(value)
 
 
-def _wait(value: Tensor) -> Tensor:
+def _both_ways(values: Sequence[Tensor], named: _Named) -> list[Tensor]:
+    rounds = zip(named["op_list"], named["peer_list"], named["tag_list"], values, strict=True)
+    return [
+        _received(value, {"src": peer, "tag": tag}) if kind == "irecv" else _sent(value, {})
+        for kind, peer, tag, value in rounds
+    ]
+
+
+def _itself(value: Tensor, named: _Named) -> Tensor:
     return value
 
 
-_BY_NAME: dict[str, Callable[..., Any]] = {
-    "all_reduce.default": _all_reduce,
-    "all_reduce_.default": _all_reduce_in_place,
-    "all_reduce_coalesced.default": _several(_all_reduce),
-    "all_reduce_coalesced_.default": _several(_all_reduce_in_place),
-    "all_gather_into_tensor.default": _all_gather,
-    "all_gather_into_tensor_coalesced.default": _several(_all_gather),
-    "reduce_scatter_tensor.default": _reduce_scatter,
-    "reduce_scatter_tensor_coalesced.default": _several(_reduce_scatter),
-    "broadcast.default": _broadcast,
-    "broadcast_.default": _broadcast_in_place,
-    "wait_tensor.default": _wait,
+def _several(one: Callable[[Tensor, _Named], Tensor]) -> Callable[[Any, _Named], list[Tensor]]:
+    return lambda values, named: [one(value, named) for value in values]
+
+
+_VALUES = ("input", "inputs", "self", "shard", "tensor", "tensors")
+"""What collectives call the value that they are given."""
+
+_MODELS: dict[str, Callable[[Any, _Named], Any]] = {
+    "all_reduce": _all_reduce,
+    "all_reduce_coalesced": _several(_all_reduce),
+    "all_gather_into_tensor": _all_gather,
+    "all_gather_into_tensor_coalesced": _several(_all_gather),
+    "reduce_scatter_tensor": _reduce_scatter,
+    "reduce_scatter_tensor_coalesced": _several(_reduce_scatter),
+    "broadcast": _broadcast,
+    "all_to_all_single": _all_to_all,
+    "isend": _sent,
+    "irecv": _received,
+    "batch_p2p_ops": _both_ways,
+    "wait_tensor": _itself,
+    "_wrap_tensor_autograd": _itself,
 }
-_SIMULATED = {f"_c10d_functional.{name}": made for name, made in _BY_NAME.items()}

@@ -10,6 +10,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
 from fxpasses.aliasing import is_mutating, is_random
+from fxpasses.checking.collectives import simulated
 from fxpasses.checking.interpret import ExactRun, Run, call_wide, narrowed, widened
 from fxpasses.rewriting import value_of
 
@@ -45,7 +46,7 @@ class ContinuedRun(Run):
             return super().call_function(target, args, kwargs)
         if is_random(node) or is_mutating(node):
             args, kwargs = map_arg((node.args, node.kwargs), lambda a: narrowed(self.env[a], value_of(a)))
-            return target(*args, **kwargs)
+            return simulated(target)(*args, **kwargs)
         return call_wide(target, args, kwargs)
 
     def inner(self, gm: fx.GraphModule) -> Run:

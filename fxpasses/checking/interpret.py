@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
 from fxpasses.aliasing import is_random
-from fxpasses.checking.collectives import simulated
+from fxpasses.checking.collectives import communicates, refuse_unknown, simulated
 from fxpasses.rewriting import subgraphs
 
 __all__ = [
@@ -114,7 +114,12 @@ class Run(fx.Interpreter):
         self._poison, self._keep = poison, keep
 
     def __call__(self, inputs: Sequence[Any], seed: int = 0) -> list[Any]:
-        """Run on ``inputs``, which the graph may change; returns the outputs as a list."""
+        """Run on ``inputs``, which the graph may change; returns the outputs as a list.
+
+        Raises:
+            Unsupported: when the graph would wait for other processes.
+        """
+        refuse_unknown(self.module, _RUN_GRAPHS)  # type: ignore[arg-type]
         with seeded(seed):
             result = self.run(*inputs, enable_io_processing=False)
         return list(result) if isinstance(result, (list, tuple)) else [result]
@@ -237,13 +242,18 @@ class RoundedRun(Run):
 
 
 class RoundedMode(TorchDispatchMode):
-    """The same for a program that is not a graph: inside, every operator's result is moved by its rounding error."""
+    """The same for a program that is not a graph: inside, every operator's result is moved by its rounding error.
+
+    Its collectives are really called: a program that is run as it is speaks with the other processes, which run it, too.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._generator = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if communicates(func):
+            return func(*args, **(kwargs or {}))
         return rounded_call(func, args, kwargs or {}, self._generator)
 
 
@@ -273,7 +283,8 @@ def _moved(result: Any, exact: Any, generator: torch.Generator) -> Any:
         error = torch.full_like(got, torch.finfo(torch.float64).tiny)
     amount = torch.rand(got.shape, generator=generator, dtype=torch.float64).to(got.device)
     half = spacing(got, result.dtype) / 2
-    # An error of a typical size at least: less would be rounded away again where the result is exact by luck, nearly.
+    # Correct rounding is off by anything between none and half a unit, a quarter in the mean. So much is assumed at least, since
+    # a result that is nearly exact by luck would not move at all. Half a unit more is what the rounding of the moved number eats up.
     moved = got + (2 * amount - 1) * (error.clamp(half / 2) + half)
     # What is exact stays, and zero is exact nearly always: a mask, a clamp, a product with zero.
     moved = torch.where((got == 0) | (error == 0) | ~got.isfinite(), got, moved)

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from fxpasses._torch import inductor_config, lowering_of, outside_tracing
 from fxpasses.aliasing import is_random
+from fxpasses.checking.collectives import UnknownCollective, collectives
 from fxpasses.checking.inputs import Unsupported, cloned, from_hints, placeholders
 from fxpasses.checking.limits import progress
 from fxpasses.checking.reduce import Case, cut, reduce_nodes, smaller_sizes
@@ -57,8 +58,9 @@ def differences(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """How the graph compiled by Inductor differs from the graph run operator by operator; "" when it does not.
 
     Raises:
-        Unsupported: when the graph itself cannot be run.
+        Unsupported: when the graph itself cannot be run, or speaks with other processes, which would not answer.
     """
+    _refuse_collectives(gm)
     reference = Reference(gm, inputs)
     assert reference.native is not None
     module = fx.GraphModule(gm, copy_graph(gm).graph)
@@ -87,6 +89,11 @@ def _wrong_values(reference: Reference, got: Sequence[Any]) -> str:
         if how is not None:
             return f"{name}: {how}"
     return ""
+
+
+def _refuse_collectives(gm: fx.GraphModule) -> None:
+    for _, target in collectives(gm):
+        raise UnknownCollective(target)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -142,6 +149,7 @@ class LoweringCheck:
             log.info("a graph that draws random numbers is not compared: Inductor draws others")
             return
         try:
+            _refuse_collectives(gm)
             found = _wrong_values(Reference(gm, inputs), got)
         except Unsupported as reason:
             log.info("a graph is not compared with what Inductor made of it: %s", reason)

@@ -196,6 +196,8 @@ class _Runs:
             wrong = not random and not stages[-1].ok
             regions = RegionCalls()
             whole("inductor with regions", self._compiled(quiet, InductorCompiler, regions=regions), regions)
+            if not wrong and not stages[-1].ok:
+                notes.append("only repeated layers that are compiled once are wrong: options={'regions': 'off'} does without them")  # fmt: skip
             if wrong:
                 lowered = LoweringCheck(options.repro_directory())
                 with _torch.inductor_config.patch(force_disable_caches=True):

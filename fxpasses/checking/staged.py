@@ -22,6 +22,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from fxpasses._torch import functorch_config, outside_tracing, reset_code
+from fxpasses.checking.collectives import collectives
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import RoundedMode, Run, seeded, widened
 from fxpasses.checking.limits import VARIABLE, Limits, progress
@@ -184,6 +185,12 @@ def stage_repro(
     Returns:
         The file ("" if there is none), how many calls its graph has, and why there is none.
     """
+    if any(collectives(gm)):
+        return (
+            "",
+            0,
+            "parts of a program that speaks with other processes are not run alone: they would wait for them",
+        )
     until = time.perf_counter() + _SECONDS
     passes: list[str] = []
     fixed: set[str] = set()

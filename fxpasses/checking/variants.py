@@ -5,13 +5,16 @@ most of a vocabulary out. So a rewrite is tried on other values, too:
 
 * every floating value moved at random, and indices drawn from all that the graph can look up
 * values many times as large, with the other sign
+* values so large that their exponential is infinite
 * multiples of a half, so that some are equal, some zero, and some half way between two whole numbers
 * with NaN and infinities in places: a pass that promises the same bits keeps them, others may not make more of them
 * whole numbers that are only calculated with: any that their type can hold
+* flags that are only calculated with: rows where none holds, where some do, where all do (a mask that leaves nothing over)
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,16 +49,14 @@ _COUNTS = {
     aten.amax.default,
     aten.amin.default,
     aten.cat.default,
+    aten.any.default,
+    aten.any.dim,
+    aten.any.dims,
+    aten.all.default,
+    aten.all.dim,
+    aten.all.dims,
 }
 _DIVISIONS = ("div", "remainder", "fmod", "shift", "pow")
-_COMPARISONS = {
-    aten.eq.Scalar,
-    aten.ne.Scalar,
-    aten.eq.Tensor,
-    aten.ne.Tensor,
-    aten.lt.Scalar,
-    aten.ge.Scalar,
-}
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,15 @@ def variants(
                     value.copy_(_any_numbers(value, generator))
         return values
 
+    def with_flags() -> list[Any]:
+        values = cloned(given)
+        for node, value in zip(nodes, values, strict=False):
+            if node.name not in free or value.dtype is not torch.bool:
+                continue
+            if value.numel() and not _overlaps_itself(value):
+                value.copy_(_rows_of_flags(value, generator))
+        return values
+
     def moved(value: Tensor) -> Tensor:
         noise, other = (torch.randn(value.shape, generator=generator, dtype=torch.float64) for _ in range(2))
         scale = (1 + 0.5 * noise).abs() * value.double()
@@ -115,6 +125,11 @@ def variants(
 
     def enlarged(factor: float, keep_positive: bool) -> Any:
         return lambda value: value * (factor if keep_positive and _is_positive(value) else -factor)
+
+    def overflowing(value: Tensor) -> Tensor:
+        # Twice the number at which the exponential overflows, for the largest: what takes off a maximum first stays finite.
+        largest = value.abs().nan_to_num(0, 0, 0).max().item()
+        return value * (2 * math.log(torch.finfo(value.dtype).max) / largest if largest else 1.0)
 
     def halves(least: float) -> Any:
         def change(value: Tensor) -> Tensor:
@@ -138,7 +153,11 @@ def variants(
     yield Variant(
         [made(enlarged(*choice)) for choice in _FACTORS], "values many times as large, signs reversed"
     )
+    yield Variant([made(overflowing)], "values whose exponential is infinite")
     yield Variant([made(halves(0.0)), made(halves(0.5))], "multiples of a half, many of them equal")
+    if any(node.name in free and value_of(node).dtype is torch.bool for node in nodes):
+        # Where the graph makes NaN of a row without flags, nothing can be said about such rows.
+        yield Variant([with_flags()], "rows of flags that hold nowhere or everywhere")
     for share in _BROKEN if bitwise else _BROKEN[:1]:
         yield Variant([made(broken(share))], "NaN and infinities in places", broken=True)
 
@@ -152,6 +171,17 @@ def _any_numbers(value: Tensor, generator: torch.Generator) -> Tensor:
     small = torch.randint(max(low, -20), min(high, 20), value.shape, generator=generator)
     large = torch.randint(low, high, value.shape, generator=generator)
     return torch.where(torch.rand(value.shape, generator=generator) < 0.5, small, large).to(value.dtype)
+
+
+def _rows_of_flags(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Rows of flags: one of three has none that holds, one has only such, and one is drawn."""
+    if not value.dim():
+        return ~value
+    shares = (
+        torch.randperm(max(3, value[..., :1].numel()), generator=generator)[: value[..., :1].numel()] % 3 / 2
+    )
+    drawn = torch.rand(value.shape, generator=generator) < shares.view(value[..., :1].shape)
+    return drawn.to(value.device)
 
 
 def free_numbers(gm: fx.GraphModule) -> set[str]:
@@ -219,13 +249,19 @@ def _bound(node: fx.Node) -> int | None:
             args = list(user.args)
             if user.target in _SAME_INDEX or (user.target is aten.where.self and args[0] is not index):
                 pending.append(user)
-            elif user.target in _COMPARISONS or user.op == "output":
-                continue
+            elif user.op == "output" or _is_flag(user):
+                continue  # a comparison with it
             elif (size := _looked_up(user, index)) is not None:
                 bounds.append(size)
             else:
                 return None
     return min(bounds, default=None)
+
+
+def _is_flag(user: fx.Node) -> bool:
+    value = value_of(user)
+    pointwise = torch.Tag.pointwise in getattr(user.target, "tags", ())
+    return pointwise and isinstance(value, Tensor) and value.dtype is torch.bool
 
 
 def _looked_up(user: fx.Node, index: fx.Node) -> int | None:
@@ -241,6 +277,10 @@ def _looked_up(user: fx.Node, index: fx.Node) -> int | None:
         aten.index_select.default,
         aten.scatter.value,
         aten.scatter.src,
+        aten.scatter_add.default,
+        aten.index_copy.default,
+        aten.index_add.default,
+        aten.index_fill.int_Scalar,
     ):
         if args[2] is index and isinstance(source, Tensor) and source.dim():
             size = source.shape[args[1]]

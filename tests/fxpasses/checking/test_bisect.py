@@ -72,6 +72,7 @@ def test_a_wrong_pass_is_found_with_site_and_repro(script, tmp_path):
     assert (verdict.stage, verdict.pass_name) == ("pass", "wrong_at_one_site")
     assert "(x + 17).neg().neg()" in verdict.site
     assert verdict.position == 2
+    assert "the script ends with: AssertionError" in verdict.text
     assert (tmp_path / "out" / "verdict.txt").read_text().strip() == verdict.text
     status, _, errors = in_this_process(verdict.repro)
     assert status == 1, errors

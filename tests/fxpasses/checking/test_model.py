@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -91,6 +94,9 @@ def test_exit_status(tmp_path, capsys):
     assert "capture" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["check", f"{path}:wrong"])
+    with pytest.raises(SystemExit):
+        main(["check", f"{path}:right", "--option", "region=off"])
+    assert "did you mean" in capsys.readouterr().err.lower()
 
 
 class Block(nn.Module):
@@ -133,3 +139,55 @@ def test_a_fault_of_the_region_machinery_is_named(monkeypatch, capsys):
     assert wrong.stage == "regions"
     assert wrong.module in ("3", "4")  # the last layer, or the node behind it
     assert "regions" in capsys.readouterr().out
+
+
+REGION_MODULE = """
+import torch
+from torch import nn
+from torch._inductor.lowering import make_pointwise, register_lowering
+from torch._inductor.virtualized import V, ops
+
+tanh = torch.ops.aten.tanh.default
+
+
+def wrong_alone(x):
+    # A region has one, the whole model has three.
+    alone = len(V.graph.graph.find_nodes(op="call_function", target=tanh)) == 1
+    return make_pointwise(lambda v: ops.tanh(v) * ops.constant(1.01 if alone else 1.0, torch.float32))(x)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.layer(self.norm(x)).tanh()
+
+
+def blocks():
+    register_lowering(tanh, type_promotion_kind=None)(wrong_alone)
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block() for _ in range(3)), nn.Linear(8, 2)), (torch.randn(3, 8),)
+"""
+
+
+def test_a_fault_inside_a_region_is_seen_and_fails_in_ci(tmp_path):
+    path = tmp_path / "subject.py"
+    path.write_text(REGION_MODULE)
+    command = [
+        sys.executable,
+        "-m",
+        "fxpasses",
+        "check",
+        f"{path}:blocks",
+        "--option",
+        "regions=always",
+        "--no-backward",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    rows = [line for line in done.stdout.splitlines() if "│" in line]
+    assert [row.split("│")[1].strip() for row in rows if "WRONG" in row] == ["inductor with regions"], (
+        done.stdout
+    )

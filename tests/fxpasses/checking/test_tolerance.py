@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from fxpasses.checking.inputs import cloned
-from fxpasses.checking.interpret import ExactRun, RoundedRun, Run, spacing
+from fxpasses.checking.interpret import ExactRun, RoundedRun, Run, rounded_call, spacing
 from fxpasses.checking.values import Reference, compare
 
 aten = torch.ops.aten
@@ -165,3 +165,16 @@ def test_three_precisions_draw_the_same_random_numbers():
     masks = [(out != 0).tolist() for (out,) in runs]
     assert masks[0] == masks[1] == masks[2]
     assert runs[1][0].dtype is torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_correct_rounding_is_off_by_a_quarter_of_a_unit_in_the_mean(dtype):
+    # What the least error of a rounded result is taken to be rests on this.
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 100_000).to(dtype)
+    exact = x.double() * y.double()
+    error = ((x * y).double() - exact).abs() / spacing(exact, dtype)
+    assert error.mean().item() == pytest.approx(0.25, abs=0.01)
+    moved = rounded_call(aten.mul.Tensor, (x, y), {}, torch.Generator().manual_seed(0))
+    units = ((moved.double() - exact) / spacing(exact, dtype)).square().mean().sqrt().item()
+    assert 0.289 < units < 3 * 0.289

@@ -1,4 +1,4 @@
-"""Made-up inputs, and collectives that one process makes up."""
+"""Made-up inputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxpasses.checking.collectives import simulated
 from fxpasses.checking.interpret import moved_by_a_unit
 from fxpasses.checking.tolerance import deviation, same_bits
 from fxpasses.checking.variants import free_numbers, variants
@@ -75,22 +74,3 @@ def test_a_lenient_comparison_allows_fewer_nan_but_not_more():
     assert deviation(nan, nan.double(), [nan], finite, lenient=True) is None
     assert deviation(nan, nan.double(), [nan], finite) is not None
     assert deviation(finite, finite.double(), [finite], nan, lenient=True) is not None
-
-
-def test_collectives_as_of_three_processes():
-    ops = torch.ops._c10d_functional
-    x = torch.tensor([1.0, -4.0])
-    reduce = simulated(ops.all_reduce.default)
-    assert reduce(x, "sum", "0").tolist() == [-0.5, 2.0]
-    assert reduce(x, "max", "0").tolist() == [1.0, 8.0]
-    # A sum of parts is the part of a sum: what bucketing relies on.
-    assert torch.equal(reduce(x[:1], "sum", "0"), reduce(x, "sum", "0")[:1])
-    assert simulated(ops.all_gather_into_tensor.default)(x, 2, "0").shape == (4,)
-    assert simulated(ops.reduce_scatter_tensor.default)(x, "avg", 2, "0").shape == (1,)
-    assert simulated(ops.wait_tensor.default)(x) is x
-    written = x.clone()
-    assert simulated(ops.all_reduce_.default)(written, "min", "0") is written
-    assert written.tolist() == [-2.0, -4.0]
-    with pytest.raises(NotImplementedError, match="bxor"):
-        reduce(x, "bxor", "0")
-    assert simulated(torch.ops.aten.sin.default) is torch.ops.aten.sin.default
