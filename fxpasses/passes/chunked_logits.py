@@ -192,9 +192,12 @@ class _Region:
             return False
         last = late_nodes[-1]
         others = [n for e in exits for n in e.all_input_nodes if n is not last and n not in self.exits]
-        if not bring_before([n for n in others if n not in self.nodes], last.next):
-            return False
+        others = [n for n in others if n not in self.nodes]
         before_early, before_late = early_nodes[-1].next, last.next
+        while before_late in others:
+            before_late = before_late.next
+        if not bring_before(others, before_late):
+            return False
         if any(user < before_early for n in early_nodes for user in n.users if user not in self.nodes):
             return False
         bounds = [self.rows * i // chunks for i in range(chunks + 1)]
