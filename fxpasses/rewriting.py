@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fxpasses._torch import FakeTensor, LazyGraphModule, detect_fake_mode, enable_python_dispatcher
 
 __all__ = [
+    "PROVENANCE",
     "compute_value",
     "copy_graph",
     "fake_mode_of",
@@ -27,7 +28,8 @@ __all__ = [
     "value_of",
 ]
 
-_PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "fxpasses", "recompute", "ac_graph_id", "partitioner_tag", "custom", "autograd_backward")  # fmt: skip
+PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "fxpasses", "recompute", "ac_graph_id", "partitioner_tag", "custom", "autograd_backward")  # fmt: skip
+"""The metadata of a node that says where it comes from, and how it is to be treated."""
 
 
 def value_of(node: fx.Node) -> Any:
@@ -61,7 +63,7 @@ def insert_call(
     """
     args, named = _sizes_as_inputs(graph, (args, dict(kwargs or {})))
     node = graph.call_function(target, args, named)
-    node.meta.update({key: like.meta[key] for key in _PROVENANCE if key in like.meta})
+    node.meta.update({key: like.meta[key] for key in PROVENANCE if key in like.meta})
     mode = fake_mode_of(graph)
     if mode is not None:
         node.meta["val"] = compute_value(node, mode)
