@@ -46,6 +46,20 @@ class PaddedLoss(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
 
+class CachedToken(nn.Module):
+    """The logits of one more token, with the keys and values of earlier ones given: a step of generation."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, mask: Tensor, *cached: Tensor) -> Tensor:
+        from transformers import DynamicCache
+
+        cache = DynamicCache(zip(cached[::2], cached[1::2], strict=True))
+        return self.model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True).logits
+
+
 _GPT2: dict[str, Any] = {"n_embd": 256, "n_head": 4, "n_positions": 256, "vocab_size": 8000}
 _LLAMA: dict[str, Any] = {
     "hidden_size": 256,
@@ -82,6 +96,14 @@ def _padded_llama() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return PaddedLoss(built.model.model), (*built.inputs, mask)
 
 
+def _cached_llama(length: int = 1024) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    built = build("llama", "sdpa", training=False, **{**_LLAMA, "max_position_embeddings": 2048})
+    mask = torch.ones(2, length + 1, dtype=torch.int64)
+    mask[-1, :200] = 0
+    cached = (torch.randn(2, 2, length, 32) for _ in range(4))
+    return CachedToken(built.model.model), (torch.randint(1000, (2, 1)), mask, *cached)
+
+
 def _vit(training: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
     built = build("vit", "sdpa", training=training, **_VIT)
     return built.model, (torch.randn(4, 3, 112, 112),)
@@ -97,6 +119,11 @@ def _bert() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return built.model, built.inputs
 
 
+def _t5() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    built = build("t5", batch=4, length=128, d_model=256, d_ff=1024, d_kv=64)
+    return built.model, built.inputs
+
+
 def _written_attention(name: str, length: int, **how: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A model with the attention that its code writes out, as it is without ``scaled_dot_product_attention``."""
     built = build(name, "eager", batch=2, length=length, training=False, **how)
@@ -109,7 +136,10 @@ REAL_CASES: dict[str, tuple[Case, ...]] = {
         Case("vit, 3 layers, 4 images", lambda: _vit(False), training=False),
     ),
     "zero_rows": (Case("vit, 3 layers, 4 images, training", lambda: _vit(True), partner="early_selection"),),
-    "grouped_attention": (Case("llama, 2 layers, 2 x 256 tokens, one padded, training", _padded_llama),),
+    "grouped_attention": (
+        Case("llama, 2 layers, 2 x 256 tokens, one padded, training", _padded_llama),
+        Case("llama, 2 layers, one token after 2 x 1024, one padded", _cached_llama, training=False),
+    ),
     "padded_convolutions": (
         Case("mobilenet_v2, 4 images, inference", lambda: _mobilenet(False), training=False),
         Case("mobilenet_v2, 4 images, training", lambda: _mobilenet(True)),
@@ -131,7 +161,10 @@ REAL_CASES: dict[str, tuple[Case, ...]] = {
             training=False,
         ),
     ),
-    "packed_masks": (Case("bert, 2 layers, 4 x 64 tokens, dropout, training", _bert),),
+    "packed_masks": (
+        Case("bert, 2 layers, 4 x 64 tokens, dropout, training", _bert),
+        Case("t5, 2 + 2 layers, 4 x 128 tokens, dropout, training", _t5),
+    ),
     "saved_precision": (
         Case("llama, 2 layers, 2 x 256 tokens, training", lambda: _loss("llama", length=256, **_LLAMA)),
     ),

@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import reset_code as _reset_code
 from torch._dynamo.exc import BackendCompilerFailed, TensorifyScalarRestartAnalysis
@@ -98,6 +99,7 @@ __all__ = [
     "default_partition",
     "detect_fake_mode",
     "disable_current_modes",
+    "dynamo_config",
     "dynamo_counters",
     "enable_python_dispatcher",
     "filter_lowerings",

@@ -94,6 +94,8 @@ class AliasInfo:
     def __init__(self, graph: fx.Graph) -> None:
         self._roots: dict[fx.Node, frozenset[fx.Node] | None] = {}
         """``None`` for a fresh value: most values are."""
+        self._items: dict[tuple[fx.Node, int], fx.Node] = {}
+        """Who takes a result out of a call first."""
         self.mutated: set[fx.Node] = set()
         self.output: set[fx.Node] = set()
         for node in graph.nodes:
@@ -117,7 +119,13 @@ class AliasInfo:
         aliased = _aliased_arguments(node)
         if len(aliased) == 1:
             return self.roots(aliased[0])
-        return frozenset().union(*(self.roots(value) for value in aliased)) if aliased else None
+        if aliased:
+            return frozenset().union(*(self.roots(value) for value in aliased))
+        if node.target is operator.getitem and isinstance(node.args[1], int):
+            source: Any = node.args[0]
+            first = self._items.setdefault((source, node.args[1]), node)
+            return None if first is node else self.roots(first)
+        return None
 
 
 class _Aliasing:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import inspect
+import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -24,7 +26,17 @@ from fxpasses.errors import ContractError
 from fxpasses.identity import Identity, identify
 from fxpasses.sites import MatchSite
 
-__all__ = ["Check", "Contract", "FunctionPass", "GraphKind", "Metadata", "Numerics", "Pass", "graph_pass"]
+__all__ = [
+    "Check",
+    "Contract",
+    "FunctionPass",
+    "GraphKind",
+    "Metadata",
+    "Numerics",
+    "Pass",
+    "graph_pass",
+    "option_fields",
+]
 
 GraphKind = Literal["joint", "forward", "backward", "inference"]
 """``joint``: forward and backward before the partition. ``forward`` and ``backward``: after it.
@@ -129,8 +141,8 @@ class Pass(abc.ABC):
         """The pass as it is written on a command line: ``name{option=value}``, options at their default left out."""
         options = [
             f"{field.name}={getattr(self, field.name)!r}"
-            for field in dataclasses.fields(self)
-            if field.name != "name" and getattr(self, field.name) != field.default
+            for field in option_fields(self)
+            if getattr(self, field.name) != field.default
         ]
         return self.name + (f"{{{' '.join(options)}}}" if options else "")
 
@@ -147,27 +159,73 @@ class Pass(abc.ABC):
         return self.identify().digest
 
 
-@dataclass(frozen=True)
-class FunctionPass(Pass):
-    """A pass made of a function by :func:`graph_pass`."""
+def option_fields(item: Pass | type[Pass]) -> list[dataclasses.Field[Any]]:
+    """The fields of a pass that are options of its: all but its name and what it is made of."""
+    return [
+        field
+        for field in dataclasses.fields(item)
+        if field.init and field.name != "name" and field.metadata.get("option", True)
+    ]
 
-    function: Callable[[fx.GraphModule], bool]
+
+_GIVEN = {"option": False}
+
+
+@dataclass(frozen=True, repr=False)
+class FunctionPass(Pass):
+    """A pass made of a function by :func:`graph_pass`. One with options is called to get it with others."""
+
     name: str  # type: ignore[misc]
-    contract: Contract = dataclasses.field()  # type: ignore[misc]  # no default, unlike the class variable
+    contract: Contract = dataclasses.field(metadata=_GIVEN)  # type: ignore[misc]  # no default, unlike the class variable
+    function: Callable[..., bool] = dataclasses.field(metadata=_GIVEN)
 
     @property
     def graphs(self) -> frozenset[GraphKind]:  # type: ignore[override]
         return self.contract.graphs  # type: ignore[return-value]
 
-    def apply(self, gm: fx.GraphModule) -> bool:
-        return self.function(gm)
+    def __call__(self, **options: Any) -> FunctionPass:
+        """The same pass with other options: ``drop_small(threshold=0.5)``.
 
-    def __str__(self) -> str:
-        return self.name
+        Raises:
+            TypeError: the function has no such option.
+        """
+        valid = [field.name for field in option_fields(self)]
+        for option in options:
+            if option not in valid:
+                raise TypeError(
+                    f"pass {self.name!r} has no option {option!r}; its options: {', '.join(valid) or 'none'}"
+                )
+        return dataclasses.replace(self, **options)
+
+    def apply(self, gm: fx.GraphModule) -> bool:
+        return self.function(gm, **{field.name: getattr(self, field.name) for field in option_fields(self)})
+
+    def __repr__(self) -> str:
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        where = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(self.function)
+        return f"{self} ({where})"
+
+
+def _with_options(function: Callable[..., bool]) -> type[FunctionPass]:
+    """The class of passes whose fields are the function's parameters with a default."""
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):  # a type that is imported for type checkers only; an object that is called
+        hints = {}
+    options = [
+        (name, hints.get(name, Any), dataclasses.field(default=parameter.default))
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    ]
+    if not options:
+        return FunctionPass
+    made = dataclasses.make_dataclass("FunctionPass", options, bases=(FunctionPass,), frozen=True, repr=False)
+    made.__module__ = __name__
+    return made
 
 
 def graph_pass(
-    function: Callable[[fx.GraphModule], bool] | None = None,
+    function: Callable[..., bool] | None = None,
     *,
     name: str | None = None,
     graphs: Iterable[GraphKind] | str = ("joint", "inference"),
@@ -179,6 +237,8 @@ def graph_pass(
     metadata: Metadata = "types",
 ) -> Any:
     """Make a :class:`FunctionPass` of ``function(gm) -> bool`` (whether it changed something).
+
+    Further parameters with a default are the options of the pass: see the example.
 
     Args:
         function: the rewrite; left out when used as a decorator with arguments.
@@ -193,11 +253,19 @@ def graph_pass(
 
     Raises:
         ContractError: for a kind of graph, of numerics or of metadata that does not exist. It is a ``ValueError``.
+
+    >>> @graph_pass
+    ... def drop_small(gm: fx.GraphModule, threshold: float = 0.1) -> bool:
+    ...     return False
+    >>> str(drop_small), str(drop_small(threshold=0.5))
+    ('drop_small', 'drop_small{threshold=0.5}')
     """
     contract = Contract(graphs, requires, provides, invalidates, conflicts, numerics, metadata)
-    if function is None:
-        return lambda f: FunctionPass(function=f, name=name or f.__name__, contract=contract)
-    return FunctionPass(function=function, name=name or function.__name__, contract=contract)
+
+    def make(function: Callable[..., bool]) -> FunctionPass:
+        return _with_options(function)(name or function.__name__, contract, function)
+
+    return make if function is None else make(function)
 
 
 class Check:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import platform
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,12 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import fx
 
-from fxpasses._torch import functorch_config, inductor_config
+from fxpasses.factors import compile_factors, graph_text
 from fxpasses.identity import Identity
-from fxpasses.inductor import own_source
 from fxpasses.options import Options
 
 __all__ = [
@@ -126,15 +123,20 @@ def explain_miss(a: Compilation | str | os.PathLike[str], b: Compilation | str |
     the cache entry differs in option memory_budget: 0.5 -> 1.0
     """
     first, second = _loaded(a), _loaded(b)
-    differences = [
-        Difference(name, first.factors.get(name, ""), second.factors.get(name, ""))
+    differences = {
+        name: Difference(name, first.factors.get(name, ""), second.factors.get(name, ""))
         for name in dict.fromkeys((*first.factors, *second.factors))
         if first.factors.get(name) != second.factors.get(name)
-    ]
-    settings = [d for d in differences if not d.factor.startswith("input ")]
-    inputs = [d for d in differences if d.factor.startswith("input ")]
-    found = [*settings, *_pass_differences(first.passes, second.passes), *inputs]
-    found += _graph_differences(first.graph, second.graph)
+    }
+    inputs = [d for name, d in differences.items() if " of input " in name]
+    settings = [d for name, d in differences.items() if " of input " not in name]
+    graph = _graph_differences(first.graph, second.graph)
+    if "training mode" in differences or "dynamic sizes" in differences:  # what follows from it is not told
+        inputs = [d for d in inputs if d.first and d.second and not _became_symbolic(d)]
+        graph = []
+    if not (inputs or graph):  # Dynamo's settings act through these alone
+        settings = [d for d in settings if not d.factor.startswith("dynamo setting")]
+    found = [*settings, *_pass_differences(first.passes, second.passes), *_together(inputs), *graph]
     uncached = {
         f"pass {item.name!r} depends on {label}, which has no value that can be hashed"
         for item in (*first.passes, *second.passes)
@@ -143,32 +145,28 @@ def explain_miss(a: Compilation | str | os.PathLike[str], b: Compilation | str |
     return Miss(tuple(found), tuple(sorted(uncached)))
 
 
+def _became_symbolic(difference: Difference) -> bool:
+    """Whether a shape has a symbol on one side only."""
+    symbolic = [any(c.isalpha() for c in text) for text in (difference.first, difference.second)]
+    return difference.factor.startswith("shape") and symbolic[0] != symbolic[1]
+
+
+def _together(inputs: Sequence[Difference]) -> list[Difference]:
+    """One difference for inputs that differ in the same property in the same way."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for difference in inputs:
+        kind, _, name = difference.factor.partition(" of input ")
+        groups.setdefault((kind, difference.first, difference.second), []).append(name)
+    return [
+        Difference(f"{kind} of input{'s' if len(names) > 1 else ''} {', '.join(names)}", first, second)
+        for (kind, first, second), names in groups.items()
+    ]
+
+
 def record(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Compilation:
     """What decides the compilation of ``gm``, as it is before any stage has run."""
-    factors: dict[str, str] = {
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "fxpasses source": own_source(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
-        "gradients enabled": str(torch.is_grad_enabled()),
-        "inference mode": str(torch.is_inference_mode_enabled()),
-        "autocast": str({kind: _autocast(kind) for kind in ("cpu", "cuda")}),
-        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
-        "default dtype": str(torch.get_default_dtype()),
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
-    }
-    patched = options.inductor_patches()
-    for name, config, patches in (
-        ("inductor", inductor_config, patched),
-        ("functorch", functorch_config, {}),
-    ):
-        values = {**config.get_config_copy(), **patches}  # type: ignore[attr-defined]
-        factors |= {f"{name} setting {key}": repr(value) for key, value in values.items() if _says(value)}
-    for field in dataclasses.fields(options):
-        if field.name not in ("passes", "inductor", "report"):
-            factors[f"option {field.name}"] = repr(getattr(options, field.name))
-    factors |= {f"input {i}": _describe(value) for i, value in enumerate(inputs)}
-    return Compilation(_text(gm), factors, tuple(item.identify() for item in options.passes))
+    passes = tuple(item.identify() for item in options.passes)
+    return Compilation(graph_text(gm), compile_factors(gm, inputs, options), passes)
 
 
 class _Recent:
@@ -240,39 +238,6 @@ def _graph_differences(a: str, b: str) -> list[Difference]:
         if first != second:
             return [Difference(f"line {number} of the graph", first, second)]
     return [Difference("length of the graph", f"{len(lines_a)} nodes", f"{len(lines_b)} nodes")]
-
-
-def _text(gm: fx.GraphModule) -> str:
-    lines = []
-    for node in gm.graph.nodes:
-        target = node.target if isinstance(node.target, str) else _qualified(node.target)
-        lines.append(f"{node.name} = {node.op} {target} {node.args} {node.kwargs or ''}".rstrip())
-    for name, child in gm.named_children():
-        if isinstance(child, fx.GraphModule):
-            lines += [f"{name}: {line}" for line in _text(child).splitlines()]
-    return "\n".join(lines)
-
-
-def _qualified(target: Any) -> str:
-    module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
-    return f"{module}.{name}" if name else str(target)
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        strides = f" strides {tuple(value.stride())}" if value.layout is torch.strided else ""
-        gradient = " requires gradient" if value.requires_grad else ""
-        return f"{value.dtype}{tuple(value.shape)}{strides} on {value.device}{gradient}"
-    return str(value)
-
-
-def _autocast(device: str) -> str:
-    return str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else "off"
-
-
-def _says(value: Any) -> bool:
-    """Whether a setting has a value that says the same in every process."""
-    return " at 0x" not in repr(value)
 
 
 def _short(digest: str) -> str:

@@ -14,6 +14,7 @@ imported, and it exists for passes typed into a prompt.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import functools
@@ -70,9 +71,14 @@ class Identity:
         return None if self.unknown else _hash(repr(sorted(self.factors.items())))
 
     def differences(self, other: Identity) -> list[str]:
-        """The labels of the factors that are not the same in ``other``, in order."""
+        """The labels of the factors that are not the same in ``other``, in order.
+
+        A module is left out when what differs in it is a factor of its own.
+        """
         labels = sorted({*self.factors, *other.factors})
-        return [label for label in labels if self.factors.get(label) != other.factors.get(label)]
+        differing = [label for label in labels if self.factors.get(label) != other.factors.get(label)]
+        inside = {label.partition(" ")[2].rpartition(".")[0] for label in differing}
+        return [label for label in differing if label.partition(" ")[2] not in inside]
 
 
 def identify(item: Any) -> Identity:
@@ -89,7 +95,15 @@ def identify(item: Any) -> Identity:
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         walk.reference(type(item))
         for option in dataclasses.fields(item):
-            walk.factor(f"option {option.name}", getattr(item, option.name))
+            value = getattr(item, option.name)
+            walk.factor(f"option {option.name}", value)
+            if value is None or type(value) in (
+                bool,
+                int,
+                float,
+                str,
+            ):  # to be read by whoever asks why a cache missed
+                walk.factors[f"option {option.name}"] = repr(value)
     else:
         walk.factor("object", item)
     name = getattr(item, "name", None) or getattr(item, "__qualname__", type(item).__qualname__)
@@ -347,10 +361,12 @@ def _homes(item: Any) -> frozenset[str]:
 
 
 def _file_hash(module: types.ModuleType) -> str:
+    """The hash of a module's file; of Python source, without blanks and comments."""
     file = getattr(module, "__file__", None)
     if file is None or not Path(file).is_file():
         raise _Unknown
-    return _hash(Path(file).read_bytes())
+    content = Path(file).read_bytes()
+    return _hash(ast.dump(ast.parse(content)) if file.endswith(".py") else content)
 
 
 def _hash(content: str | bytes) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fxpasses.contract import GRAPH_KINDS, Pass
+from fxpasses.contract import GRAPH_KINDS, Pass, option_fields
 from fxpasses.registry import available_passes
 from fxpasses.specification import parse_pass, split_pipeline
 
@@ -45,7 +45,8 @@ def list_passes(names: str | None, console: Console | None = None) -> int:
             described = value if isinstance(value, str) else ", ".join(sorted(value))
             if described:
                 console.print(f"  {field.name}: {described}", highlight=False)
-        console.print(inspect.getdoc(type(item)) or "", markup=False, highlight=False)
+        documented = getattr(item, "function", type(item))
+        console.print(inspect.getdoc(documented) or "", markup=False, highlight=False)
     return 0
 
 
@@ -67,9 +68,8 @@ def _graphs(item: Any) -> str:
 
 
 def _options(item: Any) -> str:
-    if isinstance(item, Pass):
-        return str(item).removeprefix(item.name).strip("{}")
-    return " ".join(f"{f.name}={f.default!r}" for f in dataclasses.fields(item) if f.init)
+    values = vars(item) if isinstance(item, Pass) else {}
+    return " ".join(f"{f.name}={values.get(f.name, f.default)!r}" for f in option_fields(item))
 
 
 def _summary(item: Any) -> str:

@@ -15,6 +15,7 @@ from fxpasses.checking.structure import Facts, check_structure
 from fxpasses.contract import Check, GraphKind, Pass
 from fxpasses.errors import ContractError, PassError
 from fxpasses.groups import Fixpoint, FixpointWarning
+from fxpasses.inheritance import inherit_provenance
 from fxpasses.metadata import Difference, refresh
 from fxpasses.ordering import in_order
 from fxpasses.provenance import failing_node
@@ -236,6 +237,7 @@ class _Graph:
         for name, inner in change.inner.items():
             if inner.really:
                 self._inner[name]._settle(item, inner, sites)
+        inherit_provenance(self._snapshot, change.after)
         differences = self._refresh(item, self._snapshot, change.after)
         if self._facts is not None:
             self._facts = check_structure(

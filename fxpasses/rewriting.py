@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_arg
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fxpasses._torch import FakeTensor, LazyGraphModule, detect_fake_mode, enable_python_dispatcher
 
 __all__ = [
+    "PROVENANCE",
     "compute_value",
     "copy_graph",
     "fake_mode_of",
@@ -26,7 +28,8 @@ __all__ = [
     "value_of",
 ]
 
-_PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "fxpasses", "recompute", "ac_graph_id", "partitioner_tag", "custom", "autograd_backward")  # fmt: skip
+PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "fxpasses", "recompute", "ac_graph_id", "partitioner_tag", "custom", "autograd_backward")  # fmt: skip
+"""The metadata of a node that says where it comes from, and how it is to be treated."""
 
 
 def value_of(node: fx.Node) -> Any:
@@ -51,9 +54,16 @@ def insert_call(
     *,
     like: fx.Node,
 ) -> fx.Node:
-    """Insert a call at the graph's insert point, with its fake value computed and ``like``'s provenance."""
-    node = graph.call_function(target, args, dict(kwargs or {}))
-    node.meta.update({key: like.meta[key] for key in _PROVENANCE if key in like.meta})
+    """Insert a call at the graph's insert point, with its fake value computed and ``like``'s provenance.
+
+    Symbolic sizes among the arguments (``list(value.shape)``) become the inputs of the graph that hold them.
+
+    Raises:
+        ValueError: for a symbolic size that no input holds.
+    """
+    args, named = _sizes_as_inputs(graph, (args, dict(kwargs or {})))
+    node = graph.call_function(target, args, named)
+    node.meta.update({key: like.meta[key] for key in PROVENANCE if key in like.meta})
     mode = fake_mode_of(graph)
     if mode is not None:
         node.meta["val"] = compute_value(node, mode)
@@ -62,6 +72,24 @@ def insert_call(
         with torch.no_grad(), torch.device("meta"):
             node.meta["val"] = target(*fake_args, **fake_kwargs)
     return node
+
+
+def _sizes_as_inputs(graph: fx.Graph, arguments: Any) -> Any:
+    if not any(isinstance(leaf, torch.SymInt) for leaf in tree_leaves(arguments)):
+        return arguments
+    inputs = [n for n in graph.find_nodes(op="placeholder") if isinstance(value_of(n), torch.SymInt)]
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.SymInt):
+            return leaf
+        for node in inputs:
+            if same_size(value_of(node), leaf):
+                return node
+        raise ValueError(
+            f"size {leaf} is no input of the graph: insert a node that computes it, and use that"
+        )
+
+    return tree_map(one, arguments)
 
 
 def compute_value(node: fx.Node, mode: Any) -> Any:

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
-from fxpasses.contract import Pass
+from fxpasses.contract import Pass, option_fields
 from fxpasses.errors import OptionsError, unknown_name
 
 __all__ = ["parse_options", "parse_pass", "split_pipeline"]
@@ -64,7 +64,7 @@ def parse_options(kind: Any, text: str, where: str) -> dict[str, Any]:
         OptionsError: for an unknown option, or a value of another type.
     """
     hints = typing.get_type_hints(kind)
-    fields = [f.name for f in dataclasses.fields(kind) if f.init]
+    fields = [field.name for field in option_fields(kind)]
     values: dict[str, Any] = {}
     rest = text.strip()
     while rest:
@@ -74,7 +74,7 @@ def parse_options(kind: Any, text: str, where: str) -> dict[str, Any]:
         name, value = form["name"], form["value"]
         if name not in fields:
             raise OptionsError(
-                "passes", where, valid=fields, problem=unknown_name(f"option of {where!r}", name, fields)
+                "passes", where, valid=fields, problem=unknown_name("pass option", name, fields)
             )
         values[name] = True if value is None else _convert(value, hints[name], f"{where}: {name}")
         rest = rest[form.end() :].strip()

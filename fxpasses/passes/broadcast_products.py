@@ -110,6 +110,7 @@ class _Rows:
         return sorted(found, key=lambda item: item[1])
 
     def only_in_products(self) -> bool:
+        """Whether nothing but products of known sizes uses the matrix, each of them once."""
         for user in self.matrix.users:
             if is_call(user, *_PRODUCTS):
                 arguments = list(user.args)
@@ -123,9 +124,11 @@ class _Rows:
                 for p in user.users
             ):
                 return False
-            if any(k for k in user.kwargs):
+            if user.kwargs:
                 return False
-        return True
+        products = [product for product, _ in self.products()]
+        sizes = [shape_of(node) for product in products for node in product.all_input_nodes]
+        return len(set(products)) == len(products) and None not in sizes
 
 
 def _broadcast_rows(matrix: Any) -> _Rows | None:
@@ -198,7 +201,11 @@ def _forward(product: fx.Node, rows: _Rows, flat: list[fx.Node], call: Call) -> 
     result = reshape(total, [math.prod(rows.outer), columns], call)
     if product.target is aten.addmm.default:
         result = call(aten.add.Tensor, result, product.args[0])
-    return result
+    return result if same_metadata(value_of(result), value_of(product)) else _row_major(result, call)
+
+
+def _row_major(node: fx.Node, call: Call) -> fx.Node:
+    return call(aten.clone.default, node, memory_format=torch.contiguous_format)
 
 
 def _sum_to(matrix: fx.Node, outer: tuple[int, ...], shape: tuple[int, ...], call: Call) -> fx.Node:
@@ -251,5 +258,5 @@ def _sum_first(product: fx.Node) -> None:
         result = call(aten.mm.default, call(aten.view.default, summed, rows), piece)
         result = call(aten.view.default, result, list(value_of(total).shape))
         if not same_metadata(value_of(result), value_of(total)):
-            result = call(aten.clone.default, result, memory_format=torch.contiguous_format)
+            result = _row_major(result, call)
         replace(total, result)

@@ -103,6 +103,21 @@ class _Chunk(Selection):
         return part
 
 
+@dataclass(frozen=True)
+class _Half:
+    """What one of the two passes computes of a region.
+
+    Attributes:
+        nodes: in the order of the graph.
+        anchor: what the chunks are computed before.
+        is_forward: whether it is the forward pass.
+    """
+
+    nodes: list[fx.Node]
+    anchor: fx.Node
+    is_forward: bool
+
+
 class _Region:
     """All values that have the size of the logits, and what depends on them row by row.
 
@@ -183,50 +198,75 @@ class _Region:
 
     def split(self, chunks: int) -> bool:
         """Compute the region chunk by chunk; False, and nothing changed, where an operator has no rule."""
-        ordered = [node for node in self.graph.nodes if node in self.nodes]
-        late = self._late()
-        early_nodes = [node for node in ordered if node not in late]
-        late_nodes = [node for node in ordered if node in late]
-        exits = [p for e in self.exits for p in (e.users if untransposed(e) is not None else [e])]
-        if not early_nodes or not late_nodes or any(e < late_nodes[-1] for e in self.exits):
-            return False
-        last = late_nodes[-1]
-        others = [n for e in exits for n in e.all_input_nodes if n is not last and n not in self.exits]
-        if not bring_before([n for n in others if n not in self.nodes], last.next):
-            return False
-        before_early, before_late = early_nodes[-1].next, last.next
-        if any(user < before_early for n in early_nodes for user in n.users if user not in self.nodes):
+        halves = self._halves()
+        if halves is None:
             return False
         bounds = [self.rows * i // chunks for i in range(chunks + 1)]
         parts = [_Chunk(0, a, b, {}) for a, b in itertools.pairwise(bounds)]
         made: list[fx.Node] = []
-        for nodes, anchor in ((early_nodes, before_early), (late_nodes, before_late)):
-            for part in parts:
-                for node in nodes:
-                    call = _recording(calls_before(anchor, like=node), made)
-                    copy = select_inputs(node, part, call)
-                    if copy is None:
-                        for call_made in reversed(made):
-                            self.graph.erase_node(call_made)
-                        return False
-                    part.copies[node] = copy
-                    if node not in late and self._is_big(node):
-                        # As in activation checkpointing: dropped after the forward pass, and computed again.
-                        copy.meta.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=1 << 30)
-        for leaving in exits:
-            self._leave(leaving, parts, before_late)
-        for node in ordered:
+        for half, part in itertools.product(halves, parts):
+            if not self._copy(half, part, made):
+                for call_made in reversed(made):
+                    self.graph.erase_node(call_made)
+                return False
+        for leaving in self._leaving():
+            self._leave(leaving, parts, halves[1].anchor)
+        for half in halves:
+            self._hand_out(half, parts)
+        self._erase()
+        return True
+
+    def _halves(self) -> tuple[_Half, _Half] | None:
+        """What the forward and what the backward pass computes of the region; None when the two cannot be kept apart."""
+        late = self._late()
+        ordered = [node for node in self.graph.nodes if node in self.nodes]
+        early_nodes = [node for node in ordered if node not in late]
+        late_nodes = [node for node in ordered if node in late]
+        if not early_nodes or not late_nodes or any(e < late_nodes[-1] for e in self.exits):
+            return None
+        last = late_nodes[-1]
+        others = {n for e in self._leaving() for n in e.all_input_nodes} - {last, *self.exits, *self.nodes}
+        before_early, before_late = early_nodes[-1].next, last.next
+        while before_late in others:
+            before_late = before_late.next
+        if not bring_before(others, before_late):
+            return None
+        if any(user < before_early for n in early_nodes for user in n.users if user not in self.nodes):
+            return None
+        return _Half(early_nodes, before_early, True), _Half(late_nodes, before_late, False)
+
+    def _leaving(self) -> list[fx.Node]:
+        """The sums over rows and the gradient of the rows: the exits, or for a transpose the products with it."""
+        return [p for e in self.exits for p in (e.users if untransposed(e) is not None else [e])]
+
+    def _copy(self, half: _Half, part: _Chunk, made: list[fx.Node]) -> bool:
+        """Make the nodes of ``half`` for the rows of one chunk; False when an operator has no rule."""
+        for node in half.nodes:
+            copy = select_inputs(node, part, _recording(calls_before(half.anchor, like=node), made))
+            if copy is None:
+                return False
+            part.copies[node] = copy
+            if half.is_forward and self._is_big(node):
+                # As in activation checkpointing: dropped after the forward pass, and computed again.
+                copy.meta.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=1 << 30)
+        return True
+
+    def _hand_out(self, half: _Half, parts: list[_Chunk]) -> None:
+        """Give those outside of the region that use one of its values the chunks, put together."""
+        for node in half.nodes:
             outside = [user for user in node.users if user not in self.nodes and user not in self.exits]
             if outside:
-                anchor = before_early if node not in late else before_late
-                whole = calls_before(anchor, like=node)(aten.cat.default, [p.copies[node] for p in parts], 0)
+                call = calls_before(half.anchor, like=node)
+                whole = call(aten.cat.default, [part.copies[node] for part in parts], 0)
                 for user in outside:
                     user.replace_input_with(node, whole)
+
+    def _erase(self) -> None:
+        ordered = [node for node in self.graph.nodes if node in self.nodes]
         transposes = [e for e in self.exits if untransposed(e) is not None]
         for node in reversed([*ordered, *transposes]):
             if not node.users:
                 self.graph.erase_node(node)
-        return True
 
     def _late(self) -> set[fx.Node]:
         """The nodes that only the backward pass needs."""

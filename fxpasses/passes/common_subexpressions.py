@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -52,13 +53,14 @@ class CommonSubexpressions(Pass):
             first = seen.setdefault(key, node)
             if first is node:
                 continue
-            if aliases.roots(first) & aliases.output and aliases.roots(node) & aliases.output:
+            memory, first_memory = _memory(node, aliases), _memory(first, aliases)
+            if first_memory & aliases.output and memory & aliases.output:
                 continue
             if not claim(node):
                 continue
             # Whoever is returned through `node` is returned through `first` from here on.
-            if aliases.roots(node) & aliases.output:
-                aliases.output |= aliases.roots(first)
+            if memory & aliases.output:
+                aliases.output |= first_memory
             replaced[node] = first
             replace(node, first)
         return bool(replaced)
@@ -84,6 +86,12 @@ class CommonSubexpressions(Pass):
         except TypeError:
             return None  # an argument that cannot be compared, such as a Generator
         return key
+
+
+def _memory(node: fx.Node, aliases: AliasInfo) -> frozenset[fx.Node]:
+    """The roots of a call's results."""
+    items = [user for user in node.users if user.target is operator.getitem]
+    return aliases.roots(node).union(*(aliases.roots(item) for item in items))
 
 
 def _typed(argument: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -58,6 +59,7 @@ class EarlySelection(Pass):
     def apply(self, gm: fx.GraphModule) -> bool:
         aliases = AliasInfo(gm.graph)
         written = {n for n in gm.graph.nodes if n.op != "output" and aliases.roots(n) & aliases.mutated}
+        shared = _returned_twice(gm.graph, aliases)
         (output,) = gm.graph.find_nodes(op="output")
         moved = 0
         returned = returned_values(gm.graph)
@@ -65,8 +67,9 @@ class EarlySelection(Pass):
         node = output.prev
         # From the end to the start: what moves up is inserted before the node, and looked at in its turn.
         while node.op != "root":
-            chosen = None if written.intersection((node, *node.all_input_nodes)) else _chosen(node)
-            if chosen is not None and not _returned_twice(node, output) and claim(node):
+            fixed = written.intersection((node, *node.all_input_nodes)) or shared.intersection(_results(node))
+            chosen = None if fixed else _chosen(node)
+            if chosen is not None and claim(node):
                 moved += _move(node, chosen, other_strides)
             used_up, node = node, node.prev
             if moved:
@@ -110,10 +113,14 @@ def _chosen(node: fx.Node) -> Selection | None:
     return wanted.pop() if len(wanted) == 1 else None
 
 
-def _returned_twice(node: fx.Node, output: fx.Node) -> bool:
-    """Whether two of the selections are returned: they are views of each other, and have to stay that."""
-    users = {user for result in _results(node) for user in result.users}
-    return len(users & set(output.all_input_nodes)) > 1
+def _returned_twice(graph: fx.Graph, aliases: AliasInfo) -> set[fx.Node]:
+    """The values in whose memory two results of the graph lie: these are views of each other, and have to stay that."""
+    (output,) = graph.find_nodes(op="output")
+    counts = Counter(
+        root for result in output.args[0] if isinstance(result, fx.Node) for root in aliases.roots(result)
+    )
+    twice = {root for root, count in counts.items() if count > 1}
+    return {node for node in graph.nodes if node is not output and aliases.roots(node) & twice}
 
 
 def _move(node: fx.Node, chosen: Selection, other_strides: set[fx.Node]) -> int:

@@ -139,7 +139,7 @@ def _look_up(product: fx.Node, bias: object, hot: tuple[fx.Node, int], weight: f
 
 
 def _scatter(product: fx.Node, hot: tuple[fx.Node, int], gradient: fx.Node) -> bool:
-    if not value_of(gradient).is_floating_point() or not claim(product):
+    if not value_of(gradient).is_floating_point() or shape_of(product) is None or not claim(product):
         return False
     call = calls_before(product)
     row, valid = _rows(call, *hot)

@@ -17,6 +17,7 @@ from fxpasses.passes._matching import (
     erase_unused,
     is_call,
     is_zeros,
+    restride,
     shape_of,
     untransposed,
 )
@@ -128,8 +129,12 @@ class _Rows:
                 {node: (Selection(dim, start, start + 1), call(aten.unsqueeze.default, arguments[1], dim))}
             )
         start, end, step = (arguments[3:] + [None] * 3)[:3]
-        start, end = start or 0, shape[dim] if end is None else min(end, shape[dim])
-        if step not in (None, 1) or start < 0 or not start < end or end - start == shape[dim]:
+        size = shape[dim]
+        bounds = (0 if start is None else start, size if end is None else end)
+        if step not in (None, 1) or not all(isinstance(n, int) for n in bounds):
+            return None
+        start, end = (max(0, n + size) if n < 0 else min(n, size) for n in bounds)
+        if not start < end or end - start == size:
             return None
         return cls({node: (Selection(dim, start, end), arguments[1])})
 
@@ -318,4 +323,5 @@ def _scatter(part: fx.Node, chosen: Selection, like: fx.Node, shape: list[int] |
     value = value_of(like)
     call = calls_before(like, like=like)
     zeros = call(aten.full.default, shape or list(value.shape), 0, dtype=value.dtype, device=value.device)
-    return call(aten.slice_scatter.default, zeros, part, chosen.dim, chosen.start, chosen.end)
+    whole = call(aten.slice_scatter.default, zeros, part, chosen.dim, chosen.start, chosen.end)
+    return whole if shape or same_metadata(value_of(whole), value) else restride(whole, value, call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import subprocess
@@ -229,7 +230,7 @@ class Threshold(Pass):
         return False
 
 
-def compiled(function=None, inputs=None, **options):
+def compiled(function=None, inputs=None, dynamic=False, **options):
     """The record of one compilation."""
 
     def default(x):
@@ -238,7 +239,7 @@ def compiled(function=None, inputs=None, **options):
     torch._dynamo.reset()
     with torch.no_grad():
         torch.compile(
-            function or default, backend="fxpasses", options={"compiler": "eager", **options}, dynamic=False
+            function or default, backend="fxpasses", options={"compiler": "eager", **options}, dynamic=dynamic
         )(*(inputs or [torch.ones(2, 3)]))
     return fxpasses.compilations()[-1]
 
@@ -252,8 +253,10 @@ def compiled(function=None, inputs=None, **options):
         ({"passes": [Threshold(1)]}, {"passes": [Threshold(2)]}, "option level of pass 'threshold'"),
         ({"passes": [closing_over(1)]}, {"passes": [closing_over(2)]}, "closes.value of pass 'closes'"),
         ({"inductor": {"max_autotune": True}}, {}, "inductor setting max_autotune"),
-        ({"inputs": [torch.ones(4, 3)]}, {}, "input 0"),
-        ({"inputs": [torch.ones(2, 3).double()]}, {}, "input 0"),
+        ({"inputs": [torch.ones(4, 3)]}, {}, "shape of input x"),
+        ({"inputs": [torch.ones(2, 3).double()]}, {}, "dtype of input x"),
+        ({"inputs": [torch.ones(3, 2).t()]}, {}, "strides of input x"),
+        ({"inputs": [torch.ones(2, 3, requires_grad=True)]}, {}, "requires_grad of input x"),
         ({"function": lambda x: x.sin() + 2}, {"function": lambda x: x.sin() + 3}, "line 3 of the graph"),
     ],
 )
@@ -262,6 +265,48 @@ def test_the_factor_is_named(first, second, factor):
     assert len(miss.differences) == 1
     assert factor in miss.factor
     assert factor in str(miss)
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        return self.norm(x)
+
+
+def transposed(model):
+    model.norm.weight = torch.nn.Parameter(torch.ones(6)[::2])
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "factor"),
+    [
+        (lambda model: model.eval(), "training mode"),
+        (lambda model: model.requires_grad_(False), "requires_grad of inputs norm.weight, norm.bias"),
+        (transposed, "strides of input norm.weight"),
+    ],
+)
+def test_the_factor_is_named_for_a_model(change, factor):
+    first, second = (compiled(function=model.forward) for model in (Normed(), change(Normed())))
+    miss = explain_miss(first, second)
+    assert [d.factor.replace("self.", "") for d in miss.differences] == [factor]
+
+
+def test_surroundings_and_dynamic_sizes_are_named(monkeypatch):
+    first = compiled()
+    monkeypatch.setenv("TORCHINDUCTOR_SOMETHING", "1")
+    monkeypatch.setenv("TORCH_LOGS", "")
+    assert str(explain_miss(first, compiled())) == (
+        "the cache entry differs in environment variable TORCHINDUCTOR_SOMETHING: missing -> 1"
+    )
+    monkeypatch.delenv("TORCHINDUCTOR_SOMETHING")
+    miss = explain_miss(first, compiled(dynamic=True))
+    assert [d.factor for d in miss.differences] == ["dynamic sizes"]
+    older = dataclasses.replace(first, factors={**first.factors, "torch": "2.5.0"})
+    assert [d.factor for d in explain_miss(older, first).differences] == ["torch"]
 
 
 def test_nothing_differs():

@@ -63,3 +63,27 @@ def test_left_alone(function):
 
 def test_gain_is_an_option():
     assert_left_alone(BroadcastProducts(gain=1000.0), pairs, X.detach(), WEIGHT.detach())
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, w: a[:, None].expand(-1, 4, -1) @ w,
+        lambda a, w: (a @ w).view(-1, 1, 6).expand(-1, 4, -1).sum(1),
+        lambda a, w: (lambda p: p.t() @ p @ w)(a[:, None].expand(-1, 4, -1).reshape(-1, 3)),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [None, (0, 1), (1, 1)])
+def test_one_row_and_both_sides_and_sizes_that_change(count, function, dynamic):
+    torch._dynamo.reset()
+    inputs, again = (
+        [torch.ones(count, 3).requires_grad_(), torch.ones(3, 6).requires_grad_()] for _ in range(2)
+    )
+    if dynamic is not None:
+        torch._dynamo.maybe_mark_dynamic(inputs[dynamic[0]], dynamic[1])
+    options = {"passes": ["default", BroadcastProducts(gain=1.0), "default"], "compiler": "eager"}
+    torch.compile(lambda a, w: function(a, w), backend="fxpasses", options=options)(*inputs).sum().backward()
+    function(*again).sum().backward()
+    for ours, theirs in zip(inputs, again, strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)

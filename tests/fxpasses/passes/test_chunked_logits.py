@@ -87,3 +87,21 @@ def test_left_alone(function):
 
 def test_small_ones_are_left_alone():
     assert_left_alone(ChunkedLogits(), Head(), X, TARGETS)
+
+
+def test_weights_that_lie_in_memory_the_other_way_round():
+    def loss(x, w, targets):
+        return F.cross_entropy(F.layer_norm(x, (4,)) @ w, targets)
+
+    fxpasses.reset_stats()
+    torch._dynamo.reset()
+    grads = []
+    compiled = torch.compile(
+        loss, backend=backend, options={"passes": ["default", PASS, "default"], "compiler": "eager"}
+    )
+    for step in (loss, compiled):
+        x, w = X.detach().t().contiguous().t().requires_grad_(), WEIGHT.detach().t().requires_grad_()
+        step(x, w, TARGETS).backward()
+        grads.append((x.grad, w.grad))
+    assert fxpasses.stats().pass_changes["chunked_logits"] == 1
+    torch.testing.assert_close(*grads)

@@ -1,5 +1,7 @@
 import torch
+from torch.nn import functional as F
 
+from fxpasses.backend import fxpasses as backend
 from fxpasses.passes import CommonSubexpressions
 from tests.fxpasses.support import assert_same_results, run_pass, text, traced
 
@@ -67,3 +69,16 @@ def test_checkpointing_decisions_are_kept_apart():
     first, second = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default)
     first.meta["recompute"], second.meta["recompute"] = 1, 2
     assert not run_pass(CSE, gm)
+
+
+def test_results_of_equal_calls_that_are_returned_have_memory_of_their_own():
+    def f(x):
+        return F.max_pool1d(x[None], 2), F.max_pool1d(x[None], 2), F.max_pool1d(x[None], 2).sum()
+
+    compiled = torch.compile(
+        f, backend=backend, options={"passes": [CommonSubexpressions()], "compiler": "eager"}
+    )
+    first, second, total = compiled(torch.arange(6.0)[None])
+    first.zero_()
+    assert torch.equal(second, torch.tensor([[[1.0, 3.0, 5.0]]]))
+    assert total == 9

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fxpasses.backend import fxpasses as backend
 from fxpasses.passes import EarlySelection
 from tests.fxpasses.passes.support import (
     Wrapped,
@@ -101,3 +102,23 @@ def test_causal_attention_of_another_than_the_last_row():
         return F.scaled_dot_product_attention(q[None], q[None], q[None], is_causal=True)[:, :, 2] * 2
 
     assert_trains(PASS, Wrapped(f), X, backward=False, fires=False)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: (y[:, -1], y[:, -1][None]),
+        lambda y: (y[:, -1], y[:, -1].detach()),
+        lambda y: (y[:, -1], y[0, -1]),
+        lambda y: (y[:, -1],) * 2,
+    ],
+)
+def test_results_that_are_views_of_each_other_stay_that(function):
+    @torch.no_grad()
+    def addresses(model):
+        results = model(X)
+        torch.testing.assert_close(results, function(X.sin()))
+        return len({result.untyped_storage().data_ptr() for result in results})
+
+    options = {"passes": ["default", PASS, "default"], "compiler": "eager"}
+    assert addresses(torch.compile(lambda x: function(x.sin()), backend=backend, options=options)) == 1

@@ -45,3 +45,16 @@ def test_results_and_gradients():
 )
 def test_left_alone(function):
     assert_left_alone(PASS, function, INDEX, WEIGHT)
+
+
+def test_columns_that_change_in_number():
+    weight = torch.randn(7, 4).requires_grad_()
+    torch._dynamo.reset()
+    torch._dynamo.maybe_mark_dynamic(weight, 1)
+    index = torch.tensor([3, 0, 6, 3])
+    options = {"passes": ["default", PASS, "default"], "compiler": "eager"}
+    compiled = torch.compile(
+        lambda i, w: F.one_hot(i, 7).to(w.dtype) @ w, backend="fxpasses", options=options
+    )
+    compiled(index, weight).sum().backward()
+    assert torch.equal(weight.grad, torch.bincount(index, minlength=7)[:, None].expand(7, 4).float())

@@ -122,3 +122,17 @@ def test_products_stay(function):
 
 def test_no_gradients():
     assert_left_alone(PASS, lambda x: torch.zeros(2, 6, 8).slice_scatter(x[:, :1], 1, 0, 1).sin(), X)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w, v: F.linear(x.transpose(0, 1) @ w.t(), v)[0].pow(
+            2
+        ),  # the gradient of x has strides of its own
+        lambda x, w, v: F.linear(F.linear(x, w).relu(), v)[:, -2:],  # counted from the end
+    ],
+)
+def test_other_strides_and_bounds(function):
+    x, w, v = torch.randn(3, 5, 8), torch.randn(6, 8), torch.randn(6, 6)
+    assert_trains(PASS, Wrapped(function, w, v), x.requires_grad_(), dtypes=(torch.float64,))
