@@ -24,6 +24,7 @@ _ARITHMETIC = frozenset(
     {"add", "sub", "mul", "truediv", "div", "pow", "iadd", "isub", "imul", "itruediv", "add_", "sub_", "mul_", "div_"}
 )  # fmt: skip
 _AS_TENSORS = _ARITHMETIC - {"pow"}
+_ROOTS = frozenset({"sqrt", "sym_sqrt", "_sym_sqrt"})
 _Place = tuple[fx.GraphModule, fx.Node]
 
 
@@ -66,6 +67,7 @@ def settle_floats(gm: fx.GraphModule) -> None:
     if all(_may_be_tensor(node) for _, node in stay):
         for owner, node in stay:
             _make_tensor(owner, node)
+        _move_to_the_start({node: owner for owner, node in stay})
         kept = set()
     _torch.floats_are_settled(shape_env, kept)
     for owner in {id(owner): owner for owner, _ in found}.values():
@@ -95,8 +97,11 @@ def _put_in_place(user: fx.Node, node: fx.Node, number: float) -> None:
 def _may_be_tensor(node: fx.Node) -> bool:
     """Whether a float can be a 0-dimensional float64 tensor: it is read from one or computed from such, and every user
     computes the same with that."""
-    return (_is_read(node) or _is_arithmetic(node)) and all(
-        _is_arithmetic(user) and (isinstance(value_of(user), torch.SymFloat) or _takes_tensor(user, node))
+    return (_is_read(node) or _is_arithmetic(node) or _is_root(node)) and all(
+        _is_root(user)
+        or (
+            _is_arithmetic(user) and (isinstance(value_of(user), torch.SymFloat) or _takes_tensor(user, node))
+        )
         for user in node.users
     )
 
@@ -112,6 +117,16 @@ def _is_read(node: fx.Node) -> bool:
 
 def _is_arithmetic(node: fx.Node) -> bool:
     return _name(node) in _AS_TENSORS and len(node.args) == 2 and not node.kwargs
+
+
+def _is_root(node: fx.Node) -> bool:
+    """Whether a node is the square root of a float: of a tensor it is the same number, to the last bit."""
+    return (
+        _name(node) in _ROOTS
+        and len(node.args) == 1
+        and not node.kwargs
+        and isinstance(value_of(node), torch.SymFloat)
+    )
 
 
 def _takes_tensor(user: fx.Node, node: fx.Node) -> bool:
@@ -140,11 +155,32 @@ def _make_tensor(owner: fx.GraphModule, node: fx.Node) -> None:
         owner.graph.erase_node(node)
     else:
         tensor = node
+        if _is_root(node):
+            node.target = torch.sqrt
         values: Sequence[Any] = [value_of(a) if isinstance(a, fx.Node) else a for a in node.args]
         with next(v.fake_mode for v in values if isinstance(v, _torch.FakeTensor)):
             node.meta["example_value"] = node.target(*values)  # type: ignore[operator]
     for user in users:
         _convert(owner.graph, user, tensor)
+
+
+def _move_to_the_start(made: dict[fx.Node, fx.GraphModule]) -> None:
+    """Compute what several calls read before anything else, if it needs nothing but inputs: Dynamo does so where it is
+    first needed, in the first of some equal layers, and the others read it."""
+    moving: set[fx.Node] = set()
+    for node in reversed(made):
+        if node.op == "call_function" and (len(node.users) > 1 or moving & set(node.users)):
+            moving.add(node)
+    for owner in {id(owner): owner for owner in made.values()}.values():
+        at = next(n for n in owner.graph.nodes if n.op != "placeholder")
+        moved: set[fx.Node] = set()
+        for node in (n for n, place in made.items() if place is owner and n in moving):
+            if all(n.op == "placeholder" or n in moved for n in node.all_input_nodes):
+                moved.add(node)
+                if node is at:
+                    at = node.next
+                else:
+                    at.prepend(node)
 
 
 def _convert(graph: fx.Graph, user: fx.Node, tensor: fx.Node) -> None:

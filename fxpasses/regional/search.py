@@ -2,17 +2,20 @@
 
 Candidates come from two sides: the modules that the calls belong to, and repeats of the token sequence, which need
 no modules at all. Each is verified for isomorphism (equal tokens, equal wiring), its boundaries are moved to where the
-least crosses them, and the cost model decides. The best go first; what they cover is no longer free.
+least crosses them, and the cost model decides. The best go first; what they cover is no longer free. What is best alone
+may be in the way of two that are better together (half of a decoder's layer is equal to the encoder's), so that is done in
+several orders, and the cost model decides between the results.
 """
 
 from __future__ import annotations
 
 import bisect
 import fnmatch
+import heapq
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,6 +28,11 @@ from fxpasses.regional.repeats import not_overlapping, repeats
 __all__ = ["Found", "Search", "Window", "search"]
 
 Choice = Literal["auto", "off", "always"] | tuple[str, ...]
+
+_Candidate = tuple[int, tuple[int, ...]]
+"""A length, and the places where windows of it with equal tokens start."""
+_Rank = Callable[[_Candidate], tuple[float, int]]
+_Ranked = tuple[tuple[float, int], int, _Candidate, _Rank]
 
 SHORTEST = 3
 """The shortest stretch of calls that is looked at; a checkpointed function counts for more than one."""
@@ -102,51 +110,82 @@ def search(gm: fx.GraphModule, choice: Choice = "auto", cost: CostModel | None =
 
 
 class _Searcher:
+    """The candidates of a graph, and the choice between plans made of them."""
+
     def __init__(self, result: Search, choice: Choice, cost: CostModel) -> None:
         self.result, self.facts, self.choice, self.cost = result, result.facts, choice, cost
         self.fewest = 1 if isinstance(choice, tuple) else 2
-        self.free = bytearray(b"\x01") * len(self.facts.calls)
         self.crossing = _crossing(self.facts)
-        self.seen: set[tuple[int, int]] = set()
-        self.declined = 0
+        self._alike: dict[_Candidate, list[tuple[int, ...]]] = {}
         self.weights = [0.0, *itertools.accumulate(cost.weight(node) for node in self.facts.calls)]
 
     def run(self) -> None:
         windows = _module_windows(self.facts)
         if isinstance(self.choice, tuple):
             chosen = [w for w, path in windows if any(fnmatch.fnmatchcase(path, p) for p in self.choice)]
-            candidates = self._by_tokens(chosen)
+            plans = [self._plan([self._ranked(self._by_tokens(chosen), self._rank)])]
         else:
-            candidates = self._by_tokens([w for w, _ in windows])
+            modules = self._by_tokens([w for w, _ in windows])
             heavy = any(self.cost.weight(node) >= SHORTEST for node in self.facts.calls)
+            others: list[_Candidate] = []
             for repeat in repeats(self.facts.tokens, 1 if heavy else SHORTEST, self.fewest):
-                candidates += self._phases(repeat.length, repeat.starts)
-        ranked = sorted(candidates, key=self._rank)
-        for length, starts in ranked:
-            if self.declined >= _MOST_LEFT:
-                break
-            self._consider(length, starts)
+                others += self._phases(repeat.length, repeat.starts)
+            by_gain = self._ranked([*modules, *others], self._rank)
+            plans = [
+                self._plan([by_gain], at_once=True),
+                self._plan([by_gain]),
+                self._plan([self._ranked(modules, self._rank), by_gain]),
+                self._plan([self._ranked(modules, self._size), by_gain]),
+            ]
+        best = max(plans, key=lambda plan: plan.gain)
+        self.result.taken, self.result.left = best.taken, best.left
 
-    def _by_tokens(self, windows: Iterable[Window]) -> list[tuple[int, list[int]]]:
+    def _plan(self, orders: Sequence[list[_Ranked]], *, at_once: bool = False) -> _Plan:
+        """A plan of the best candidates in one order, then of those in the next among what is still free."""
+        plan = _Plan(self, at_once)
+        for waiting in orders:
+            plan.add(list(waiting))
+        return plan
+
+    def _ranked(self, candidates: Iterable[_Candidate], rank: _Rank) -> list[_Ranked]:
+        """Candidates in the order of a rank, and, of equals, in that in which they were found."""
+        return sorted(
+            (rank(candidate), number, candidate, rank) for number, candidate in enumerate(candidates)
+        )
+
+    def decide(self, windows: list[Window]) -> Found:
+        """What isomorphic windows would save, and whether they become a region."""
+        first = windows[0]
+        estimate = self.cost.estimate(self.facts, first.start, first.stop, len(windows))
+        weights = map(self.cost.weight, self.facts.calls[first.start : first.stop])
+        computing = sum(weight for weight in weights if weight >= 1)
+        reason = ""
+        if self.choice == "auto":
+            reason = self.cost.verdict(estimate, len(windows))
+        elif self.choice == "always" and computing < 2:
+            reason = "less than two operations that compute anything"
+        return Found(windows, estimate, reason, [self._module(w) for w in windows])
+
+    def _by_tokens(self, windows: Iterable[Window]) -> list[_Candidate]:
         groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for window in windows:
             tokens = tuple(self.facts.tokens[window.start : window.stop])
             if self._long(window.start, window.stop) and not any(token < 0 for token in tokens):
                 groups[tokens].append(window.start)
         return [
-            (len(tokens), sorted(set(starts)))
+            (len(tokens), tuple(sorted(set(starts))))
             for tokens, starts in groups.items()
             if len(set(starts)) >= self.fewest
         ]
 
-    def _phases(self, length: int, starts: Sequence[int]) -> list[tuple[int, list[int]]]:
+    def _phases(self, length: int, starts: Sequence[int]) -> list[_Candidate]:
         """A repeat, and, where copies follow each other directly, the same one with its boundary moved."""
         kept = not_overlapping(starts, length)
         if len(kept) < self.fewest or not self._long(kept[0], kept[0] + length):
             return []
         if self._is_periodic(kept[0], length):
             return []
-        found = [(length, kept)]
+        found = [(length, tuple(kept))]
         tandem = sum(b - a == length for a, b in itertools.pairwise(kept))
         if tandem * 2 >= len(kept):
             tokens = self.facts.tokens
@@ -159,12 +198,12 @@ class _Searcher:
                 if before >= 0 and tokens[before : before + length] == turned:
                     moved.insert(0, before)
                 if len(moved) >= self.fewest:
-                    found.append((length, moved))
+                    found.append((length, tuple(moved)))
         else:
             for cut in (1, 2, 3):
                 if length - cut >= SHORTEST:
-                    found.append((length - cut, kept))
-                    found.append((length - cut, [s + cut for s in kept]))
+                    found.append((length - cut, tuple(kept)))
+                    found.append((length - cut, tuple(s + cut for s in kept)))
         return found
 
     def _is_periodic(self, start: int, length: int) -> bool:
@@ -176,8 +215,8 @@ class _Searcher:
             if window[period] == window[0]
         )
 
-    def _rank(self, candidate: tuple[int, Sequence[int]]) -> tuple[float, int]:
-        """Most saved first, before verification; of equals the one with least across its boundary."""
+    def _rank(self, candidate: _Candidate) -> tuple[float, int]:
+        """Most saved first; of equals the one with least across its boundary."""
         length, starts = candidate
         first, copies = starts[0], len(starts)
         weight = self._weight(first, first + length)
@@ -188,44 +227,30 @@ class _Searcher:
         crossing = self.crossing[first] + self.crossing[first + length]
         return -saved + _CROSSING_SECONDS * crossing * copies, crossing
 
+    def _size(self, candidate: _Candidate) -> tuple[float, int]:
+        """Largest first."""
+        length, starts = candidate
+        return -self._weight(starts[0], starts[0] + length), 0
+
     def _long(self, start: int, stop: int) -> bool:
         return max(stop - start, self._weight(start, stop)) >= SHORTEST
 
     def _weight(self, start: int, stop: int) -> float:
         return self.weights[stop] - self.weights[start]
 
-    def _consider(self, length: int, starts: Sequence[int]) -> None:
-        free = not_overlapping([s for s in starts if 0 not in self.free[s : s + length]], length)
-        if len(free) < self.fewest or (length, free[0]) in self.seen:
-            return
-        self.seen.add((length, free[0]))
-        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for start in free:
-            if self.facts.balanced(start, start + length) and not self._splits_a_tuple(start, start + length):
-                groups[wiring(self.facts, start, start + length)[0]].append(start)
-        for group in groups.values():
-            if len(group) >= self.fewest:
-                self._decide([Window(s, s + length) for s in group])
-
-    def _decide(self, windows: list[Window]) -> None:
-        first = windows[0]
-        estimate = self.cost.estimate(self.facts, first.start, first.stop, len(windows))
-        weights = map(self.cost.weight, self.facts.calls[first.start : first.stop])
-        computing = sum(weight for weight in weights if weight >= 1)
-        reason = ""
-        if self.choice == "auto":
-            reason = self.cost.verdict(estimate, len(windows))
-        elif self.choice == "always" and computing < 2:
-            reason = "less than two operations that compute anything"
-        found = Found(windows, estimate, reason, [self._module(w) for w in windows])
-        if reason:
-            self.declined += 1
-            if not any(_within(windows, item.windows) for item in self.result.left):
-                self.result.left.append(found)
-            return
-        self.result.taken.append(found)
-        for window in windows:
-            self.free[window.start : window.stop] = bytes(window.stop - window.start)
+    def alike(self, length: int, starts: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Of windows with the same tokens those that can be regions, by how they are wired."""
+        known = self._alike.get((length, starts))
+        if known is None:
+            groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+            for start in starts:
+                if self.facts.balanced(start, start + length) and not self._splits_a_tuple(
+                    start, start + length
+                ):
+                    groups[wiring(self.facts, start, start + length)[0]].append(start)
+            known = self._alike[length, starts] = [tuple(group) for group in groups.values()]
+            self._alike.update({(length, group): [group] for group in known})
+        return known
 
     def _splits_a_tuple(self, start: int, stop: int) -> bool:
         """Whether a call inside returns several values that are taken apart outside."""
@@ -241,6 +266,53 @@ class _Searcher:
                 shared = path if common is None else common
                 common = tuple(a for a, b in zip(shared, path, strict=False) if a == b)
         return common[-1][0] if common else ""
+
+
+class _Plan:
+    """Regions that do not overlap, taken greedily.
+
+    A candidate whose copies are not all free, or wired in two ways, saves less than it seemed to. What is left of it is
+    decided ``at_once``, or waits again, in as many parts.
+    """
+
+    def __init__(self, searcher: _Searcher, at_once: bool) -> None:
+        self.searcher, self.at_once = searcher, at_once
+        self.taken: list[Found] = []
+        self.left: list[Found] = []
+        self._free = bytearray(b"\x01") * len(searcher.facts.calls)
+        self._decided: set[_Candidate] = set()
+        self._declined = 0
+
+    @property
+    def gain(self) -> float:
+        """Seconds that the plan wins."""
+        return sum(found.estimate.gain for found in self.taken)
+
+    def add(self, waiting: list[_Ranked]) -> None:
+        """Take what is worth it, best first."""
+        while waiting and self._declined < _MOST_LEFT:
+            _, number, (length, starts), rank = heapq.heappop(waiting)
+            free = tuple(not_overlapping([s for s in starts if 0 not in self._free[s : s + length]], length))
+            if len(free) < self.searcher.fewest or (length, free) in self._decided:
+                continue
+            groups = [g for g in self.searcher.alike(length, free) if len(g) >= self.searcher.fewest]
+            for group in groups:
+                if self.at_once or group == starts:
+                    self._decided.add((length, group))
+                    self._decide([Window(s, s + length) for s in group])
+                else:
+                    heapq.heappush(waiting, (rank((length, group)), number, (length, group), rank))
+
+    def _decide(self, windows: list[Window]) -> None:
+        found = self.searcher.decide(windows)
+        if found.reason:
+            self._declined += 1
+            if not any(_within(windows, item.windows) for item in self.left):
+                self.left.append(found)
+            return
+        self.taken.append(found)
+        for window in windows:
+            self._free[window.start : window.stop] = bytes(window.stop - window.start)
 
 
 def _within(windows: Sequence[Window], larger: Sequence[Window]) -> bool:

@@ -1,6 +1,7 @@
 """Floats of modules under dynamic shapes: tensors where arithmetic takes them, numbers with a guard elsewhere."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ COMPUTATIONS = {
     "of the float itself": lambda y, s: y * (s * 2 + 1) / s,
     "with a scalar tensor": lambda y, s: y + y.mean() * s,
     "with whole numbers": lambda y, s: y + torch.arange(8) * s,
+    "a root": lambda y, s: y * math.sqrt(2.0 / s) + math.sqrt(s),
     "in place": lambda y, s: y.clone().mul_(s).add_(s),
     "in low precision": lambda y, s: y.bfloat16() * s + y.bfloat16().mean() * s,
     "a power": lambda y, s: y.abs() ** s,
@@ -52,6 +54,23 @@ def test_layers_that_differ_in_a_float_are_one_region_and_floats_may_change(kind
         )
     if kind not in ("a power", "a factor of an operator", "a choice"):
         assert (copies(), fxpasses.stats().graphs) == ([5], 1)
+
+
+def test_a_float_that_the_first_layer_computes_for_all():
+    """The activation of GPT-2: Dynamo computes ``sqrt(2 / pi)`` once, and ``math.pi`` is a float that may change."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+
+    def gelu(y, _):
+        return 0.5 * y * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (y + 0.044715 * torch.pow(y, 3.0))))
+
+    model = nn.Sequential(*(Normed(gelu, 1.0) for _ in range(5)))
+    call, wanted = compiled(model, dynamic=True), copy.deepcopy(model)
+    for rows in (4, 6):
+        x = torch.randn(rows, 8, requires_grad=True)
+        torch.testing.assert_close(step(call, model, [x]), step(wanted, wanted, [x]), rtol=1e-5, atol=1e-5)
+    assert (copies(), fxpasses.stats().graphs) == ([5], 1)
 
 
 def test_floats_in_checkpoints():

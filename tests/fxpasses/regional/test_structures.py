@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fxpasses
-from tests.fxpasses.regional.support import Block, Stack, check
+from tests.fxpasses.regional.support import Block, Stack, check, taken
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -255,6 +255,54 @@ def test_encoder_and_decoder():
 
     found = check(Net(), [torch.randn(2, 5, 8), torch.randn(2, 4, 8)])
     assert found[:2] == [3, 3]
+
+
+class Attends(nn.Module):
+    """Attention of one sequence to another (or to itself) and a feed-forward part."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down, self.norm = nn.Linear(width, width), nn.Linear(width, width), nn.LayerNorm(width)
+
+    def forward(self, x, other):
+        y = F.scaled_dot_product_attention(self.q(x), self.k(other), self.v(other))
+        x = self.norm(x + self.out(y))
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Decodes(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.norm, self.cross = nn.LayerNorm(width), Attends(width)
+
+    def forward(self, x, other):
+        y = F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x), is_causal=True)
+        return self.cross(self.norm(x + self.out(y)), other)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_half_of_a_decoder_layer_calls_what_an_encoder_layer_does(dynamic):
+    """Six copies of the same calls, wired in two ways: to take those first would split each layer of the decoder."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.ModuleList(Attends() for _ in range(3))
+            self.decoder = nn.ModuleList(Decodes() for _ in range(3))
+
+        def forward(self, x, y):
+            for layer in self.encoder:
+                x = layer(x, x)
+            for layer in self.decoder:
+                y = layer(y, x)
+            return y
+
+    inputs = [torch.randn(2, 5, 8, requires_grad=True) for _ in "xy"]
+    more = [[torch.randn(3, 6, 8, requires_grad=True) for _ in "xy"]] if dynamic else []
+    assert check(Net(), inputs, more=more, dynamic=dynamic) == [3, 3]
+    assert all("*" in item.name and item.modules[0].count(".") == 1 for item in taken())
 
 
 class Experts(nn.Module):

@@ -64,30 +64,55 @@ def test_saved_memory_is_that_of_the_whole_graph(compiler):
 PROGRAM = """
 import json, sys, torch, fxpasses
 from fxpasses.backend import fxpasses as backend
+from torch._inductor.cpp_builder import CppBuilder
+from torch._inductor.graph import GraphLowering
 from tests.fxpasses.regional.support import Block, Stack
+layers, training, dynamic = map(int, sys.argv[1:])
+done = {"run": 0, "build": 0}  # graphs that Inductor lowers, and what the C++ compiler makes
+def count(owner, name):
+    original = getattr(owner, name)
+    def counted(self, *args, **kwargs):
+        # The header is put through the preprocessor in each process: its hash names the compiled one.
+        done[name] += not str(getattr(self, "_target_file", "")).endswith(".i")
+        return original(self, *args, **kwargs)
+    setattr(owner, name, counted)
+count(GraphLowering, "run")
+count(CppBuilder, "build")
 torch.manual_seed(0)
-model = Stack([Block() for _ in range(int(sys.argv[1]))])
-compiled = torch.compile(model, backend=backend, options={"regions": "always"}, dynamic=False)
-x = torch.randn(4, 8)
-with torch.no_grad():
-    torch.testing.assert_close(compiled(x), model(x))
+model = Stack([Block() for _ in range(layers)])
+compiled = torch.compile(model, backend=backend, options={"regions": "always"}, dynamic=bool(dynamic))
+for rows in (4, 6) if dynamic else (4,):
+    x = torch.randn(rows, 8)
+    with torch.set_grad_enabled(bool(training)):
+        y, wanted = compiled(x), model(x)
+        torch.testing.assert_close(y, wanted)
+        if training:
+            got = torch.autograd.grad(y.sin().sum(), tuple(model.parameters()))
+            torch.testing.assert_close(got, torch.autograd.grad(wanted.sin().sum(), tuple(model.parameters())))
 counted = torch._dynamo.utils.counters["inductor"]
-print(json.dumps([counted["fxgraph_cache_hit"], counted["fxgraph_cache_miss"], fxpasses.stats().cache_hits]))
+print(json.dumps([counted["fxgraph_cache_hit"], counted["fxgraph_cache_miss"], *done.values()]))
 """
 
 
-def test_a_second_process_and_another_model_find_the_region_compiled(tmp_path, monkeypatch, pytestconfig):
+@pytest.mark.parametrize(
+    ("training", "dynamic"), [(False, False), (True, True)], ids=["inference, static", "training, dynamic"]
+)
+def test_a_second_process_and_another_model_find_the_region_compiled(
+    training, dynamic, tmp_path, monkeypatch, pytestconfig
+):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
 
     def run(layers):
-        command = [sys.executable, "-c", PROGRAM, str(layers)]
+        command = [sys.executable, "-c", PROGRAM, str(layers), str(int(training)), str(int(dynamic))]
         done = subprocess.run(command, capture_output=True, text=True, cwd=pytestconfig.rootpath)
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        hits, misses, lowerings, builds = json.loads(done.stdout)
+        return hits, misses, lowerings, builds > 0
 
-    assert run(3) == [0, 3, 0]  # the region, and the graph before and after it
-    assert run(3) == [3, 0, 0]  # nothing is lowered
-    assert run(4) == [3, 0, 0]  # nor for a deeper model: the same layer, the same graph around
+    graphs = 6 if training else 3  # the region, and the graph before and after it
+    assert run(3) == (0, graphs, graphs, True)
+    assert run(3) == (graphs, 0, 0, False)  # nothing is lowered
+    assert run(4) == (graphs, 0, 0, False)  # nor for a deeper model: the same layer, the same graph around
 
 
 def test_forward_and_backward_are_one_callable_each():
