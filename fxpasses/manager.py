@@ -136,10 +136,10 @@ class _Change:
     """What a pass did to a graph: names of the nodes that are new, gone and modified, and the same of the graphs inside."""
 
     after: Snapshot
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    modified: tuple[str, ...]
-    reordered: bool
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    modified: tuple[str, ...] = ()
+    reordered: bool = False
     inner: dict[str, _Change] = field(default_factory=dict)
 
     @property
@@ -219,14 +219,17 @@ class _Graph:
     def _change(self) -> _Change:
         """What is different from the last snapshot, in the graphs inside, too."""
         before, after = self._snapshot, Snapshot(self.gm.graph)
-        differing = before.changed(after)
-        change = _Change(
-            after,
-            tuple(entry.name for entry in differing if entry.node not in before.by_node),
-            tuple(entry.name for entry in before.entries if entry.node not in after.by_node),
-            tuple(entry.name for entry in differing if entry.node in before.by_node),
-            [e.node for e in before.entries] != [e.node for e in after.entries],
-        )
+        if before.is_untouched(after):
+            change = _Change(after)
+        else:
+            differing = before.changed(after)
+            change = _Change(
+                after,
+                tuple(entry.name for entry in differing if entry.node not in before.by_node),
+                tuple(entry.name for entry in before.entries if entry.node not in after.by_node),
+                tuple(entry.name for entry in differing if entry.node in before.by_node),
+                [e.node for e in before.entries] != [e.node for e in after.entries],
+            )
         for name, graph in self._inner.items():
             if subgraphs(self.gm).get(name) is graph.gm:
                 change.add(name, graph._change())

@@ -55,6 +55,13 @@ class Snapshot:
         """The names of all nodes."""
         return frozenset(entry.name for entry in self.entries)
 
+    def is_untouched(self, later: Snapshot) -> bool:
+        """Whether not even the objects that hold the arguments of a node are other ones than here."""
+        return len(self.entries) == len(later.entries) and all(
+            a.node is b.node and a.args is b.args and a.kwargs is b.kwargs and a.target is b.target
+            for a, b in zip(self.entries, later.entries, strict=True)
+        )
+
     def changed(self, later: Snapshot) -> list[Entry]:
         """The entries of ``later`` that are new or call something else, or on something else, than here."""
         known = self.by_node
