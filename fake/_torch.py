@@ -50,7 +50,6 @@ from torch._subclasses.fake_tensor import FakeTensor as TorchFakeTensor
 from torch._subclasses.fake_tensor import FakeTensorConverter as TorchFakeTensorConverter
 from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch._subclasses.meta_utils import MetaConverter as TorchMetaConverter
 from torch._subclasses.meta_utils import (
     assert_eq,
     assert_metadata_eq,
@@ -105,7 +104,6 @@ __all__ = [
     "TorchFakeTensorConverter",
     "TorchFakeTensorMode",
     "TorchFakeTensorProp",
-    "TorchMetaConverter",
     "TracingContext",
     "UnsupportedFakeTensorException",
     "UnsupportedMutationAliasingException",

@@ -23,7 +23,8 @@ from .errors import AccelerateError, UnsupportedTorchVersionError
 from .symbols.node import OPERATORS
 from .symbols.patches import patches as symbol_patches
 from .tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget, make_fake
-from .tracing.parameters import fake_of_ordinary
+from .tracing.conversions import fake_of_ordinary
+from .tracing.conversions import patches as conversions
 from .tracing.shortcuts import patches as shortcuts
 from .tracing.snapshots import patches as snapshots
 from .tracing.static_sizes import patches as static_sizes
@@ -97,7 +98,6 @@ def _dispatch_by_torch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any)
 _TORCH_DISPATCH = _t.TorchFakeTensorMode.dispatch
 _TORCH_DISPATCH_IMPL = _t.TorchFakeTensorMode._dispatch_impl
 _TORCH_FROM_REAL = _t.TorchFakeTensorConverter.from_real_tensor
-_TORCH_DESCRIBE_AND_MAKE = _t.TorchMetaConverter.__call__
 _TORCH_NEW = _t.TorchFakeTensor.__new__
 _DEVICE = torch.ops.prim.device.default
 _CPU = torch.device("cpu")
@@ -144,19 +144,6 @@ def _from_real_tensor(
     return made
 
 
-def _describe_and_make(self: Any, *args: Any, callback: Any = None, **kwargs: Any) -> Any:
-    """``MetaConverter.__call__``, which puts some of the tensors that it has made on another storage before it takes views of
-    them: nothing may be remembered of a storage until it is done."""
-
-    def make(make_meta: Any, device: Any) -> Any:
-        made = callback(make_meta, device=device)
-        if isinstance(made, _t.TorchFakeTensor):
-            forget(made)
-        return made
-
-    return _TORCH_DESCRIBE_AND_MAKE(self, *args, callback=callback and make, **kwargs)
-
-
 def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
     """A fake tensor over a meta tensor, as the rules of torch ask for it: ``FakeTensor(mode, element, device)``."""
     no_options = not kwargs or (len(kwargs) == 1 and kwargs.get("constant", kwargs) is None)
@@ -188,7 +175,7 @@ def _patches() -> list[tuple[Any, str, Any]]:
         (tensor, "__deepcopy__", FakeTensor.__deepcopy__),
         (tensor, "data", property(DATA.__get__, _set_data)),
         (_t.TorchFakeTensorConverter, "from_real_tensor", _from_real_tensor),
-        (_t.TorchMetaConverter, "__call__", _describe_and_make),
+        *conversions(),
         *symbol_patches(),
         *shortcuts(),
         *snapshots(),

@@ -1,4 +1,4 @@
-"""Fake tensors of parameters, buffers and other ordinary tensors of static sizes, without torch's general description.
+"""Fake tensors of real ones: those of parameters and other ordinary tensors without torch's general description.
 
 torch describes a tensor in some fifty fields before it makes a fake one of it: views, subclasses, sparse layouts, tensors under
 ``vmap``. Each parameter of a model is described twice in a compilation. An ordinary tensor needs its sizes, strides and
@@ -15,7 +15,25 @@ from ..tensor import forget
 from . import _torch as _t
 from .static_sizes import all_static
 
-__all__ = ["fake_of_ordinary"]
+__all__ = ["fake_of_ordinary", "patches"]
+
+
+def patches() -> list[tuple[Any, str, Any]]:
+    """Attributes of torch and what to put there (owner, name, value)."""
+    return [(_t.MetaConverter, "__call__", _describe_and_make)]
+
+
+def _describe_and_make(self: Any, *args: Any, callback: Any = None, **kwargs: Any) -> Any:
+    """``MetaConverter.__call__``, which puts some of the tensors that it has made on another storage before it takes views of
+    them: nothing may be remembered of a storage until it is done."""
+
+    def make(make_meta: Any, device: Any) -> Any:
+        made = callback(make_meta, device=device)
+        if isinstance(made, _t.TorchFakeTensor):
+            forget(made)
+        return made
+
+    return _original(self, *args, callback=callback and make, **kwargs)
 
 
 def fake_of_ordinary(converter: Any, mode: Any, t: torch.Tensor, env: Any, context: Any) -> Any:
@@ -63,5 +81,6 @@ def fake_of_ordinary(converter: Any, mode: Any, t: torch.Tensor, env: Any, conte
     return made
 
 
+_original = _t.MetaConverter.__call__
 _CLASSES = frozenset({torch.Tensor, torch.nn.Parameter})
 _DENSE = frozenset(_t.dense_key_sets())

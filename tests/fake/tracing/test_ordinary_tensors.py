@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import fake
-from fake.tracing import parameters
+from fake.tracing import conversions
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ def _counting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
 
     def count(*arguments: Any) -> Any:
-        found = parameters.fake_of_ordinary(*arguments)
+        found = conversions.fake_of_ordinary(*arguments)
         made.append(found is not None)
         return found
 
