@@ -189,38 +189,12 @@ def _is_forward(node: fx.Node) -> bool:
 
 
 @fxpasses.graph_pass
-def hard_at_one(gm: fx.GraphModule) -> bool:
-    """The thirtieth of forty tanh is a hard one."""
-    found = [n for n in calls(gm, aten.tanh.default) if _is_forward(n)]
-    for node in found[29:30]:
-        in_place_of(node, aten.hardtanh.default, node.args[0])
-    return len(found) > 29
-
-
-@fxpasses.graph_pass
 def steps_confused(gm: fx.GraphModule) -> bool:
     """The last step reads the input of the step before it."""
     found = [n for n in calls(gm, aten.select.int) if _is_forward(n) and n.args[2] == 39]
     for node in found:
         node.args = (*node.args[:2], 38)
     return bool(found)
-
-
-@fxpasses.graph_pass(graphs=["joint"])
-def no_last_gate(gm: fx.GraphModule) -> bool:
-    """One gradient of a sigmoid with the factor of tanh's: 1 - y * y for y * (1 - y), at one step."""
-    found = [
-        n
-        for n in gradients(calls(gm, aten.mul.Tensor))
-        if any(getattr(a, "target", None) in (aten.sub.Tensor, aten.rsub.Scalar) for a in n.args)
-        and any(getattr(a, "target", None) is aten.sigmoid.default for a in n.args)
-    ]
-    for node in found[7:8]:
-        one = next(a for a in node.args if a.target is not aten.sigmoid.default)
-        other = next(a for a in node.args if a is not one)
-        square = call_before(node, aten.mul.Tensor, other, other)
-        in_place_of(node, aten.rsub.Scalar, square, 1)
-    return len(found) > 7
 
 
 @fxpasses.graph_pass
@@ -232,18 +206,6 @@ def narrow_norm(gm: fx.GraphModule) -> bool:
         if _is_forward(node) and getattr(wide, "target", None) is prims.convert_element_type.default:
             narrow = call_before(node, aten.pow.Tensor_Scalar, wide.args[0], node.args[1])
             in_place_of(node, prims.convert_element_type.default, narrow, torch.float32)
-            changed = True
-    return changed
-
-
-@fxpasses.graph_pass
-def narrow_softmax(gm: fx.GraphModule) -> bool:
-    """The exponentials of a softmax are held in bfloat16, to save memory."""
-    changed = False
-    for node in calls(gm, aten.exp.default):
-        if _value(node).dtype is torch.float32 and _is_forward(node):
-            small = put_after(node, prims.convert_element_type.default, node, torch.bfloat16)
-            put_after(small, prims.convert_element_type.default, small, torch.float32)
             changed = True
     return changed
 
@@ -380,11 +342,8 @@ PLANTS = {
     "one draw for two, bart": Plant((one_draw_for_two,), programs.hub("bart", training=True)),
     "drawn transposed, gpt2": Plant((drawn_transposed,), programs.hub("gpt2", training=True)),
     "running means swapped, resnet": Plant((first_layer_counts,), programs.hub("resnet", training=True)),
-    "1 of 40, lstm": Plant((hard_at_one,), lstm(), options={"regions": "off"}),
     "steps confused, lstm": Plant((steps_confused,), lstm()),
-    "a gate's gradient, lstm": Plant((no_last_gate,), lstm(), options={"regions": "off"}),
     "norm in bfloat16, llama": Plant((narrow_norm,), programs.hub("llama", dtype=_BF16)),
-    "softmax in bfloat16, llama": Plant((narrow_softmax,), programs.hub("llama", dtype=_BF16)),
     "promotion lost": Plant((promotion_lost,), lambda: (WideResidual(), [torch.randn(4, 16)])),
     "last key seen, bert": Plant((last_key_seen,), programs.hub("bert")),
     "last key seen, mistral": Plant((last_key_unmasked,), programs.hub("mistral"), partners=("constants",)),
