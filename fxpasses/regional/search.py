@@ -41,6 +41,8 @@ _BOUNDARIES = 4
 
 _CROSSING_SECONDS = 0.001
 """What one more value across a boundary counts when candidates are compared."""
+_CLEARLY = 0.05
+"""By what part of its gain a plan has to be better than one before it: the estimates are no better than that."""
 _MOST_LEFT = 30
 """After how many repeats that are left in the graph the search ends. Those inside of others that are left are not reported."""
 
@@ -137,7 +139,10 @@ class _Searcher:
                 self._plan([self._ranked(modules, self._rank), by_gain]),
                 self._plan([self._ranked(modules, self._size), by_gain]),
             ]
-        best = max(plans, key=lambda plan: plan.gain)
+        best = plans[0]
+        for plan in plans[1:]:
+            if plan.gain - best.gain > _CLEARLY * abs(best.gain):
+                best = plan
         self.result.taken, self.result.left = best.taken, best.left
 
     def _plan(self, orders: Sequence[list[_Ranked]], *, at_once: bool = False) -> _Plan:
