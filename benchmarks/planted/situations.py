@@ -346,16 +346,15 @@ def copied_then_changed(x: Tensor) -> tuple[Tensor, Tensor]:
 @fxpasses.graph_pass
 def writes_into_inputs(gm: fx.GraphModule) -> bool:
     """Scatters in place, into memory that is not the graph's."""
-    changed = False
-    for node in calls(gm, aten.select_scatter.default):
+    found = calls(gm, aten.select_scatter.default)
+    for node in found:
         target = node.args[0]
         while getattr(target, "target", None) is aten.clone.default:
             target = target.args[0]
         view = call_before(node, aten.select.int, target, *node.args[2:])
         call_before(node, aten.copy_.default, view, node.args[1])
         swap(node, target)
-        changed = True
-    return changed
+    return bool(found)
 
 
 def _plain(module: Any, *inputs: Any) -> Workload:
