@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import compiled_autograd
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -18,6 +20,7 @@ def examples(page):
 @pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda p: p.stem)
 def test_examples_run(page, tmp_path):
     torch._dynamo.reset()
+    compiled_autograd.reset()
     # A file, so that source code and line numbers can be found as in a user's script.
     script = tmp_path / f"{page.stem.replace('-', '_')}_examples.py"
     script.write_text("\n\n".join(examples(page)))
