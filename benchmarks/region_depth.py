@@ -1,7 +1,8 @@
 """How compile time grows with depth: a deep model against a shallow one with the same layers, in turns.
 
 The seconds are those of the first training step less those of a later one, which is what compiling adds to it; by the
-clock, and of CPU with the compilers that it starts.
+clock, and of CPU with the compilers that it starts. A ratio is that of two processes that ran one after the other, the deep one
+first in every second round (machines get slower and faster by the minute); shown are medians.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def main(argv: list[str]) -> int:
     )
     for shapes in arguments.shapes:
         runs: dict[int, list[tuple[float, float]]] = {shallow: [], deep: []}
-        for _ in range(arguments.rounds):
-            for layers in (shallow, deep):
+        for number in range(arguments.rounds):
+            for layers in (shallow, deep) if number % 2 == 0 else (deep, shallow):
                 settings = argparse.Namespace(
                     who=arguments.who,
                     layers=layers,
@@ -51,7 +52,9 @@ def main(argv: list[str]) -> int:
         cells = [shapes]
         for kind in range(2):
             a, b = (statistics.median(run[kind] for run in runs[layers]) for layers in (shallow, deep))
-            cells += [f"{a:.2f}", f"{b:.2f}", f"{b / a:.2f}"]
+            pairs = zip(runs[shallow], runs[deep], strict=True)
+            ratio = statistics.median(after[kind] / before[kind] for before, after in pairs)
+            cells += [f"{a:.2f}", f"{b:.2f}", f"{ratio:.2f}"]
         table.add_row(*cells)
     console.print(table)
     return 0
