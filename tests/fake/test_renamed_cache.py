@@ -316,7 +316,9 @@ def test_layouts_that_depend_on_hints():
         mode = FakeTensorMode(shape_env=ShapeEnv(duck_shape=False))
         x, y, _ = inputs(mode, [(sizes[0], sizes[1]), (sizes[1], sizes[0]), (2, 2)])
         with mode:
-            permuted = x.repeat(3, 1).as_strided((sizes[0], sizes[1], 3), (1, x.shape[0], x.shape[0] * x.shape[1]))
+            permuted = x.repeat(3, 1).as_strided(
+                (sizes[0], sizes[1], 3), (1, x.shape[0], x.shape[0] * x.shape[1])
+            )
             return [describe(t) for t in (permuted + 1, x + y.t(), x.t() * y)]
 
     for first, second in itertools.permutations([(6, 4), (4, 6), (5, 5)], 2):
