@@ -134,6 +134,8 @@ def variants(
     def halves(least: float) -> Any:
         def change(value: Tensor) -> Tensor:
             steps = (torch.randn(value.shape, generator=generator) * 2).round().to(value.device) / 2
+            if steps.numel():  # a zero with a sign, which a sum with zero loses
+                steps.view(-1)[int(torch.randint(steps.numel(), (), generator=generator))] = -0.0
             return steps.abs().clamp(least) if _is_positive(value) else steps
 
         return change
@@ -143,8 +145,9 @@ def variants(
             value = value.clone(memory_format=torch.contiguous_format)
             flat = value.view(-1)
             count = max(1, int(share * flat.numel()))
-            for bad in (float("nan"), float("inf"), float("-inf")):
-                flat[torch.randint(flat.numel(), (count,), generator=generator)] = bad
+            places = torch.randperm(flat.numel(), generator=generator).split(count)
+            for bad, at in zip((math.nan, math.inf, -math.inf), places, strict=False):
+                flat[at] = bad
             return value
 
         return change

@@ -47,6 +47,7 @@ def test_variants():
     assert bool(((positive * 2) % 1 == 0).all())
     assert bool((positive >= 0).all())
     assert any_sign.unique().numel() < 6
+    assert ((any_sign == 0) & any_sign.signbit()).any()  # minus zero
     broken = made["NaN and infinities in places"]
     assert broken.broken
     assert all(bool(v.isnan().any()) for v in broken.choices[0][1:])
