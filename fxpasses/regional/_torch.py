@@ -20,6 +20,9 @@ from torch._inductor import config as inductor_config
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._prims_common import get_computation_dtype as computation_dtype
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -27,9 +30,12 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 __all__ = [
     "FakeTensor",
+    "FunctionalTensor",
+    "FunctionalTensorMode",
     "HigherOrderOperator",
     "OpOverload",
     "OpOverloadPacket",
+    "ProxyTorchDispatchMode",
     "capture_surroundings",
     "checkpoint_policy",
     "checkpointed",
@@ -43,14 +49,21 @@ __all__ = [
     "floats_of_one_graph",
     "forward_metadata",
     "free_symbols",
+    "functional",
     "has_unbacked",
     "in_transforms",
+    "inside_of",
     "mark_as_dynamo_graph",
     "may_contain_regions",
+    "original_operator",
     "output_strides",
+    "proxies_of",
+    "set_value",
     "sets_grad_mode",
     "storage_of",
     "symbol_facts",
+    "thunks",
+    "track",
     "trying_out",
     "unsupported_metadata",
 ]
@@ -285,3 +298,51 @@ def trying_out(fake_mode: Any) -> Iterator[None]:
 def _backed_values(shape_env: Any) -> Mapping[Any, Any]:
     values = getattr(shape_env, "backed_var_to_val", None)
     return shape_env.var_to_val if values is None else values
+
+
+def inside_of(tensors: Sequence[Any], mode: Any) -> list[torch.Tensor]:
+    """What functional tensors hold, after all writes to it."""
+    views = [t for t in tensors if not torch._is_functional_tensor_base(t.elem)]
+    if views:  # the nodes that make them anew belong to where they were made
+        mode._sync_view_replay_annotations((views,), {})
+    for tensor in tensors:
+        torch._sync(tensor)
+    return [torch._from_functional_tensor(tensor.elem) for tensor in tensors]
+
+
+def functional(tensor: torch.Tensor, mode: Any) -> Any:
+    """A fresh tensor as a functional one, below autograd."""
+    return FunctionalTensor(torch._to_functional_tensor(tensor), mode)
+
+
+original_operator = proxy_tensor.set_original_aten_op
+thunks = proxy_tensor._enable_thunkify
+
+
+def proxies_of(mode: Any, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> Any:
+    """The proxies of an operator's tensors and sizes in the trace of a mode, or ``None`` where one is no plain tensor of
+    the trace."""
+    tracer = mode.tracer
+    if not isinstance(tracer, proxy_tensor.PythonKeyTracer):
+        return None
+    proxies = []
+    for tensor in tensors:
+        entry = tracer.tensor_tracker.get(tensor)
+        if entry is None or type(tensor) not in proxy_tensor.HANDLED_TYPES:
+            return None
+        proxies.append(entry.proxy)
+    numbers = proxy_tensor._fetch_proxies_and_all_constant_flag(list(sizes), tracer)[1] if sizes else ()
+    return proxies, list(numbers)
+
+
+set_value = proxy_tensor.set_meta
+
+
+def track(result: torch.Tensor, proxy: Any, value: Any, tracer: Any) -> None:
+    """Enter a result into a trace: the node of ``proxy`` makes it, and has the fake ``value``."""
+    if result._has_symbolic_sizes_strides:
+        proxy_tensor.track_tensor(result, proxy, constant=None, tracer=tracer)
+    else:
+        proxy_tensor.set_proxy_slot(result, tracer, proxy_tensor._ProxyTensor(proxy, None))
+    proxy.node.meta["val"] = value
+    proxy.node.meta["tensor_meta"] = proxy_tensor._extract_tensor_metadata(value)

@@ -15,6 +15,8 @@ import torch
 from torch import fx
 
 import fake
+from fxpasses.regional import _torch
+from fxpasses.regional.recording import functionalized, traced
 from fxpasses.regional.runtime import CompiledRegion, table
 
 __all__ = ["REGION", "region_call", "runs_directly"]
@@ -120,7 +122,13 @@ for _name, _kernel, _fake in (
 ):
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fxpasses::{_name}", _fake, lib=_library)
-    fake.cache_custom_op(getattr(torch.ops.fxpasses, _name).default)  # equal keys have equal metadata
+    _overload = getattr(torch.ops.fxpasses, _name).default
+    fake.cache_custom_op(_overload)  # equal keys have equal metadata
+    for _mode, _rule in (
+        (_torch.FunctionalTensorMode, functionalized),
+        (_torch.ProxyTorchDispatchMode, traced),
+    ):
+        torch.library.register_torch_dispatch(f"fxpasses::{_name}", _mode, _rule, lib=_library)
 _FORWARD = (torch.ops.fxpasses.region_forward.default, torch.ops.fxpasses.region_forward_random.default)
 REGION = torch.ops.fxpasses.region.default
 """What a Dynamo graph calls in the place of a region."""

@@ -1,0 +1,51 @@
+"""How a call of a region is traced: torch's general rules, less the questions whose answer is known.
+
+AOTAutograd takes every operator through functionalization and into the graph. A region's operators are functions of
+plain tensors to fresh tensors, so nothing has to be found out about them: not whether they write, alias, decompose or have
+effects, and not where each of their results comes from. With one call for each layer, and two dozen tensors in each call, that
+is most of the time that tracing a stitched graph takes.
+
+Both functions are rules in the sense of :func:`torch.library.register_torch_dispatch`. What they do not know (another tracer,
+constants, other classes of tensors) is left to the mode's own method.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from fxpasses.regional import _torch
+
+__all__ = ["functionalized", "traced"]
+
+
+def functionalized(mode: Any, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+    """A region's operator under ``FunctionalTensorMode``: called with the tensors inside, its results wrapped."""
+    key, tensors, sizes = args
+    if not all(type(t) is _torch.FunctionalTensor for t in tensors):
+        return mode.__torch_dispatch__(func, types, args, kwargs)
+    results = func(key, _torch.inside_of(tensors, mode), sizes)
+    return [_torch.functional(t, mode) for t in results]
+
+
+def traced(mode: Any, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+    """A region's operator under ``ProxyTorchDispatchMode``: one node for the call, and one for each result."""
+    key, tensors, sizes = args
+    given = _torch.proxies_of(mode, tensors, sizes)
+    if given is None:
+        return mode.__torch_dispatch__(func, types, args, kwargs)
+    tracer = mode.tracer
+    with _torch.original_operator(func):
+        call = tracer.create_proxy(
+            "call_function", func, (key, *given), {}, name=tracer.graph._target_to_str(func._opname)
+        )
+        with _torch.thunks(tracer):
+            results = func(*args)
+        _torch.set_value(call, results)
+        for index, result in enumerate(results):
+            node = tracer.graph.create_node("call_function", operator.getitem, (call.node, index), {})
+            node.meta = dict(call.node.meta)
+            node.meta.pop("eager_input_vals", None)
+            _torch.track(result, tracer.proxy(node), call.node.meta["val"][index], tracer)
+    return results
