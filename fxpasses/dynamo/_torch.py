@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
 import re
 import threading
@@ -33,9 +34,11 @@ from torch._dynamo.variables.nn_module import (
     UnspecializedNNModuleVariable,
 )
 from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
-from torch._guards import ChainedSource, Guard
+from torch._guards import Guard
 from torch._ops import HigherOrderOperator
 from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.symbolic_shapes import StatefulSymbolicContext
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map
 
 __all__ = [
@@ -60,7 +63,6 @@ __all__ = [
     "is_functorch_wrapped_tensor",
     "made_so_far",
     "plain_module",
-    "quick_sources",
     "readable_path",
     "restore_compilations",
     "running_on_fakes",
@@ -218,42 +220,6 @@ def has_new_attributes(tx: Any, variable: Any) -> bool:
     return bool(tx.output.side_effects.has_pending_mutation(variable))
 
 
-@contextmanager
-def quick_sources() -> Iterator[None]:
-    """While this is open, the value at a source is read with code that is compiled once for each kind of step.
-
-    A source is a chain of steps (``.weight``, ``[3]``), each written as a template of Python text. Dynamo compiles the text
-    anew for each value that guards need: ten microseconds, for each of the hundreds of steps under a layer.
-    """
-
-    def get_value(self: Any, globals_: dict[str, Any], locals_: dict[str, Any], cache: dict[Any, Any]) -> Any:
-        try:
-            return cache[self]
-        except KeyError:
-            pass
-        if _STEP in locals_:
-            return original(self, globals_, locals_, cache)
-        base = self.base.get_value(globals_, locals_, cache)
-        locals_[_STEP] = base
-        try:
-            value = cache[self] = eval(_step_code(self._name_template), globals_, locals_)
-        finally:
-            del locals_[_STEP]
-        return value
-
-    original = ChainedSource.get_value
-    with mock.patch.object(ChainedSource, "get_value", get_value):
-        yield
-
-
-_STEP = "_fxpasses_step"
-
-
-@functools.lru_cache(maxsize=4096)
-def _step_code(template: str) -> Any:
-    return compile(template.format(_STEP), "<source>", "eval")
-
-
 def derives_from(source: Any, base: Any) -> bool:
     """Whether what is at a source is reached through another one."""
     return is_from_source(source, base)
@@ -276,7 +242,26 @@ def comparison_of(guard: Guard) -> Any:
 
 def build_variable(tx: Any, source: Any, value: Any) -> Any:
     """What Dynamo makes of the value at a source: a graph input for a tensor, and guards."""
-    return variable_builder.VariableBuilder(tx, source)(value)
+    tracked = tx.output.tracked_fakes
+    known = len(tracked)
+    built = variable_builder.VariableBuilder(tx, source)(value)
+    tracked[known:] = itertools.filterfalse(_says_nothing_of_symbols, tracked[known:])
+    return built
+
+
+def _says_nothing_of_symbols(tracked: Any) -> bool:
+    """Whether the guard on symbolic sizes, which asks every tracked input where its symbols come from, learns nothing here.
+
+    The numbers of such a tensor are compared by its own guard.
+    """
+    value, context = tracked.fake, tracked.symbolic_context
+    if type(context) is not StatefulSymbolicContext or not isinstance(value, torch.Tensor):
+        return False
+    if any((*context.constraint_sizes, *context.constraint_strides)) or context.view_base_context is not None:
+        return False
+    if value.layout is not torch.strided or is_traceable_wrapper_subclass(value):
+        return False
+    return all(type(n) is int for n in (*value.shape, *value.stride(), value.storage_offset()))
 
 
 def is_asked_about(number: torch.SymFloat) -> bool:

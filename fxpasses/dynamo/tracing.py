@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import fx
 
 import fake
-from fxpasses.dynamo import _torch
+from fxpasses.dynamo import _reading, _torch
 from fxpasses.dynamo.replay import Replay
 
 __all__ = ["accelerated", "install", "uninstall"]
@@ -47,7 +47,10 @@ def install(backend: Callable[..., Any]) -> None:
     @contextmanager
     def around(compiling: Any, keywords: Mapping[str, Any]) -> Iterator[None]:
         wanted = compiling is backend and _accelerates(keywords.get("options"))
-        with accelerated(wanted) as on, Replay().watching() if on else nullcontext():
+        with accelerated(wanted) as on, ExitStack() as stack:
+            if on:
+                stack.enter_context(_reading.quick_settings())
+                stack.enter_context(Replay().watching())
             yield
 
     if not _torch.surround_compilations(around):
