@@ -61,6 +61,7 @@ __all__ = [
     "made_so_far",
     "plain_module",
     "quick_sources",
+    "read_in_order",
     "readable_path",
     "restore_compilations",
     "running_on_fakes",
@@ -252,6 +253,11 @@ _STEP = "_fxpasses_step"
 @functools.lru_cache(maxsize=4096)
 def _step_code(template: str) -> Any:
     return compile(template.format(_STEP), "<source>", "eval")
+
+
+def read_in_order(tx: Any) -> set[Any]:
+    """Sources of the dictionaries that the program goes through in their order: Dynamo guards their items by place."""
+    return tx.output.guard_on_key_order  # type: ignore[no-any-return]
 
 
 def derives_from(source: Any, base: Any) -> bool:
