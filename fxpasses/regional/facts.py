@@ -23,8 +23,18 @@ from torch import fx
 
 from fxpasses.regional import _torch
 from fxpasses.regional.sizes import is_literal, literal, sizes_of_inputs, value_of
+from fxpasses.regional.writes import target_name
 
-__all__ = ["GraphFacts", "is_literal", "is_static", "literal", "read_facts", "value_of", "wiring"]
+__all__ = [
+    "GraphFacts",
+    "counts_from_storage",
+    "is_literal",
+    "is_static",
+    "literal",
+    "read_facts",
+    "value_of",
+    "wiring",
+]
 
 _FORBIDDEN_METHODS = frozenset(
     {
@@ -218,6 +228,7 @@ class _Reader:
                 self._kind(node),
                 tuple(self._kind(n) for n in reads),
                 repr(ambient),
+                self._offsets(node, reads),
             )
         except _Unknown as unknown:
             reads[:] = node.all_input_nodes
@@ -239,6 +250,13 @@ class _Reader:
             raise _Unknown(f"it calls the higher-order operator {target}")
         if isinstance(target, _torch.OpOverload) and target.namespace in ("_c10d_functional", "c10d"):
             raise _Unknown("it communicates with other processes")
+
+    def _offsets(self, node: fx.Node, reads: Sequence[fx.Node]) -> tuple[Any, ...]:
+        """Where in their memory its operands begin: few calls can tell."""
+        if not counts_from_storage(node):
+            return ()
+        values = map(value_of, reads)
+        return tuple(self._size(v.storage_offset()) for v in values if isinstance(v, torch.Tensor))
 
     def _constant(self, value: Any, reads: list[fx.Node]) -> Any:
         if isinstance(value, fx.Node):
@@ -304,7 +322,9 @@ class _Reader:
                 attribute = _attribute(self._gm, str(node.target))
                 kind = self._describe(attribute) if isinstance(attribute, torch.Tensor) else kind
             if is_static(node):
-                kind = ("parameter", kind)
+                value = value_of(node)
+                tensor = isinstance(value, torch.Tensor)
+                kind = ("parameter", kind, self._size(value.storage_offset()) if tensor else 0)
             self._values[node] = kind
         return kind
 
@@ -318,7 +338,6 @@ class _Reader:
                     str(value.device),
                     self._sizes(value.shape),
                     self._sizes(value.stride()),
-                    self._size(value.storage_offset()),
                     value.requires_grad,
                     value.is_conj() or value.is_neg(),
                 )
@@ -345,6 +364,11 @@ class _Reader:
             if _torch.has_unbacked(size):
                 raise _Unknown("a size depends on data")
         return expr
+
+
+def counts_from_storage(node: fx.Node) -> bool:
+    """Whether a call depends on where in its memory an operand begins."""
+    return target_name(node).startswith(("as_strided", "storage_offset"))
 
 
 def is_static(node: fx.Node) -> bool:
