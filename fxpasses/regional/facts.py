@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -74,6 +74,7 @@ class GraphFacts:
         returns_several: for each call, whether its value is a tuple.
         dynamic: whether any size is symbolic.
         grad_enabled: the gradient mode in which the graph begins.
+        vmaps: for each place, how many ``vmap`` are open before it.
     """
 
     graph: fx.Graph
@@ -90,6 +91,7 @@ class GraphFacts:
     returns_several: list[bool]
     dynamic: bool
     grad_enabled: bool
+    vmaps: list[int] = field(default_factory=list)
 
     def reads_inside(self, start: int, stop: int, node: fx.Node) -> int:
         """The place of ``node`` relative to a window, or -1 when it comes from outside."""
@@ -99,12 +101,13 @@ class GraphFacts:
     def balanced(self, start: int, stop: int) -> bool:
         """Whether a window leaves autocast and gradient mode as it found them, and closes only what it opened.
 
-        Nor may it turn gradients on: a call that stands where they are off has none.
+        It contains all of a ``vmap`` or nothing of it. Nor may it turn gradients on: a call that stands where they are off has none.
         """
         around = self.autocast[start]
         modes = [self.grad_enabled if m is None else m for m in self.grad_mode[start : stop + 1]]
         return (
             (modes[0] or not any(modes))
+            and not (self.vmaps[start] or self.vmaps[stop])
             and self.autocast[stop] == around
             and self.grad_mode[stop] == self.grad_mode[start]
             and all(self.autocast[i][: len(around)] == around for i in range(start, stop))
@@ -147,7 +150,7 @@ def read_facts(gm: fx.GraphModule) -> GraphFacts:
     )
     open_autocast: tuple[fx.Node, ...] = ()
     grad_mode: bool | None = None
-    transformed = _torch.in_transforms(calls)
+    transformed, facts.vmaps = _torch.in_transforms(calls)
     for place, node in enumerate(calls):
         facts.autocast.append(open_autocast)
         facts.grad_mode.append(grad_mode)
@@ -155,7 +158,7 @@ def read_facts(gm: fx.GraphModule) -> GraphFacts:
         ambient = tuple(n.args for n in open_autocast), grad_mode
         token, description, barrier = reader.token(node, reads, ambient)
         if transformed[place]:
-            barrier, token = "it is part of a function transform (vmap, grad)", reader.unique()
+            barrier, token = "it is part of a function transform (grad, jvp)", reader.unique()
         facts.tokens.append(token)
         facts.descriptions.append(description)
         facts.barriers.append(barrier)
