@@ -135,9 +135,15 @@ class CostModel:
         factor = self.dynamic_factor if dynamic else 1.0
         return factor * ((copies - 1) * weight * self.seconds_per_node - copies * self.seconds_per_call)
 
-    def estimate(self, facts: GraphFacts, start: int, stop: int, copies: int) -> Estimate:
-        """What making a region of the window ``[start, stop)``, which occurs ``copies`` times, saves and costs."""
-        weight = sum(self.weight(node) for node in facts.calls[start:stop])
+    def estimate(
+        self, facts: GraphFacts, start: int, stop: int, copies: int, weight: float | None = None
+    ) -> Estimate:
+        """What making a region of the window ``[start, stop)``, which occurs ``copies`` times, saves and costs.
+
+        ``weight`` is that of its calls, for a caller who knows it.
+        """
+        if weight is None:
+            weight = sum(self.weight(node) for node in facts.calls[start:stop])
         one = weight * self.seconds_per_node * (self.dynamic_factor if facts.dynamic else 1.0)
         lost, device = boundary_bytes(facts, start, stop)
         speed = self.bytes_per_second_cpu if device == "cpu" else self.bytes_per_second_gpu

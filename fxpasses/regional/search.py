@@ -120,7 +120,10 @@ class _Searcher:
         self.fewest = 1 if isinstance(choice, tuple) else 2
         self.crossing = _crossing(self.facts)
         self._alike: dict[_Candidate, list[tuple[int, ...]]] = {}
-        self.weights = [0.0, *itertools.accumulate(cost.weight(node) for node in self.facts.calls)]
+        self._decisions: dict[_Candidate, Found] = {}
+        weights = [cost.weight(node) for node in self.facts.calls]
+        self.weights = [0.0, *itertools.accumulate(weights)]
+        self.computing = [0.0, *itertools.accumulate(w if w >= 1 else 0.0 for w in weights)]
 
     def run(self) -> None:
         windows = _module_windows(self.facts)
@@ -161,9 +164,17 @@ class _Searcher:
     def decide(self, windows: list[Window]) -> Found:
         """What isomorphic windows would save, and whether they become a region."""
         first = windows[0]
-        estimate = self.cost.estimate(self.facts, first.start, first.stop, len(windows))
-        weights = map(self.cost.weight, self.facts.calls[first.start : first.stop])
-        computing = sum(weight for weight in weights if weight >= 1)
+        candidate = first.stop - first.start, tuple(window.start for window in windows)
+        known = self._decisions.get(candidate)
+        if known is None:
+            known = self._decisions[candidate] = self._decided(windows)
+        return known
+
+    def _decided(self, windows: list[Window]) -> Found:
+        first = windows[0]
+        weight = self._weight(first.start, first.stop)
+        estimate = self.cost.estimate(self.facts, first.start, first.stop, len(windows), weight)
+        computing = self.computing[first.stop] - self.computing[first.start]
         reason = ""
         if self.choice == "auto":
             reason = self.cost.verdict(estimate, len(windows))
@@ -217,7 +228,7 @@ class _Searcher:
         return any(
             window[period:] == window[:-period]
             for period in range(SHORTEST, 2 * length // 3 + 1)
-            if window[period] == window[0]
+            if window[period] == window[0] and window[period : period + SHORTEST] == window[:SHORTEST]
         )
 
     def _rank(self, candidate: _Candidate) -> tuple[float, int]:
