@@ -21,6 +21,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._prims_common import get_computation_dtype as computation_dtype
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
+from torch.utils._sympy.functions import Max
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.symbol import SymT, symbol_is_type
@@ -28,6 +29,7 @@ from torch.utils._sympy.symbol import SymT, symbol_is_type
 __all__ = [
     "FakeTensor",
     "HigherOrderOperator",
+    "Max",
     "OpOverload",
     "OpOverloadPacket",
     "capture_surroundings",

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from fxpasses.regional import _torch
-from fxpasses.regional.sizes import is_literal, literal, sizes_of_inputs, value_of
+from fxpasses.regional.sizes import is_literal, literal, sizes_of_inputs, value_of, without_empty
 from fxpasses.regional.writes import target_name
 
 __all__ = [
@@ -340,7 +340,7 @@ class _Reader:
                     str(value.dtype),
                     str(value.device),
                     self._sizes(value.shape),
-                    self._sizes(value.stride()),
+                    tuple(map(without_empty, self._sizes(value.stride()))),
                     value.requires_grad,
                     value.is_conj() or value.is_neg(),
                 )

@@ -15,7 +15,9 @@ import torch
 from torch import fx
 
 import fake
+from fxpasses.regional import _torch
 from fxpasses.regional.runtime import CompiledRegion, table
+from fxpasses.regional.sizes import without_empty
 
 __all__ = ["REGION", "region_call", "runs_directly"]
 
@@ -68,7 +70,9 @@ def _forward_operator(region: CompiledRegion) -> Any:
 def _same(strides: tuple[Any, ...], wanted: tuple[Any, ...]) -> bool:
     """Whether strides are equal, as numbers or as expressions: no guard is installed for the question."""
     return all(
-        a == b if type(a) is int and type(b) is int else str(a) == str(b)
+        a == b
+        if type(a) is int and type(b) is int
+        else without_empty(_torch.expression(a)) == without_empty(_torch.expression(b))
         for a, b in zip(strides, wanted, strict=True)
     )
 

@@ -410,3 +410,31 @@ def test_a_call_with_several_results_before_a_repeat():
             return x + self.linear(values[0].sin()).tanh()
 
     assert check(Stack([Halves(i) for i in (0, 1, 2, 2, 0, 1)]), [torch.randn(3, 8)])
+
+
+class Convolves(nn.Module):
+    """A layer of a convolutional network with its channels last for a while."""
+
+    def __init__(self):
+        super().__init__()
+        self.depthwise, self.norm, self.linear = (
+            nn.Conv2d(8, 8, 3, padding=1, groups=8),
+            nn.LayerNorm(8),
+            nn.Linear(8, 8),
+        )
+
+    def forward(self, x):
+        y = self.linear(self.norm(self.depthwise(x).permute(0, 2, 3, 1))).tanh()
+        return x + y.permute(0, 3, 1, 2)
+
+
+class ChannelsLast(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def test_strides_that_are_written_in_two_ways():
+    """torch writes those of the first layer's input in another way, for the sake of images without pixels."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 4, 4), ChannelsLast(8), *(Convolves() for _ in range(4)))
+    more = [[torch.randn(3, 3, 24, 24)]]
+    assert check(model, [torch.randn(2, 3, 16, 16)], more=more, dynamic=True, tolerance=1e-4) == [4]
