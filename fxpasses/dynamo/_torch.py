@@ -63,6 +63,7 @@ __all__ = [
     "is_functorch_wrapped_tensor",
     "made_so_far",
     "plain_module",
+    "read_in_order",
     "readable_path",
     "restore_compilations",
     "running_on_fakes",
@@ -218,6 +219,11 @@ def readable_path(module: Any) -> str:
 def has_new_attributes(tx: Any, variable: Any) -> bool:
     """Whether the traced program has set attributes of an object."""
     return bool(tx.output.side_effects.has_pending_mutation(variable))
+
+
+def read_in_order(tx: Any) -> set[Any]:
+    """Sources of the dictionaries that the program goes through in their order: Dynamo guards their items by place."""
+    return tx.output.guard_on_key_order  # type: ignore[no-any-return]
 
 
 def derives_from(source: Any, base: Any) -> bool:

@@ -74,6 +74,7 @@ def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: Sources)
 
 def _install(plan: Plan, tx: Any, moved: Sources) -> None:
     installed = tx.output.guards
+    _torch.read_in_order(tx).update(map(moved, plan.in_order))
     for guard, _, _ in plan.guards:
         if guard.create_fn_name() == "TENSOR_MATCH":
             place = moved(guard.originating_source)

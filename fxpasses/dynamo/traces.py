@@ -76,6 +76,8 @@ class Plan:
     """Graph inputs that came from the modules, with their sources."""
     numbers: dict[fx.Node, Any]
     """The calls that read a Python number from such an input, with the sources of the numbers."""
+    in_order: list[Any]
+    """Sources of dictionaries whose order of keys counts: guards find the items there by their places."""
 
 
 class Unknown(Exception):
@@ -279,7 +281,8 @@ def _plan(trace: Trace, tx: Any) -> Plan:
     of_classes = {
         guard for guard, _, _ in compared if _torch.is_from_class(guard.originating_source, modules)
     }
-    return Plan(compared, of_classes, same, captured, numbers)
+    in_order = [source for source in _torch.read_in_order(tx) if is_under(source)]
+    return Plan(compared, of_classes, same, captured, numbers, in_order)
 
 
 def _holds(plan: Plan, moved: Sources, changed: Sequence[Any]) -> bool:

@@ -118,8 +118,10 @@ def save_weights(
             tie = 3 if i in graph.mutated_inputs else 2 if view else 0 if i in alive else 1
             weight = size * unit + tie
             if view and terms[i].terms is Terms.FREE:
-                base = graph.inputs[i][0]
-                if terms[base].terms is not Terms.ALWAYS and cost.bytes_of(graph.nodes[base]) <= size:
+                base = next(iter(graph.inputs[i]), None)
+                if base is None:
+                    weight = None  # of a constant of the graph, which both passes have
+                elif terms[base].terms is not Terms.ALWAYS and cost.bytes_of(graph.nodes[base]) <= size:
                     weight = None  # saving what it is a view of is never worse
         weights.append(weight)
     return weights, unit

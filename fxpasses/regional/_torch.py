@@ -24,6 +24,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
+from torch.utils._sympy.functions import Max
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.symbol import SymT, symbol_is_type
@@ -33,6 +34,7 @@ __all__ = [
     "FunctionalTensor",
     "FunctionalTensorMode",
     "HigherOrderOperator",
+    "Max",
     "OpOverload",
     "OpOverloadPacket",
     "ProxyTorchDispatchMode",
@@ -96,18 +98,33 @@ def context_calls() -> tuple[Any, Any, Any]:
     return _ENTER_AUTOCAST, _EXIT_AUTOCAST, _SET_GRAD
 
 
-def in_transforms(calls: Sequence[fx.Node]) -> list[bool]:
-    """For each call of a graph, whether a function transform (``vmap``, ``grad``, ``jvp``) is open there, or it opens or
-    closes one, or another mode of torch's."""
-    depth, found = 0, []
+def in_transforms(calls: Sequence[fx.Node]) -> tuple[list[bool], list[int]]:
+    """Which calls of a graph are part of a function transform, or of another mode of torch's, that a region cannot contain,
+    and how many ``vmap`` are open before each call and after the last: all of one may be part of a region.
+
+    ``grad`` and ``jvp`` give tensors to others than the calls that read them.
+    """
+    opened: list[bool] = []
+    found, depth = [], []
     for node in calls:
         name = str(getattr(node.target, "__name__", ""))
-        depth += name.endswith("_increment_nesting")
-        found.append(depth > 0 or _is_of_mode(node, name))
-        depth -= name.endswith("_decrement_nesting")
-        if depth < 0:
-            break
-    return found if depth == 0 else [True] * len(calls)
+        of_vmap = name in _VMAP
+        depth.append(len(opened))
+        if name.endswith("_increment_nesting"):
+            opened.append(of_vmap)
+        found.append(not all(opened) or (_is_of_mode(node, name) and not of_vmap))
+        if name.endswith("_decrement_nesting"):
+            if not opened:
+                return [True] * len(calls), [0] * (len(calls) + 1)
+            opened.pop()
+    if opened:
+        return [True] * len(calls), [0] * (len(calls) + 1)
+    return found, [*depth, 0]
+
+
+_VMAP = frozenset(
+    {"_vmap_increment_nesting", "_vmap_decrement_nesting", "_add_batch_dim", "_remove_batch_dim", "lazy_load_decompositions"}
+)  # fmt: skip
 
 
 def _is_of_mode(node: fx.Node, name: str) -> bool:
@@ -292,7 +309,11 @@ def trying_out(fake_mode: Any) -> Iterator[None]:
     ignoring = contextlib.nullcontext() if shape_env is None else shape_env.ignore_fresh_unbacked_symbols()
     # Without the Python dispatcher, composite operators would ask for symbolic sizes as numbers.
     with ignoring, fake_mode, enable_python_dispatcher(), torch.no_grad():
-        yield
+        depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+        try:
+            yield
+        finally:  # it may fail inside of a vmap
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
 def _backed_values(shape_env: Any) -> Mapping[Any, Any]:

@@ -129,7 +129,7 @@ class _NotConstant(Exception):
 
 
 def _steps(views: Sequence[fx.Node]) -> tuple[Step, ...] | None:
-    """The views as operators on constants and symbols; ``None`` when one takes another tensor."""
+    """The views as operators on constants and symbols; ``None`` when one takes another tensor, or a place in memory."""
     steps = []
 
     def argument(value: Any) -> Any:
@@ -142,6 +142,8 @@ def _steps(views: Sequence[fx.Node]) -> tuple[Step, ...] | None:
 
     try:
         for view in views:
+            if view.target is torch.ops.aten.as_strided.default:
+                return None  # it counts from the beginning of memory, where a real input need not begin
             rest = map_aggregate(tuple(view.args[1:]), argument)
             kwargs = map_aggregate(dict(view.kwargs), argument)
             steps.append(Step(view.target, (PREVIOUS, *rest), kwargs))  # type: ignore[arg-type, misc]

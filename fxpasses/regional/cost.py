@@ -55,6 +55,21 @@ _KERNELS_OF_THEIR_OWN = (
     "tag_activation_checkpoint",
 )  # fmt: skip
 
+_MADE_OF_MANY = {
+    "tag_activation_checkpoint": 12.0,
+    "_transformer_encoder_layer_fwd": 12.0,
+    "_native_multi_head_attention": 6.0,
+    "gru_cell": 10.0,
+    "lstm_cell": 10.0,
+    "rnn_tanh_cell": 4.0,
+    "rnn_relu_cell": 4.0,
+    "gru": 30.0,
+    "lstm": 30.0,
+    "rnn_tanh": 12.0,
+    "rnn_relu": 12.0,
+}
+"""Single calls that are taken apart into many operations."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -113,18 +128,22 @@ class CostModel:
         name = target_name(node)
         if name in _CHEAP:
             return 0.15
-        if name == "tag_activation_checkpoint":
-            return 12.0
-        return 1.0
+        return _MADE_OF_MANY.get(name, 1.0)
 
     def saved(self, weight: float, copies: int, dynamic: bool) -> float:
         """Seconds of compile time saved by a region of that weight, in place of its copies."""
         factor = self.dynamic_factor if dynamic else 1.0
         return factor * ((copies - 1) * weight * self.seconds_per_node - copies * self.seconds_per_call)
 
-    def estimate(self, facts: GraphFacts, start: int, stop: int, copies: int) -> Estimate:
-        """What making a region of the window ``[start, stop)``, which occurs ``copies`` times, saves and costs."""
-        weight = sum(self.weight(node) for node in facts.calls[start:stop])
+    def estimate(
+        self, facts: GraphFacts, start: int, stop: int, copies: int, weight: float | None = None
+    ) -> Estimate:
+        """What making a region of the window ``[start, stop)``, which occurs ``copies`` times, saves and costs.
+
+        ``weight`` is that of its calls, for a caller who knows it.
+        """
+        if weight is None:
+            weight = sum(self.weight(node) for node in facts.calls[start:stop])
         one = weight * self.seconds_per_node * (self.dynamic_factor if facts.dynamic else 1.0)
         lost, device = boundary_bytes(facts, start, stop)
         speed = self.bytes_per_second_cpu if device == "cpu" else self.bytes_per_second_gpu

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
@@ -22,9 +22,19 @@ import torch
 from torch import fx
 
 from fxpasses.regional import _torch
-from fxpasses.regional.sizes import is_literal, literal, sizes_of_inputs, value_of
+from fxpasses.regional.sizes import is_literal, literal, sizes_of_inputs, value_of, without_empty
+from fxpasses.regional.writes import target_name
 
-__all__ = ["GraphFacts", "is_literal", "is_static", "literal", "read_facts", "value_of", "wiring"]
+__all__ = [
+    "GraphFacts",
+    "counts_from_storage",
+    "is_literal",
+    "is_static",
+    "literal",
+    "read_facts",
+    "value_of",
+    "wiring",
+]
 
 _FORBIDDEN_METHODS = frozenset(
     {
@@ -64,6 +74,7 @@ class GraphFacts:
         returns_several: for each call, whether its value is a tuple.
         dynamic: whether any size is symbolic.
         grad_enabled: the gradient mode in which the graph begins.
+        vmaps: for each place, how many ``vmap`` are open before it.
     """
 
     graph: fx.Graph
@@ -80,6 +91,7 @@ class GraphFacts:
     returns_several: list[bool]
     dynamic: bool
     grad_enabled: bool
+    vmaps: list[int] = field(default_factory=list)
 
     def reads_inside(self, start: int, stop: int, node: fx.Node) -> int:
         """The place of ``node`` relative to a window, or -1 when it comes from outside."""
@@ -89,12 +101,13 @@ class GraphFacts:
     def balanced(self, start: int, stop: int) -> bool:
         """Whether a window leaves autocast and gradient mode as it found them, and closes only what it opened.
 
-        Nor may it turn gradients on: a call that stands where they are off has none.
+        It contains all of a ``vmap`` or nothing of it. Nor may it turn gradients on: a call that stands where they are off has none.
         """
         around = self.autocast[start]
         modes = [self.grad_enabled if m is None else m for m in self.grad_mode[start : stop + 1]]
         return (
             (modes[0] or not any(modes))
+            and not (self.vmaps[start] or self.vmaps[stop])
             and self.autocast[stop] == around
             and self.grad_mode[stop] == self.grad_mode[start]
             and all(self.autocast[i][: len(around)] == around for i in range(start, stop))
@@ -137,7 +150,7 @@ def read_facts(gm: fx.GraphModule) -> GraphFacts:
     )
     open_autocast: tuple[fx.Node, ...] = ()
     grad_mode: bool | None = None
-    transformed = _torch.in_transforms(calls)
+    transformed, facts.vmaps = _torch.in_transforms(calls)
     for place, node in enumerate(calls):
         facts.autocast.append(open_autocast)
         facts.grad_mode.append(grad_mode)
@@ -145,7 +158,7 @@ def read_facts(gm: fx.GraphModule) -> GraphFacts:
         ambient = tuple(n.args for n in open_autocast), grad_mode
         token, description, barrier = reader.token(node, reads, ambient)
         if transformed[place]:
-            barrier, token = "it is part of a function transform (vmap, grad)", reader.unique()
+            barrier, token = "it is part of a function transform (grad, jvp)", reader.unique()
         facts.tokens.append(token)
         facts.descriptions.append(description)
         facts.barriers.append(barrier)
@@ -218,6 +231,7 @@ class _Reader:
                 self._kind(node),
                 tuple(self._kind(n) for n in reads),
                 repr(ambient),
+                self._offsets(node, reads),
             )
         except _Unknown as unknown:
             reads[:] = node.all_input_nodes
@@ -239,6 +253,13 @@ class _Reader:
             raise _Unknown(f"it calls the higher-order operator {target}")
         if isinstance(target, _torch.OpOverload) and target.namespace in ("_c10d_functional", "c10d"):
             raise _Unknown("it communicates with other processes")
+
+    def _offsets(self, node: fx.Node, reads: Sequence[fx.Node]) -> tuple[Any, ...]:
+        """Where in their memory its operands begin: few calls can tell."""
+        if not counts_from_storage(node):
+            return ()
+        values = map(value_of, reads)
+        return tuple(self._size(v.storage_offset()) for v in values if isinstance(v, torch.Tensor))
 
     def _constant(self, value: Any, reads: list[fx.Node]) -> Any:
         if isinstance(value, fx.Node):
@@ -304,7 +325,9 @@ class _Reader:
                 attribute = _attribute(self._gm, str(node.target))
                 kind = self._describe(attribute) if isinstance(attribute, torch.Tensor) else kind
             if is_static(node):
-                kind = ("parameter", kind)
+                value = value_of(node)
+                tensor = isinstance(value, torch.Tensor)
+                kind = ("parameter", kind, self._size(value.storage_offset()) if tensor else 0)
             self._values[node] = kind
         return kind
 
@@ -317,8 +340,7 @@ class _Reader:
                     str(value.dtype),
                     str(value.device),
                     self._sizes(value.shape),
-                    self._sizes(value.stride()),
-                    self._size(value.storage_offset()),
+                    tuple(map(without_empty, self._sizes(value.stride()))),
                     value.requires_grad,
                     value.is_conj() or value.is_neg(),
                 )
@@ -345,6 +367,11 @@ class _Reader:
             if _torch.has_unbacked(size):
                 raise _Unknown("a size depends on data")
         return expr
+
+
+def counts_from_storage(node: fx.Node) -> bool:
+    """Whether a call depends on where in its memory an operand begins."""
+    return target_name(node).startswith(("as_strided", "storage_offset"))
 
 
 def is_static(node: fx.Node) -> bool:

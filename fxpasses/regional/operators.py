@@ -18,6 +18,7 @@ import fake
 from fxpasses.regional import _torch
 from fxpasses.regional.recording import functionalized, traced
 from fxpasses.regional.runtime import CompiledRegion, table
+from fxpasses.regional.sizes import without_empty
 
 __all__ = ["REGION", "region_call", "runs_directly"]
 
@@ -70,7 +71,9 @@ def _forward_operator(region: CompiledRegion) -> Any:
 def _same(strides: tuple[Any, ...], wanted: tuple[Any, ...]) -> bool:
     """Whether strides are equal, as numbers or as expressions: no guard is installed for the question."""
     return all(
-        a == b if type(a) is int and type(b) is int else str(a) == str(b)
+        a == b
+        if type(a) is int and type(b) is int
+        else without_empty(_torch.expression(a)) == without_empty(_torch.expression(b))
         for a, b in zip(strides, wanted, strict=True)
     )
 

@@ -20,7 +20,15 @@ from torch import fx
 
 from fxpasses.regional import _torch
 from fxpasses.regional.errors import RegionRefused
-from fxpasses.regional.facts import GraphFacts, is_literal, is_static, literal, value_of, wiring
+from fxpasses.regional.facts import (
+    GraphFacts,
+    counts_from_storage,
+    is_literal,
+    is_static,
+    literal,
+    value_of,
+    wiring,
+)
 from fxpasses.regional.search import Window
 from fxpasses.regional.writes import target_name, updated_statistics
 
@@ -28,57 +36,13 @@ __all__ = ["Piece", "cut_out", "outside_of"]
 
 _VIEWS = frozenset(
     {
-        "view",
-        "reshape",
-        "transpose",
-        "permute",
-        "t",
-        "chunk",
-        "split",
-        "unbind",
-        "getitem",
-        "select",
-        "narrow",
+        "view", "reshape", "transpose", "permute", "t", "chunk", "split", "unbind", "getitem", "select",
+        "narrow", "expand", "unsqueeze", "squeeze", "flatten", "unflatten", "contiguous", "to", "detach",
+        "movedim", "dropout", "swapaxes", "diagonal", "view_as", "expand_as", "real", "imag", "size", "getattr",
+        "float", "type_as", "slice", "tensor_split", "hsplit", "vsplit", "mul", "add", "sub", "floordiv", "neg",
+        "numel", "sym_size", "double",
     }
-    | {
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "flatten",
-        "unflatten",
-        "contiguous",
-        "to",
-        "detach",
-        "movedim",
-        "dropout",
-    }
-    | {
-        "swapaxes",
-        "diagonal",
-        "view_as",
-        "expand_as",
-        "real",
-        "imag",
-        "size",
-        "getattr",
-        "float",
-        "type_as",
-        "slice",
-    }
-    | {
-        "tensor_split",
-        "hsplit",
-        "vsplit",
-        "mul",
-        "add",
-        "sub",
-        "floordiv",
-        "neg",
-        "numel",
-        "sym_size",
-        "double",
-    }
-)
+)  # fmt: skip
 """Calls that may be made once more outside: they give a view or a number, and write nothing."""
 
 
@@ -158,9 +122,26 @@ class _Cutter:
             value = _tensor(node, facts)
             if not isinstance(value, (torch.Tensor, torch.SymInt, torch.SymBool, int)):
                 raise RegionRefused(f"it takes {node.name}, which is a {type(value).__name__}")
+        self._refuse_places_in_memory()
         self.fake_mode: Any = _torch.detect_fake_mode([_tensor(n, facts) for n in self.tensors])
         if self.fake_mode is None:
             raise RegionRefused("the graph has no fake values")
+
+    def _refuse_places_in_memory(self) -> None:
+        """Inside of a region, inputs begin where their memory does."""
+        for number, call in enumerate(self.calls):
+            if not counts_from_storage(call):
+                continue
+            for window in self.windows:
+                reads = self.facts.reads[window.start + number]
+                storages = {_torch.storage_of(_tensor(n, self.facts)) for n in reads}
+                for node in outside_of(self.facts, window):
+                    value = _tensor(node, self.facts)
+                    if (
+                        _torch.storage_of(value) in storages
+                        and _torch.expression(value.storage_offset()) != 0
+                    ):
+                        raise RegionRefused(f"{call.name} depends on where in its memory {node.name} begins")
 
     def cut(self) -> Piece:
         needed = sorted(

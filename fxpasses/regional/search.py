@@ -41,8 +41,9 @@ _BOUNDARIES = 4
 
 _CROSSING_SECONDS = 0.001
 """What one more value across a boundary counts when candidates are compared."""
-_CLEARLY = 0.05
-"""By what part of its gain a plan has to be better than one before it: the estimates are no better than that."""
+_AS_GOOD = 0.05
+"""Plans whose gains differ by less than this part are equally good, and the one with the fewest calls of regions is carried out:
+the estimates are no better than that."""
 _MOST_LEFT = 30
 """After how many repeats that are left in the graph the search ends. Those inside of others that are left are not reported."""
 
@@ -119,7 +120,10 @@ class _Searcher:
         self.fewest = 1 if isinstance(choice, tuple) else 2
         self.crossing = _crossing(self.facts)
         self._alike: dict[_Candidate, list[tuple[int, ...]]] = {}
-        self.weights = [0.0, *itertools.accumulate(cost.weight(node) for node in self.facts.calls)]
+        self._decisions: dict[_Candidate, Found] = {}
+        weights = [cost.weight(node) for node in self.facts.calls]
+        self.weights = [0.0, *itertools.accumulate(weights)]
+        self.computing = [0.0, *itertools.accumulate(w if w >= 1 else 0.0 for w in weights)]
 
     def run(self) -> None:
         windows = _module_windows(self.facts)
@@ -139,10 +143,9 @@ class _Searcher:
                 self._plan([self._ranked(modules, self._rank), by_gain]),
                 self._plan([self._ranked(modules, self._size), by_gain]),
             ]
-        best = plans[0]
-        for plan in plans[1:]:
-            if plan.gain - best.gain > _CLEARLY * abs(best.gain):
-                best = plan
+        most = max(plan.gain for plan in plans)
+        good = [plan for plan in plans if plan.gain >= most - _AS_GOOD * abs(most)]
+        best = min(good, key=lambda plan: plan.calls)
         self.result.taken, self.result.left = best.taken, best.left
 
     def _plan(self, orders: Sequence[list[_Ranked]], *, at_once: bool = False) -> _Plan:
@@ -161,9 +164,17 @@ class _Searcher:
     def decide(self, windows: list[Window]) -> Found:
         """What isomorphic windows would save, and whether they become a region."""
         first = windows[0]
-        estimate = self.cost.estimate(self.facts, first.start, first.stop, len(windows))
-        weights = map(self.cost.weight, self.facts.calls[first.start : first.stop])
-        computing = sum(weight for weight in weights if weight >= 1)
+        candidate = first.stop - first.start, tuple(window.start for window in windows)
+        known = self._decisions.get(candidate)
+        if known is None:
+            known = self._decisions[candidate] = self._decided(windows)
+        return known
+
+    def _decided(self, windows: list[Window]) -> Found:
+        first = windows[0]
+        weight = self._weight(first.start, first.stop)
+        estimate = self.cost.estimate(self.facts, first.start, first.stop, len(windows), weight)
+        computing = self.computing[first.stop] - self.computing[first.start]
         reason = ""
         if self.choice == "auto":
             reason = self.cost.verdict(estimate, len(windows))
@@ -217,7 +228,7 @@ class _Searcher:
         return any(
             window[period:] == window[:-period]
             for period in range(SHORTEST, 2 * length // 3 + 1)
-            if window[period] == window[0]
+            if window[period] == window[0] and window[period : period + SHORTEST] == window[:SHORTEST]
         )
 
     def _rank(self, candidate: _Candidate) -> tuple[float, int]:
@@ -258,10 +269,15 @@ class _Searcher:
         return known
 
     def _splits_a_tuple(self, start: int, stop: int) -> bool:
-        """Whether a call inside returns several values that are taken apart outside."""
+        """Whether a call inside returns several values that are taken apart outside, or the other way round."""
+        facts = self.facts
         for place in range(start, stop):
-            if self.facts.last_use[place] >= stop and self.facts.returns_several[place]:
+            if facts.last_use[place] >= stop and facts.returns_several[place]:
                 return True
+            for node in facts.reads[place]:
+                at = facts.position.get(node, start)
+                if at < start and facts.returns_several[at]:
+                    return True
         return False
 
     def _module(self, window: Window) -> str:
@@ -292,6 +308,11 @@ class _Plan:
     def gain(self) -> float:
         """Seconds that the plan wins."""
         return sum(found.estimate.gain for found in self.taken)
+
+    @property
+    def calls(self) -> int:
+        """How often regions are called."""
+        return sum(len(found.windows) for found in self.taken)
 
     def add(self, waiting: list[_Ranked]) -> None:
         """Take what is worth it, best first."""

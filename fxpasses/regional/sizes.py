@@ -10,13 +10,27 @@ from torch import fx
 
 from fxpasses.regional import _torch
 
-__all__ = ["is_literal", "literal", "sizes_of_inputs", "value_of"]
+__all__ = ["is_literal", "literal", "sizes_of_inputs", "value_of", "without_empty"]
 
 
 def value_of(node: fx.Node) -> Any:
     """The fake value of a node: Dynamo's, or that of an ATen graph."""
     meta = node.meta
     return meta["example_value"] if "example_value" in meta else meta.get("val")
+
+
+def without_empty(stride: Any) -> Any:
+    """A stride for tensors that have elements.
+
+    torch writes the stride over a dimension of ``n`` elements as ``Max(1, n)``, except where it took the strides from
+    another tensor. These differ only for tensors without elements, whose strides mean nothing.
+    """
+    if not isinstance(stride, sympy.Basic) or not stride.has(_torch.Max):
+        return stride
+    return stride.replace(
+        lambda e: isinstance(e, _torch.Max) and len(e.args) == 2 and sympy.S.One in e.args,
+        lambda e: next(a for a in e.args if a != 1),
+    )
 
 
 def sizes_of_inputs(graph: fx.Graph) -> dict[fx.Node, fx.Node]:

@@ -145,3 +145,36 @@ def test_an_attribute_that_cannot_be_read():
     for layer in model.layers[:4]:
         layer.extra = 2.0
     agree(model, compiled(model), x)
+
+
+@pytest.mark.parametrize("without", [None, 0, 4])
+def test_one_hook_on_several_layers(without):
+    def triple(module, args, out):
+        return out * 3
+
+    model, x = Stack(), torch.randn(3, 8)
+    for place, layer in enumerate(model.layers):
+        if place != without:
+            layer.linear.register_forward_hook(triple)
+    agree(model, compiled(model), x)
+
+
+@pytest.mark.parametrize("place", [0, 4])
+def test_a_dictionary_in_another_order(place):
+    class InOrder(Layer):
+        def __init__(self):
+            super().__init__()
+            self.factors = {"first": 2.0, "second": 3.0}
+
+        def forward(self, x):
+            y = super().forward(x)
+            for number, factor in enumerate(self.factors.values()):
+                y = y + number * factor
+            return y
+
+    model, x = Stack(InOrder), torch.randn(3, 8)
+    call = compiled(model)
+    agree(model, call, x)
+    model.layers[place].factors = {"second": 3.0, "first": 2.0}
+    agree(model, call, x)
+    agree(model, compiled(model), x)

@@ -141,7 +141,12 @@ def random_noise(x: Tensor) -> Tensor:
     return (x * noise).sin() * torch.randn_like(x).exp()
 
 
+def view_of_a_constant(x: Tensor) -> Tensor:
+    return torch.fft.irfft(torch.fft.rfft(x) * 1j, n=x.shape[-1])
+
+
 FUNCTIONS: dict[str, Callable[[], Case]] = {
+    "view of a constant": lambda: (view_of_a_constant, [_leaf(4, 6)]),
     "checkpointed": lambda: (checkpointed, [_leaf(4, 4), _leaf(4, 4)]),
     "checkpointed random": lambda: (checkpointed_random, [_leaf(4, 4), _leaf(4, 4)]),
     "checkpointed with a policy": lambda: (checkpointed_with_policy, [_leaf(4, 4), _leaf(4, 4)]),

@@ -239,6 +239,28 @@ def test_function_transforms_stay_outside_and_layers_around_them_do_not():
     assert check(Net(), [torch.randn(4, 8, requires_grad=True)], tolerance=1e-4) == [4]
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("odd", ["nothing", "in_dims", "function", "nested"])
+def test_layers_that_map_a_function(odd, dynamic):
+    class Mapped(nn.Module):
+        def __init__(self, odd):
+            super().__init__()
+            self.linear, self.odd = nn.Linear(8, 8), odd
+
+        def row(self, row):
+            scaled = row.softmax(-1) * (3 if self.odd == "function" else 2)
+            return torch.vmap(torch.sin)(scaled) if self.odd == "nested" else scaled
+
+        def forward(self, x):
+            over = 1 if self.odd == "in_dims" else 0
+            return x + self.linear(torch.vmap(self.row, in_dims=over, out_dims=over)(x)).tanh()
+
+    layers = [Mapped(odd if i == 2 else "nothing") for i in range(5)]
+    more = [[torch.randn(7, 8)]] if dynamic else ()
+    found = check(Stack(layers), [torch.randn(4, 8)], more=more, dynamic=dynamic, tolerance=1e-4)
+    assert found[0] == (5 if odd == "nothing" else 4)
+
+
 def test_autograd_functions_inside_of_layers():
     class Square(torch.autograd.Function):
         @staticmethod
