@@ -27,11 +27,13 @@ import fxpasses
 from benchmarks.planted import (
     edges,
     gradients,
+    layers,
     memory,
     models,
     numbers,
     outside,
     precision,
+    rarely,
     right,
     situations,
     sizes,
@@ -44,7 +46,20 @@ __all__ = ["FAMILIES", "Verdict", "judge", "main"]
 
 FAMILIES: dict[str, dict[str, Plant]] = {
     module.__name__.rpartition(".")[2]: module.PLANTS
-    for module in (gradients, sizes, memory, numbers, precision, stages, edges, outside, models, situations)
+    for module in (
+        gradients,
+        sizes,
+        memory,
+        numbers,
+        precision,
+        stages,
+        edges,
+        outside,
+        models,
+        situations,
+        layers,
+        rarely,
+    )
 }
 
 

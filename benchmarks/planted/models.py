@@ -346,11 +346,9 @@ PLANTS = {
     "norm in bfloat16, llama": Plant((narrow_norm,), programs.hub("llama", dtype=_BF16)),
     "promotion lost": Plant((promotion_lost,), lambda: (WideResidual(), [torch.randn(4, 16)])),
     "last key seen, bert": Plant((last_key_seen,), programs.hub("bert")),
-    "last key seen, mistral": Plant((last_key_unmasked,), programs.hub("mistral"), partners=("constants",)),
+    "last key seen, mistral": Plant((last_key_unmasked,), programs.hub("mistral")),
     "experts' weights, mixtral": Plant((second_expert_first,), programs.hub("mixtral")),
     "convolution's bias, vit": Plant((conv_bias_of_first,), programs.hub("vit")),
-    "epsilon lost, resnet": Plant(
-        (fold_without_epsilon,), programs.hub("resnet"), training=False, partners=("no_ops",)
-    ),
+    "epsilon lost, resnet": Plant((fold_without_epsilon,), programs.hub("resnet"), training=False),
     "last token only, gpt2": Plant((last_token_only,), programs.hub("gpt2"), training=False),
 }
