@@ -128,9 +128,9 @@ def variants(
             value = value.clone(memory_format=torch.contiguous_format)
             flat = value.view(-1)
             count = max(1, int(share * flat.numel()))
-            places = torch.randperm(flat.numel(), generator=generator).split(count)
-            for bad, at in zip((math.nan, math.inf, -math.inf), places, strict=False):
-                flat[at] = bad
+            places = torch.randperm(flat.numel(), generator=generator)
+            for number, bad in enumerate((math.nan, math.inf, -math.inf)):
+                flat[places[number * count : (number + 1) * count]] = bad
             return value
 
         return change
