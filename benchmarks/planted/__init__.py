@@ -4,8 +4,8 @@ Each plant is one wrong pass (or partition) on one program, trained for a step w
 it (the structure check or the value check), whether the right one is blamed (the pass, and the site, line or module where only that
 one is wrong), seconds of CPU from the start of the compilation to the repro file, and the number of calls in the repro.
 
-``gradients``, ``sizes``, ``memory``, ``numbers``, ``precision``, ``stages``, ``edges`` and ``outside`` hold the plants; ``right`` holds passes that look alike
-and are right. ``programs`` holds what they run on.
+Each module of ``FAMILIES`` holds plants of some kind; ``right`` holds passes that look alike and are right. ``programs`` holds what
+they run on.
 """
 
 from __future__ import annotations

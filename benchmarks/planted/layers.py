@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
@@ -17,15 +15,12 @@ from benchmarks.planted.plant import (
     calls,
     gradients,
     in_place_of,
+    known_value,
     put_after,
     swap,
 )
 
 aten, prims = torch.ops.aten, torch.ops.prims
-
-
-def _value(node: object) -> Any:
-    return node.meta.get("val") if isinstance(node, fx.Node) else None
 
 
 def _forward(nodes: list[fx.Node]) -> list[fx.Node]:
@@ -46,10 +41,10 @@ def heads_tiled(gm: fx.GraphModule) -> bool:
     for node in _forward(calls(gm, aten.view.default)):
         expanded = _comes_from(node.args[0], aten.expand.default)
         unsqueezed = _comes_from(expanded.args[0], aten.unsqueeze.default) if expanded else None
-        if unsqueezed is not None and _value(expanded).dim() == 5 and unsqueezed.args[1] == 2:
-            groups = _value(expanded).shape[2]
+        if unsqueezed is not None and known_value(expanded).dim() == 5 and unsqueezed.args[1] == 2:
+            groups = known_value(expanded).shape[2]
             tiled = call_before(node, aten.repeat.default, unsqueezed.args[0], [1, groups, 1, 1])
-            in_place_of(node, aten.view.default, tiled, list(_value(node).shape))
+            in_place_of(node, aten.view.default, tiled, list(known_value(node).shape))
             changed = True
     return changed
 
@@ -58,7 +53,7 @@ def heads_tiled(gm: fx.GraphModule) -> bool:
 def group_learns_from_its_first(gm: fx.GraphModule) -> bool:
     """The gradient of a key that several heads share is that of the first head, times their number."""
     for node in gradients(calls(gm, aten.sum.dim_IntList)):
-        value = _value(node.args[0])
+        value = known_value(node.args[0])
         if value.dim() == 5 and list(node.args[1]) == [2]:
             first = call_before(node, aten.slice.Tensor, node.args[0], 2, 0, 1)
             in_place_of(node, aten.mul.Tensor, first, value.shape[2])
@@ -85,9 +80,9 @@ def turned_the_same_way(gm: fx.GraphModule) -> bool:
 @fxpasses.graph_pass
 def nobody_is_masked(gm: fx.GraphModule) -> bool:
     """The mask of the padding is taken for ones."""
-    found = [n for n in calls(gm, aten.index.Tensor) if _value(n).dtype in (torch.bool, torch.int64)]
+    found = [n for n in calls(gm, aten.index.Tensor) if known_value(n).dtype in (torch.bool, torch.int64)]
     for node in found:
-        shape, dtype = list(_value(node).shape), _value(node).dtype
+        shape, dtype = list(known_value(node).shape), known_value(node).dtype
         in_place_of(node, aten.full.default, shape, dtype is torch.bool or 1, dtype=dtype)
     return bool(found)
 
@@ -120,7 +115,11 @@ def shortcut_takes_odd_pixels(gm: fx.GraphModule) -> bool:
     changed = False
     for node in calls(gm, aten.convolution.default):
         x, weight, bias, stride, padding = node.args[:5]
-        if list(_value(weight).shape[2:]) == [1, 1] and list(stride) == [2, 2] and list(padding) == [0, 0]:
+        if (
+            list(known_value(weight).shape[2:]) == [1, 1]
+            and list(stride) == [2, 2]
+            and list(padding) == [0, 0]
+        ):
             for dim in (2, 3):
                 x = call_before(node, aten.slice.Tensor, x, dim, 1, 9223372036854775807, 2)
             in_place_of(node, aten.convolution.default, x, weight, bias, [1, 1], padding, *node.args[5:])
@@ -161,7 +160,7 @@ def sees_one_step_ahead(gm: fx.GraphModule) -> bool:
 def one_step_of_euler(gm: fx.GraphModule) -> bool:
     """exp(step * rate) as 1 + step * rate in a state space, in one layer: good for small steps."""
     for node in _forward(calls(gm, aten.exp.default)):
-        if _value(node).dim() == 4:
+        if known_value(node).dim() == 4:
             in_place_of(node, aten.add.Tensor, node.args[0], 1.0)
             return True
     return False
@@ -183,7 +182,7 @@ def keys_and_values_exchanged(gm: fx.GraphModule) -> bool:
     """Three products of one input are made in one, and cut in another order (one layer)."""
     products: dict[tuple[fx.Node, tuple[int, ...]], list[fx.Node]] = {}
     for node in _forward(calls(gm, aten.addmm.default)):
-        products.setdefault((node.args[1], tuple(_value(node).shape)), []).append(node)
+        products.setdefault((node.args[1], tuple(known_value(node).shape)), []).append(node)
     same = [nodes for nodes in products.values() if len(nodes) == 3]
     if not same:
         return False
@@ -210,7 +209,7 @@ def one_mask_for_the_batch(gm: fx.GraphModule) -> bool:
 @fxpasses.graph_pass
 def draws_in_bfloat16(gm: fx.GraphModule) -> bool:
     """Draws numbers of bfloat16 where float32 is compared."""
-    found = [n for n in calls(gm, aten.rand.default) if _value(n).dtype is torch.float32]
+    found = [n for n in calls(gm, aten.rand.default) if known_value(n).dtype is torch.float32]
     for node in found[:1]:
         kept = {k: v for k, v in node.kwargs.items() if k != "dtype"}
         drawn = in_place_of(node, aten.rand.default, *node.args, **{**kept, "dtype": torch.bfloat16})
@@ -234,7 +233,7 @@ def softmax_gradient_in_bfloat16(gm: fx.GraphModule) -> bool:
     found = [
         n
         for n in gradients(calls(gm, aten.sum.dim_IntList))
-        if _value(n).dtype is torch.float32 and _value(n).dim() == 4 and list(n.args[1]) == [-1]
+        if known_value(n).dtype is torch.float32 and known_value(n).dim() == 4 and list(n.args[1]) == [-1]
     ]
     for node in found[-1:]:
         narrow = put_after(node, prims.convert_element_type.default, node, torch.bfloat16)
@@ -245,7 +244,7 @@ def softmax_gradient_in_bfloat16(gm: fx.GraphModule) -> bool:
 @fxpasses.graph_pass(graphs=["joint"])
 def gradients_in_half(gm: fx.GraphModule) -> bool:
     """The gradient of one layer's input is kept in float16: small ones become zero."""
-    found = [n for n in gradients(calls(gm, aten.mm.default)) if _value(n).dtype is torch.float32]
+    found = [n for n in gradients(calls(gm, aten.mm.default)) if known_value(n).dtype is torch.float32]
     for node in found[2:3]:
         narrow = put_after(node, prims.convert_element_type.default, node, torch.float16)
         put_after(narrow, prims.convert_element_type.default, narrow, torch.float32)
@@ -258,12 +257,12 @@ def padded_with_garbage(gm: fx.GraphModule) -> bool:
     changed = False
     for node in calls(gm, aten.mm.default):
         a, b = node.args
-        size = _value(a).shape[1]
+        size = known_value(a).shape[1]
         if isinstance(size, int) and size % 8:
             more = -size % 8
-            kind = {"dtype": _value(a).dtype}
-            left = call_before(node, aten.empty.memory_format, [_value(a).shape[0], more], **kind)
-            right = call_before(node, aten.full.default, [more, _value(b).shape[1]], 0.0, **kind)
+            kind = {"dtype": known_value(a).dtype}
+            left = call_before(node, aten.empty.memory_format, [known_value(a).shape[0], more], **kind)
+            right = call_before(node, aten.full.default, [more, known_value(b).shape[1]], 0.0, **kind)
             in_place_of(
                 node,
                 aten.mm.default,

@@ -18,15 +18,12 @@ from benchmarks.planted.plant import (
     calls,
     gradients,
     in_place_of,
+    known_value,
     put_after,
     swap,
 )
 
 aten, prims = torch.ops.aten, torch.ops.prims
-
-
-def _value(node: object) -> Any:
-    return node.meta.get("val") if isinstance(node, fx.Node) else None
 
 
 @fxpasses.graph_pass(graphs=["joint"])
@@ -45,7 +42,7 @@ def largest_is_alone(gm: fx.GraphModule) -> bool:
 @fxpasses.graph_pass(graphs=["joint"])
 def norms_are_not_zero(gm: fx.GraphModule) -> bool:
     """The gradient of a norm divides by it, also where it is zero."""
-    found = [n for n in gradients(calls(gm, aten.where.self)) if _value(n.args[0]).dtype is torch.bool]
+    found = [n for n in gradients(calls(gm, aten.where.self)) if known_value(n.args[0]).dtype is torch.bool]
     for node in found:
         swap(node, node.args[2])
     return bool(found)
@@ -87,9 +84,9 @@ def logarithm_of_softmax(gm: fx.GraphModule) -> bool:
 @fxpasses.graph_pass
 def every_label_counts(gm: fx.GraphModule) -> bool:
     """A loss is divided by the number of all labels, also of those that are to be ignored."""
-    found = [n for n in calls(gm, aten.sum.default) if _value(n.args[0]).dtype is torch.bool]
+    found = [n for n in calls(gm, aten.sum.default) if known_value(n.args[0]).dtype is torch.bool]
     for node in found:
-        in_place_of(node, aten.full.default, [], _value(node.args[0]).numel(), dtype=torch.int64)
+        in_place_of(node, aten.full.default, [], known_value(node.args[0]).numel(), dtype=torch.int64)
     return bool(found)
 
 
@@ -113,10 +110,10 @@ def variance_by_moments(gm: fx.GraphModule) -> bool:
 def bias_by_the_other_dimension(gm: fx.GraphModule) -> bool:
     """The gradient of a bias is summed over the columns: no shape tells, the matrix is square."""
     for node in gradients(calls(gm, aten.sum.dim_IntList)):
-        value = _value(node.args[0])
+        value = known_value(node.args[0])
         if value.dim() == 2 and list(node.args[1]) == [0] and value.shape[0] == value.shape[1]:
             total = call_before(node, aten.sum.dim_IntList, node.args[0], [1])
-            in_place_of(node, aten.view.default, total, list(_value(node).shape))
+            in_place_of(node, aten.view.default, total, list(known_value(node).shape))
             return True
     return False
 
@@ -163,7 +160,7 @@ def writes_into_an_expanded(gm: fx.GraphModule) -> bool:
             row = call_before(node, aten.select.int, x, 0, 0)
             other = call_before(node, aten.select.int, node.args[1], 0, 0)
             total = call_before(node, aten.add.Tensor, row, other)
-            in_place_of(node, aten.expand.default, total, list(_value(node).shape))
+            in_place_of(node, aten.expand.default, total, list(known_value(node).shape))
             return True
     return False
 
@@ -188,8 +185,8 @@ def no_gradient(gm: fx.GraphModule) -> bool:
     output = next(iter(reversed(gm.graph.nodes)))
     found = [n for n in output.all_input_nodes if fxpasses.provenance.is_backward(n)]
     for node in found[-1:]:
-        kind = {"dtype": _value(node).dtype}
-        zeros = call_before(output, aten.full.default, list(_value(node).shape), 0.0, **kind)
+        kind = {"dtype": known_value(node).dtype}
+        zeros = call_before(output, aten.full.default, list(known_value(node).shape), 0.0, **kind)
         output.replace_input_with(node, zeros)
     return bool(found)
 
@@ -228,7 +225,7 @@ def one_weight_of_forty(gm: fx.GraphModule) -> bool:
     products = [
         n
         for n in gradients(calls(gm, aten.mm.default))
-        if list(_value(n).shape) == [8, 8] and n.args[0].target is aten.permute.default
+        if list(known_value(n).shape) == [8, 8] and n.args[0].target is aten.permute.default
     ]
     for node in products[28:29] or products[-1:]:
         put_after(node, aten.mul.Tensor, node, 1.002)
@@ -252,9 +249,9 @@ def silu_of_another(gm: fx.GraphModule) -> bool:
 def sums_in_the_type_of_inputs(gm: fx.GraphModule) -> bool:
     """A running sum of bfloat16 that is asked for in float32 is made in bfloat16."""
     for node in calls(gm, aten.cumsum.default):
-        if _value(node).dtype is torch.float32:
+        if known_value(node).dtype is torch.float32:
             x = node.args[0]
-            if _value(x).dtype is torch.float32:
+            if known_value(x).dtype is torch.float32:
                 x = call_before(node, prims.convert_element_type.default, x, torch.bfloat16)
             narrow = call_before(node, aten.cumsum.default, x, node.args[1])
             in_place_of(node, prims.convert_element_type.default, narrow, torch.float32)
