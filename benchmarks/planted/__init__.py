@@ -4,8 +4,8 @@ Each plant is one wrong pass (or partition) on one program, trained for a step w
 it (the structure check or the value check), whether the right one is blamed (the pass, and the site, line or module where only that
 one is wrong), seconds of CPU from the start of the compilation to the repro file, and the number of calls in the repro.
 
-``gradients``, ``sizes``, ``memory``, ``numbers``, ``precision``, ``stages``, ``edges`` and ``outside`` hold the plants; ``right`` holds passes that look alike
-and are right. ``programs`` holds what they run on.
+Each module of ``FAMILIES`` holds plants of some kind; ``right`` holds passes that look alike and are right. ``programs`` holds what
+they run on.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ import fxpasses
 from benchmarks.planted import (
     edges,
     gradients,
+    layers,
     memory,
     models,
     numbers,
     outside,
     precision,
+    rarely,
     right,
     situations,
     sizes,
@@ -44,7 +46,20 @@ __all__ = ["FAMILIES", "Verdict", "judge", "main"]
 
 FAMILIES: dict[str, dict[str, Plant]] = {
     module.__name__.rpartition(".")[2]: module.PLANTS
-    for module in (gradients, sizes, memory, numbers, precision, stages, edges, outside, models, situations)
+    for module in (
+        gradients,
+        sizes,
+        memory,
+        numbers,
+        precision,
+        stages,
+        edges,
+        outside,
+        models,
+        situations,
+        layers,
+        rarely,
+    )
 }
 
 

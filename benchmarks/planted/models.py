@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
@@ -17,15 +15,12 @@ from benchmarks.planted.plant import (
     calls,
     gradients,
     in_place_of,
+    known_value,
     put_after,
     swap,
 )
 
 aten, prims = torch.ops.aten, torch.ops.prims
-
-
-def _value(node: object) -> Any:
-    return node.meta.get("val") if isinstance(node, fx.Node) else None
 
 
 @fxpasses.graph_pass(graphs=["joint"])
@@ -57,10 +52,12 @@ def last_one_counts(gm: fx.GraphModule) -> bool:
     for node in found:
         table, mask, indices, values = node.args
         shaped = mask
-        while _value(shaped).dim() < _value(values).dim():
+        while known_value(shaped).dim() < known_value(values).dim():
             shaped = call_before(node, aten.unsqueeze.default, shaped, -1)
         zeroed = call_before(node, aten.where.ScalarOther, shaped, values, 0.0)
-        inside = [call_before(node, aten.clamp.default, i, 0, _value(table).shape[0] - 1) for i in indices]
+        inside = [
+            call_before(node, aten.clamp.default, i, 0, known_value(table).shape[0] - 1) for i in indices
+        ]
         in_place_of(node, aten.index_put.default, table, inside, zeroed)
     return bool(found)
 
@@ -88,7 +85,7 @@ def size_of_today(gm: fx.GraphModule) -> bool:
     """Divides by the size that the first batch had."""
     changed = False
     for node in calls(gm, aten.div.Tensor, aten.div.Scalar, aten.mul.Tensor, aten.mul.Scalar):
-        size = _value(node.args[1]) if len(node.args) > 1 else None
+        size = known_value(node.args[1]) if len(node.args) > 1 else None
         if isinstance(size, (torch.SymInt, torch.SymFloat)):
             node.args = (node.args[0], float(size.node.hint))
             changed = True
@@ -104,7 +101,7 @@ def tables_left_empty(gm: fx.GraphModule) -> bool:
             u.target in (aten.index_put.default, aten.slice_scatter.default, aten.select_scatter.default)
             for u in node.users
         ):
-            value = _value(node)
+            value = known_value(node)
             kept = {k: v for k, v in node.kwargs.items() if k in ("dtype", "device")}
             in_place_of(node, aten.empty.memory_format, list(value.shape), **{"dtype": value.dtype, **kept})
             changed = True
@@ -152,7 +149,7 @@ def first_layer_counts(gm: fx.GraphModule) -> bool:
     writes = calls(gm, aten.copy_.default)
     for k, first in enumerate(writes):
         for second in writes[k + 1 :]:
-            a, b = _value(first.args[0]), _value(second.args[0])
+            a, b = known_value(first.args[0]), known_value(second.args[0])
             if a.shape == b.shape and a.dim() == 1:
                 one, two = first.args[1], second.args[1]
                 nodes = list(gm.graph.nodes)
@@ -230,12 +227,13 @@ def promotion_lost(gm: fx.GraphModule) -> bool:
         n
         for n in calls(gm, aten.add.Tensor)
         if _is_forward(n)
-        and {_value(a).dtype for a in n.args if _value(a) is not None} == {torch.float32, torch.bfloat16}
+        and {known_value(a).dtype for a in n.args if known_value(a) is not None}
+        == {torch.float32, torch.bfloat16}
     ]
     for node in found[1:2]:
         narrow = [
             call_before(node, prims.convert_element_type.default, a, torch.bfloat16)
-            if _value(a).dtype is torch.float32
+            if known_value(a).dtype is torch.float32
             else a
             for a in node.args
         ]
@@ -251,8 +249,8 @@ def last_key_seen(gm: fx.GraphModule) -> bool:
         gm, aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.masked_fill.Scalar
     ):
         mask = node.args[1] if node.target is aten.masked_fill.Scalar else node.args[0]
-        if _is_forward(node) and _value(mask).dim() >= 2:
-            size = _value(mask).shape[-1]
+        if _is_forward(node) and known_value(mask).dim() >= 2:
+            size = known_value(mask).shape[-1]
             edge = call_before(node, aten.select.int, mask, -1, size - 1)
             put = call_before(node, aten.ones_like.default, edge)
             made = call_before(node, aten.select_scatter.default, mask, put, -1, size - 1)
@@ -265,7 +263,7 @@ def last_key_seen(gm: fx.GraphModule) -> bool:
 def last_key_unmasked(gm: fx.GraphModule) -> bool:
     """A mask that is a constant, with the last key seen by all rows."""
     for node in calls(gm, aten.lift_fresh_copy.default):
-        value = _value(node)
+        value = known_value(node)
         if value.dim() == 4 and value.shape[-1] == value.shape[-2]:
             size = value.shape[-1]
             zeros = call_before(node, aten.full.default, list(value.shape[:-1]), 0.0, dtype=value.dtype)
@@ -293,7 +291,7 @@ def conv_bias_of_first(gm: fx.GraphModule) -> bool:
         for user in list(node.users):
             if user.args[1] == 2:
                 first = call_before(user, aten.slice.Tensor, node.args[0], 0, 0, 1)
-                dims = [0, *range(2, _value(node.args[0]).dim())]
+                dims = [0, *range(2, known_value(node.args[0]).dim())]
                 in_place_of(user, aten.sum.dim_IntList, first, dims)
                 return True
     return False
@@ -317,8 +315,8 @@ def last_token_only(gm: fx.GraphModule) -> bool:
     """In inference only the last token's logits count, this pass believes: the others are those of the last."""
     output = next(iter(reversed(gm.graph.nodes)))
     for node in calls(gm, aten.view.default):
-        if output in node.users and _value(node).dim() == 3:
-            size = _value(node).shape[1]
+        if output in node.users and known_value(node).dim() == 3:
+            size = known_value(node).shape[1]
             last = put_after(node, aten.slice.Tensor, node, 1, size - 1, size)
             put_after(last, aten.repeat.default, last, [1, size, 1])
             return True
@@ -346,11 +344,9 @@ PLANTS = {
     "norm in bfloat16, llama": Plant((narrow_norm,), programs.hub("llama", dtype=_BF16)),
     "promotion lost": Plant((promotion_lost,), lambda: (WideResidual(), [torch.randn(4, 16)])),
     "last key seen, bert": Plant((last_key_seen,), programs.hub("bert")),
-    "last key seen, mistral": Plant((last_key_unmasked,), programs.hub("mistral"), partners=("constants",)),
+    "last key seen, mistral": Plant((last_key_unmasked,), programs.hub("mistral")),
     "experts' weights, mixtral": Plant((second_expert_first,), programs.hub("mixtral")),
     "convolution's bias, vit": Plant((conv_bias_of_first,), programs.hub("vit")),
-    "epsilon lost, resnet": Plant(
-        (fold_without_epsilon,), programs.hub("resnet"), training=False, partners=("no_ops",)
-    ),
+    "epsilon lost, resnet": Plant((fold_without_epsilon,), programs.hub("resnet"), training=False),
     "last token only, gpt2": Plant((last_token_only,), programs.hub("gpt2"), training=False),
 }

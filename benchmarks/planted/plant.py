@@ -13,7 +13,17 @@ from torch import fx
 import fxpasses
 from fxpasses.contract import Pass
 
-__all__ = ["Plant", "Workload", "call_before", "calls", "gradients", "in_place_of", "put_after", "swap"]
+__all__ = [
+    "Plant",
+    "Workload",
+    "call_before",
+    "calls",
+    "gradients",
+    "in_place_of",
+    "known_value",
+    "put_after",
+    "swap",
+]
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -58,6 +68,11 @@ class Plant:
 def calls(gm: fx.GraphModule, *targets: object) -> list[fx.Node]:
     """The calls of some operators, in the order of the graph."""
     return [node for node in gm.graph.nodes if node.op == "call_function" and node.target in targets]
+
+
+def known_value(node: object) -> Any:
+    """What is known about a node's value (a fake tensor, a size), or ``None``."""
+    return node.meta.get("val") if isinstance(node, fx.Node) else None
 
 
 def gradients(nodes: Sequence[fx.Node]) -> list[fx.Node]:

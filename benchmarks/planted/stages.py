@@ -160,7 +160,7 @@ def _mlp(width: int = 16) -> Any:
 PLANTS = {
     "wrong only together": Plant((marks, trusts_marks), _mlp(), partners=("marks",)),
     "the same, with others between": Plant(
-        (halves, reassociates_rightly, drops_doubling), programs.zoo("gpt"), partners=("halves",)
+        (halves, reassociates_rightly, drops_doubling), programs.zoo("gpt")
     ),
     "raises": Plant((raises,), programs.zoo("gpt")),
     "one input more": Plant((leaves_a_dead_input,), _mlp()),

@@ -110,34 +110,53 @@ def partners(
     item: Pass,
     earlier: Sequence[Pass],
     start: fx.GraphModule,
+    met: fx.GraphModule,
     kind: GraphKind,
     inputs: Sequence[Any],
     bitwise: bool,
 ) -> tuple[Pass, ...]:
-    """The fewest of the earlier passes after which ``item`` is wrong; empty when it is wrong without any.
+    """The fewest of the earlier passes after which ``item`` is wrong; empty when it is wrong by itself.
+
+    It is wrong by itself where the calls of the graph that it met are enough to see the fault: a pass has to be right on
+    every graph, whoever wrote the calls that it matches. Others have a part in it where it is wrong only with what they
+    left beside the calls (marks in ``node.meta``), and where they are needed to see it.
 
     Args:
         item: the pass that is wrong.
         earlier: the passes that changed the graph before it did, in order.
         start: the graph before all of them.
+        met: the graph that ``item`` was given.
         kind: the kind of graph.
         inputs: inputs on which it is wrong.
         bitwise: whether it promises the same bits.
     """
     names = value_names(start, kind)
 
-    def fails(chosen: list[int]) -> bool:
+    def is_wrong(others: Sequence[Pass], gm: fx.GraphModule) -> bool:
         try:
-            before = after_passes([earlier[i] for i in chosen], start, kind)
+            before = after_passes(others, gm, kind)
             after = after_passes([item], before, kind)
             return bool(compare(Reference(before, inputs), after, names, bitwise))
         except Exception:  # noqa: BLE001  (a pass that does not run without the others is not wrong without them)
             return False
 
+    def fails(chosen: list[int]) -> bool:
+        return is_wrong([earlier[i] for i in chosen], start)
+
     chosen = list(range(len(earlier)))
-    if not chosen or fails([]) or not fails(chosen):
+    if not chosen or is_wrong([], _without_marks(met, start)) or not fails(chosen) or fails([]):
         return ()
     return tuple(earlier[i] for i in minimise(chosen, fails))
+
+
+def _without_marks(gm: fx.GraphModule, captured: fx.GraphModule) -> fx.GraphModule:
+    """A copy of a graph with only those kinds of metadata that it had when it was captured."""
+    copy = copy_graph(gm)
+    known = {key for node in captured.graph.nodes for key in node.meta}
+    for node in copy.graph.nodes:
+        node.meta = {key: value for key, value in node.meta.items() if key in known}
+    copy.meta = {key: value for key, value in copy.meta.items() if key in captured.meta}
+    return copy
 
 
 def after_passes(items: Sequence[Pass], gm: fx.GraphModule, kind: GraphKind) -> fx.GraphModule:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
+from fxpasses._torch import disable_current_modes
 from fxpasses.checking.inputs import (
     Unsupported,
     bindings,
@@ -135,7 +136,9 @@ class FirstCalls:
         self._seen.append(sizes)
         _looking.now = True
         try:
-            self._look_at(rewrites, args, first)
+            # On a first call AOTAutograd watches each operator for aliases; what the check runs is not the program's.
+            with disable_current_modes():
+                self._look_at(rewrites, args, first)
         finally:
             _looking.now = False
 

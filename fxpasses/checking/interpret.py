@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
 from fxpasses.aliasing import is_random
 from fxpasses.checking.collectives import communicates, refuse_unknown, simulated
+from fxpasses.checking.reordered import largest_part
 from fxpasses.rewriting import subgraphs
 
 __all__ = [
@@ -144,7 +145,9 @@ class Run(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         self.current = n
-        result = super().run_node(n)
+        # As the base class does it, which also says which node is being traced: half of the time of a deep graph.
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        result = getattr(self, n.op)(n.target, args, kwargs)
         if n.target in _UNINITIALISED:
             _fill(result, self._poison)
         if self._keep and n.op != "output":
@@ -226,19 +229,28 @@ class RoundedRun(Run):
         gm: the graph.
         seed: of the random amounts.
         keep: as for :class:`Run`.
+        reordered: whether sums and products are moved by the rounding of their parts, too (see :mod:`fxpasses.checking.reordered`).
     """
 
-    def __init__(self, gm: fx.GraphModule, seed: int, keep: bool = False) -> None:
+    def __init__(self, gm: fx.GraphModule, seed: int, keep: bool = False, reordered: bool = False) -> None:
         super().__init__(gm, "huge", keep)
         self.generator = torch.Generator().manual_seed(seed)
+        self._reordered = reordered
 
     def inner(self, gm: fx.GraphModule) -> Run:
-        run = RoundedRun(gm, 0)
+        run = RoundedRun(gm, 0, reordered=self._reordered)
         run.generator = self.generator
         return run
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return rounded_call(target, args, kwargs, self.generator)
+        result = rounded_call(target, args, kwargs, self.generator)
+        part = largest_part(target, args, kwargs) if self._reordered else None
+        if part is None or not result.is_floating_point():
+            return result
+        amount = torch.rand(part.shape, generator=self.generator, dtype=torch.float64).to(part.device)
+        return (result.double() + (2 * amount - 1) * spacing(part.nan_to_num(), result.dtype)).to(
+            result.dtype
+        )
 
 
 class RoundedMode(TorchDispatchMode):

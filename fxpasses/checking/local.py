@@ -278,7 +278,7 @@ class _Comparison:
                     while len(samples) < count:
                         run = RoundedRun(self._before, len(samples))
                         samples.append(self._continued(place, self._evaluate(run, place, 0)))
-                        run = RoundedRun(self._before, len(samples) + _MORE_SAMPLES)
+                        run = RoundedRun(self._before, len(samples) + _MORE_SAMPLES, reordered=True)
                         stable.append(self._continued(place, self._evaluate(run, place, 0, rounded=True)))
                     how = deviation(
                         own[position],

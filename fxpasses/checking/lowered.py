@@ -144,8 +144,21 @@ class LoweringCheck:
         except Unsupported as reason:
             log.info("there is no repro file: %s", reason)
 
+    def look_alone(self, gm: fx.GraphModule) -> None:
+        """Compile a graph by itself, and compare it on made-up inputs, unless something wrong was found before."""
+        if self.found or _draws(gm):
+            return
+        try:
+            with outside_tracing():
+                inputs = from_hints(placeholders(gm))
+                found = differences(gm, inputs)
+                if found:
+                    self._reduce(gm, inputs, found)
+        except Unsupported as reason:
+            log.info("a graph is not compared with what Inductor makes of it: %s", reason)
+
     def _compare(self, gm: fx.GraphModule, inputs: list[Any], got: list[Any]) -> None:
-        if any(is_random(n) or "inductor_random" in str(n.target) for n in gm.graph.nodes):
+        if _draws(gm):
             log.info("a graph that draws random numbers is not compared: Inductor draws others")
             return
         try:
@@ -221,6 +234,10 @@ class LoweringCheck:
         ]
         file.write_text("\n".join(text))
         return str(file)
+
+
+def _draws(gm: fx.GraphModule) -> bool:
+    return any(is_random(n) or "inductor_random" in str(n.target) for n in gm.graph.nodes)
 
 
 def _call(compiled: Callable[..., Any], inputs: list[Any]) -> Any:

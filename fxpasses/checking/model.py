@@ -198,14 +198,15 @@ class _Runs:
             whole("inductor with regions", self._compiled(quiet, InductorCompiler, regions=regions), regions)
             if not wrong and not stages[-1].ok:
                 notes.append("only repeated layers that are compiled once are wrong: options={'regions': 'off'} does without them")  # fmt: skip
+            lowered = LoweringCheck(options.repro_directory())
             if wrong:
-                lowered = LoweringCheck(options.repro_directory())
                 with _torch.inductor_config.patch(force_disable_caches=True):
                     self._step(self._compiled(quiet, InductorCompiler, lowered=lowered))
-                if lowered.repro:
-                    notes.append(
-                        f"`python {lowered.repro}` shows what Inductor does on {lowered.calls} calls"
-                    )
+            elif not stages[-1].ok:
+                for graph in regions.graphs.found:
+                    lowered.look_alone(graph)
+            if lowered.repro:
+                notes.append(f"`python {lowered.repro}` shows what Inductor does on {lowered.calls} calls")
         return ModelCheck(tuple(stages), tuple(notes))
 
     def _compiled(
@@ -220,7 +221,7 @@ class _Runs:
             whole = gm
             kept: list[Any] = []
             if regions is not None:
-                gm, kept = with_regions(gm, options, [])
+                gm, kept = with_regions(gm, options, [regions.graphs])
             made: Any = compiler(options, gm, example_inputs)
             if kept:
                 made.runs_directly = runs_directly

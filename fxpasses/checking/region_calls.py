@@ -10,8 +10,29 @@ from torch import fx
 
 from fxpasses.checking.blame import first_difference
 from fxpasses.checking.inputs import Unsupported, cloned
+from fxpasses.pipeline import Observer
+from fxpasses.rewriting import copy_graph
 
-__all__ = ["RegionCalls"]
+__all__ = ["RegionCalls", "RegionGraphs"]
+
+
+class RegionGraphs(Observer):
+    """Keeps the graphs that regions hand to the compiler.
+
+    Attributes:
+        found: the graphs, each as its passes left it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[fx.GraphModule] = []
+
+    def of_region(self) -> RegionGraphs:
+        return self
+
+    def graph(self, kind: str, gm: fx.GraphModule) -> None:
+        if kind != "joint":
+            self.found.append(copy_graph(gm))
 
 
 class RegionCalls:
@@ -19,10 +40,12 @@ class RegionCalls:
 
     Attributes:
         found: each graph before, the graph that calls regions instead, and inputs.
+        graphs: what the regions are compiled from.
     """
 
     def __init__(self) -> None:
         self.found: list[tuple[fx.GraphModule, fx.GraphModule, list[Any]]] = []
+        self.graphs = RegionGraphs()
 
     def watch(
         self, before: fx.GraphModule, after: fx.GraphModule, compiled: Callable[..., Any]

@@ -172,10 +172,10 @@ def _names_around(definition: Any) -> Mapping[str, Any]:
 
 def _import_line(name: str, value: Any, definition: Any) -> str:
     """The import of an installed module by which ``name`` came to where ``definition`` is, or ""."""
-    module = sys.modules.get(definition.__module__)
+    # The file, not the module: a script that was run by its path has none.
     try:
-        tree = ast.parse(inspect.getsource(module)) if module is not None else ast.Module([], [])
-    except (OSError, TypeError):
+        tree = ast.parse(Path(inspect.getsourcefile(definition) or "").read_text())
+    except (OSError, TypeError, SyntaxError, UnicodeDecodeError):
         return ""
     for node in tree.body:
         if not isinstance(node, ast.ImportFrom) or node.level or not node.module:

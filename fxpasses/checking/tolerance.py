@@ -102,8 +102,9 @@ def deviation(
         bitwise: whether every bit has to be equal.
         limit: see :data:`WORSE`.
         dtype: the type whose units count, when it is not that of ``native``.
-        stable: samples with what the calls take rounded once more, too. A single element is held to these, if there are
-            any: another order of a sum may cancel where this one happens to be exact.
+        stable: samples with what the calls take rounded once more, and sums moved by the rounding of their parts. A single
+            element is held to these, too, if there are any: another order of a sum rounds numbers larger than the sum,
+            where this one happens to be exact.
     """
     if not native.numel() or same_bits(native, candidate, bitwise):
         return None

@@ -6,9 +6,11 @@ most of a vocabulary out. So a rewrite is tried on other values, too:
 * every floating value moved at random, and indices drawn from all that the graph can look up
 * values many times as large, with the other sign
 * values so large that their exponential is infinite
-* multiples of a half, so that some are equal, some zero, and some half way between two whole numbers
+* multiples of a half, so that some are equal, some zero, and some half way between two whole numbers; where the graph can do with
+  it, whole rows and columns are zero, too (the norm of a row, the sum of a column)
 * with NaN and infinities in places: a pass that promises the same bits keeps them, others may not make more of them
 * whole numbers that are only calculated with: any that their type can hold
+* whole numbers that the graph compares with a constant (the label to ignore, the token of padding): that constant, in places
 * flags that are only calculated with: rows where none holds, where some do, where all do (a mask that leaves nothing over)
 """
 
@@ -23,11 +25,10 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.inputs import cloned
+from fxpasses.checking.whole_numbers import compared_constants, free_numbers, index_bounds
 from fxpasses.rewriting import value_of
 
-__all__ = ["Variant", "free_numbers", "index_bounds", "variants"]
-
-aten, prims = torch.ops.aten, torch.ops.prims
+__all__ = ["Variant", "variants"]
 
 _FACTORS = ((32.0, False), (32.0, True), (4.0, True))
 """How much larger values become, and whether tensors of positive values stay positive: each is tried where the one before
@@ -36,27 +37,6 @@ leads to NaN or infinities (the root of a variance, an overflow)."""
 _BROKEN = (0.0, 0.25)
 """Which share of a tensor's elements is not finite, for each of NaN and the two infinities: in few places (one each) what is
 computed between them stays to be seen, in many each row has one."""
-
-_SAME_INDEX = {
-    aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims,
-    aten.expand.default, aten.permute.default, aten.clone.default, aten.slice.Tensor, aten.select.int, aten.alias.default,
-    aten.detach.default, aten.t.default, prims.convert_element_type.default, aten._to_copy.default,
-}  # fmt: skip
-_COUNTS = {
-    aten.sum.default,
-    aten.sum.dim_IntList,
-    aten.cumsum.default,
-    aten.amax.default,
-    aten.amin.default,
-    aten.cat.default,
-    aten.any.default,
-    aten.any.dim,
-    aten.any.dims,
-    aten.all.default,
-    aten.all.dim,
-    aten.all.dims,
-}
-_DIVISIONS = ("div", "remainder", "fmod", "shift", "pow")
 
 
 @dataclass(frozen=True)
@@ -88,7 +68,7 @@ def variants(
     Raises:
         Unsupported: for an input that cannot be copied.
     """
-    bounds, free = index_bounds(gm), free_numbers(gm)
+    bounds, free, constants = index_bounds(gm), free_numbers(gm), compared_constants(gm)
     nodes = gm.graph.find_nodes(op="placeholder")
 
     def made(change: Any) -> list[Any]:
@@ -106,6 +86,7 @@ def variants(
                     value.copy_(drawn)
                 elif node.name in free:
                     value.copy_(_any_numbers(value, generator))
+                _put_in_places(value, constants.get(node.name, ()), generator)
         return values
 
     def with_flags() -> list[Any]:
@@ -131,9 +112,11 @@ def variants(
         largest = value.abs().nan_to_num(0, 0, 0).max().item()
         return value * (2 * math.log(torch.finfo(value.dtype).max) / largest if largest else 1.0)
 
-    def halves(least: float) -> Any:
+    def halves(least: float, empty_rows: bool = False) -> Any:
         def change(value: Tensor) -> Tensor:
             steps = (torch.randn(value.shape, generator=generator) * 2).round().to(value.device) / 2
+            if empty_rows and not _is_positive(value):
+                _clear_rows(steps, generator)
             if steps.numel():  # a zero with a sign, which a sum with zero loses
                 steps.view(-1)[int(torch.randint(steps.numel(), (), generator=generator))] = -0.0
             return steps.abs().clamp(least) if _is_positive(value) else steps
@@ -145,9 +128,9 @@ def variants(
             value = value.clone(memory_format=torch.contiguous_format)
             flat = value.view(-1)
             count = max(1, int(share * flat.numel()))
-            places = torch.randperm(flat.numel(), generator=generator).split(count)
-            for bad, at in zip((math.nan, math.inf, -math.inf), places, strict=False):
-                flat[at] = bad
+            places = torch.randperm(flat.numel(), generator=generator)
+            for number, bad in enumerate((math.nan, math.inf, -math.inf)):
+                flat[places[number * count : (number + 1) * count]] = bad
             return value
 
         return change
@@ -157,7 +140,10 @@ def variants(
         [made(enlarged(*choice)) for choice in _FACTORS], "values many times as large, signs reversed"
     )
     yield Variant([made(overflowing)], "values whose exponential is infinite")
-    yield Variant([made(halves(0.0)), made(halves(0.5))], "multiples of a half, many of them equal")
+    yield Variant(
+        [made(halves(0.0, empty_rows=True)), made(halves(0.0)), made(halves(0.5))],
+        "multiples of a half, many of them equal, some rows zero",
+    )
     if any(node.name in free and value_of(node).dtype is torch.bool for node in nodes):
         # Where the graph makes NaN of a row without flags, nothing can be said about such rows.
         yield Variant([with_flags()], "rows of flags that hold nowhere or everywhere")
@@ -176,6 +162,20 @@ def _any_numbers(value: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(torch.rand(value.shape, generator=generator) < 0.5, small, large).to(value.dtype)
 
 
+def _put_in_places(value: Tensor, constants: Sequence[int], generator: torch.Generator) -> None:
+    """Write each of some numbers into one element, but never into all elements."""
+    places = torch.randperm(value.numel(), generator=generator)[: max(value.numel() - 1, 0)]
+    for place, constant in zip(places.tolist(), constants, strict=False):
+        value[tuple(torch.unravel_index(torch.tensor(place), value.shape))] = constant
+
+
+def _clear_rows(value: Tensor, generator: torch.Generator) -> None:
+    """Set one row and one column of zeros, along the dimensions that have three or more of them."""
+    for dim, size in enumerate(value.shape):
+        if value.dim() > 1 and size > 2:
+            value.select(dim, int(torch.randint(size, (), generator=generator))).zero_()
+
+
 def _rows_of_flags(value: Tensor, generator: torch.Generator) -> Tensor:
     """Rows of flags: one of three has none that holds, one has only such, and one is drawn."""
     if not value.dim():
@@ -185,119 +185,6 @@ def _rows_of_flags(value: Tensor, generator: torch.Generator) -> Tensor:
     )
     drawn = torch.rand(value.shape, generator=generator) < shares.view(value[..., :1].shape)
     return drawn.to(value.device)
-
-
-def free_numbers(gm: fx.GraphModule) -> set[str]:
-    """Inputs of whole numbers that are only calculated with, so that they may be any: none is an index, a size or a divisor.
-
-    >>> from torch.fx.experimental.proxy_tensor import make_fx
-    >>> gm = make_fx(lambda a, b, x: (a * 2 + 1, x[b]))(torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64), torch.ones(3))
-    >>> sorted(free_numbers(gm))
-    ['a_1']
-    """
-    return {node.name for node in gm.graph.find_nodes(op="placeholder") if _is_whole(node) and _is_free(node)}
-
-
-def _is_whole(node: fx.Node) -> bool:
-    value = value_of(node)
-    return isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
-
-
-def _is_free(node: fx.Node) -> bool:
-    pending, seen = [node], {node}
-    while pending:
-        number = pending.pop()
-        for user in number.users:
-            if user.op == "output":
-                continue
-            tags = getattr(user.target, "tags", ())
-            if torch.Tag.pointwise not in tags and user.target not in _SAME_INDEX | _COUNTS:
-                return False
-            if any(word in str(user.target) for word in _DIVISIONS) and user.args[0] is not number:
-                return False
-            if _is_whole(user) and user not in seen:  # flags and floating results are no indices
-                if value_of(user).dtype is not torch.bool:
-                    pending.append(user)
-                seen.add(user)
-    return True
-
-
-def index_bounds(gm: fx.GraphModule) -> dict[str, int]:
-    """For inputs of whole numbers that are only used to look something up (or compared): how much there is to look up.
-
-    >>> from torch.fx.experimental.proxy_tensor import make_fx
-    >>> gm = make_fx(lambda table, index: torch.nn.functional.embedding(index, table))(
-    ...     torch.ones(7, 2), torch.zeros(3, dtype=torch.int64)
-    ... )
-    >>> index_bounds(gm)
-    {'index_1': 7}
-    """
-    found: dict[str, int] = {}
-    for node in gm.graph.find_nodes(op="placeholder"):
-        value = value_of(node)
-        if isinstance(value, Tensor) and not value.is_floating_point() and value.dtype is not torch.bool:
-            bound = _bound(node)
-            if bound:
-                found[node.name] = bound
-    return found
-
-
-def _bound(node: fx.Node) -> int | None:
-    """The smallest size of what is looked up with this value; ``None`` when it is used in another way."""
-    bounds: list[int] = []
-    pending = [node]
-    while pending:
-        index = pending.pop()
-        for user in index.users:
-            args = list(user.args)
-            if user.target in _SAME_INDEX or (user.target is aten.where.self and args[0] is not index):
-                pending.append(user)
-            elif user.op == "output" or _is_flag(user):
-                continue  # a comparison with it
-            elif (size := _looked_up(user, index)) is not None:
-                bounds.append(size)
-            else:
-                return None
-    return min(bounds, default=None)
-
-
-def _is_flag(user: fx.Node) -> bool:
-    value = value_of(user)
-    pointwise = torch.Tag.pointwise in getattr(user.target, "tags", ())
-    return pointwise and isinstance(value, Tensor) and value.dtype is torch.bool
-
-
-def _looked_up(user: fx.Node, index: fx.Node) -> int | None:
-    args: list[Any] = list(user.args)
-    source = value_of(args[0]) if args and isinstance(args[0], fx.Node) else None
-    size: Any = None
-    if user.target is aten.embedding.default and args[1] is index and isinstance(source, Tensor):
-        size = source.shape[0]
-    elif user.target is aten.embedding_dense_backward.default and args[1] is index:
-        size = args[2]
-    elif user.target in (
-        aten.gather.default,
-        aten.index_select.default,
-        aten.scatter.value,
-        aten.scatter.src,
-        aten.scatter_add.default,
-        aten.index_copy.default,
-        aten.index_add.default,
-        aten.index_fill.int_Scalar,
-    ):
-        if args[2] is index and isinstance(source, Tensor) and source.dim():
-            size = source.shape[args[1]]
-    elif user.target in (
-        aten.index.Tensor,
-        aten.index_put.default,
-        aten._unsafe_index_put.default,
-        aten._unsafe_index.Tensor,
-        aten._unsafe_masked_index_put_accumulate.default,
-    ):
-        at = 2 if "masked" in str(user.target) else 1
-        if isinstance(source, Tensor) and isinstance(args[at], (list, tuple)) and index in args[at]:
-            size = min(source.shape[d] for d, i in enumerate(args[at]) if i is index)
-    return size if isinstance(size, int) else None
 
 
 def _is_positive(value: Tensor) -> bool:

@@ -175,12 +175,13 @@ class ValueCheck(Check):
         return error
 
     def _partners(self, rewrite: Rewrite, inputs: list[Any]) -> tuple[Pass, ...]:
-        """The earlier passes without which this one is right."""
+        """The earlier passes that have a part in what is wrong with this one."""
         assert rewrite.item is not None
         mine = self._rewrites[rewrite.kind]
         number = next((i for i, other in enumerate(mine) if other is rewrite), 0)
         earlier = [other.item for other in mine[:number] if other.item is not None]
-        return partners(rewrite.item, earlier, mine[0].before, rewrite.kind, inputs, rewrite.bitwise)
+        start = mine[0].before
+        return partners(rewrite.item, earlier, start, rewrite.before, rewrite.kind, inputs, rewrite.bitwise)
 
     def explain(self, error: PassError) -> None:
         """Add a repro file to the error of a pass that raised, or left a graph that is not well formed."""

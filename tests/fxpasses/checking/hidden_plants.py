@@ -6,11 +6,11 @@ import torch
 from torch import fx
 
 import fxpasses
-from benchmarks.planted.stages import marks, trusts_marks
+from benchmarks.planted.stages import drops_doubling, halves, marks, trusts_marks
 from fxpasses.sites import claim
 from tests.fxpasses.checking.plants import calls, in_place_of, put_after
 
-__all__ = ["marks", "trusts_marks"]
+__all__ = ["drops_doubling", "halves", "marks", "trusts_marks"]
 
 aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from torch import nn
 import fxpasses
 from fxpasses import StructureError, ValueMismatchError
 from fxpasses.checking.inputs import bindings, other_sizes, placeholders
-from fxpasses.checking.variants import index_bounds
+from fxpasses.checking.whole_numbers import index_bounds
 from tests.fxpasses.checking import hidden_plants as plants
 from tests.fxpasses.checking.repros import in_this_process
 
@@ -127,6 +127,15 @@ def test_passes_that_are_wrong_only_together_are_both_named(tmp_path):
     status, output, errors = in_this_process(error.repro)
     assert status == 1, errors
     assert "trusts_marks" in output
+
+
+def test_a_pass_that_is_wrong_on_what_another_one_wrote_is_blamed_alone(tmp_path):
+    with pytest.raises(ValueMismatchError) as caught:
+        run(Deep(2), [torch.randn(4, 16)], plants.halves, plants.drops_doubling, directory=tmp_path)
+    assert (caught.value.pass_name, caught.value.partners) == ("drops_doubling", ())
+    status, output, errors = in_this_process(caught.value.repro)
+    assert status == 1, errors
+    assert "pass 'drops_doubling' is wrong" in output
 
 
 def test_the_structure_of_a_branch_is_checked(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -191,3 +192,13 @@ def test_a_fault_inside_a_region_is_seen_and_fails_in_ci(tmp_path):
     assert [row.split("│")[1].strip() for row in rows if "WRONG" in row] == ["inductor with regions"], (
         done.stdout
     )
+    shown = re.search(
+        r"python (\S+repro\.py)` shows what Inductor does on (\d+) call", " ".join(done.stdout.split())
+    )
+    assert shown, done.stdout
+    assert int(shown[2]) <= 2
+    repro = subprocess.run(
+        [sys.executable, shown[1]], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert repro.returncode == 1, repro.stderr
+    assert "Inductor is wrong" in repro.stdout

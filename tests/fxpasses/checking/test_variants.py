@@ -8,7 +8,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses.checking.interpret import moved_by_a_unit
 from fxpasses.checking.tolerance import deviation, same_bits
-from fxpasses.checking.variants import free_numbers, variants
+from fxpasses.checking.variants import variants
+from fxpasses.checking.whole_numbers import compared_constants, free_numbers
 
 
 def traced(f, *inputs):
@@ -41,7 +42,7 @@ def test_variants():
     gm = traced(lambda n, x, y: (n * 2, x + y), WHOLE, torch.rand(6), torch.randn(6))
     given = [WHOLE, torch.rand(6) + 0.1, torch.randn(6)]
     made = {v.label: v for v in variants(gm, given, False, torch.Generator().manual_seed(0))}
-    numbers, positive, any_sign = made["multiples of a half, many of them equal"].choices[0]
+    numbers, positive, any_sign = made["multiples of a half, many of them equal, some rows zero"].choices[0]
     assert numbers.abs().max() > 1 << 30
     assert (numbers < 0).any()
     assert bool(((positive * 2) % 1 == 0).all())
@@ -52,6 +53,50 @@ def test_variants():
     assert broken.broken
     assert all(bool(v.isnan().any()) for v in broken.choices[0][1:])
     assert torch.equal(given[0], WHOLE)
+
+
+def test_whole_rows_are_zero_unless_the_graph_cannot_do_with_it():
+    gm = traced(lambda x, y: (x.norm(dim=-1), y + 1), torch.randn(5, 6), torch.rand(5, 6))
+    given = [torch.randn(5, 6), torch.rand(5, 6) + 0.1]
+    made = {v.label: v for v in variants(gm, given, False, torch.Generator().manual_seed(0))}
+    first, second, _ = made["multiples of a half, many of them equal, some rows zero"].choices
+    assert (first[0] == 0).all(0).any()
+    assert (first[0] == 0).all(1).any()
+    assert not (first[1] == 0).all(1).any()  # positive numbers may have to be so
+    assert not (second[0] == 0).all(1).any()
+
+
+def masked_look_up(index, x):
+    known = index != -100
+    return x.gather(0, torch.where(known, index, 0)), known
+
+
+@pytest.mark.parametrize(
+    ("f", "constants"),
+    [
+        (lambda n, x: torch.where(n == 3, 1, n * 2), (3,)),
+        (lambda n, x: (x[n], n.view(2, 3) != 2), (2,)),
+        (lambda n, x: (x[n], n != -100), ()),
+        (masked_look_up, (-100,)),
+        (lambda n, x: (masked_look_up(n, x), n == -7), (-100,)),
+        (lambda n, x: (masked_look_up(n, x), x[n]), ()),
+        (lambda n, x: n > 3, ()),
+    ],
+)
+def test_constants_that_whole_numbers_are_compared_with(f, constants):
+    gm = traced(f, WHOLE, torch.rand(6))
+    found = compared_constants(gm)
+    assert found == ({gm.graph.find_nodes(op="placeholder")[0].name: constants} if constants else {})
+
+
+def test_a_label_to_ignore_is_among_the_labels_but_not_the_only_one():
+    labels = torch.tensor([1, 2, 0, 3])
+    gm = traced(masked_look_up, labels, torch.randn(6))
+    made = list(variants(gm, [labels, torch.randn(6)], False, torch.Generator().manual_seed(0)))
+    assert made
+    for variant in made:
+        for numbers, _ in variant.choices:
+            assert 1 <= int((numbers == -100).sum()) < 4
 
 
 def test_numbers_of_few_digits_are_not_moved():
