@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import fx
 
-from fxpasses.dynamo import _reading, _torch
+from fxpasses.dynamo import _torch, _torch_reading
 from fxpasses.dynamo.copies import copy
 from fxpasses.dynamo.traces import Trace, Unknown, confirms, fits, leaves_of
 from fxpasses.stats import counters
@@ -56,7 +56,7 @@ class Replay:
         if not _torch.CAN_REPLAY:
             yield
             return
-        with _torch.watch_tracing(self._call, self._on_mutation), _reading.quick_sources():
+        with _torch.watch_tracing(self._call, self._on_mutation), _torch_reading.quick_sources():
             yield
         counters.count("copied_calls", self.copied)
         log.debug("%d calls of modules traced, %d copied", self.traced, self.copied)

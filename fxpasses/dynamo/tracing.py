@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 import fake
-from fxpasses.dynamo import _reading, _torch
+from fxpasses.dynamo import _torch, _torch_reading
 from fxpasses.dynamo.replay import Replay
 
 __all__ = ["accelerated", "install", "uninstall"]
@@ -49,7 +49,7 @@ def install(backend: Callable[..., Any]) -> None:
         wanted = compiling is backend and _accelerates(keywords.get("options"))
         with accelerated(wanted) as on, ExitStack() as stack:
             if on:
-                stack.enter_context(_reading.quick_settings())
+                stack.enter_context(_torch_reading.quick_settings())
                 stack.enter_context(Replay().watching())
             yield
 

@@ -9,7 +9,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch.utils._config_module import ConfigModule
 
-from fxpasses.dynamo._reading import quick_settings
+from fxpasses.dynamo._torch_reading import quick_settings
 from tests.fxpasses.dynamo.support import Stack, agree, compiled
 
 
