@@ -10,6 +10,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch._functorch._aot_autograd import graph_compile
 from torch._subclasses import functional_tensor
 from torch._subclasses.fake_tensor import FakeTensor as TorchFakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch._subclasses.meta_utils import MetaConverter
 from torch.fx import graph as fx_graph
 from torch.fx.experimental import proxy_tensor
@@ -19,6 +20,7 @@ from torch.utils._mode_utils import no_dispatch
 
 __all__ = [
     "DimDynamic",
+    "FunctionalTensorMode",
     "MetaConverter",
     "ShapeEnv",
     "StatelessSymbolicContext",

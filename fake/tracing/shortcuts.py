@@ -3,7 +3,7 @@
 The texts of the joint, forward and backward graphs are made for the structured log and for entries of AOTAutograd's
 cache; without either, nobody reads them. Guards print each frame of the user's stack, with the file's name shortened
 anew. And FX nodes, functionalization and Inductor's constant folding walk arguments, which are tuples and lists, with a
-general walk over any container.
+general walk over any container. Functionalization asks each tensor that it wraps for its device like any operator.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def patches() -> list[tuple[Any, str, Any]]:
             if hasattr(compiler, name)
         ),
         *((module, "pytree", _QUICK) for module in _t.walkers_of_arguments()),
+        (_t.FunctionalTensorMode, "__torch_dispatch__", _functionalize),
         (_t._traceback, "shorten_filename", functools.cache(_t._traceback.shorten_filename)),
     ]
 
@@ -56,6 +57,17 @@ def _unless_nobody_reads(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*arguments[:-1], config)
 
     return log
+
+
+def _functionalize(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    """``FunctionalTensorMode.__torch_dispatch__``; the device of a fake tensor is known without calling an operator."""
+    if func is _DEVICE and type(args[0]) is _t.TorchFakeTensor and not args[0].fake_mode.in_kernel_invocation:
+        return args[0].fake_device
+    return _FUNCTIONALIZE(self, func, types, args, kwargs)
+
+
+_FUNCTIONALIZE = _t.FunctionalTensorMode.__torch_dispatch__
+_DEVICE = torch.ops.prim.device.default
 
 
 class _QuickPytree:

@@ -3,11 +3,16 @@
 import collections
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode as TorchMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.utils import _pytree
 
+import fake
+from fake.tracing import shortcuts
 from fake.tracing.shortcuts import leaves_of_arguments, map_arguments, visit_arguments
 
 
@@ -80,3 +85,27 @@ def test_tensors_are_leaves_whatever_their_class() -> None:
     tree = (own, torch.nn.Parameter(torch.rand(1)), {"a": torch.rand(3)})
     counted = map_arguments(torch.Tensor, lambda t: t.numel(), tree)
     assert counted == (2, 1, {"a": 3})
+
+
+def test_functionalization_is_not_asked_for_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    original = shortcuts._FUNCTIONALIZE
+
+    def counting(mode: Any, func: Any, *given: Any) -> Any:
+        asked.append(func)
+        return original(mode, func, *given)
+
+    monkeypatch.setattr(shortcuts, "_FUNCTIONALIZE", counting)
+    device = torch.ops.prim.device.default
+    with fake.accelerate(), TorchMode() as mode, FunctionalTensorMode():
+        value = mode.from_tensor(torch.empty(2, 3))
+        functional = FunctionalTensor.to_functional(value)
+        assert functional.device == device(value) == torch.device("cpu")
+        assert device not in asked
+        mode.in_kernel_invocation = True
+        device(value)
+        mode.in_kernel_invocation = False
+        torch.sin(functional)
+    assert asked.count(device) == 1  # inside of a kernel it is for torch to say
+    assert torch.ops.aten.sin.default in asked
+    assert FunctionalTensorMode.__torch_dispatch__ is original
