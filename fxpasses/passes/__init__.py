@@ -11,6 +11,7 @@ Those are the default. Beyond them, by name:
 * ``broadcast_products``: linear layers on broadcast inputs, before the broadcast
 * ``bucket_collectives``: many small reductions between processes as one
 * ``chunked_logits``: the loss of a large vocabulary, a few rows at a time
+* ``dropout_bits``: dropout masks with fewer random bits
 * ``early_selection``: only the rows that are looked at
 * ``grouped_attention``: attention without repeated keys and values
 * ``one_hot_products``: products with one-hot rows by lookup
@@ -34,6 +35,7 @@ from fxpasses.passes.chunked_logits import ChunkedLogits
 from fxpasses.passes.common_subexpressions import CommonSubexpressions
 from fxpasses.passes.constants import FoldConstants
 from fxpasses.passes.dead_code import DeadCodeElimination
+from fxpasses.passes.dropout_bits import DropoutBits
 from fxpasses.passes.early_selection import EarlySelection
 from fxpasses.passes.grouped_attention import GroupedAttention
 from fxpasses.passes.no_ops import RemoveNoOps
@@ -53,6 +55,7 @@ __all__ = [
     "ChunkedLogits",
     "CommonSubexpressions",
     "DeadCodeElimination",
+    "DropoutBits",
     "EarlySelection",
     "FoldConstants",
     "GroupedAttention",
@@ -93,6 +96,7 @@ def library() -> dict[str, type[Pass]]:
         ChunkedLogits,
         CommonSubexpressions,
         DeadCodeElimination,
+        DropoutBits,
         EarlySelection,
         FoldConstants,
         GroupedAttention,
