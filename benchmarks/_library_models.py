@@ -260,6 +260,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case("low-rank updates, 256 x 512", lambda: (LowRank(), (torch.randn(256, 512),))),
         Case("linear attention, 512 tokens", lambda: (LinearAttention(), (torch.randn(2, 512, 256),))),
     ),
+    "dropout_bits": (Case("two MLP blocks with dropout", lambda: (Dropped(), (torch.randn(512, 256),))),),
     "packed_masks": (Case("two MLP blocks with dropout", lambda: (Dropped(), (torch.randn(512, 256),))),),
     "saved_precision": (
         Case(

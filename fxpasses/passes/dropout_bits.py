@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from fxpasses import _torch
 from fxpasses.contract import Contract, Pass
 from fxpasses.passes._matching import calls_before, find_calls, is_call, shape_of
 from fxpasses.rewriting import replace, same_metadata, value_of
@@ -52,8 +53,8 @@ class DropoutBits(Pass):
         numbers = aten.view(numbers, [64, 128]) & 32767
         keep = aten.ge(numbers, 3277)                            # 3277 / 32768 = 0.10001
 
-    Other random numbers than before: other elements are dropped, as with another seed, and neither eager nor Inductor's
-    ``fallback_random`` draws the same. The same seed still gives the same masks, and the backward pass reads the mask of
+    Other random numbers than before: other elements are dropped, as with another seed. Where Inductor is to draw what eager
+    draws (``fallback_random``) nothing is rewritten. The same seed still gives the same masks, and the backward pass reads the mask of
     the forward pass. The probability is rounded to a multiple of 1/32768.
 
     Attributes:
@@ -67,6 +68,8 @@ class DropoutBits(Pass):
     tolerance: float = 0.01
 
     def apply(self, gm: fx.GraphModule) -> bool:
+        if _torch.inductor_config.fallback_random:
+            return False
         changed = False
         for rand in find_calls(gm.graph, aten.rand.default):
             shape = shape_of(rand)

@@ -195,6 +195,20 @@ def test_left_alone_on_other_devices():
     assert not rewrite(PASS, gm)
 
 
+def test_left_alone_where_the_numbers_of_eager_are_asked_for():
+    with torch._inductor.config.patch(fallback_random=True):
+        assert_left_alone(PASS, lambda x: x * (torch.rand_like(x) > 0.5), ones(6, 8))
+
+
+def test_checks_of_values_raise_no_alarm():
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 8), nn.Dropout(0.1))
+    f = compiled(model, check="values")
+    for _ in range(2):
+        f(torch.randn(6, 8)).sum().backward()
+    assert fired() == 1
+    assert not fxpasses.stats().fallbacks
+
+
 def test_empty_with_no_limit():
     assert_left_alone(DropoutBits(min_elements=0), lambda x: F.dropout(x[:0], 0.5), ones(6, 8))
 
