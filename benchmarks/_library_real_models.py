@@ -116,11 +116,6 @@ def _vit(training: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return built.model, (torch.randn(4, 3, 112, 112),)
 
 
-def _mobilenet(training: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    built = build("mobilenet_v2", training=training, depth_multiplier=0.5, image_size=96)
-    return built.model, (torch.randn(4, 3, 96, 96),)
-
-
 def _bert() -> tuple[nn.Module, tuple[Tensor, ...]]:
     built = build("bert", "eager", batch=4, length=64, **_BERT)
     return built.model, built.inputs
@@ -152,10 +147,6 @@ REAL_CASES: dict[str, tuple[Case, ...]] = {
     "grouped_attention": (
         Case("llama, 2 layers, 2 x 256 tokens, one padded, training", _padded_llama),
         Case("llama, 2 layers, one token after 2 x 1024, one padded", _cached_llama, training=False),
-    ),
-    "padded_convolutions": (
-        Case("mobilenet_v2, 4 images, inference", lambda: _mobilenet(False), training=False),
-        Case("mobilenet_v2, 4 images, training", lambda: _mobilenet(True)),
     ),
     "written_attention": (
         Case(

@@ -16,7 +16,6 @@ Those are the default. Beyond them, by name:
 * ``grouped_attention``: attention without repeated keys and values
 * ``one_hot_products``: products with one-hot rows by lookup
 * ``packed_masks``: masks saved in bits
-* ``padded_convolutions``: zero padding inside of the convolution
 * ``product_order``: chains of matrix products in the cheapest order
 * ``saved_precision``: activations saved in bfloat16
 * ``written_attention``: attention that is written out, by the attention kernel
@@ -41,7 +40,6 @@ from fxpasses.passes.grouped_attention import GroupedAttention
 from fxpasses.passes.no_ops import RemoveNoOps
 from fxpasses.passes.one_hot_products import OneHotProducts
 from fxpasses.passes.packed_masks import PackedMasks
-from fxpasses.passes.padded_convolutions import PaddedConvolutions
 from fxpasses.passes.product_order import ProductOrder
 from fxpasses.passes.saved_precision import SavedPrecision
 from fxpasses.passes.written_attention import WrittenAttention
@@ -61,7 +59,6 @@ __all__ = [
     "GroupedAttention",
     "OneHotProducts",
     "PackedMasks",
-    "PaddedConvolutions",
     "ProductOrder",
     "RemoveNoOps",
     "SavedPrecision",
@@ -102,7 +99,6 @@ def library() -> dict[str, type[Pass]]:
         GroupedAttention,
         OneHotProducts,
         PackedMasks,
-        PaddedConvolutions,
         ProductOrder,
         RemoveNoOps,
         SavedPrecision,
