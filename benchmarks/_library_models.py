@@ -39,29 +39,6 @@ class OneHotFeatures(nn.Module):
         return self.layers(F.one_hot(index, self.classes).to(self.layers[0].weight.dtype))
 
 
-class SeparablePadded(nn.Module):
-    """Depthwise separable blocks with padding layers of their own, as ported from Keras."""
-
-    def __init__(self, width: int = 64, blocks: int = 3) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(
-                nn.ZeroPad2d(1),
-                nn.Conv2d(width, width, 3, groups=width, bias=False),
-                nn.BatchNorm2d(width),
-                nn.ReLU(),
-                nn.Conv2d(width, width, 1, bias=False),
-                nn.BatchNorm2d(width),
-            )
-            for _ in range(blocks)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = F.relu(x + block(x))
-        return x.mean((2, 3))
-
-
 class GroupedQueryLayer(nn.Module):
     """Self-attention with 4 query heads for each key head, over a cache of earlier keys and values or without one."""
 
@@ -230,14 +207,6 @@ CASES: dict[str, tuple[Case, ...]] = {
     "one_hot_products": (
         Case("one-hot features, 256 x 2000", lambda: (OneHotFeatures(), (_tokens(256, high=2000),))),
     ),
-    "padded_convolutions": (
-        Case("separable blocks, training", lambda: (SeparablePadded(), (torch.randn(2, 64, 56, 56),))),
-        Case(
-            "separable blocks, inference",
-            lambda: (SeparablePadded().eval(), (torch.randn(2, 64, 56, 56),)),
-            training=False,
-        ),
-    ),
     "grouped_attention": (
         Case(
             "one token, 2048 in the cache",
@@ -260,6 +229,7 @@ CASES: dict[str, tuple[Case, ...]] = {
         Case("low-rank updates, 256 x 512", lambda: (LowRank(), (torch.randn(256, 512),))),
         Case("linear attention, 512 tokens", lambda: (LinearAttention(), (torch.randn(2, 512, 256),))),
     ),
+    "dropout_bits": (Case("two MLP blocks with dropout", lambda: (Dropped(), (torch.randn(512, 256),))),),
     "packed_masks": (Case("two MLP blocks with dropout", lambda: (Dropped(), (torch.randn(512, 256),))),),
     "saved_precision": (
         Case(

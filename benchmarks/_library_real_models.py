@@ -70,6 +70,13 @@ _LLAMA: dict[str, Any] = {
     "vocab_size": 1000,
 }
 _BERT: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4}
+_BERT_BASE: dict[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "vocab_size": 8000,
+    "max_position_embeddings": 512,
+}
 _VIT: dict[str, Any] = {
     "image_size": 112,
     "hidden_size": 192,
@@ -109,11 +116,6 @@ def _vit(training: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
     return built.model, (torch.randn(4, 3, 112, 112),)
 
 
-def _mobilenet(training: bool) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    built = build("mobilenet_v2", training=training, depth_multiplier=0.5, image_size=96)
-    return built.model, (torch.randn(4, 3, 96, 96),)
-
-
 def _bert() -> tuple[nn.Module, tuple[Tensor, ...]]:
     built = build("bert", "eager", batch=4, length=64, **_BERT)
     return built.model, built.inputs
@@ -121,6 +123,12 @@ def _bert() -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 def _t5() -> tuple[nn.Module, tuple[Tensor, ...]]:
     built = build("t5", batch=4, length=128, d_model=256, d_ff=1024, d_kv=64)
+    return built.model, built.inputs
+
+
+def _dropout(name: str, **how: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A model of the width that its smallest published version has, with a vocabulary that leaves it the time."""
+    built = build(name, "sdpa", **how)
     return built.model, built.inputs
 
 
@@ -139,10 +147,6 @@ REAL_CASES: dict[str, tuple[Case, ...]] = {
     "grouped_attention": (
         Case("llama, 2 layers, 2 x 256 tokens, one padded, training", _padded_llama),
         Case("llama, 2 layers, one token after 2 x 1024, one padded", _cached_llama, training=False),
-    ),
-    "padded_convolutions": (
-        Case("mobilenet_v2, 4 images, inference", lambda: _mobilenet(False), training=False),
-        Case("mobilenet_v2, 4 images, training", lambda: _mobilenet(True)),
     ),
     "written_attention": (
         Case(
@@ -164,6 +168,20 @@ REAL_CASES: dict[str, tuple[Case, ...]] = {
     "packed_masks": (
         Case("bert, 2 layers, 4 x 64 tokens, dropout, training", _bert),
         Case("t5, 2 + 2 layers, 4 x 128 tokens, dropout, training", _t5),
+    ),
+    "dropout_bits": (
+        Case(
+            "bert, 2 layers of 768, 4 x 128 tokens, training",
+            lambda: _dropout("bert", batch=4, length=128, **_BERT_BASE),
+        ),
+        Case(
+            "gpt2, 2 layers of 768, 2 x 256 tokens, training",
+            lambda: _dropout("gpt2", length=256, **{**_GPT2, "n_embd": 768, "n_head": 12}),
+        ),
+        Case(
+            "t5, 2 + 2 layers of 512, 2 x 256 tokens, training",
+            lambda: _dropout("t5", length=256, d_model=512, d_ff=2048, d_kv=64, num_heads=8, vocab_size=4000),
+        ),
     ),
     "saved_precision": (
         Case("llama, 2 layers, 2 x 256 tokens, training", lambda: _loss("llama", length=256, **_LLAMA)),

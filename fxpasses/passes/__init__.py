@@ -11,11 +11,11 @@ Those are the default. Beyond them, by name:
 * ``broadcast_products``: linear layers on broadcast inputs, before the broadcast
 * ``bucket_collectives``: many small reductions between processes as one
 * ``chunked_logits``: the loss of a large vocabulary, a few rows at a time
+* ``dropout_bits``: dropout masks with fewer random bits
 * ``early_selection``: only the rows that are looked at
 * ``grouped_attention``: attention without repeated keys and values
 * ``one_hot_products``: products with one-hot rows by lookup
 * ``packed_masks``: masks saved in bits
-* ``padded_convolutions``: zero padding inside of the convolution
 * ``product_order``: chains of matrix products in the cheapest order
 * ``saved_precision``: activations saved in bfloat16
 * ``written_attention``: attention that is written out, by the attention kernel
@@ -34,12 +34,12 @@ from fxpasses.passes.chunked_logits import ChunkedLogits
 from fxpasses.passes.common_subexpressions import CommonSubexpressions
 from fxpasses.passes.constants import FoldConstants
 from fxpasses.passes.dead_code import DeadCodeElimination
+from fxpasses.passes.dropout_bits import DropoutBits
 from fxpasses.passes.early_selection import EarlySelection
 from fxpasses.passes.grouped_attention import GroupedAttention
 from fxpasses.passes.no_ops import RemoveNoOps
 from fxpasses.passes.one_hot_products import OneHotProducts
 from fxpasses.passes.packed_masks import PackedMasks
-from fxpasses.passes.padded_convolutions import PaddedConvolutions
 from fxpasses.passes.product_order import ProductOrder
 from fxpasses.passes.saved_precision import SavedPrecision
 from fxpasses.passes.written_attention import WrittenAttention
@@ -53,12 +53,12 @@ __all__ = [
     "ChunkedLogits",
     "CommonSubexpressions",
     "DeadCodeElimination",
+    "DropoutBits",
     "EarlySelection",
     "FoldConstants",
     "GroupedAttention",
     "OneHotProducts",
     "PackedMasks",
-    "PaddedConvolutions",
     "ProductOrder",
     "RemoveNoOps",
     "SavedPrecision",
@@ -93,12 +93,12 @@ def library() -> dict[str, type[Pass]]:
         ChunkedLogits,
         CommonSubexpressions,
         DeadCodeElimination,
+        DropoutBits,
         EarlySelection,
         FoldConstants,
         GroupedAttention,
         OneHotProducts,
         PackedMasks,
-        PaddedConvolutions,
         ProductOrder,
         RemoveNoOps,
         SavedPrecision,

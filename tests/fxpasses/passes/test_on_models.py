@@ -5,7 +5,7 @@ import torch
 
 import fxpasses
 from fxpasses.backend import fxpasses as backend
-from fxpasses.passes import ChunkedLogits, PackedMasks, SavedPrecision, default_passes, library
+from fxpasses.passes import ChunkedLogits, DropoutBits, PackedMasks, SavedPrecision, default_passes, library
 from tests.models.support import assert_agrees
 from tests.models.test_transformers import MODELS, LossAndLogits
 from tests.models.zoo import ZOO
@@ -18,7 +18,7 @@ SMALL = {
 
 def all_passes():
     """Every pass that keeps results, with thresholds that small models reach."""
-    own = {item.name for item in default_passes()} | {SavedPrecision.name}
+    own = {item.name for item in default_passes()} | {SavedPrecision.name, DropoutBits.name}
     return ["default", *(SMALL.get(name, name) for name in library() if name not in own), "default"]
 
 
