@@ -249,9 +249,8 @@ class RoundedRun(Run):
             return result
         amount = torch.rand(part.shape, generator=self.generator, dtype=torch.float64).to(part.device)
         moved = result.double() + (2 * amount - 1) * spacing(part.nan_to_num(), result.dtype)
-        return torch.where(
-            part > 0, moved.to(result.dtype), result
-        )  # nothing was summed where there is no part
+        # Nothing was summed where there is no part.
+        return torch.where(part > 0, moved.to(result.dtype), result)
 
 
 class RoundedMode(TorchDispatchMode):
