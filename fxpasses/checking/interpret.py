@@ -248,9 +248,9 @@ class RoundedRun(Run):
         if part is None or not result.is_floating_point():
             return result
         amount = torch.rand(part.shape, generator=self.generator, dtype=torch.float64).to(part.device)
-        return (result.double() + (2 * amount - 1) * spacing(part.nan_to_num(), result.dtype)).to(
-            result.dtype
-        )
+        moved = result.double() + (2 * amount - 1) * spacing(part.nan_to_num(), result.dtype)
+        # Nothing was summed where there is no part.
+        return torch.where(part > 0, moved.to(result.dtype), result)
 
 
 class RoundedMode(TorchDispatchMode):

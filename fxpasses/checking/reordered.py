@@ -4,6 +4,10 @@ An operator that sums many products rounds once, at the end, or nearly so. A rew
 a part may be many times as large as the sum: a sum that is exact by luck, or zero, is off by half a unit in the last place of its largest
 part (N. J. Higham, "The accuracy of floating point summation", 1993: the error of any order is bounded by the partial sums that it makes).
 So the size of the parts decides what rounding may do to one element, and it is measured: the sum is made in a few parts.
+
+A scatter that accumulates (the gradient of an embedding) is a sum for each element that it writes to: of the updates that hit this element, in
+the order of the list, which may be any. What is there before is no part. It is not rounded, and a partial sum with it is what the result and the other
+part differ by: one of these two is at least half as large.
 """
 
 from __future__ import annotations
@@ -23,9 +27,14 @@ aten = torch.ops.aten
 _PARTS = 8
 """In how many parts a sum is made: what lies in front of each seam, and behind it, is looked at."""
 
+_NO_PADDING = -1
+"""What an embedding without padding says for the index of it."""
+
 
 def largest_part(target: Any, args: Sequence[Any], kwargs: Any) -> Tensor | None:
-    """The largest partial sum, in float64, behind each element of a sum or a product; ``None`` for other operators.
+    """The largest partial sum, in float64, behind each element of a sum, a product or an accumulating scatter; ``None`` for other operators.
+
+    It is zero for an element that a scatter hits once at most: no sum is made there.
 
     Args:
         target: the operator.
@@ -97,6 +106,83 @@ def _convolution(args: Sequence[Any], kwargs: Any) -> Cut | None:
     return (lambda i, j: operator(x[:, i:j], weight[:, i:j], None, *how)), weight.shape[1]
 
 
+def _scatter(shape: Sequence[int], where: Tensor, updates: Tensor, taken: Tensor | None = None) -> Cut | None:
+    """The updates of each element, cut into parts of equal numbers of them.
+
+    Args:
+        shape: of the result.
+        where: the element that each update is added to, as a position in the flattened result.
+        updates: what is added; of the shape of ``where``, or broadcast to it.
+        taken: flags, broadcast as well: the updates that count; all by default.
+    """
+    if not updates.is_floating_point():
+        return None
+    updates = updates.double().expand(where.shape).flatten()
+    if taken is not None:
+        taken = taken.expand(where.shape).flatten()
+        updates, where = updates[taken], where.flatten()[taken]
+    where, order = where.flatten().sort(stable=True)
+    updates = updates[order]
+    _, group, counts = torch.unique_consecutive(where, return_inverse=True, return_counts=True)
+    rank = torch.arange(len(where), device=where.device) - (counts.cumsum(0) - counts)[group]
+    part = rank * _PARTS // counts[group]
+    part[counts[group] == 1] = _PARTS  # in none: one update is no sum
+
+    def made(i: int, j: int) -> Tensor:
+        here = (part >= i) & (part < j)
+        zeros = torch.zeros(torch.Size(shape).numel(), dtype=torch.float64, device=updates.device)
+        return zeros.index_add_(0, where[here], updates[here]).view(torch.Size(shape))
+
+    return made, _PARTS
+
+
+def _positions(shape: Sequence[int], device: torch.device) -> Tensor:
+    """The position of each element in the flattened tensor."""
+    return torch.arange(torch.Size(shape).numel(), device=device).view(torch.Size(shape))
+
+
+def _index_put(args: Sequence[Any], kwargs: Any) -> Cut | None:
+    x, indices, values = args[:3]
+    if not (args[3] if len(args) > 3 else kwargs.get("accumulate", False)):
+        return None
+    return _scatter(x.shape, aten.index.Tensor(_positions(x.shape, x.device), indices), values)
+
+
+def _masked_index_put(args: Sequence[Any], kwargs: Any) -> Cut | None:
+    x, mask, indices, values = args
+    # What the mask leaves out may lie outside of the tensor.
+    inside = [i if i is None else i.clamp(-n, n - 1) for i, n in zip(indices, x.shape, strict=False)]
+    return _scatter(x.shape, aten.index.Tensor(_positions(x.shape, x.device), inside), values, mask)
+
+
+def _scatter_add(args: Sequence[Any], kwargs: Any) -> Cut | None:
+    x, dim, index, source = args[:4]
+    if not index.numel():
+        return None
+    updates = source[tuple(slice(n) for n in index.shape)]
+    return _scatter(x.shape, _positions(x.shape, x.device).gather(dim, index), updates)
+
+
+def _scatter_reduce(args: Sequence[Any], kwargs: Any) -> Cut | None:
+    return _scatter_add(args, kwargs) if args[4] == "sum" else None
+
+
+def _index_add(args: Sequence[Any], kwargs: Any) -> Cut | None:
+    x, dim, index, source = args
+    where = _positions(x.shape, x.device).index_select(dim, index)
+    return _scatter(x.shape, where, source * kwargs.get("alpha", 1))
+
+
+def _embedding_backward(args: Sequence[Any], kwargs: Any) -> Cut | None:
+    gradient, indices, rows, padding, by_frequency = args
+    updates = gradient.double()
+    if by_frequency:
+        updates = updates / torch.bincount(indices.flatten(), minlength=rows)[indices].unsqueeze(-1)
+    shape = (rows, gradient.shape[-1])
+    taken = (indices != padding).unsqueeze(-1) if padding != _NO_PADDING else None
+    return _scatter(shape, _positions(shape, gradient.device)[indices], updates, taken)
+
+
 _CUTS: dict[Any, Callable[[Sequence[Any], Any], Cut | None]] = {
     aten.mm.default: _product(0),
     aten.bmm.default: _product(0),
@@ -107,4 +193,11 @@ _CUTS: dict[Any, Callable[[Sequence[Any], Any], Cut | None]] = {
     aten.mean.default: _mean,
     aten.mean.dim: _mean,
     aten.convolution.default: _convolution,
+    aten.index_put.default: _index_put,
+    aten._unsafe_index_put.default: _index_put,
+    aten._unsafe_masked_index_put_accumulate.default: _masked_index_put,
+    aten.scatter_add.default: _scatter_add,
+    aten.scatter_reduce.two: _scatter_reduce,
+    aten.index_add.default: _index_add,
+    aten.embedding_dense_backward.default: _embedding_backward,
 }

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxpasses.checking.interpret import RoundedRun
+from fxpasses.checking.interpret import ExactRun, RoundedRun
 from fxpasses.checking.reordered import largest_part
 from fxpasses.checking.tolerance import deviation
 
@@ -39,6 +39,71 @@ CALLS = {
 }
 
 
+def _table() -> torch.Tensor:
+    return torch.randn(3, 4)
+
+
+_ROWS = torch.tensor([[0, 1], [2, 1], [0, -1]])  # each row twice
+_MASK = torch.tensor([[True, False, True, False]] * 3)
+
+SCATTERS = {
+    "index_put of rows": (
+        aten.index_put.default,
+        lambda: (_table(), [_ROWS], torch.randn(3, 2, 4), True),
+    ),
+    "index_put of columns": (
+        aten.index_put.default,
+        lambda: (_table(), [None, torch.tensor([0, 1, 2, 3, 3, 2, 1, 0])], torch.randn(3, 8), True),
+    ),
+    "index_put of two indices": (
+        aten.index_put.default,
+        lambda: (
+            _table(),
+            [torch.arange(3)[:, None], torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])],
+            torch.randn(8),
+            True,
+        ),
+    ),
+    "index_put that is not looked at": (
+        aten._unsafe_index_put.default,
+        lambda: (_table(), [_ROWS], torch.randn(4), True),
+    ),
+    "index_put under a mask": (
+        aten._unsafe_masked_index_put_accumulate.default,
+        lambda: (_table(), _MASK[:, :, None], [torch.tensor([0, 9, 0, -9]).expand(3, 4)], torch.randn(4)),
+    ),
+    "scatter_add": (
+        aten.scatter_add.default,
+        lambda: (_table(), 1, torch.tensor([[3, 3, 0, 0]] * 2), torch.randn(3, 5)),
+    ),
+    "scatter_add to a number": (
+        aten.scatter_add.default,
+        lambda: (torch.randn(()), 0, torch.tensor(0), torch.randn(())),
+    ),
+    "scatter_reduce": (
+        aten.scatter_reduce.two,
+        lambda: (_table(), -1, torch.tensor([[3, 3, 0, 0]] * 3), _table(), "sum"),
+    ),
+    "index_add": (
+        aten.index_add.default,
+        lambda: (_table(), 0, torch.tensor([0, 2, 0, 2]), torch.randn(4, 4)),
+        {"alpha": 3},
+    ),
+    "embedding": (
+        aten.embedding_dense_backward.default,
+        lambda: (torch.randn(3, 2, 4), _ROWS % 3, 5, -1, False),
+    ),
+    "embedding with padding": (
+        aten.embedding_dense_backward.default,
+        lambda: (torch.randn(3, 2, 4), _ROWS % 3, 5, 1, False),
+    ),
+    "embedding by frequency": (
+        aten.embedding_dense_backward.default,
+        lambda: (torch.randn(3, 2, 4), _ROWS % 3, 5, -1, True),
+    ),
+}
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_the_largest_part_has_the_shape_of_the_result_and_is_not_smaller(name):
     target, made = CALLS[name]
@@ -48,6 +113,38 @@ def test_the_largest_part_has_the_shape_of_the_result_and_is_not_smaller(name):
     bias = 4 * args[2].abs().max().item() if name == "convolution" else bias
     assert part.shape == result.shape
     assert (part >= result.double().abs() * (1 - 1e-5) - bias).all()
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+def test_the_largest_part_of_a_scatter_is_that_of_what_it_adds(name):
+    target, made, *kwargs = SCATTERS[name]
+    args, keywords = made(), (kwargs or [{}])[0]
+    part = largest_part(target, args, keywords)
+    is_gradient = target is aten.embedding_dense_backward.default
+    start = 0 if is_gradient else args[0]
+    added = target(*args, **keywords) - start
+    # How many updates each element gets: the same call on ones.
+    ones = [torch.ones_like(a) if torch.is_tensor(a) and a.is_floating_point() else a for a in args]
+    if is_gradient:
+        ones[-1] = False
+    counts = target(*ones) - (0 if is_gradient else 1)
+    assert part.shape == added.shape
+    assert (part[counts < 2] == 0).all()
+    assert (part >= added.double().abs() - 1e-5)[counts > 1].all()
+    assert (counts > 1).any() == bool(added.dim())
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(-50, 50)), min_size=1, max_size=20))
+def test_parts_of_a_scatter_are_those_of_the_sum_of_each_element(updates):
+    where, values = (torch.tensor(v) for v in zip(*updates, strict=True))
+    part = largest_part(aten.index_add.default, (torch.full((3,), 1e6), 0, where, values.float()), {})
+    for position in range(3):
+        terms = values[where == position].double()
+        summed = largest_part(aten.sum.default, (terms,), {}) if len(terms) > 1 else torch.tensor(0.0)
+        if len(terms) <= 8:  # no more than parts: every seam is looked at, of the one and of the other
+            assert part[position] == summed
+        else:
+            assert part[position] >= terms.sum().abs()
 
 
 @given(st.lists(st.integers(-50, 50), min_size=2, max_size=8), st.data())
@@ -75,12 +172,59 @@ def test_a_product_in_two_parts_is_no_fault_where_the_whole_is_exact():
         assert deviation(a @ b, exact, samples, wrong, stable=stable) is not None
 
 
+def test_a_gradient_that_is_scattered_onto_another_one_is_no_fault():
+    """The gradient of a tied embedding, with as many tokens as a made-up size brings."""
+
+    def added(dense, tokens, gradient):
+        return dense + torch.zeros_like(dense).index_put([tokens], gradient, True)
+
+    alarms = []
+    for seed in range(6):
+        generator = torch.Generator().manual_seed(seed)
+        tokens = torch.randint(0, 64, (512,), generator=generator)
+        tokens[:256] = 0  # padding
+        gradient = torch.randn(512, 16, generator=generator)
+        inputs = [torch.randn(64, 16, generator=generator), tokens, gradient]
+        gm = make_fx(added, tracing_mode="fake")(*inputs)
+        samples = [RoundedRun(gm, k)(inputs)[0] for k in range(10)]
+        stable = [RoundedRun(gm, k, reordered=True)(inputs)[0] for k in range(10)]
+        native, exact = added(*inputs), ExactRun(gm)(inputs)[0]
+        straight = inputs[0].index_put([tokens], gradient, True)
+        alarms.append(deviation(native, exact, samples, straight) is not None)
+        assert deviation(native, exact, samples, straight, stable=stable) is None
+        wrong = straight.clone()
+        wrong[0, 3] -= gradient[5, 3] / 8
+        assert deviation(native, exact, samples, wrong, stable=stable) is not None
+    assert any(alarms)  # without the parts of the scatter
+
+
+def test_what_is_not_summed_does_not_move():
+    def scattered(x, index, updates):
+        return torch.index_add(x, 0, index, updates)
+
+    x, updates = torch.tensor([0.0, 0.1, 0.2, 0.3]), torch.tensor([0.1, 0.3, -0.5])
+    inputs = [x, torch.tensor([1, 3, 3]), updates]
+    gm = make_fx(scattered, tracing_mode="fake")(*inputs)
+    runs = torch.stack([RoundedRun(gm, k, reordered=True)(inputs)[0] for k in range(10)])
+    assert (runs[:, [0, 2]] == x[[0, 2]]).all()
+    assert runs[:, 3].unique().numel() > 1
+
+
 @pytest.mark.parametrize(
     ("target", "args"),
     [
         (aten.add.Tensor, (torch.ones(2), torch.ones(2))),
         (aten.sum.default, (torch.ones(3, dtype=torch.int64),)),
         (aten.sum.default, (torch.ones(()),)),
+        (aten.index_put.default, (torch.ones(3), [torch.zeros(2, dtype=torch.int64)], torch.ones(2))),
+        (
+            aten.scatter_reduce.two,
+            (torch.ones(3), 0, torch.zeros(2, dtype=torch.int64), torch.ones(2), "prod"),
+        ),
+        (
+            aten.index_add.default,
+            (_ROWS, 0, torch.tensor([0, 0]), _ROWS[:2]),
+        ),
         (
             aten.convolution.default,
             (_image(), torch.ones(3, 1, 2, 2), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 3),
