@@ -60,6 +60,7 @@ __all__ = [
     "original_operator",
     "output_strides",
     "proxies_of",
+    "proxy_of_call",
     "set_value",
     "sets_grad_mode",
     "storage_of",
@@ -354,6 +355,12 @@ def proxies_of(mode: Any, tensors: Sequence[torch.Tensor], sizes: Sequence[Any])
         proxies.append(entry.proxy)
     numbers = proxy_tensor._fetch_proxies_and_all_constant_flag(list(sizes), tracer)[1] if sizes else ()
     return proxies, list(numbers)
+
+
+def proxy_of_call(tracer: Any, operator: OpOverload, args: tuple[Any, ...]) -> Any:
+    """The proxy of a new call in a trace, named like those of torch's own."""
+    name = tracer.graph._target_to_str(operator._opname)
+    return tracer.create_proxy("call_function", operator, args, {}, name=name)
 
 
 set_value = proxy_tensor.set_meta

@@ -37,9 +37,7 @@ def traced(mode: Any, func: Any, types: Sequence[type], args: Any = (), kwargs: 
         return mode.__torch_dispatch__(func, types, args, kwargs)
     tracer = mode.tracer
     with _torch.original_operator(func):
-        call = tracer.create_proxy(
-            "call_function", func, (key, *given), {}, name=tracer.graph._target_to_str(func._opname)
-        )
+        call = _torch.proxy_of_call(tracer, func, (key, *given))
         with _torch.thunks(tracer):
             results = func(*args)
         _torch.set_value(call, results)
