@@ -106,7 +106,8 @@ def _level(probability: float) -> int:
 def _rewrite(rand: fx.Node, shape: tuple[int, ...]) -> None:
     count = math.prod(shape)
     call = calls_before(rand, like=rand)
-    # Nobody reads what is there before the draw.
+    # Nobody reads what is there before the draw, and torch's own elimination of common calls, which does not know that
+    # `random` draws, takes no two `empty` for one: masks of one size stay different.
     memory = call(aten.empty.memory_format, [-(-count // 4)], dtype=torch.int64, device=value_of(rand).device)
     numbers = call(aten.view.dtype, call(aten.random.default, memory), torch.int16)
     if count % 4:
