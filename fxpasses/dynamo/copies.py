@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from fxpasses.dynamo import _torch
+from fxpasses.dynamo import _torch, _torch_inputs
 from fxpasses.dynamo.traces import Leaf, Plan, Sources, Trace, template
 
 __all__ = ["copy"]
@@ -38,9 +38,10 @@ def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: Sources)
         if old.node is not None and new.node is not None:
             same[old.node] = new.node
             variables[new.node] = new.variable
+    like = _torch_inputs.inputs_like(tx)
     for node, source in plan.captured.items():
         place = moved(source)
-        built = _torch.build_variable(tx, place, read(place))
+        built = like(place, read(place), node) or _torch.build_variable(tx, place, read(place))
         if type(built) is not _torch.TensorVariable:
             return None
         same[node] = built.as_proxy().node

@@ -366,11 +366,14 @@ def proxy_of_call(tracer: Any, operator: OpOverload, args: tuple[Any, ...]) -> A
 set_value = proxy_tensor.set_meta
 
 
-def track(result: torch.Tensor, proxy: Any, value: Any, tracer: Any) -> None:
-    """Enter a result into a trace: the node of ``proxy`` makes it, and has the fake ``value``."""
+layout_of = proxy_tensor._extract_tensor_metadata
+
+
+def track(result: torch.Tensor, proxy: Any, value: Any, layout: Any, tracer: Any) -> None:
+    """Enter a result into a trace: the node of ``proxy`` makes it, and has the fake ``value`` in this layout."""
     if result._has_symbolic_sizes_strides:
         proxy_tensor.track_tensor(result, proxy, constant=None, tracer=tracer)
     else:
         proxy_tensor.set_proxy_slot(result, tracer, proxy_tensor._ProxyTensor(proxy, None))
     proxy.node.meta["val"] = value
-    proxy.node.meta["tensor_meta"] = proxy_tensor._extract_tensor_metadata(value)
+    proxy.node.meta["tensor_meta"] = layout

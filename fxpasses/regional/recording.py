@@ -12,8 +12,11 @@ constants, other classes of tensors) is left to the mode's own method.
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from fxpasses.regional import _torch
 
@@ -41,9 +44,22 @@ def traced(mode: Any, func: Any, types: Sequence[type], args: Any = (), kwargs: 
         with _torch.thunks(tracer):
             results = func(*args)
         _torch.set_value(call, results)
-        for index, result in enumerate(results):
+        values = call.node.meta["val"]
+        layouts = _layouts(tracer, (func, key, *map(_torch.expression, sizes)), values)
+        for index, (result, layout) in enumerate(zip(results, layouts, strict=True)):
             node = tracer.graph.create_node("call_function", operator.getitem, (call.node, index), {})
             node.meta = dict(call.node.meta)
             node.meta.pop("eager_input_vals", None)
-            _torch.track(result, tracer.proxy(node), call.node.meta["val"][index], tracer)
+            _torch.track(result, tracer.proxy(node), values[index], layout, tracer)
     return results
+
+
+def _layouts(tracer: Any, call: tuple[Any, ...], values: Sequence[torch.Tensor]) -> list[Any]:
+    """The layouts of results, which calls alike have in common: to describe symbolic strides takes long."""
+    known = _known_layouts.setdefault(tracer, {})
+    if call not in known:
+        known[call] = [_torch.layout_of(value) for value in values]
+    return known[call]
+
+
+_known_layouts: weakref.WeakKeyDictionary[Any, dict[Any, list[Any]]] = weakref.WeakKeyDictionary()
