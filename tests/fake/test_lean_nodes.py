@@ -4,6 +4,7 @@ import gc
 import itertools
 import operator
 import random
+import weakref
 
 import pytest
 import torch
@@ -103,6 +104,55 @@ def test_the_collector_is_put_back():
             assert gc.get_threshold() == (0, 4, 5)
     finally:
         gc.set_threshold(*before)
+
+
+def test_a_full_collection_does_not_follow_a_compilation_at_once():
+    """torch looks at the young objects when it has compiled; then none that is left is young, or due."""
+    gc.collect()
+    frozen = gc.get_freeze_count()
+    for _ in range(3):
+        gc.collect(1)
+    assert gc.get_count()[2] >= 3
+    with fake.accelerate():
+        kept = [[] for _ in range(10)]
+        gc.collect(1)
+    assert gc.get_count()[1:] == (0, 0)
+    assert gc.get_freeze_count() <= frozen
+    assert all(gc.is_tracked(each) for each in kept)
+
+    with fake.accelerate():
+        cycle = [Cyclic()]
+        cycle.append(cycle)
+        gc.collect(1)
+    gone = weakref.ref(cycle[0])
+    del cycle
+    gc.collect()
+    assert gone() is None, "what was postponed is found by the next full collection"
+
+
+class Cyclic:
+    pass
+
+
+def test_what_nobody_has_looked_at_stays_young():
+    gc.collect()
+    with fake.accelerate():
+        gc.collect(0)
+        seen = gc.get_count()[1]
+        assert seen
+    assert gc.get_count()[1] >= seen
+
+
+def test_objects_that_a_program_froze_stay_frozen():
+    gc.collect()
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        with fake.accelerate():
+            gc.collect(1)
+        assert gc.get_freeze_count() >= frozen > 5000
+    finally:
+        gc.unfreeze()
 
 
 def test_settled_answers_need_no_guard_and_outlive_what_becomes_known():

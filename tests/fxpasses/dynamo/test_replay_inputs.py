@@ -194,4 +194,5 @@ def test_dynamic_sources_are_asked_for_by_name(monkeypatch, made):
     names = r"L\['self'\]\._modules\['layers'\]\._modules\['4'\]\._modules\['linear'\].*"
     monkeypatch.setattr(torch.compiler.config, "dynamic_sources", names)
     agree(model, compiled(model), x)
-    assert made[0] and made[1]
+    assert made[0] >= 1
+    assert made[1] >= 1
