@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +40,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "ProxyTorchDispatchMode",
+    "as_outside_of_modes",
     "capture_surroundings",
     "checkpoint_policy",
     "checkpointed",
@@ -92,6 +95,28 @@ def exits_autocast(node: fx.Node) -> bool:
 def sets_grad_mode(node: fx.Node) -> bool:
     """Whether this node turns recording of gradients on or off."""
     return node.target is _SET_GRAD
+
+
+_LAZY = functools.reduce(
+    operator.or_,
+    map(
+        torch._C.DispatchKeySet,
+        (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative, torch._C.DispatchKey.ZeroTensor),
+    ),
+)
+_NOTHING = contextlib.nullcontext()
+
+
+def as_outside_of_modes() -> Any:
+    """A context in which operators resolve lazy conjugates and negatives, as they do outside of operators.
+
+    Under a dispatch mode (AOTAutograd's check of custom operators in the first call, a user's own) a kernel in Python runs
+    with those dispatch keys left out, and an operator in it reads the memory of ``x.conj()`` as if it were ``x``'s.
+    """
+    left_out = torch._C._dispatch_tls_local_exclude_set()
+    if not left_out.has(torch._C.DispatchKey.Conjugate):
+        return _NOTHING
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), left_out - _LAZY)
 
 
 def context_calls() -> tuple[Any, Any, Any]:
