@@ -60,6 +60,7 @@ __all__ = [
     "inside_of",
     "mark_as_dynamo_graph",
     "may_contain_regions",
+    "of_sizes",
     "original_operator",
     "output_strides",
     "proxies_of",
@@ -97,26 +98,18 @@ def sets_grad_mode(node: fx.Node) -> bool:
     return node.target is _SET_GRAD
 
 
-_LAZY = functools.reduce(
-    operator.or_,
-    map(
-        torch._C.DispatchKeySet,
-        (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative, torch._C.DispatchKey.ZeroTensor),
-    ),
-)
-_NOTHING = contextlib.nullcontext()
+_KEYS = torch._C.DispatchKey
+_LAZY = [torch._C.DispatchKeySet(key) for key in (_KEYS.Conjugate, _KEYS.Negative, _KEYS.ZeroTensor)]
 
 
 def as_outside_of_modes() -> Any:
-    """A context in which operators resolve lazy conjugates and negatives, as they do outside of operators.
-
-    Under a dispatch mode (AOTAutograd's check of custom operators in the first call, a user's own) a kernel in Python runs
-    with those dispatch keys left out, and an operator in it reads the memory of ``x.conj()`` as if it were ``x``'s.
-    """
+    """A context in which operators resolve lazy conjugates and negatives: under a dispatch mode (AOTAutograd's check of custom
+    operators in the first call, a user's own) a kernel in Python runs without, and takes ``x.conj()`` for ``x``."""
     left_out = torch._C._dispatch_tls_local_exclude_set()
-    if not left_out.has(torch._C.DispatchKey.Conjugate):
-        return _NOTHING
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), left_out - _LAZY)
+    if not left_out.has(_KEYS.Conjugate):
+        return contextlib.nullcontext()
+    kept = functools.reduce(operator.sub, _LAZY, left_out)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), kept)
 
 
 def context_calls() -> tuple[Any, Any, Any]:
@@ -212,6 +205,12 @@ def evaluate(value: Any, bindings: Mapping[Any, Any]) -> Any:
 def has_unbacked(value: Any) -> bool:
     """Whether a symbolic number depends on data."""
     return bool(free_unbacked_symbols(value))
+
+
+def of_sizes(value: Any) -> bool:
+    """Whether a symbolic number is computed from sizes of inputs alone."""
+    symbols = free_symbols(value)
+    return bool(symbols) and all(symbol_is_type(symbol, SymT.SIZE) for symbol in symbols)
 
 
 def storage_of(tensor: torch.Tensor) -> int:

@@ -31,6 +31,7 @@ _Place = tuple[fx.GraphModule, fx.Node]
 def settle_floats(gm: fx.GraphModule) -> None:
     """Make tensors of the floats that are operands of tensor arithmetic only, and numbers, with a guard, of all others.
 
+    Floats that are computed from sizes alone (``sqrt(x.shape[1])``) stay what they are: symbolic, like the sizes.
     Where a float can only stay dynamic as AOTAutograd does it (``x ** p``), all of those are left to it.
     """
     found = [
@@ -38,7 +39,7 @@ def settle_floats(gm: fx.GraphModule) -> None:
         for owner in gm.modules()
         if isinstance(owner, fx.GraphModule)
         for node in owner.graph.nodes
-        if isinstance(value_of(node), torch.SymFloat)
+        if isinstance(value_of(node), torch.SymFloat) and not _torch.of_sizes(value_of(node))
     ]
     if not found:
         # torch has a number ready for each 0-dimensional float64 input. AOTAutograd takes one that nobody asked for as one

@@ -120,7 +120,7 @@ class _Cutter:
         self.tensors = outside_of(facts, self.window)
         for node in outside:
             value = _tensor(node, facts)
-            if not isinstance(value, (torch.Tensor, torch.SymInt, torch.SymBool, int)):
+            if not isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int)):
                 raise RegionRefused(f"it takes {node.name}, which is a {type(value).__name__}")
         self._refuse_places_in_memory()
         self.fake_mode: Any = _torch.detect_fake_mode([_tensor(n, facts) for n in self.tensors])
@@ -316,6 +316,10 @@ class _Cutter:
                 attributes[str(node.target)] = self.gm.get_submodule(str(node.target))
                 values[node] = graph.get_attr(str(node.target))
                 return values[node]
+            if isinstance(value_of(node), torch.SymFloat):
+                # Of sizes; by the same functions, for the last bit.
+                values[node] = graph.node_copy(node, argument)
+                return values[node]
             size = _torch.expression(value_of(node))
             if size not in known:
                 known[size] = self._size(graph, size, {s: known[s] for s in symbols})
@@ -370,4 +374,4 @@ def _tensor(node: fx.Node, facts: GraphFacts) -> Any:
 def _leaves(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [leaf for item in value for leaf in _leaves(item)]
-    return [value] if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymBool)) else []
+    return [value] if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) else []
