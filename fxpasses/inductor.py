@@ -20,7 +20,7 @@ from fxpasses.contract import Pass
 from fxpasses.kernels import one_unit, use_shared_units
 from fxpasses.options import Options
 from fxpasses.partitioner import partition
-from fxpasses.segments import Cut, Direct, cut, restrided, segment_module, stitched
+from fxpasses.segments import Cut, Direct, changed_strides, cut, restrided, segment_module, stitched
 
 __all__ = [
     "EagerCompiler",
@@ -109,7 +109,7 @@ class InductorCompiler:
                     )
                 for node, known in zip(segment.outputs, strides, strict=False):
                     values[node] = restrided(node.meta["val"], known)
-        return stitched(found, compiled)
+        return stitched(found, compiled, changed_strides(found, values))
 
     def _patched(self) -> Any:
         return _torch.inductor_config.patch(self.patches)
