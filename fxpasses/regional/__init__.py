@@ -7,7 +7,7 @@
     Dynamo graph ── stitch ── the same graph with calls of the operators ── the pipeline, as any other graph
 """
 
-from fxpasses.regional._torch import floats_of_one_graph
+from fxpasses.regional._torch_floats import floats_of_one_graph
 from fxpasses.regional.cost import CostModel
 from fxpasses.regional.errors import RegionContractError, RegionGraphError
 from fxpasses.regional.explain import RegionReport, Repeated, regions
