@@ -60,6 +60,7 @@ class Piece:
         copied: places in the window of the calls that are made once more outside.
         same: for each place whose value is a tensor that another node stands for: that place, or, as a negative number, the
             tensor input (-1 for the first).
+        shared: which tensor inputs are the same tensor in all copies, and need no gradient.
         text: what it computes, as text that is the same in every process.
     """
 
@@ -71,6 +72,7 @@ class Piece:
     outputs: list[int]
     copied: list[int]
     same: dict[int, int]
+    shared: list[bool]
     text: str
 
     @property
@@ -166,7 +168,17 @@ class _Cutter:
             (descriptions, self.wires, outputs, written, facts, self._ambient(), _torch.ambient_state())
         )
         static = [is_static(node) for node in self.tensors]
-        return Piece(gm, symbols, inputs, static, written, outputs, copied, same, text)
+        return Piece(gm, symbols, inputs, static, written, outputs, copied, same, self._shared(written), text)
+
+    def _shared(self, written: list[int]) -> list[bool]:
+        given = [outside_of(self.facts, window) for window in self.windows]
+        return [
+            len(self.windows) > 1
+            and i not in written
+            and not _tensor(node, self.facts).requires_grad
+            and all(nodes[i] is node for nodes in given)
+            for i, node in enumerate(self.tensors)
+        ]
 
     def _ambient(self) -> Any:
         start = self.window.start
