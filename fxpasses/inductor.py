@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from fxpasses.contract import Pass
 from fxpasses.kernels import one_unit, use_shared_units
 from fxpasses.options import Options
 from fxpasses.partitioner import partition
-from fxpasses.segments import Cut, Direct, cut, restrided, segment_module, stitched
+from fxpasses.segments import Cut, Direct, changed_strides, cut, restrided, segment_module, stitched
 
 __all__ = [
     "EagerCompiler",
@@ -83,7 +83,9 @@ class InductorCompiler:
             return self._around(found, inputs, how)
         shared = _torch.rewritten_code(use_shared_units)
         with _torch.inductor_config.patch(patches), limited_lowerings(), shared:
-            called = [run for node in gm.graph.nodes if (run := self.runs_directly(node)) is not None]
+            calls = {node: run for node in gm.graph.nodes if (run := self.runs_directly(node)) is not None}
+            called = list(calls.values())
+            _keep_strides(gm, calls)
             compiled = _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
             if called:
                 # It finds them by name: they have to live as long as it does.
@@ -107,7 +109,7 @@ class InductorCompiler:
                     )
                 for node, known in zip(segment.outputs, strides, strict=False):
                     values[node] = restrided(node.meta["val"], known)
-        return stitched(found, compiled)
+        return stitched(found, compiled, changed_strides(found, values))
 
     def _patched(self) -> Any:
         return _torch.inductor_config.patch(self.patches)
@@ -152,6 +154,27 @@ class InductorCompiler:
             return _torch.compile_fx_backward(
                 gm, inputs, compiler_config_extra=self._extra, inner_compile=self._inner_compile
             )
+
+
+def _keep_strides(gm: fx.GraphModule, calls: Collection[fx.Node]) -> None:
+    """Have Inductor return what calls of compiled code take and give with the strides that were traced.
+
+    It returns values that only the backward pass sees in the layout that its own convolutions like best: a copy, and one
+    that the compiled code behind the backward call was not compiled for. With symbolic sizes that holds for all that it returns:
+    it reports other strides as numbers only, which segments of the backward graph cannot be compiled for.
+    """
+    (output,) = gm.graph.find_nodes(op="output")
+    visible = output.meta.get("user_visible_output_idxs")
+    if not calls or visible is None:
+        return
+    of_calls = {node for call in calls for node in (*call.all_input_nodes, *call.users)}
+    dynamic = any(isinstance(n.meta["val"], torch.SymInt) for n in gm.graph.find_nodes(op="placeholder"))
+    kept = {
+        i
+        for i, node in enumerate(output.args[0])  # type: ignore[arg-type]
+        if isinstance(node, fx.Node) and (dynamic or node in of_calls)
+    }
+    output.meta["user_visible_output_idxs"] = sorted({*visible, *kept})
 
 
 class EagerCompiler:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -16,7 +17,7 @@ from fxpasses.passes import DEFAULT_PASSES, default_passes
 from fxpasses.registry import active_passes, available_passes
 from fxpasses.specification import parse_pass
 
-__all__ = ["Options"]
+__all__ = ["Options", "check_regions"]
 
 Compiler = Literal["inductor", "eager"]
 OnFailure = Literal["raise", "eager"]
@@ -203,11 +204,31 @@ def _check_flag(name: str, value: Any) -> bool:
     return value
 
 
-def _check_regions(name: str, value: Any) -> str | tuple[str, ...]:
+def check_regions(name: str, value: Any) -> Any:
+    """A choice of regions as the search takes it: a word, or a tuple of patterns of module paths.
+
+    Args:
+        name: what the argument is called where it was given.
+        value: what was given.
+
+    Raises:
+        OptionsError: when it is neither.
+    """
+    words = ("auto", "off", "always")
+    if isinstance(value, str) and value not in words:
+        near = [f"did you mean {word!r}?" for word in get_close_matches(value.lower(), words, n=1)]
+        hint = (*near, f"A pattern of module paths goes into a list: [{value!r}]." if value else "")[0]
+        raise OptionsError(
+            name,
+            value,
+            problem=f"option {name!r}: expected 'auto', 'off', 'always', or a list, got {value!r}. {hint}".rstrip(),
+        )
     if isinstance(value, str):
-        return _check_choice(("auto", "off", "always"))(name, value)
-    if not isinstance(value, Sequence) or not value or not all(isinstance(v, str) for v in value):
-        raise OptionsError(name, value, "'auto', 'off', 'always', or a list of module path patterns")
+        return value
+    patterns = isinstance(value, Sequence) and not isinstance(value, bytes) and len(value) > 0
+    if not patterns or not all(isinstance(v, str) and v for v in value):
+        wanted = "'auto', 'off', 'always', or a list of module path patterns such as ['blocks.*']"
+        raise OptionsError(name, value, wanted)
     return tuple(value)
 
 
@@ -227,6 +248,6 @@ _CHECKS = {
     "check": _check_choice(get_args(CheckLevel)),
     "report": _check_directory,
     "accelerate": _check_flag,
-    "regions": _check_regions,
+    "regions": check_regions,
     "compiled_autograd": _check_flag,
 }

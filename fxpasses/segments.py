@@ -9,8 +9,9 @@ compiles like a graph of its own. A generated function calls segments and region
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from fxpasses import _torch
 from fxpasses.aliasing import is_random
 from fxpasses.rewriting import value_of
 
-__all__ = ["Cut", "Direct", "Segment", "cut", "restrided", "segment_module", "stitched"]
+__all__ = ["Cut", "Direct", "Segment", "changed_strides", "cut", "restrided", "segment_module", "stitched"]
 
 MOST_SEGMENTS = 4
 """The most segments that are worth it: each is compiled on its own, and nothing is fused across them."""
@@ -205,18 +206,55 @@ def restrided(value: Any, strides: Sequence[int] | None) -> Any:
     return value.as_strided(value.shape, tuple(strides))
 
 
-def stitched(found: Cut, compiled: Sequence[Callable[..., Any]]) -> Callable[[list[Any]], Any]:
+def changed_strides(found: Cut, values: Mapping[fx.Node, Any]) -> dict[fx.Node, tuple[int, ...]]:
+    """What direct calls read in other strides than those that were traced, which are what they were compiled for.
+
+    A segment that is given values in another layout (Inductor chose it for what the forward graph saves) gives results in
+    that layout, too.
+
+    Args:
+        found: the graph, cut.
+        values: fake values with the strides that there are, where they are known.
+
+    Returns:
+        The strides that were traced.
+    """
+    read = {node for step in found.steps if isinstance(step, fx.Node) for node in step.all_input_nodes}
+    changed = {}
+    for node in read & values.keys():
+        traced = value_of(node)
+        if not isinstance(traced, torch.Tensor):
+            continue
+        known = all(type(s) is int for s in (*traced.shape, *traced.stride()))
+        if known and traced.numel() and tuple(values[node].stride()) != traced.stride():
+            changed[node] = tuple(traced.stride())
+    return changed
+
+
+def fitted(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A tensor with these strides: the same one, or a copy."""
+    if value.stride() == strides:
+        return value
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def stitched(
+    found: Cut,
+    compiled: Sequence[Callable[..., Any]],
+    changed: Mapping[fx.Node, tuple[int, ...]] = MappingProxyType({}),
+) -> Callable[[list[Any]], Any]:
     """One function with the graph's calling convention: a list of inputs, which it empties, to a tuple of outputs.
 
     Args:
         found: the graph, cut.
         compiled: its segments, each with that same convention.
+        changed: values that direct calls get as copies with these strides.
     """
     graph = found.gm.graph
     placeholders = graph.find_nodes(op="placeholder")
     (output,) = graph.find_nodes(op="output")
     left = _uses(found, output)
-    known: dict[str, Any] = {}
+    known: dict[str, Any] = {"fitted": fitted}
     lines = [f"{_names(placeholders)} = inputs", "inputs.clear()"]
     lines += _forget([n for n in placeholders if not left.get(n)])
     segments = iter(compiled)
@@ -234,7 +272,7 @@ def stitched(found: Cut, compiled: Sequence[Callable[..., Any]]) -> Callable[[li
         else:
             known[run] = found.direct[step]
             lists = [argument for argument in step.args if isinstance(argument, (list, tuple))]
-            lines += [f"given_{i} = [{_text(argument)}]" for i, argument in enumerate(lists)]
+            lines += [f"given_{i} = [{_text(argument, changed)}]" for i, argument in enumerate(lists)]
             lines += [*done, f"results = {run}({', '.join(f'given_{i}' for i in range(len(lists)))})"]
             lines += [f"{_name(user)} = results[{user.args[1]}]" for user in step.users if left.get(user)]
             lines += ["del results"]
@@ -270,5 +308,10 @@ def _names(nodes: Sequence[fx.Node]) -> str:
     return f"({''.join(_name(node) + ', ' for node in nodes)})"
 
 
-def _text(values: Sequence[Any]) -> str:
-    return ", ".join(_name(value) if isinstance(value, fx.Node) else repr(value) for value in values)
+def _text(values: Sequence[Any], changed: Mapping[fx.Node, tuple[int, ...]] = MappingProxyType({})) -> str:
+    def text(value: Any) -> str:
+        if not isinstance(value, fx.Node):
+            return repr(value)
+        return f"fitted({_name(value)}, {changed[value]})" if value in changed else _name(value)
+
+    return ", ".join(map(text, values))

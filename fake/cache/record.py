@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import _torch as _t
+from ..metadata import TensorMetadata
 from ..tensor import Unkeyable, flags_of
 from .recipe import Argument, Constant, Fresh, Mark, Path, Recipe, Sequence, View, build, follow
 from .symbolic import metadata_of, token
@@ -81,7 +82,11 @@ class _Recorder:
         if storage in self.fresh:
             raise Unkeyable("outputs alias each other")
         self.fresh.add(storage)
-        return Fresh(metadata, token(output.untyped_storage().nbytes()))
+        nbytes = token(output.untyped_storage().nbytes())
+        if type(nbytes) is not int and type(metadata) is TensorMetadata:
+            # What was written into a part of a larger tensor, say: its copy has the larger tensor's memory.
+            raise Unkeyable("memory of a symbolic size behind a tensor of known sizes")
+        return Fresh(metadata, nbytes)
 
     def _choose(self, paths: list[Path], *, written: bool) -> Path:
         """The one path that the schema names, where several share the tensor or its storage."""

@@ -7,9 +7,9 @@
     Dynamo graph ── stitch ── the same graph with calls of the operators ── the pipeline, as any other graph
 """
 
-from fxpasses.regional._torch import floats_of_one_graph
+from fxpasses.regional._torch_floats import floats_of_one_graph
 from fxpasses.regional.cost import CostModel
-from fxpasses.regional.errors import RegionContractError
+from fxpasses.regional.errors import RegionContractError, RegionGraphError
 from fxpasses.regional.explain import RegionReport, Repeated, regions
 from fxpasses.regional.operators import runs_directly
 from fxpasses.regional.runtime import kept_by
@@ -18,6 +18,7 @@ from fxpasses.regional.stitch import with_regions
 __all__ = [
     "CostModel",
     "RegionContractError",
+    "RegionGraphError",
     "RegionReport",
     "Repeated",
     "floats_of_one_graph",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +12,6 @@ import sympy
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.exc import TensorifyScalarRestartAnalysis
-from torch._dynamo.symbolic_convert import TensorifyState
 from torch._dynamo.utils import detect_fake_mode
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.schemas import OutputType
@@ -38,6 +38,8 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "ProxyTorchDispatchMode",
+    "as_outside_of_modes",
+    "backed_values",
     "capture_surroundings",
     "checkpoint_policy",
     "checkpointed",
@@ -47,8 +49,6 @@ __all__ = [
     "evaluate",
     "exits_autocast",
     "expression",
-    "floats_are_settled",
-    "floats_of_one_graph",
     "forward_metadata",
     "free_symbols",
     "functional",
@@ -57,6 +57,7 @@ __all__ = [
     "inside_of",
     "mark_as_dynamo_graph",
     "may_contain_regions",
+    "of_sizes",
     "original_operator",
     "output_strides",
     "proxies_of",
@@ -92,6 +93,20 @@ def exits_autocast(node: fx.Node) -> bool:
 def sets_grad_mode(node: fx.Node) -> bool:
     """Whether this node turns recording of gradients on or off."""
     return node.target is _SET_GRAD
+
+
+_KEYS = torch._C.DispatchKey
+_LAZY = [torch._C.DispatchKeySet(key) for key in (_KEYS.Conjugate, _KEYS.Negative, _KEYS.ZeroTensor)]
+
+
+def as_outside_of_modes() -> Any:
+    """A context in which operators resolve lazy conjugates and negatives: under a dispatch mode (AOTAutograd's check of custom
+    operators in the first call, a user's own) a kernel in Python runs without, and takes ``x.conj()`` for ``x``."""
+    left_out = torch._C._dispatch_tls_local_exclude_set()
+    if not left_out.has(_KEYS.Conjugate):
+        return contextlib.nullcontext()
+    kept = functools.reduce(operator.sub, _LAZY, left_out)
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), kept)
 
 
 def context_calls() -> tuple[Any, Any, Any]:
@@ -189,6 +204,12 @@ def has_unbacked(value: Any) -> bool:
     return bool(free_unbacked_symbols(value))
 
 
+def of_sizes(value: Any) -> bool:
+    """Whether a symbolic number is computed from sizes of inputs alone."""
+    symbols = free_symbols(value)
+    return bool(symbols) and all(symbol_is_type(symbol, SymT.SIZE) for symbol in symbols)
+
+
 def storage_of(tensor: torch.Tensor) -> int:
     """An identity that tensors share when they share memory; one inside of a function transform has that of what it wraps."""
     while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
@@ -198,7 +219,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 def symbol_facts(shape_env: Any, symbol: sympy.Symbol) -> tuple[str, str]:
     """The size that a symbol stands for at compile time, and the range it was given: all that guards depend on."""
-    return str(_backed_values(shape_env).get(symbol)), str(shape_env.var_to_range.get(symbol))
+    return str(backed_values(shape_env).get(symbol)), str(shape_env.var_to_range.get(symbol))
 
 
 @contextlib.contextmanager
@@ -279,30 +300,6 @@ def hint(size: Any) -> int:
     return int(size.node.hint) if size.node.has_hint() else 0
 
 
-def floats_are_settled(shape_env: Any, kept: set[Any]) -> None:
-    """Tell AOTAutograd that no float of a graph is left for it to make a tensor or a number of, but those in ``kept``."""
-    for symbol in _backed_values(shape_env):
-        if symbol_is_type(symbol, SymT.FLOAT) and symbol not in kept:
-            TensorifyState.specialize(str(symbol))
-
-
-@contextlib.contextmanager
-def floats_of_one_graph() -> Iterator[None]:
-    """What was said about floats in the block (see :func:`floats_are_settled`) ends with it.
-
-    Torch keeps it by symbol name for whatever it traces next, where the name may be another input's: Dynamo then drops writes
-    to that input (torch 2.13). Only when Dynamo is sent back to trace the same code again is it for that trace to read.
-    """
-    try:
-        yield
-    except TensorifyScalarRestartAnalysis:
-        raise
-    except BaseException:
-        TensorifyState.clear()
-        raise
-    TensorifyState.clear()
-
-
 @contextlib.contextmanager
 def trying_out(fake_mode: Any) -> Iterator[None]:
     """Run a Dynamo graph on fake tensors to see what it does: sizes that it draws from data are forgotten after it."""
@@ -317,7 +314,8 @@ def trying_out(fake_mode: Any) -> Iterator[None]:
             torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
-def _backed_values(shape_env: Any) -> Mapping[Any, Any]:
+def backed_values(shape_env: Any) -> Mapping[Any, Any]:
+    """What each symbol of a shape environment stands for at compile time."""
     values = getattr(shape_env, "backed_var_to_val", None)
     return shape_env.var_to_val if values is None else values
 

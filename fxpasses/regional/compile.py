@@ -24,6 +24,7 @@ from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.operators import runs_directly
 from fxpasses.regional.piece import Piece
 from fxpasses.regional.runtime import CompiledRegion, Source, table
+from fxpasses.regional.shared import recompute_from_shared
 
 __all__ = ["compile_piece"]
 
@@ -111,6 +112,7 @@ class _Recorder:
         self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         self._num_outputs = aot["num_fwd_outputs"]
+        recompute_from_shared(joint, [*(False for _ in self._piece.symbols), *self._piece.shared])
         return self._compiler.partition(joint, joint_inputs, **aot)
 
     def partition_keeps_random_draws(self, joint: fx.GraphModule) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fxpasses.errors import FxPassesError
 
-__all__ = ["RegionContractError", "RegionRefused"]
+__all__ = ["RegionContractError", "RegionGraphError", "RegionRefused"]
 
 
 class RegionRefused(FxPassesError):
@@ -17,6 +17,21 @@ class RegionRefused(FxPassesError):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(f"not compiled on its own: {reason}")
+
+
+class RegionGraphError(FxPassesError, TypeError):
+    """What is to be searched for repeats is no graph, or one whose values are not known.
+
+    Attributes:
+        given: what was given.
+    """
+
+    def __init__(self, given: object, problem: str) -> None:
+        self.given = given
+        super().__init__(
+            f"{problem}. fxpasses.regions takes Dynamo's graph, or one of fxpasses.capture(model, *inputs), as in "
+            "fxpasses.regions(fxpasses.capture(model, *inputs).forward)."
+        )
 
 
 class RegionContractError(FxPassesError, RuntimeError):

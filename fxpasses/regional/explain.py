@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from torch import fx
 
+from fxpasses.options import check_regions
 from fxpasses.regional.cost import CostModel
+from fxpasses.regional.errors import RegionGraphError
+from fxpasses.regional.facts import value_of
 from fxpasses.regional.runtime import CompiledRegion
-from fxpasses.regional.search import Choice, Found, Search, search
+from fxpasses.regional.search import Found, Search, search
 
 __all__ = ["RegionReport", "Repeated", "describe", "regions"]
 
@@ -47,7 +51,8 @@ class Repeated:
     key: str = ""
 
     def __str__(self) -> str:
-        head = f"{self.name}: {self.copies} copies of {self.calls} calls"
+        copies = "1 copy" if self.copies == 1 else f"{self.copies} copies"
+        head = f"{self.name}: {copies} of {self.calls} calls"
         if not self.taken:
             return f"{head}: left, {self.reason}"
         took = "" if self.compile_seconds is None else f" compiled in {self.compile_seconds:.2f} s,"
@@ -56,7 +61,7 @@ class Repeated:
             if self.run_seconds
             else "costs nothing to run"
         )
-        return f"{head}: one region,{took} saves about {self.saved_seconds:.1f} s of compile time, {costs}"
+        return f"{head}: one region,{took} {_saved(self.saved_seconds)}, {costs}"
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,7 @@ class RegionReport:
         calls: how many calls the graph has.
         search_seconds: how long finding them took.
         off: why regions were not looked for, or "".
+        note: which of the patterns that were given no module's path matches, and which paths there are; or "".
     """
 
     taken: tuple[Repeated, ...]
@@ -77,6 +83,7 @@ class RegionReport:
     calls: int
     search_seconds: float
     off: str = ""
+    note: str = ""
 
     @property
     def covered(self) -> int:
@@ -101,26 +108,31 @@ class RegionReport:
             self.calls + inner.calls,
             self.search_seconds + inner.search_seconds,
             self.off,
+            "; ".join(filter(None, [self.note, inner.note])),
         )
 
     def __str__(self) -> str:
         if self.off:
             return f"no regions: {self.off}"
+        if self.note and not self.taken and not self.left:
+            return f"no regions in a graph of {self.calls} calls: {self.note}"
         if not self.taken and not self.left:
             return f"nothing is repeated in a graph of {self.calls} calls; searched in {self.search_seconds:.3f} s"
         searched = f"searched in {self.search_seconds:.3f} s"
         if self.taken:
             kinds = "1 region" if len(self.taken) == 1 else f"{len(self.taken)} regions"
             head = (
-                f"{self.covered} of {self.calls} calls are in {kinds}, called {self.region_calls} times; "
-                f"about {self.saved_seconds:.1f} s of compile time saved; {searched}"
+                f"{self.covered} of {self.calls} calls are in {kinds}, called {_times(self.region_calls)}; "
+                f"{_saved(self.saved_seconds)}; {searched}"
             )
         else:
             head = f"none of {self.calls} calls is in a region; {searched}"
-        return "\n".join([head, *map(str, self.taken), *map(str, self.left)])
+        return "\n".join(filter(None, [head, *map(str, self.taken), *map(str, self.left), self.note]))
 
 
-def regions(graph: fx.GraphModule, choice: Choice = "auto", *, cost: CostModel | None = None) -> RegionReport:
+def regions(
+    graph: fx.GraphModule, choice: str | Sequence[str] = "auto", *, cost: CostModel | None = None
+) -> RegionReport:
     """The repeats of a graph and what the backend would make of them, without compiling anything.
 
     Args:
@@ -128,13 +140,23 @@ def regions(graph: fx.GraphModule, choice: Choice = "auto", *, cost: CostModel |
         choice: as the option ``regions``: ``"auto"``, ``"always"`` or patterns of module paths.
         cost: the cost model that decides under ``"auto"``.
 
+    Raises:
+        OptionsError: when ``choice`` is no such choice.
+        RegionGraphError: when ``graph`` is no graph, or its values are not known.
+
     >>> import torch, fxpasses
     >>> model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()) for _ in range(3)))
     >>> graph = fxpasses.capture(model, torch.ones(2, 4)).forward
     >>> fxpasses.regions(graph).taken  # too small to be worth it
     ()
     """
-    return describe(graph, search(graph, choice, cost), {})
+    chosen = check_regions("regions", choice)
+    if not isinstance(graph, fx.GraphModule):
+        raise RegionGraphError(graph, f"a {type(graph).__name__} is no torch.fx.GraphModule")
+    calls = [n for n in graph.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
+    if calls and all(value_of(node) is None for node in calls):
+        raise RegionGraphError(graph, "nothing is known of the values of this graph (shapes, types)")
+    return describe(graph, search(graph, chosen, cost), {})
 
 
 def describe(
@@ -143,7 +165,29 @@ def describe(
     """The report of a search; ``compiled`` maps the ``id`` of what was taken to its region."""
     taken = tuple(_describe(found, item, True, compiled.get(id(item))) for item in found.taken)
     left = tuple(_describe(found, item, False, None) for item in found.left)
-    return RegionReport(taken, left, len(found.facts.calls), found.seconds, off)
+    return RegionReport(taken, left, len(found.facts.calls), found.seconds, off, _unmatched(found))
+
+
+def _unmatched(found: Search) -> str:
+    """Which patterns matched nothing, and the paths nearest to them."""
+    if not found.unmatched:
+        return ""
+    paths = list(dict.fromkeys(path for modules in found.facts.modules for path, _ in modules if path))
+    near = dict.fromkeys(p for u in found.unmatched for p in get_close_matches(u, paths, n=3, cutoff=0.3))
+    shown = [*near, *(p for p in paths if p not in near)][:6]
+    there = f"paths here: {', '.join(shown)}" + (", ..." if len(paths) > len(shown) else "")
+    patterns = ", ".join(map(repr, found.unmatched))
+    return f"no module's path matches {patterns}; {there if paths else 'no call here belongs to a module'}"
+
+
+def _saved(seconds: float) -> str:
+    if round(seconds, 1) < 0:
+        return f"takes about {-seconds:.1f} s more to compile"
+    return f"saves about {abs(seconds):.1f} s of compile time"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _describe(found: Search, item: Found, taken: bool, region: CompiledRegion | None) -> Repeated:

@@ -348,6 +348,8 @@ class _Reader:
         if isinstance(value, (torch.SymInt, torch.SymBool)):
             return "size", self._size(value)
         if isinstance(value, torch.SymFloat):
+            if _torch.of_sizes(value):
+                return "float of sizes", self._size(value)
             if isinstance(_torch.expression(value), sympy.Basic):
                 raise _Unknown("it computes with a float that may change from call to call")
             return "float", repr(_torch.expression(value))

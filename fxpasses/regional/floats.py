@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses.regional import _torch
+from fxpasses.regional import _torch, _torch_floats
 from fxpasses.regional.facts import value_of
 
 __all__ = ["settle_floats"]
@@ -28,24 +28,29 @@ _ROOTS = frozenset({"sqrt", "sym_sqrt", "_sym_sqrt"})
 _Place = tuple[fx.GraphModule, fx.Node]
 
 
-def settle_floats(gm: fx.GraphModule) -> None:
+def settle_floats(gm: fx.GraphModule, *, as_constants: bool = False) -> None:
     """Make tensors of the floats that are operands of tensor arithmetic only, and numbers, with a guard, of all others.
 
+    Floats that are computed from sizes alone (``sqrt(x.shape[1])``) stay what they are: symbolic, like the sizes.
+    With ``as_constants`` none of them may be an input: a CUDA graph reads nothing that is not on its device, and would
+    repeat the value of the day on which it was recorded. Dynamo traces again then, as it does for Inductor's CUDA graphs.
     Where a float can only stay dynamic as AOTAutograd does it (``x ** p``), all of those are left to it.
     """
+    shape_env = _shape_env(gm)
+    if as_constants and shape_env is not None:
+        _torch_floats.trace_again_with_constants(shape_env)
     found = [
         (owner, node)
         for owner in gm.modules()
         if isinstance(owner, fx.GraphModule)
         for node in owner.graph.nodes
-        if isinstance(value_of(node), torch.SymFloat)
+        if isinstance(value_of(node), torch.SymFloat) and not _torch.of_sizes(value_of(node))
     ]
     if not found:
         # torch has a number ready for each 0-dimensional float64 input. AOTAutograd takes one that nobody asked for as one
         # that must be a constant, and when Dynamo then traces again, writes to that input are lost (torch 2.13).
-        shape_env = _shape_env(gm)
         if shape_env is not None:
-            _torch.floats_are_settled(shape_env, set())
+            _torch_floats.floats_are_settled(shape_env, set())
         return
     shape_env = value_of(found[0][1]).node.shape_env
     kept: set[Any] = set()
@@ -69,7 +74,7 @@ def settle_floats(gm: fx.GraphModule) -> None:
             _make_tensor(owner, node)
         _move_to_the_start({node: owner for owner, node in stay})
         kept = set()
-    _torch.floats_are_settled(shape_env, kept)
+    _torch_floats.floats_are_settled(shape_env, kept)
     for owner in {id(owner): owner for owner, _ in found}.values():
         owner.recompile()
 

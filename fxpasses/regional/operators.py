@@ -89,11 +89,13 @@ def region_call(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list
 
 
 def _run_forward(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
-    return table[key].run_forward(list(tensors), sizes)
+    with _torch.as_outside_of_modes():
+        return table[key].run_forward(list(tensors), sizes)
 
 
 def _run_backward(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
-    return table[key].run_backward(list(tensors), sizes)
+    with _torch.as_outside_of_modes():
+        return table[key].run_backward(list(tensors), sizes)
 
 
 def runs_directly(node: fx.Node) -> Callable[..., Any] | None:

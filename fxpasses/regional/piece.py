@@ -60,6 +60,7 @@ class Piece:
         copied: places in the window of the calls that are made once more outside.
         same: for each place whose value is a tensor that another node stands for: that place, or, as a negative number, the
             tensor input (-1 for the first).
+        shared: which tensor inputs are the same tensor in all copies, and need no gradient.
         text: what it computes, as text that is the same in every process.
     """
 
@@ -71,6 +72,7 @@ class Piece:
     outputs: list[int]
     copied: list[int]
     same: dict[int, int]
+    shared: list[bool]
     text: str
 
     @property
@@ -120,7 +122,7 @@ class _Cutter:
         self.tensors = outside_of(facts, self.window)
         for node in outside:
             value = _tensor(node, facts)
-            if not isinstance(value, (torch.Tensor, torch.SymInt, torch.SymBool, int)):
+            if not isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int)):
                 raise RegionRefused(f"it takes {node.name}, which is a {type(value).__name__}")
         self._refuse_places_in_memory()
         self.fake_mode: Any = _torch.detect_fake_mode([_tensor(n, facts) for n in self.tensors])
@@ -166,7 +168,17 @@ class _Cutter:
             (descriptions, self.wires, outputs, written, facts, self._ambient(), _torch.ambient_state())
         )
         static = [is_static(node) for node in self.tensors]
-        return Piece(gm, symbols, inputs, static, written, outputs, copied, same, text)
+        return Piece(gm, symbols, inputs, static, written, outputs, copied, same, self._shared(written), text)
+
+    def _shared(self, written: list[int]) -> list[bool]:
+        given = [outside_of(self.facts, window) for window in self.windows]
+        return [
+            len(self.windows) > 1
+            and i not in written
+            and not _tensor(node, self.facts).requires_grad
+            and all(nodes[i] is node for nodes in given)
+            for i, node in enumerate(self.tensors)
+        ]
 
     def _ambient(self) -> Any:
         start = self.window.start
@@ -316,6 +328,10 @@ class _Cutter:
                 attributes[str(node.target)] = self.gm.get_submodule(str(node.target))
                 values[node] = graph.get_attr(str(node.target))
                 return values[node]
+            if isinstance(value_of(node), torch.SymFloat):
+                # Of sizes; by the same functions, for the last bit.
+                values[node] = graph.node_copy(node, argument)
+                return values[node]
             size = _torch.expression(value_of(node))
             if size not in known:
                 known[size] = self._size(graph, size, {s: known[s] for s in symbols})
@@ -370,4 +386,4 @@ def _tensor(node: fx.Node, facts: GraphFacts) -> Any:
 def _leaves(value: Any) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [leaf for item in value for leaf in _leaves(item)]
-    return [value] if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymBool)) else []
+    return [value] if isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) else []

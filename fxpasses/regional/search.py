@@ -87,12 +87,14 @@ class Search:
         taken: what becomes regions.
         left: what does not, each with its reason.
         seconds: how long the search took.
+        unmatched: of the patterns that were given, those that no module's path matches.
     """
 
     facts: GraphFacts
     taken: list[Found] = field(default_factory=list)
     left: list[Found] = field(default_factory=list)
     seconds: float = 0.0
+    unmatched: tuple[str, ...] = ()
 
 
 def search(gm: fx.GraphModule, choice: Choice = "auto", cost: CostModel | None = None) -> Search:
@@ -129,6 +131,8 @@ class _Searcher:
         windows = _module_windows(self.facts)
         if isinstance(self.choice, tuple):
             chosen = [w for w, path in windows if any(fnmatch.fnmatchcase(path, p) for p in self.choice)]
+            paths = {path for _, path in windows}
+            self.result.unmatched = tuple(p for p in self.choice if not fnmatch.filter(paths, p))
             plans = [self._plan([self._ranked(self._by_tokens(chosen), self._rank)])]
         else:
             modules = self._by_tokens([w for w, _ in windows])

@@ -34,7 +34,8 @@ def without_empty(stride: Any) -> Any:
 
 
 def sizes_of_inputs(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """The symbolic sizes that are inputs or computed from inputs alone, each with the first node that is equal to it.
+    """The symbolic sizes, and floats of them, that are inputs or computed from inputs alone, each with the first node that is
+    equal to it.
 
     Dynamo computes each where it is first needed: in the first of some equal layers. A region computes them anew from
     the symbols, so they are no calls of the layer, and what computes them stays outside.
@@ -43,9 +44,9 @@ def sizes_of_inputs(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     found: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         value = value_of(node)
-        if type(value) is not torch.SymInt or not isinstance(_torch.expression(value), sympy.Basic):
+        if not isinstance(value, (torch.SymInt, torch.SymFloat)):
             continue
-        if _torch.has_unbacked(value):
+        if not isinstance(_torch.expression(value), sympy.Basic) or not _torch.of_sizes(value):
             continue
         computed = node.op == "call_function" and all(
             n in found or is_literal(n) for n in node.all_input_nodes

@@ -69,7 +69,7 @@ def with_regions(
     Raises:
         StageError: when a stage fails on a region.
     """
-    settle_floats(gm)
+    settle_floats(gm, as_constants=bool(options.inductor_patches().get("triton.cudagraphs")))
     if options.regions == "off":
         return gm, []
     start = time.perf_counter()

@@ -31,6 +31,7 @@ PROGRAMS = {
     "joining": lambda x, y: [torch.cat([x, y]), torch.stack([x, y], 1), *x.chunk(2, 1)],
     "norm": lambda x, y: [torch.nn.functional.layer_norm(x, (x.shape[1],)), x.var(1)],
     "in place": lambda x, y: [x.clone().add_(y), x.clone().mul_(2).view(-1)],
+    "a write into a part": lambda x, y: [torch.ops.aten.copy.default(x[1, 2], y.sum()), x[0, 0] + 1],
     "size questions": lambda x, y: [x if x.shape[0] > 2 else y, x.shape[0] == y.shape[0]],
 }
 

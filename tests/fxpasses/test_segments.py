@@ -15,7 +15,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses import _torch
-from fxpasses.segments import MOST_SEGMENTS, Cut, cut, segment_module, stitched
+from fxpasses.segments import MOST_SEGMENTS, Cut, changed_strides, cut, segment_module, stitched
 
 aten = torch.ops.aten
 CALLS = (aten._foreach_sin.default, aten._foreach_mul.List)
@@ -223,3 +223,39 @@ def test_names_of_values_do_not_clash_with_those_of_the_function(name: str) -> N
     out = compiled(found)([torch.ones(2)])
     torch.testing.assert_close(out[0], torch.ones(2).sin())
     assert out[1:] == (None, 3)
+
+
+def test_direct_calls_get_the_strides_that_were_traced():
+    """A segment before a call gives another layout than the traced one: the call gets a copy, segments what there is."""
+
+    def function(x):
+        y = x * 2
+        (a,) = aten._foreach_sin([y])
+        return a + y
+
+    x = torch.randn(3, 4)
+    found = cut(traced(function, x), direct)
+    assert found is not None
+    (node,) = found.segments[0].outputs
+    assert changed_strides(found, {node: node.meta["val"]}) == {}
+    other = node.meta["val"].as_strided((3, 4), (1, 3))
+    changed = changed_strides(found, {node: other})
+    assert changed == {node: (4, 1)}
+    seen = []
+
+    def watched(strides):
+        def run(values):
+            seen.append([v.stride() for v in values])
+            (value,) = values if len(values) == 1 else (values[0] + values[1],)
+            return [torch.empty_strided(value.shape, strides).copy_(value * (2 if len(values) == 1 else 1))]
+
+        return run
+
+    inner = found.direct
+    for call, run in inner.items():
+        inner[call] = lambda *lists, run=run: (seen.append([v.stride() for v in lists[0]]), run(*lists))[1]
+    call = stitched(found, [watched((1, 3)), watched((4, 1))], changed)
+    (result,) = call([x])
+    torch.testing.assert_close(result, function(x))
+    assert seen[1] == [(4, 1)]
+    assert (1, 3) in seen[2]

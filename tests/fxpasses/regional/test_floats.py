@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fxpasses
-from tests.fxpasses.regional.support import compiled, copies, step
+from tests.fxpasses.regional.support import check, compiled, copies, step
 
 
 class Normed(nn.Module):
@@ -147,3 +147,31 @@ def test_writes_to_inputs_without_dimensions_are_kept_when_something_else_change
     for count, factor[0] in enumerate((2.0, 3.0, 3.0, 4.0), 1):
         torch.testing.assert_close(call(torch.ones(2)), torch.full((2,), count * factor[0]))
     assert model.calls == 4
+
+
+OF_SIZES = {
+    "a root": lambda x, y: y / math.sqrt(x.shape[1]),
+    "with a float of the module": lambda x, y: y * (0.7 / math.sqrt(x.shape[1])),
+    "a power": lambda x, y: y * x.shape[1] ** -0.5,
+    "the size as a float": lambda x, y: y * (float(x.shape[1]) * 0.1),
+    "filled": lambda x, y: y + torch.full((x.shape[1], 1), 1 / x.shape[1]),
+    "of an operator": lambda x, y: torch.addcmul(y, x, x, value=1 / x.shape[1]),
+}
+
+
+@pytest.mark.parametrize("kind", OF_SIZES)
+def test_floats_of_sizes_stay_symbolic(kind):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return x + OF_SIZES[kind](x, self.linear(x).sin())
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(3, rows, 8, requires_grad=True) for rows in (5, 6, 9)]
+    assert check(
+        nn.Sequential(*(Scaled() for _ in range(4))), inputs[:1], more=[[x] for x in inputs[1:]], dynamic=True
+    ) == [4]
+    assert fxpasses.stats().graphs == 1

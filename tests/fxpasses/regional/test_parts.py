@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import fxpasses
-from fxpasses.regional import CostModel, RegionContractError
+from fxpasses.regional import CostModel, RegionContractError, RegionGraphError
 from fxpasses.regional.aliases import separate
 from fxpasses.regional.repeats import Repeat, not_overlapping, repeats, suffix_array
 from fxpasses.regional.runtime import table
@@ -206,10 +206,52 @@ def test_a_region_of_another_process_is_a_clear_error():
         torch.ops.fxpasses.region_forward("0" * 32, [torch.ones(1)], [])
 
 
-@pytest.mark.parametrize("value", ["sometimes", 3, [], [1], None])
-def test_wrong_options(value):
-    with pytest.raises(fxpasses.OptionsError, match="regions"):
-        fxpasses.Options.parse({"regions": value})
+@pytest.fixture(scope="module")
+def graph():  # of ATen operators
+    return fxpasses.capture(Stack([Block() for _ in range(3)]), X).forward
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        ("sometimes", "into a list: ['sometimes']"),
+        ("alway", "did you mean 'always'"),
+        ("AUTO", "did you mean 'auto'"),
+        ("layers.*", "into a list: ['layers.*']"),
+        *(
+            (value, "'always', or a list of module path patterns")
+            for value in (3, [], [1], [""], None, False, b"auto")
+        ),
+    ],
+)
+def test_wrong_options(value, hint, graph):
+    """The option and the argument of ``fxpasses.regions`` are one thing."""
+    for ask in (lambda: fxpasses.Options.parse({"regions": value}), lambda: fxpasses.regions(graph, value)):
+        with pytest.raises(fxpasses.OptionsError, match="regions") as raised:
+            ask()
+        assert hint in str(raised.value)
+
+
+def test_patterns_are_taken_in_any_sequence(graph):
+    assert [item.name for item in fxpasses.regions(graph, ["layers.*"]).taken] == ["layers.*"]
+    assert fxpasses.regions(graph, "off").taken == ()
+
+
+def test_a_pattern_that_no_module_matches_is_reported(graph):
+    assert str(fxpasses.regions(graph, ["layer.*"])).endswith(
+        "no module's path matches 'layer.*'; paths here: layers.2, layers.1, layers.0, first, layers.0.norm, layers.0.up, ..."
+    )
+    found = fxpasses.regions(graph, ["blocks.?", "layers.0"])
+    assert [item.name for item in found.taken] == ["layers.0"]
+    assert str(found).splitlines()[-1].startswith("no module's path matches 'blocks.?'; paths here: ")
+    assert "layers.0: 1 copy of" in str(found)
+
+
+@pytest.mark.parametrize("what", [nn.Linear(2, 2), None, torch.fx.symbolic_trace(nn.Linear(2, 2))])
+def test_what_cannot_be_searched_is_a_clear_error(what):
+    with pytest.raises(RegionGraphError, match=r"fxpasses\.capture") as raised:
+        fxpasses.regions(what)
+    assert raised.value.given is what
 
 
 def test_dynamo_graphs_are_searched_without_compiling():
@@ -234,7 +276,7 @@ def test_the_report_says_what_was_found_and_why():
 
     torch.compile(Stack([Block() for _ in range(6)]), backend=look)(X)
     taken, left = str(reports["always"]), str(reports["auto"])
-    assert taken.startswith("42 of 44 calls are in 1 region, called 6 times; about")
+    assert taken.startswith("42 of 44 calls are in 1 region, called 6 times; saves about")
     assert "layers.*: 6 copies of 7 calls: one region, saves about" in taken
     assert left.startswith("none of 44 calls is in a region")
     assert "layers.*: 6 copies of 7 calls: left, 6 copies: worth it from 7" in left

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fxpasses
-from tests.fxpasses.regional.support import Block, Stack, check, taken
+from tests.fxpasses.regional.support import Block, Stack, check, saved_bytes, taken
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -346,3 +346,43 @@ def test_sizes_that_the_first_layer_computes_for_all():
     inputs = [torch.randn(3, 4, 8, requires_grad=True)]
     (found,) = check(model, inputs, more=[[torch.randn(5, 2, 8, requires_grad=True)]], dynamic=True)
     assert found in (4, 5)  # all of four layers, or what is equal in all five
+
+
+class Masked(nn.Module):
+    """Attention under a mask that all layers share."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x, mask):
+        q, k, v = self.inner(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return x + self.outer(y.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("kind", ["the same", "of each layer"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_mask_of_all_layers_is_saved_once(kind, dynamic):
+    """Attention turns a mask of truth values into numbers, four times as large, in each layer."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.layers = nn.Linear(8, 8), nn.ModuleList(Masked() for _ in range(5))
+
+        def forward(self, x, mask):
+            x = self.first(x)
+            for number, layer in enumerate(self.layers):
+                x = layer(x, mask if kind == "the same" else mask | (mask.cumsum(-1) == number))
+            return x
+
+    def inputs(rows):
+        return [torch.randn(2, rows, 8), torch.rand(2, 1, rows, rows) > 0.3]
+
+    model, kept = Net(), {}
+    for regions in ("off", "always"):
+        kept[regions] = saved_bytes(model, inputs(32), regions, dynamic=dynamic)
+    if kind == "the same":
+        assert 0 < kept["always"] <= 1.02 * kept["off"]
+    assert check(model, inputs(6), more=[inputs(9)] if dynamic else [inputs(6)], dynamic=dynamic) == [5]

@@ -320,3 +320,18 @@ def test_checkpointed_attention_keeps_a_random_state():
             return x
 
     check(Model(), [torch.randn(2, 2, 8, requires_grad=True)])
+
+
+def test_lazy_conjugates_inside_of_regions():
+    """AOTAutograd makes the first call of custom operators under a dispatch mode, below which nothing resolves them."""
+
+    class Rotated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.turn = nn.Linear(8, 8), nn.Parameter(torch.randn(8, dtype=torch.complex64))
+
+        def forward(self, x):
+            turned = x * self.turn.conj()
+            return self.linear(x).sin() + turned.imag
+
+    assert check(nn.Sequential(*(Rotated() for _ in range(4))), [X.clone().requires_grad_()]) == [4]

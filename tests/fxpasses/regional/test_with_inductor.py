@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 import fxpasses
+from fxpasses import inductor
+from fxpasses.segments import cut
 from tests.fxpasses.regional.support import Block, Stack, check, compiled, copies, saved_bytes, step
 from tests.fxpasses.regional.test_structures import ConvStage, Decoder
 
@@ -34,6 +36,31 @@ def test_convolutions_in_training_with_channels_last():
     )
     x = torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)
     assert check(model, [x], more=[[x + 1]], tolerance=1e-4, compiler="inductor")[0] == 3
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_forward_graph_that_inductor_gets_as_a_whole(dynamic, monkeypatch):
+    """As when it falls into too many segments. Inductor likes another layout for what it returns to the backward pass than
+    the one that the code behind the calls there was compiled for."""
+
+    def only_backward(gm, direct):
+        is_forward = any("region_forward" in str(n.target) for n in gm.graph.nodes)
+        return None if is_forward else cut(gm, direct)
+
+    monkeypatch.setattr(inductor, "cut", only_backward)
+    layers = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(2)]
+    first = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.Tanh())
+    last = nn.Sequential(nn.Conv2d(4, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.Sigmoid())
+    inputs = [torch.randn(rows, 3, 16, 16) for rows in (2, 3 if dynamic else 2)]
+    found = check(
+        nn.Sequential(first, *layers, last),
+        inputs[:1],
+        more=[inputs[1:]],
+        dynamic=dynamic,
+        compiler="inductor",
+        tolerance=1e-3,
+    )
+    assert found == [2]
 
 
 def test_dropout_draws_for_each_layer():
@@ -118,7 +145,7 @@ def test_a_second_process_and_another_model_find_the_region_compiled(
 def test_forward_and_backward_are_one_callable_each():
     """One generated function calls regions and segments: no frames, guards or graph breaks between layers, and
     nothing for Inductor to compile but the layer and what lies around the layers."""
-    from fxpasses import _torch, inductor
+    from fxpasses import _torch
 
     sources, functions = [], []
     inner = _torch.compile_fx_inner

@@ -1,0 +1,49 @@
+"""The private torch names by which Dynamo is told what became of the floats of a graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.symbolic_convert import TensorifyState
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from fxpasses.regional._torch import backed_values
+
+__all__ = ["floats_are_settled", "floats_of_one_graph", "trace_again_with_constants"]
+
+
+def floats_are_settled(shape_env: Any, kept: set[Any]) -> None:
+    """Tell AOTAutograd that no float of a graph is left for it to make a tensor or a number of, but those in ``kept``."""
+    for symbol in backed_values(shape_env):
+        if symbol_is_type(symbol, SymT.FLOAT) and symbol not in kept:
+            TensorifyState.specialize(str(symbol))
+
+
+def trace_again_with_constants(shape_env: Any) -> None:
+    """Send Dynamo back to trace with all floats as constants, which are no inputs then; nothing when it did."""
+    floats = [str(s) for s in backed_values(shape_env) if symbol_is_type(s, SymT.FLOAT)]
+    left = [name for name in floats if not TensorifyState.should_specialize(name)]
+    for name in left:
+        TensorifyState.specialize(name)
+    if left:
+        raise TensorifyScalarRestartAnalysis
+
+
+@contextlib.contextmanager
+def floats_of_one_graph() -> Iterator[None]:
+    """What was said about floats in the block (see :func:`floats_are_settled`) ends with it.
+
+    Torch keeps it by symbol name for whatever it traces next, where the name may be another input's: Dynamo then drops writes
+    to that input (torch 2.13). Only when Dynamo is sent back to trace the same code again is it for that trace to read.
+    """
+    try:
+        yield
+    except TensorifyScalarRestartAnalysis:
+        raise
+    except BaseException:
+        TensorifyState.clear()
+        raise
+    TensorifyState.clear()

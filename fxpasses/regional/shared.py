@@ -1,0 +1,76 @@
+"""What every copy of a region computes from the same tensor, such as the bias that a mask of all layers stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fxpasses.aliasing import is_random
+from fxpasses.regional import _torch
+
+__all__ = ["recompute_from_shared"]
+
+
+def recompute_from_shared(joint: fx.GraphModule, shared: Sequence[bool]) -> list[fx.Node]:
+    """Mark what a region's backward pass has to compute again rather than each copy of the region save it.
+
+    Whole-graph compilation computes such a value once, and saves it once. Here each copy has its own, while the tensor that
+    they are made of is one: saving that costs nothing, and what is made of it element by element is quickly made again.
+
+    Args:
+        joint: AOTAutograd's joint graph of a region.
+        shared: for each of the region's inputs, whether all copies are given the same tensor, which needs no gradient.
+
+    Returns:
+        What was marked.
+    """
+    inputs = [n for n in joint.graph.find_nodes(op="placeholder") if str(n.target).startswith("primals")]
+    if len(inputs) != len(shared) or not any(shared):
+        return []
+    known = {node for node, is_shared in zip(inputs, shared, strict=True) if is_shared}
+    largest = {node: _bytes(node) for node in known}
+    marked = []
+    for node in joint.graph.nodes:
+        reads = node.all_input_nodes
+        if (
+            node.op != "call_function"
+            or not _is_cheap(node)
+            or not all(n in known or _is_constant(n) for n in reads)
+        ):
+            continue
+        if not any(n in known for n in reads):
+            continue
+        known.add(node)
+        largest[node] = max(largest[n] for n in reads if n in known)
+        if (
+            _bytes(node) >= largest[node]
+        ):  # otherwise the copies save less with the value than one saves with its source
+            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+            marked.append(node)
+    return marked
+
+
+def _is_cheap(node: fx.Node) -> bool:
+    """Whether the node computes each element from one of each operand, or gives a view."""
+    target = node.target
+    if not isinstance(target, _torch.OpOverload) or target._schema.is_mutable or is_random(node):
+        return False
+    gives_view = any(argument.alias_info is not None for argument in target._schema.arguments)
+    return isinstance(node.meta.get("val"), torch.Tensor) and (
+        torch.Tag.pointwise in target.tags or gives_view
+    )
+
+
+def _is_constant(node: fx.Node) -> bool:
+    """Whether the node fills a tensor with a number."""
+    return node.op == "call_function" and not node.all_input_nodes and not is_random(node)
+
+
+def _bytes(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return 0
+    return _torch.hint(value.numel()) * value.element_size()
