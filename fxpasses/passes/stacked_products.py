@@ -13,6 +13,7 @@ from torch import fx
 from fxpasses.aliasing import AliasInfo
 from fxpasses.contract import Contract, Pass
 from fxpasses.passes._matching import calls_before, find_calls, needed_before, shape_of
+from fxpasses.passes._options import require_at_least
 from fxpasses.rewriting import replace, same_metadata, value_of
 from fxpasses.sites import claim
 
@@ -52,6 +53,9 @@ class StackedProducts(Pass):
     name: ClassVar[str] = "stacked_products"
     contract: ClassVar[Contract] = Contract(("joint", "inference"), numerics="tolerance")
     max_rows: int = 64
+
+    def __post_init__(self) -> None:
+        require_at_least(self, max_rows=1)
 
     def apply(self, gm: fx.GraphModule) -> bool:
         changed = False

@@ -20,6 +20,7 @@ from fxpasses.passes._matching import (
     transposed,
     untransposed,
 )
+from fxpasses.passes._options import require_at_least
 from fxpasses.rewriting import replace, same_metadata, value_of
 from fxpasses.sites import claim
 
@@ -56,6 +57,9 @@ class SummedProducts(Pass):
     name: ClassVar[str] = "summed_products"
     contract: ClassVar[Contract] = Contract(("joint", "backward", "inference"), numerics="tolerance")
     gain: float = 2.0
+
+    def __post_init__(self) -> None:
+        require_at_least(self, gain=0.0)
 
     def apply(self, gm: fx.GraphModule) -> bool:
         aliases = AliasInfo(gm.graph)
