@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +15,19 @@ from fxpasses.demo.model import GPT
 
 @dataclass(frozen=True)
 class Case:
-    """A model and its inputs, whether a step is a training step, and a pass that runs after it with and without it."""
+    """A model and its inputs.
+
+    Attributes:
+        training: whether a step is a training step.
+        partner: a pass that runs after the one that is measured, with and without it.
+        options: further options of the backend, with and without the pass.
+    """
 
     description: str
     build: Callable[[], tuple[Callable[..., Tensor], tuple[Tensor, ...]]]
     training: bool = True
     partner: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 def written_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -199,6 +207,33 @@ class Residual(nn.Module):
         return x
 
 
+class Unrolled(nn.Module):
+    """A language model whose recurrent layers and logits are computed step by step."""
+
+    def __init__(self, width: int = 256, layers: int = 2, vocabulary: int = 2000) -> None:
+        super().__init__()
+        self.token, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
+        self.cells = nn.ModuleList(nn.GRUCell(width, width) for _ in range(layers))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        states = [self.token.weight.new_zeros(len(tokens), cell.hidden_size) for cell in self.cells]
+        logits = []
+        for step in self.token(tokens).unbind(1):
+            x = step
+            for layer, cell in enumerate(self.cells):
+                x = states[layer] = cell(x, states[layer])
+            logits.append(self.head(x))
+        return F.cross_entropy(torch.stack(logits, 1)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def _unrolled() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Unrolled(), (_tokens(8, 12, high=2000),)
+
+
+_WHOLE = {"regions": "off"}
+"""Steps that are compiled once and called again are no sum for a pass to see."""
+
+
 def _tokens(*shape: int, high: int = 256) -> Tensor:
     return torch.randint(high, shape)
 
@@ -250,6 +285,11 @@ CASES: dict[str, tuple[Case, ...]] = {
             lambda: (LanguageLoss(), (torch.randn(1024, 128), _tokens(1024, high=16000))),
         ),
     ),
+    "stacked_products": (
+        Case("two GRU cells and logits, 12 steps of 8 x 256", _unrolled, options=_WHOLE),
+        Case("the same, inference", _unrolled, training=False, options=_WHOLE),
+    ),
+    "summed_products": (Case("two GRU cells and logits, 12 steps of 8 x 256", _unrolled, options=_WHOLE),),
     "zero_rows": (
         Case(
             "transformer, 3 layers, 4 x 197 tokens, training",

@@ -91,6 +91,68 @@ class RelationNetwork(nn.Module):
         return self.answer(self.pair(torch.cat([left, right, asked], -1)).sum((1, 2)))
 
 
+class Captioner(nn.Module):
+    """The decoder of Show, Attend and Tell (Xu et al. 2015), soft attention, given the words of the caption."""
+
+    def __init__(self, features: int = 512, width: int = 512, vocabulary: int = 5000) -> None:
+        super().__init__()
+        self.token, self.logits = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
+        self.keys, self.query, self.score = (
+            nn.Linear(features, width),
+            nn.Linear(width, width),
+            nn.Linear(width, 1),
+        )
+        self.gate, self.cell = nn.Linear(width, features), nn.LSTMCell(width + features, width)
+        self.first_h, self.first_c = nn.Linear(features, width), nn.Linear(features, width)
+
+    def forward(self, features: Tensor, caption: Tensor) -> Tensor:
+        mean = features.mean(1)
+        h, c = self.first_h(mean), self.first_c(mean)
+        logits = []
+        for word in self.token(caption[:, :-1]).unbind(1):
+            scores = self.score(F.relu(self.keys(features) + self.query(h)[:, None]))
+            seen = (scores.softmax(1) * features).sum(1) * self.gate(h).sigmoid()
+            h, c = self.cell(torch.cat([word, seen], 1), (h, c))
+            logits.append(self.logits(h))
+        return F.cross_entropy(torch.stack(logits, 1).flatten(0, 1), caption[:, 1:].flatten())
+
+
+class RecurrentLanguageModel(nn.Module):
+    """The medium model of Zaremba et al. (2014): two LSTM layers of 650, dropout between them, a vocabulary of 10,000."""
+
+    def __init__(self, width: int = 650, vocabulary: int = 10_000) -> None:
+        super().__init__()
+        self.token, self.logits = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
+        self.cells = nn.ModuleList(nn.LSTMCell(width, width) for _ in range(2))
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        zeros = self.token.weight.new_zeros(len(tokens), self.token.embedding_dim)
+        states = [(zeros, zeros) for _ in self.cells]
+        outputs = []
+        for x in self.token(tokens[:, :-1]).unbind(1):
+            for layer, cell in enumerate(self.cells):
+                states[layer] = cell(self.dropout(x), states[layer])
+                x = states[layer][0]
+            outputs.append(self.dropout(x))
+        return F.cross_entropy(self.logits(torch.stack(outputs, 1)).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def _captioner(batch: int, steps: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Captioner(), (torch.randn(batch, 49, 512), torch.randint(5000, (batch, steps + 1)))
+
+
+def _recurrent(batch: int, steps: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return RecurrentLanguageModel(), (torch.randint(10_000, (batch, steps + 1)),)
+
+
+_WHOLE = {"regions": "off"}
+_LOOPS = (
+    Case("Show, Attend and Tell, 16 captions of 20, training", lambda: _captioner(16, 20), options=_WHOLE),
+    Case("LSTM language model, 20 x 20 tokens, training", lambda: _recurrent(20, 20), options=_WHOLE),
+)
+
+
 def _kinds(batch: int, length: int) -> tuple[Tensor, Tensor]:
     return torch.randint(21, (batch, length)), torch.arange(length).expand(batch, length).contiguous()
 
@@ -101,6 +163,8 @@ def _graph(nodes: int = 512, features: int = 1433) -> tuple[Tensor, Tensor]:
 
 
 RECIPES: dict[str, tuple[Case, ...]] = {
+    "stacked_products": _LOOPS,
+    "summed_products": _LOOPS,
     "one_hot_products": (
         Case("AlphaFold 2's input embedder, 96 residues, training", lambda: (InputEmbedder(), _kinds(1, 96))),
         Case("the same, inference", lambda: (InputEmbedder(), _kinds(1, 96)), training=False),

@@ -69,7 +69,8 @@ class Contract:
         metadata: how much of the metadata of the nodes that stay is left alone.
 
     Raises:
-        ContractError: for a kind of graph, of numerics or of metadata that does not exist.
+        ContractError: for a kind of graph, of numerics or of metadata that does not exist, for no graph at all, and for
+            names that are no text.
 
     >>> Contract("joint", requires="dead_code").requires
     frozenset({'dead_code'})
@@ -88,7 +89,11 @@ class Contract:
     def __post_init__(self) -> None:
         for field in ("graphs", "requires", "provides", "invalidates", "conflicts"):
             value = getattr(self, field)
+            if not isinstance(value, Iterable) or not all(isinstance(word, str) for word in value):
+                raise ContractError(f"contract: {field} is {value!r}, not a name or a list of names")
             object.__setattr__(self, field, frozenset([value] if isinstance(value, str) else value))
+        if not self.graphs:
+            raise ContractError(f"contract: graphs is empty; choose from {', '.join((*GRAPH_KINDS, 'any'))}")
         if "any" in self.graphs:
             object.__setattr__(self, "graphs", frozenset(GRAPH_KINDS))
         for field, given, valid in (
@@ -252,7 +257,8 @@ def graph_pass(
         metadata: what happens to the metadata of the nodes that stay.
 
     Raises:
-        ContractError: for a kind of graph, of numerics or of metadata that does not exist. It is a ``ValueError``.
+        ContractError: for a kind of graph, of numerics or of metadata that does not exist, for a name that is no text, and
+            for what cannot be called. It is a ``ValueError``.
 
     >>> @graph_pass
     ... def drop_small(gm: fx.GraphModule, threshold: float = 0.1) -> bool:
@@ -261,6 +267,10 @@ def graph_pass(
     ('drop_small', 'drop_small{threshold=0.5}')
     """
     contract = Contract(graphs, requires, provides, invalidates, conflicts, numerics, metadata)
+    if function is not None and not callable(function):
+        raise ContractError(f"graph_pass: {function!r} is no function")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ContractError(f"graph_pass: name is {name!r}, not a text that a pass can be asked for by")
 
     def make(function: Callable[..., bool]) -> FunctionPass:
         return _with_options(function)(name or function.__name__, contract, function)

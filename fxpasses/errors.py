@@ -86,7 +86,7 @@ def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
     hint = f"; did you mean {near[0]!r}?" if near else "."
     if len(names) > 40:
         return f"unknown {kind} {given!r}{hint} Nearest of {len(names)}: {', '.join(near) or 'none'}."
-    return f"unknown {kind} {given!r}{hint} Valid {kind}s: {', '.join(names)}."
+    return f"unknown {kind} {given!r}{hint} Valid {kind}{'es' if kind.endswith('s') else 's'}: {', '.join(names)}."
 
 
 @dataclass(frozen=True)

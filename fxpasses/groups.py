@@ -40,6 +40,8 @@ class Fixpoint(Pass):
     limit: int = 10
 
     def __post_init__(self) -> None:
+        if type(self.limit) is not int:
+            raise ContractError(f"fixpoint: limit is {self.limit!r}, not a whole number", [self.name])
         if not self.passes or self.limit < 1:
             raise ContractError(
                 f"a fixpoint group needs at least one pass and one round, got {len(self.passes)} passes "
@@ -76,8 +78,14 @@ class Fixpoint(Pass):
 def fixpoint(*passes: Pass, limit: int = 10, name: str | None = None) -> Fixpoint:
     """Make a group of passes that run until none of them changes anything.
 
+    Raises:
+        ContractError: for an empty group, for what is no pass, and for a limit that is no whole number above 0.
+
     >>> from fxpasses.passes import DeadCodeElimination, RemoveNoOps
     >>> str(fixpoint(RemoveNoOps(), DeadCodeElimination(), limit=4))
     'no_ops+dead_code(no_ops, dead_code)'
     """
+    for item in passes:
+        if not isinstance(item, Pass):
+            raise ContractError(f"fixpoint: {item!r} is no Pass; wrap a function with fxpasses.graph_pass")
     return Fixpoint(passes=passes, name=name or "+".join(item.name for item in passes), limit=limit)

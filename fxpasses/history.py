@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import fx
 
+from fxpasses.errors import OptionsError
 from fxpasses.factors import compile_factors, graph_text
 from fxpasses.identity import Identity
 from fxpasses.options import Options
@@ -113,6 +114,9 @@ def explain_miss(a: Compilation | str | os.PathLike[str], b: Compilation | str |
         a: a record of :func:`compilations`, or a file with what its ``to_json`` gave.
         b: the other one.
 
+    Raises:
+        OptionsError: one of them is something else; names which.
+
     >>> import torch, fxpasses
     >>> def f(x): return x.sin()
     >>> for budget in (0.5, 1.0):
@@ -122,7 +126,7 @@ def explain_miss(a: Compilation | str | os.PathLike[str], b: Compilation | str |
     >>> print(fxpasses.explain_miss(*fxpasses.compilations()[-2:]))
     the cache entry differs in option memory_budget: 0.5 -> 1.0
     """
-    first, second = _loaded(a), _loaded(b)
+    first, second = _loaded("a", a), _loaded("b", b)
     differences = {
         name: Difference(name, first.factors.get(name, ""), second.factors.get(name, ""))
         for name in dict.fromkeys((*first.factors, *second.factors))
@@ -202,8 +206,16 @@ def reset_compilations() -> None:
     recent.reset()
 
 
-def _loaded(given: Compilation | str | os.PathLike[str]) -> Compilation:
-    return given if isinstance(given, Compilation) else Compilation.from_json(Path(given).read_text())
+def _loaded(argument: str, given: Any) -> Compilation:
+    if isinstance(given, Compilation):
+        return given
+    if not isinstance(given, (str, os.PathLike)):
+        raise OptionsError(f"explain_miss: {argument}", given, "a record of compilations(), or a file of one")
+    try:
+        return Compilation.from_json(Path(given).read_text())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = f"explain_miss: {argument}: {given} is no record that Compilation.to_json wrote: {error!r}"
+        raise OptionsError(argument, given, problem=problem) from error
 
 
 def _pass_differences(a: Sequence[Identity], b: Sequence[Identity]) -> list[Difference]:

@@ -71,6 +71,8 @@ class PassManager:
             ContractError: when a pass has no name, when two passes conflict, require each other, have the same name, or when a pass requires what
                 nothing provides.
         """
+        if isinstance(passes, str) or not isinstance(passes, Iterable):
+            raise TypeError(f"PassManager: expected a list of Pass objects, got {passes!r}")
         self.passes = tuple(passes)
         self.checks = tuple(checks)
         self._structure = structure
@@ -86,19 +88,30 @@ class PassManager:
         self._order = in_order(self.passes, holds)
 
     def order(self, kind: GraphKind) -> list[Pass]:
-        """The passes for one kind of graph in the order in which they run."""
+        """The passes for one kind of graph in the order in which they run.
+
+        Raises:
+            ContractError: there is no such kind of graph.
+        """
+        if kind not in self._order:
+            raise ContractError(f"unknown kind of graph {kind!r}; choose from {', '.join(self._order)}")
         return list(self._order[kind])
 
     def run(self, gm: fx.GraphModule, kind: GraphKind) -> list[PassRun]:
         """Run every pass that takes graphs of this kind on ``gm``, in place; returns a record of each run.
 
         Raises:
+            ContractError: there is no such kind of graph; nothing has run.
+            TypeError: ``gm`` is no GraphModule.
             PassError: when a pass raises or leaves a graph that is wrong (:class:`~fxpasses.StructureError`): names
                 the pass, the match site, the node and the user's line. ``gm`` is then in an undefined state.
         """
+        passes = self.order(kind)
+        if not isinstance(gm, fx.GraphModule):
+            raise TypeError(f"PassManager.run: expected a torch.fx.GraphModule, got {gm!r}")
         graph = _Graph(gm, kind, self.checks, self._structure)
         runs: list[PassRun] = []
-        for item in self._order[kind]:
+        for item in passes:
             if isinstance(item, Fixpoint):
                 runs += _run_group(item, graph)
             else:

@@ -31,6 +31,7 @@ from typing import Any
 from torch import fx
 
 from fxpasses.contract import Contract, GraphKind, Metadata, Numerics, Pass
+from fxpasses.errors import PatternError
 from fxpasses.replacing import Match, Replacer
 from fxpasses.tracing import ExampleTensor, TracedPattern
 
@@ -167,6 +168,11 @@ def pattern_pass(
         PatternError: the functions cannot be traced, or do not fit each other.
         ContractError: the contract is not valid.
     """
+    for word, function in (("pattern", pattern), ("replacement", replacement), ("where", where)):
+        if not callable(function) and not (function is None and word == "where"):
+            raise PatternError("pattern_pass", f"{word} is {function!r}, not a function")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise PatternError("pattern_pass", f"name is {name!r}, not a text that a pass can be asked for by")
     TracedPattern(
         pattern, replacement, tuple(inputs)
     )  # a pattern that cannot be traced is an error here, not later

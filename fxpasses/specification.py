@@ -76,6 +76,10 @@ def parse_options(kind: Any, text: str, where: str) -> dict[str, Any]:
             raise OptionsError(
                 "passes", where, valid=fields, problem=unknown_name("pass option", name, fields)
             )
+        if name in values:
+            raise OptionsError("passes", where, f"option {name!r} once")
+        if value is None and not _fits(True, hints[name]):
+            raise OptionsError("passes", where, f"a value for option {name!r}: {name}=...")
         values[name] = True if value is None else _convert(value, hints[name], f"{where}: {name}")
         rest = rest[form.end() :].strip()
     return values

@@ -18,6 +18,8 @@ Those are the default. Beyond them, by name:
 * ``packed_masks``: masks saved in bits
 * ``product_order``: chains of matrix products in the cheapest order
 * ``saved_precision``: activations saved in bfloat16
+* ``stacked_products``: products with the same matrix as one
+* ``summed_products``: sums of products as one product
 * ``written_attention``: attention that is written out, by the attention kernel
 * ``zero_rows``: gradients that are zero but for a few rows, for those rows
 
@@ -42,6 +44,8 @@ from fxpasses.passes.one_hot_products import OneHotProducts
 from fxpasses.passes.packed_masks import PackedMasks
 from fxpasses.passes.product_order import ProductOrder
 from fxpasses.passes.saved_precision import SavedPrecision
+from fxpasses.passes.stacked_products import StackedProducts
+from fxpasses.passes.summed_products import SummedProducts
 from fxpasses.passes.written_attention import WrittenAttention
 from fxpasses.passes.zero_rows import ZeroRows
 
@@ -62,6 +66,8 @@ __all__ = [
     "ProductOrder",
     "RemoveNoOps",
     "SavedPrecision",
+    "StackedProducts",
+    "SummedProducts",
     "WrittenAttention",
     "ZeroRows",
     "default_passes",
@@ -102,6 +108,8 @@ def library() -> dict[str, type[Pass]]:
         ProductOrder,
         RemoveNoOps,
         SavedPrecision,
+        StackedProducts,
+        SummedProducts,
         WrittenAttention,
         ZeroRows,
     )

@@ -28,6 +28,7 @@ __all__ = [
     "is_call",
     "is_pure",
     "is_zeros",
+    "needed_before",
     "replace_results",
     "restride",
     "returned_values",
@@ -125,8 +126,19 @@ def is_pure(node: fx.Node) -> bool:
 def bring_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> bool:
     """Move ``nodes``, with all that they need, before ``anchor``; False, and nothing moved, where that is impossible.
 
-    It is impossible when one of them depends on ``anchor`` or on a call that is not pure and comes later. The
-    graph must not write to what is read (see :class:`~fxpasses.aliasing.AliasInfo`).
+    See :func:`needed_before`. The graph must not write to what is read (see :class:`~fxpasses.aliasing.AliasInfo`).
+    """
+    late = needed_before(nodes, anchor)
+    for node in sorted(late or ()):
+        anchor.prepend(node)
+    return late is not None
+
+
+def needed_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> set[fx.Node] | None:
+    """What has to move before ``anchor`` for ``nodes`` to be there; None when it cannot.
+
+    It cannot when one of them depends on ``anchor``, or on a later call that writes or has an effect. Random draws move
+    together with those that come before them: they keep their order.
     """
     late: set[fx.Node] = set()
     stack = [node for node in nodes if not node < anchor]
@@ -134,13 +146,21 @@ def bring_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> bool:
         node = stack.pop()
         if node in late:
             continue
-        if node is anchor or not is_pure(node):
-            return False
+        if node is anchor or not (is_pure(node) or _only_draws(node)):
+            return None
         late.add(node)
         stack.extend(n for n in node.all_input_nodes if not n < anchor)
-    for node in sorted(late):
-        anchor.prepend(node)
-    return True
+        if is_random(node):
+            earlier = node.prev
+            while earlier is not anchor and not is_random(earlier):
+                earlier = earlier.prev
+            if earlier is not anchor or is_random(anchor):
+                stack.append(earlier)
+    return late
+
+
+def _only_draws(node: fx.Node) -> bool:
+    return is_random(node) and not is_mutating(node) and not has_effect(node)
 
 
 def slice_bounds(node: fx.Node) -> tuple[int, int, int] | None:

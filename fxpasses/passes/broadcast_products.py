@@ -21,6 +21,7 @@ from fxpasses.passes._matching import (
     slice_bounds,
     untransposed,
 )
+from fxpasses.passes._options import require_at_least
 from fxpasses.passes._rowwise import reshape
 from fxpasses.rewriting import replace, same_metadata, value_of
 from fxpasses.sites import claim
@@ -61,6 +62,9 @@ class BroadcastProducts(Pass):
     name: ClassVar[str] = "broadcast_products"
     contract: ClassVar[Contract] = Contract(("joint", "inference"), numerics="tolerance")
     gain: float = 1.25
+
+    def __post_init__(self) -> None:
+        require_at_least(self, gain=0.0)
 
     def apply(self, gm: fx.GraphModule) -> bool:
         changed = False

@@ -11,6 +11,7 @@ from torch import fx
 from fxpasses.aliasing import AliasInfo, is_mutating
 from fxpasses.contract import Contract, Pass
 from fxpasses.passes._matching import bring_before, calls_before, is_call, shape_of
+from fxpasses.passes._options import require_at_least
 from fxpasses.rewriting import replace, value_of
 from fxpasses.sites import claim
 
@@ -53,6 +54,9 @@ class BucketCollectives(Pass):
     name: ClassVar[str] = "bucket_collectives"
     contract: ClassVar[Contract] = Contract(("joint", "backward", "inference"), numerics="tolerance")
     max_bytes: int = 25 << 20
+
+    def __post_init__(self) -> None:
+        require_at_least(self, max_bytes=1)
 
     def apply(self, gm: fx.GraphModule) -> bool:
         aliases = AliasInfo(gm.graph)

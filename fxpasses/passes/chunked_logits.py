@@ -22,6 +22,7 @@ from fxpasses.passes._matching import (
     shape_of,
     untransposed,
 )
+from fxpasses.passes._options import require_at_least
 from fxpasses.passes._rowwise import Selection, select_inputs
 from fxpasses.rewriting import replace
 from fxpasses.sites import claim
@@ -68,6 +69,9 @@ class ChunkedLogits(Pass):
     contract: ClassVar[Contract] = Contract("joint", numerics="tolerance")
     chunks: int = 8
     min_elements: int = 1 << 22
+
+    def __post_init__(self) -> None:
+        require_at_least(self, chunks=2, min_elements=0)
 
     def apply(self, gm: fx.GraphModule) -> bool:
         changed = False

@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 from fxpasses._torch import FakeTensor, OpOverload, disable_current_modes, has_effects
 from fxpasses.aliasing import AliasInfo, is_mutating, is_random
 from fxpasses.contract import Contract, Pass
+from fxpasses.passes._options import require_at_least
 from fxpasses.rewriting import fake_mode_of, insert_call, replace, value_of
 from fxpasses.sites import claim
 
@@ -67,6 +68,9 @@ class FoldConstants(Pass):
     )
     max_bytes: int = 65536
     min_calls: int = 4
+
+    def __post_init__(self) -> None:
+        require_at_least(self, max_bytes=0, min_calls=0)
 
     def apply(self, gm: fx.GraphModule) -> bool:
         aliases = AliasInfo(gm.graph)

@@ -12,6 +12,7 @@ from torch import fx
 from fxpasses import _torch
 from fxpasses.contract import Contract, Pass
 from fxpasses.passes._matching import calls_before, find_calls, is_call, shape_of
+from fxpasses.passes._options import require_at_least
 from fxpasses.rewriting import replace, same_metadata, value_of
 from fxpasses.sites import claim
 
@@ -66,6 +67,9 @@ class DropoutBits(Pass):
     contract: ClassVar[Contract] = Contract("joint", numerics="none")
     min_elements: int = 2048
     tolerance: float = 0.01
+
+    def __post_init__(self) -> None:
+        require_at_least(self, min_elements=0, tolerance=0.0)
 
     def apply(self, gm: fx.GraphModule) -> bool:
         if _torch.inductor_config.fallback_random:

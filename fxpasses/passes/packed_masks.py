@@ -13,6 +13,7 @@ from torch import fx
 
 from fxpasses.contract import Contract, Pass
 from fxpasses.passes._matching import calls_before, shape_of
+from fxpasses.passes._options import require_at_least
 from fxpasses.passes._saved import read_by_backward
 from fxpasses.rewriting import value_of
 from fxpasses.sites import claim
@@ -53,6 +54,9 @@ class PackedMasks(Pass):
     name: ClassVar[str] = "packed_masks"
     contract: ClassVar[Contract] = Contract("joint", numerics="bitwise")
     min_elements: int = 4096
+
+    def __post_init__(self) -> None:
+        require_at_least(self, min_elements=0)
 
     def apply(self, gm: fx.GraphModule) -> bool:
         changed = False

@@ -12,6 +12,7 @@ from torch import fx
 
 from fxpasses.contract import Contract, Pass
 from fxpasses.passes._matching import calls_before, find_calls, is_call, shape_of
+from fxpasses.passes._options import require_at_least
 from fxpasses.rewriting import replace, value_of
 from fxpasses.sites import claim
 
@@ -50,6 +51,9 @@ class ProductOrder(Pass):
     name: ClassVar[str] = "product_order"
     contract: ClassVar[Contract] = Contract(("joint", "inference"), numerics="tolerance")
     gain: float = 1.25
+
+    def __post_init__(self) -> None:
+        require_at_least(self, gain=0.0)
 
     def apply(self, gm: fx.GraphModule) -> bool:
         changed = False

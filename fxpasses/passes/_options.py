@@ -1,0 +1,22 @@
+"""Checks of the options of passes, when a pass is made."""
+
+from __future__ import annotations
+
+from fxpasses.contract import Pass
+from fxpasses.errors import OptionsError
+
+__all__ = ["require_at_least"]
+
+
+def require_at_least(item: Pass, **minimum: float) -> None:
+    """Check numbers among a pass's options: ``require_at_least(self, max_rows=1)``. A minimum that is an int asks for one.
+
+    Raises:
+        OptionsError: an option is no number, or too small; names the pass and the option.
+    """
+    for option, least in minimum.items():
+        value = getattr(item, option)
+        kinds = (int, float) if isinstance(least, float) else (int,)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
+            kind = "a number" if float in kinds else "a whole number"
+            raise OptionsError(f"{item.name}: {option}", value, f"{kind}, at least {least}")

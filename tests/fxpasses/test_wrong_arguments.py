@@ -1,0 +1,74 @@
+"""Wrong arguments of what users call with passes: a typed error that names them, before anything happens."""
+
+import pytest
+import torch
+from torch import fx
+
+import fxpasses
+from fxpasses import (
+    ContractError,
+    OptionsError,
+    PassManager,
+    PatternError,
+    fixpoint,
+    graph_pass,
+    pattern_pass,
+)
+from fxpasses.passes import ChunkedLogits, DropoutBits, StackedProducts, SummedProducts, library
+from fxpasses.specification import parse_pass
+
+NOTHING = graph_pass(lambda gm: False, name="nothing")
+ONE = (torch.ones(2),)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "named"),
+    [
+        (lambda: fxpasses.explain_miss(None, None), OptionsError, "explain_miss: a"),
+        (lambda: fxpasses.explain_miss("missing.json", 3), OptionsError, "missing.json"),
+        (lambda: PassManager(3), TypeError, "PassManager"),
+        (lambda: PassManager("dead_code"), TypeError, "PassManager"),
+        (lambda: PassManager([NOTHING]).order("joined"), ContractError, "'joined'; choose from joint"),
+        (lambda: PassManager([NOTHING]).run(None, "inference"), TypeError, "GraphModule"),
+        (lambda: fixpoint(3), ContractError, "3 is no Pass"),
+        (lambda: fixpoint(NOTHING, limit="x"), ContractError, "limit is 'x'"),
+        (lambda: fixpoint(NOTHING, limit=True), ContractError, "limit is True"),
+        (lambda: graph_pass(3), ContractError, "3 is no function"),
+        (lambda: graph_pass(len, name=3), ContractError, "name is 3"),
+        (lambda: graph_pass(len, name=""), ContractError, "name is ''"),
+        (lambda: graph_pass(len, graphs=3), ContractError, "graphs is 3"),
+        (lambda: graph_pass(len, graphs=[]), ContractError, "graphs is empty"),
+        (lambda: graph_pass(len, requires=[3]), ContractError, r"requires is \[3\]"),
+        (lambda: pattern_pass(None, torch.cos, ONE), PatternError, "pattern is None"),
+        (lambda: pattern_pass(torch.sin, 3, ONE), PatternError, "replacement is 3"),
+        (lambda: pattern_pass(torch.sin, torch.cos, ONE, where=3), PatternError, "where is 3"),
+        (lambda: pattern_pass(torch.sin, torch.cos, ONE, name=3), PatternError, "name is 3"),
+        (lambda: parse_pass("stacked_products{max_rows}", library()), OptionsError, "value for option 'max_rows'"),
+        (lambda: parse_pass("stacked_products{max_rows=1 max_rows=2}", library()), OptionsError, "once"),
+        (lambda: parse_pass("stacked_products{max_rows=0}", library()), OptionsError, "max_rows.*at least 1"),
+        (lambda: parse_pass("stackd_products", library()), OptionsError, "'stacked_products'. Valid passes"),
+        (lambda: StackedProducts(max_rows="x"), OptionsError, "stacked_products: max_rows.*whole number"),
+        (lambda: SummedProducts(gain=None), OptionsError, "summed_products: gain.*a number"),
+        (lambda: SummedProducts(gain=float("nan")), OptionsError, "summed_products: gain"),
+        (lambda: ChunkedLogits(chunks=0), OptionsError, "chunked_logits: chunks"),
+        (lambda: DropoutBits(tolerance=-1), OptionsError, "dropout_bits: tolerance"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(call, error, named):
+    with pytest.raises(error, match=named):
+        call()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 1}', '{"passes": 3}'])
+def test_files_that_are_no_record(tmp_path, text):
+    (tmp_path / "record.json").write_text(text)
+    with pytest.raises(OptionsError, match=r"record\.json is no record"):
+        fxpasses.explain_miss(str(tmp_path / "record.json"), tmp_path / "record.json")
+
+
+def test_a_graph_of_an_unknown_kind_is_left_alone():
+    gm = fx.symbolic_trace(lambda x: x.sin())
+    before = str(gm.graph)
+    with pytest.raises(ContractError, match="unknown kind of graph 'x'"):
+        PassManager([graph_pass(lambda gm: gm.graph.erase_node, name="wrong")]).run(gm, "x")
+    assert str(gm.graph) == before
