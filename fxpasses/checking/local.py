@@ -29,16 +29,17 @@ from fxpasses.aliasing import is_mutating, is_random
 from fxpasses.checking.continued import ContinuedRun
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import (
+    ORDERS,
     ExactRun,
     NoisyExactRun,
     RoundedRun,
     Run,
     allocates,
-    moved_by_a_unit,
     seeded,
     widened,
 )
 from fxpasses.checking.places import Place, joined, merged, places, returned
+from fxpasses.checking.rounding import moved_by_a_unit
 from fxpasses.checking.tolerance import Deviation, deviation
 from fxpasses.rewriting import value_of
 
@@ -265,6 +266,7 @@ class _Comparison:
             got = self._continued(place, self._evaluate(Run(self._after), place, 1))
             exact = self._continued(place, self._evaluate(ExactRun(self._before), place, 0))
             samples: list[list[Any]] = []
+            reordered: list[list[Any]] = []
             stable: list[list[Any]] = []
             found: dict[int, Deviation] = {}
             for position, result in enumerate(self._results):
@@ -276,16 +278,18 @@ class _Comparison:
                     continue
                 for count in (_SAMPLES, _MORE_SAMPLES):
                     while len(samples) < count:
-                        run = RoundedRun(self._before, len(samples))
-                        samples.append(self._continued(place, self._evaluate(run, place, 0)))
-                        run = RoundedRun(self._before, len(samples) + _MORE_SAMPLES, reordered=True)
-                        stable.append(self._continued(place, self._evaluate(run, place, 0, rounded=True)))
+                        for runs, order in zip((samples, reordered, stable), ORDERS, strict=True):
+                            seed = sum(map(len, (samples, reordered, stable)))
+                            run = RoundedRun(self._before, seed, reordered=order)
+                            values = self._evaluate(run, place, 0, rounded=order == "any")
+                            runs.append(self._continued(place, values))
                     how = deviation(
                         own[position],
                         exact[position],
                         [s[position] for s in samples],
                         got[position],
                         dtype=result.dtype,
+                        reordered=[s[position] for s in reordered],
                         stable=[s[position] for s in stable],
                     )
                     if how is None or how.is_clear:

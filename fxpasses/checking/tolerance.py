@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fxpasses.checking.interpret import spacing
+from fxpasses.checking.rounding import spacing
 
 __all__ = ["CLEAR", "WORSE", "Deviation", "deviation", "same_bits"]
 
@@ -36,8 +36,8 @@ class Deviation:
     """How a value differs from the reference's.
 
     Attributes:
-        error: largest distance from the float64 run.
-        reference_error: that of the reference, where the difference is worst.
+        error: the distance from the float64 run, where the difference is worst.
+        reference_error: that of the reference there.
         ulps: ``error`` in units in the last place of the value's dtype.
         times: how many times as far away as rounding takes the reference; infinite for a NaN or an integer.
         elements: how many elements differ.
@@ -89,6 +89,7 @@ def deviation(
     bitwise: bool = False,
     limit: float = WORSE,
     dtype: torch.dtype | None = None,
+    reordered: Sequence[Tensor] = (),
     stable: Sequence[Tensor] = (),
     lenient: bool = False,
 ) -> Deviation | None:
@@ -102,9 +103,9 @@ def deviation(
         bitwise: whether every bit has to be equal.
         limit: see :data:`WORSE`.
         dtype: the type whose units count, when it is not that of ``native``.
-        stable: samples with what the calls take rounded once more, and sums moved by the rounding of their parts. A single
-            element is held to these, too, if there are any: another order of a sum rounds numbers larger than the sum,
-            where this one happens to be exact.
+        reordered: samples with sums moved by the rounding of their parts, too: another order of a sum rounds numbers larger than the
+            sum, where this one happens to be exact, by luck or since all of its terms have few digits.
+        stable: such samples with what the calls take rounded once more. They count for single elements only.
     """
     if not native.numel() or same_bits(native, candidate, bitwise):
         return None
@@ -137,8 +138,8 @@ def deviation(
         found[broken] = math.inf
         return found
 
-    times = multiples(samples)
-    single_times = multiples([*samples, *stable]) if stable else times
+    times = multiples([*samples, *reordered])
+    single_times = multiples([*samples, *reordered, *stable]) if stable else times
     typical = times[counts].clamp(max=single) if stable else times[counts]
     rms = typical.square().mean().sqrt().item() if counts.any() else 0.0
     bad = single_times > single
@@ -146,7 +147,7 @@ def deviation(
         return None
     worst = int(times.argmax())
     return Deviation(
-        error=error[counts | broken].max().item(),
+        error=error.flatten()[worst].item(),
         reference_error=(usual - center).abs().flatten()[worst].item(),
         ulps=(error / unit).flatten()[worst].item(),
         times=times.max().item(),

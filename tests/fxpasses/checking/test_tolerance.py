@@ -7,7 +7,8 @@ import torch
 from torch import fx
 
 from fxpasses.checking.inputs import cloned
-from fxpasses.checking.interpret import ExactRun, RoundedRun, Run, rounded_call, spacing
+from fxpasses.checking.interpret import ExactRun, RoundedRun, Run, rounded_call
+from fxpasses.checking.rounding import spacing
 from fxpasses.checking.values import Reference, compare
 
 aten = torch.ops.aten

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxpasses.checking.interpret import moved_by_a_unit
+from fxpasses.checking.rounding import moved_by_a_unit
 from fxpasses.checking.tolerance import deviation, same_bits
 from fxpasses.checking.variants import variants
 from fxpasses.checking.whole_numbers import compared_constants, free_numbers
