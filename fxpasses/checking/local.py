@@ -278,8 +278,10 @@ class _Comparison:
                     continue
                 for count in (_SAMPLES, _MORE_SAMPLES):
                     while len(samples) < count:
-                        for runs, order in zip((samples, reordered, stable), ORDERS, strict=True):
-                            seed = sum(map(len, (samples, reordered, stable)))
+                        for kind, (runs, order) in enumerate(
+                            zip((samples, reordered, stable), ORDERS, strict=True)
+                        ):
+                            seed = len(runs) + kind * _MORE_SAMPLES
                             run = RoundedRun(self._before, seed, reordered=order)
                             values = self._evaluate(run, place, 0, rounded=order == "any")
                             runs.append(self._continued(place, values))

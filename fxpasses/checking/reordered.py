@@ -52,12 +52,18 @@ class Parts:
     def walk(self, dtype: torch.dtype, any_order: bool) -> Tensor:
         """By how many units of the largest part another order moves each element.
 
+        In a type of few digits, products and sums are made in a type of more and rounded once: their order changes nothing. Only parts that
+        are rounded each do.
+
         Args:
-            dtype: of the result. In one of few digits, products and sums are made in a type of more and rounded once.
-            any_order: whether the order may be any, also one term at a time, and not a few parts only.
+            dtype: of the result.
+            any_order: whether the sum may be made in any way, also one term at a time, and in parts that are rounded each, and not
+                just in another order of a few parts.
         """
-        steps = self.in_turn or (any_order and dtype not in _FEW_DIGITS)
-        return self.terms.sqrt() if steps else torch.ones_like(self.terms)
+        few = dtype in _FEW_DIGITS
+        if self.in_turn or (any_order and not few):
+            return self.terms.sqrt()
+        return torch.ones_like(self.terms) if any_order or not few else torch.zeros_like(self.terms)
 
 
 def parts(target: Any, args: Sequence[Any], kwargs: Any) -> Parts | None:

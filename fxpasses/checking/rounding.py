@@ -19,6 +19,9 @@ def moved(result: Any, exact: Any, generator: torch.Generator) -> Any:
         exact: what it gives in float64; anything else if that is not known.
         generator: of the random amounts.
     """
+    if isinstance(result, Tensor) and result.is_complex():
+        exact = torch.view_as_real(exact.resolve_conj()) if isinstance(exact, Tensor) else None
+        return torch.view_as_complex(moved(torch.view_as_real(result.resolve_conj()), exact, generator))
     if not isinstance(result, Tensor) or not result.is_floating_point() or not result.numel():
         return result
     got = result.double()

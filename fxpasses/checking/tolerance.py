@@ -71,11 +71,15 @@ def same_bits(a: Tensor, b: Tensor, signs: bool = False) -> bool:
     return bool(torch.equal(a, b) or ((a == b) | ((a != a) & (b != b))).all())
 
 
+def _as_real(value: Tensor) -> Tensor:
+    """A complex tensor as one of real and imaginary parts."""
+    return torch.view_as_real(value.resolve_conj())
+
+
 def _other_sign(a: Tensor, b: Tensor) -> Tensor:
     """Where one of two equal numbers is zero and the other one minus zero."""
     if a.is_complex():
-        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
-        return _other_sign(a, b).any(-1)
+        return _other_sign(_as_real(a), _as_real(b)).any(-1)
     if not a.is_floating_point():
         return torch.zeros(a.shape, dtype=torch.bool, device=a.device)
     return (a == 0) & (b == 0) & (a.signbit() != b.signbit())
@@ -110,8 +114,9 @@ def deviation(
     if not native.numel() or same_bits(native, candidate, bitwise):
         return None
     if native.is_complex():
-        native, candidate, *samples = (torch.view_as_real(t) for t in (native, candidate, *samples))
-        exact = torch.view_as_real(exact) if exact is not None else None
+        native, candidate, *samples = map(_as_real, (native, candidate, *samples))
+        reordered, stable = list(map(_as_real, reordered)), list(map(_as_real, stable))
+        exact = _as_real(exact) if exact is not None else None
     undefined = _undefined(native, samples)
     if bitwise or not native.is_floating_point():
         return _exact_difference(native, exact, samples, candidate, undefined, bitwise)
