@@ -190,7 +190,7 @@ PLANTS = {
     "products in bfloat16": Plant((products_in_bfloat16,), programs.function(angles, (30, 2), dtype=BF16)),
     "sums in bfloat16": Plant((sums_in_bfloat16,), programs.function(weighted, (4, 600), dtype=BF16)),
     "softmax in bfloat16": Plant((softmax_in_bfloat16,), programs.attention(dtype=BF16)),
-    "norm in bfloat16": Plant((norm_in_bfloat16,), programs.hub("llama")),
+    "norm in bfloat16": Plant((norm_in_bfloat16,), programs.hub("llama", dtype=BF16)),
     "an epsilon lost": Plant((epsilon_lost,), programs.hub("llama", dtype=BF16)),
     "positions in bfloat16": Plant(
         (positions_in_bfloat16,),
