@@ -172,9 +172,11 @@ class _Comparison:
             if not (_is_floating(a) and _is_floating(b)):
                 if not _equal(a, b):
                     return False
-            elif a.shape != b.shape or a.dtype is not b.dtype:
-                return False
-            elif deviation(a, a, [n[position] for n in noisy], b):
+            elif (
+                a.shape != b.shape
+                or a.dtype is not b.dtype
+                or deviation(a, a, [n[position] for n in noisy], b)
+            ):
                 return False
         return True
 
