@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-import importlib
+import importlib.util
 import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from fake.library.opcheck.cli import main as opcheck
@@ -150,12 +151,21 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest:
     if not place:
         parser.error(f"{arguments.model!r} has no ':FUNCTION' at its end")
     if place.endswith(".py"):
+        if not Path(place).is_file():
+            parser.error(f"there is no file {place!r}")
         found = runpy.run_path(place)
     else:
+        if importlib.util.find_spec(place.partition(".")[0]) is None:
+            parser.error(f"there is no module {place!r}; for a file, write {place}.py:{name}")
         found = vars(importlib.import_module(place))
     if name not in found:
         parser.error(f"{place!r} has no {name!r}")
-    model, inputs = found[name]()
+    made = found[name]()
+    if not isinstance(made, tuple) or len(made) != 2:
+        parser.error(
+            f"{name}() returned {type(made).__name__}; it has to return a pair: the model, and a tuple of its inputs"
+        )
+    model, inputs = made
     try:
         result = check(
             model,

@@ -38,6 +38,7 @@ from benchmarks.planted import (
     situations,
     sizes,
     stages,
+    strangers,
 )
 from benchmarks.planted.plant import Plant
 from fxpasses.errors import StageError, StructureError
@@ -59,6 +60,7 @@ FAMILIES: dict[str, dict[str, Plant]] = {
         situations,
         layers,
         rarely,
+        strangers,
     )
 }
 

@@ -21,7 +21,8 @@ from fxpasses._torch import OpOverload
 from fxpasses.aliasing import is_random
 from fxpasses.checking.collectives import simulated
 from fxpasses.checking.inputs import cloned
-from fxpasses.checking.interpret import Run, call_wide, moved_by_a_unit, narrowed, rounded_call, widened
+from fxpasses.checking.interpret import Run, call_wide, narrowed, rounded_call, widened
+from fxpasses.checking.rounding import moved_by_a_unit
 from fxpasses.checking.tolerance import Deviation, deviation
 from fxpasses.rewriting import value_of
 

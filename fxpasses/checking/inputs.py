@@ -52,6 +52,8 @@ def cloned(values: Sequence[Any]) -> list[Any]:
         if type(value) not in (Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
             raise Unsupported(f"an input of type {type(value).__name__}, layout {value.layout}")
         value = value.detach()
+        if value.is_conj():  # the memory holds something else than the value
+            return one(value.conj()).conj()
         storage = value.untyped_storage()
         copy = storages.setdefault(storage._cdata, storage.clone())
         empty = torch.empty((), dtype=value.dtype, device=value.device)

@@ -9,10 +9,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, fx
@@ -22,10 +21,12 @@ from torch.utils._pytree import tree_map
 from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
 from fxpasses.aliasing import is_random
 from fxpasses.checking.collectives import communicates, refuse_unknown, simulated
-from fxpasses.checking.reordered import largest_part
+from fxpasses.checking.reordered import Parts, parts, with_one_more_term
+from fxpasses.checking.rounding import moved, spacing
 from fxpasses.rewriting import subgraphs
 
 __all__ = [
+    "ORDERS",
     "ExactRun",
     "NoisyExactRun",
     "Poison",
@@ -34,11 +35,9 @@ __all__ = [
     "Run",
     "allocates",
     "call_wide",
-    "moved_by_a_unit",
     "narrowed",
     "rounded_call",
     "seeded",
-    "spacing",
     "widened",
 ]
 
@@ -46,6 +45,10 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 Poison = Literal["nan", "huge"]
 """What uninitialised memory holds: NaN (for integers the largest value), or huge numbers (the smallest)."""
+
+Reordered = Literal["no", "parts", "any"]
+"""In which order sums may be made instead."""
+ORDERS: tuple[Reordered, ...] = get_args(Reordered)
 
 _UNINITIALISED = {
     aten.empty.memory_format,
@@ -216,7 +219,7 @@ class NoisyExactRun(ExactRun):
         result = super().run_node(n)
         if n.op != "call_function" or not _rounds(n.target):
             return result
-        return tree_map(lambda value: _moved(value, None, self.generator), result)
+        return tree_map(lambda value: moved(value, None, self.generator), result)
 
 
 class RoundedRun(Run):
@@ -229,13 +232,17 @@ class RoundedRun(Run):
         gm: the graph.
         seed: of the random amounts.
         keep: as for :class:`Run`.
-        reordered: whether sums and products are moved by the rounding of their parts, too (see :mod:`fxpasses.checking.reordered`).
+        reordered: whether sums and products are moved by the rounding of their parts, too (see :mod:`fxpasses.checking.reordered`): made
+            in a few parts, or in any order.
     """
 
-    def __init__(self, gm: fx.GraphModule, seed: int, keep: bool = False, reordered: bool = False) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, seed: int, keep: bool = False, reordered: Reordered = "no"
+    ) -> None:
         super().__init__(gm, "huge", keep)
         self.generator = torch.Generator().manual_seed(seed)
         self._reordered = reordered
+        self._sums: dict[Any, Parts] = {}
 
     def inner(self, gm: fx.GraphModule) -> Run:
         run = RoundedRun(gm, 0, reordered=self._reordered)
@@ -244,13 +251,31 @@ class RoundedRun(Run):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         result = rounded_call(target, args, kwargs, self.generator)
-        part = largest_part(target, args, kwargs) if self._reordered else None
-        if part is None or not result.is_floating_point():
+        summed = self._parts(target, args, kwargs, result) if self._reordered != "no" else None
+        if summed is None or not result.is_floating_point():
             return result
-        amount = torch.rand(part.shape, generator=self.generator, dtype=torch.float64).to(part.device)
-        moved = result.double() + (2 * amount - 1) * spacing(part.nan_to_num(), result.dtype)
+        amount = torch.rand(summed.largest.shape, generator=self.generator, dtype=torch.float64)
+        reach = spacing(summed.largest.nan_to_num(), result.dtype) * summed.walk(
+            result.dtype, self._reordered == "any"
+        )
+        elsewhere = result.double() + (2 * amount.to(reach.device) - 1) * reach
         # Nothing was summed where there is no part.
-        return torch.where(part > 0, moved.to(result.dtype), result)
+        return torch.where(summed.largest > 0, elsewhere.to(result.dtype), result)
+
+    def _parts(self, target: Any, args: Any, kwargs: Any, result: Any) -> Parts | None:
+        """The parts of the current call's result, where it is a sum."""
+        found = parts(target, args, kwargs)
+        node = self.current
+        if node is None:
+            return found
+        if target is aten.add.Tensor and not kwargs:
+            for here, other in ((0, 1), (1, 0)):
+                before = self._sums.get(node.args[here])
+                if before is not None and found is None:
+                    found = with_one_more_term(before, args[other], result)
+        if found is not None:
+            self._sums[node] = found
+        return found
 
 
 class RoundedMode(TorchDispatchMode):
@@ -276,58 +301,11 @@ def rounded_call(target: Any, args: Any, kwargs: Any, generator: torch.Generator
     wide = _try_wide(target, args, kwargs)
     result = target(*args, **kwargs)
     if isinstance(result, Tensor):
-        return _moved(result, wide, generator)
+        return moved(result, wide, generator)
     if isinstance(result, (tuple, list)):
         wides = wide if isinstance(wide, (tuple, list)) else [None] * len(result)
-        return type(result)(_moved(a, b, generator) for a, b in zip(result, wides, strict=True))
+        return type(result)(moved(a, b, generator) for a, b in zip(result, wides, strict=True))
     return result
-
-
-def _moved(result: Any, exact: Any, generator: torch.Generator) -> Any:
-    if not isinstance(result, Tensor) or not result.is_floating_point() or not result.numel():
-        return result
-    got = result.double()
-    if isinstance(exact, Tensor) and exact.shape == got.shape:
-        error = (got - exact).abs().nan_to_num(0, 0, 0)
-        if not error.any():
-            return result
-    else:
-        error = torch.full_like(got, torch.finfo(torch.float64).tiny)
-    amount = torch.rand(got.shape, generator=generator, dtype=torch.float64).to(got.device)
-    half = spacing(got, result.dtype) / 2
-    # Correct rounding is off by anything between none and half a unit, a quarter in the mean. So much is assumed at least, since
-    # a result that is nearly exact by luck would not move at all. Half a unit more is what the rounding of the moved number eats up.
-    moved = got + (2 * amount - 1) * (error.clamp(half / 2) + half)
-    # What is exact stays, and zero is exact nearly always: a mask, a clamp, a product with zero.
-    moved = torch.where((got == 0) | (error == 0) | ~got.isfinite(), got, moved)
-    return torch.empty_like(result).copy_(moved)
-
-
-def moved_by_a_unit(value: Tensor, fake: Any, generator: torch.Generator) -> Tensor:
-    """The value, moved at random by up to one unit in the last place of the type that ``fake``, its value in the graph, has.
-
-    Numbers of few digits (half of those that the type has) stay as they are: a count, a half, a power of two was not rounded.
-    """
-    dtype = fake.dtype if isinstance(fake, Tensor) and fake.is_floating_point() else value.dtype
-    wide = value.double()
-    amount = torch.rand(wide.shape, generator=generator, dtype=torch.float64).to(wide.device)
-    unit = spacing(wide.nan_to_num(), dtype)
-    moved = wide + (2 * amount - 1) * unit
-    digits = -math.frexp(torch.finfo(dtype).eps)[1] + 2
-    short = wide.nan_to_num().remainder(unit * 2.0 ** (digits // 2)) == 0
-    return torch.empty_like(value).copy_(torch.where(short | ~wide.isfinite(), wide, moved))
-
-
-def spacing(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The distance from each (float64) value to the next one of ``dtype``: one unit in the last place.
-
-    >>> spacing(torch.tensor([1.0, 3.0, 0.0], dtype=torch.float64), torch.bfloat16)[:2]
-    tensor([0.0078, 0.0156], dtype=torch.float64)
-    """
-    info = torch.finfo(dtype)
-    magnitude = value.abs().clamp(info.smallest_normal, info.max)
-    _, exponent = torch.frexp(magnitude)
-    return torch.ldexp(torch.full_like(magnitude, info.eps / 2), exponent)
 
 
 def _rounds(target: Any) -> bool:

@@ -7,7 +7,9 @@ rounding of the place's own calls. If that holds at every place, then the graphs
 
 Where it does not hold the place is suspected only: a pass may leave out what later calls cancel (the bias in front of a
 batch norm). Then the graph before runs on from there in float64, once with the values of the place before and once
-with those after, and the results decide.
+with those after, and the results decide. Where several places are suspected, one may cancel what another one does, so that they are judged
+together, with all that lies between them. But rounding cancels nothing: a place that is the same in exact arithmetic is judged alone, since
+the rounding of all that lies between would hide it.
 
 In few digits (bfloat16) rounding hides a wrong factor even at its place. There both places run in float64, too: in exact arithmetic
 they may differ by half a unit in the last place of the result, and what that does to the results of the graph may not be
@@ -29,16 +31,17 @@ from fxpasses.aliasing import is_mutating, is_random
 from fxpasses.checking.continued import ContinuedRun
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import (
+    ORDERS,
     ExactRun,
     NoisyExactRun,
     RoundedRun,
     Run,
     allocates,
-    moved_by_a_unit,
     seeded,
     widened,
 )
 from fxpasses.checking.places import Place, joined, merged, places, returned
+from fxpasses.checking.rounding import moved_by_a_unit
 from fxpasses.checking.tolerance import Deviation, deviation
 from fxpasses.rewriting import value_of
 
@@ -49,6 +52,9 @@ _SEED = 20
 _HALF_A_UNIT = math.sqrt(3)
 """How far places may be apart in exact arithmetic, as a multiple of the root mean square of a rounding error (a unit over the root
 of 12): a constant may be held in fewer digits, which moves all elements the same way."""
+_ALONE = 3
+"""How many suspected places are judged alone: each costs some runs of the graph, and the rounding that one pass brings about is much the
+same everywhere."""
 _FEW_DIGITS = (torch.bfloat16, torch.float16)
 _CANNOT_RUN = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
 
@@ -98,6 +104,11 @@ def wrong_places(
     suspects = [place for place in found if not comparison.agrees(place)]
     if not suspects:
         return []
+    if len(suspects) > 1:
+        for place in filter(comparison.is_the_same_function, suspects[:_ALONE]):
+            alone = comparison.at_the_results(place)
+            if alone:
+                return [Finding(position, how, place) for position, how in alone.items()]
     whole = suspects[0] if len(suspects) == 1 else joined(before, after, suspects)
     if len(suspects) > 1 and comparison.agrees(whole):
         return []
@@ -149,6 +160,25 @@ class _Comparison:
         except _CANNOT_RUN:
             return False
         return not self._differs_exactly(place)
+
+    def is_the_same_function(self, place: Place) -> bool:
+        """Whether a place gives the same before and after in exact arithmetic: then it can only round otherwise."""
+        try:
+            own, got = (self._evaluate(ExactRun(gm), place, side) for side, gm in enumerate(self._graphs))
+            noisy = [self._evaluate(NoisyExactRun(self._before, seed), place, 0) for seed in range(_SAMPLES)]
+        except _CANNOT_RUN:
+            return False
+        for position, (a, b) in enumerate(zip(own, got, strict=True)):
+            if not (_is_floating(a) and _is_floating(b)):
+                if not _equal(a, b):
+                    return False
+            elif (
+                a.shape != b.shape
+                or a.dtype is not b.dtype
+                or deviation(a, a, [n[position] for n in noisy], b)
+            ):
+                return False
+        return True
 
     def _differs_exactly(self, place: Place) -> bool:
         """Whether a place is another function of what it takes, in float64; asked in few digits only."""
@@ -265,6 +295,7 @@ class _Comparison:
             got = self._continued(place, self._evaluate(Run(self._after), place, 1))
             exact = self._continued(place, self._evaluate(ExactRun(self._before), place, 0))
             samples: list[list[Any]] = []
+            reordered: list[list[Any]] = []
             stable: list[list[Any]] = []
             found: dict[int, Deviation] = {}
             for position, result in enumerate(self._results):
@@ -276,16 +307,20 @@ class _Comparison:
                     continue
                 for count in (_SAMPLES, _MORE_SAMPLES):
                     while len(samples) < count:
-                        run = RoundedRun(self._before, len(samples))
-                        samples.append(self._continued(place, self._evaluate(run, place, 0)))
-                        run = RoundedRun(self._before, len(samples) + _MORE_SAMPLES, reordered=True)
-                        stable.append(self._continued(place, self._evaluate(run, place, 0, rounded=True)))
+                        for kind, (runs, order) in enumerate(
+                            zip((samples, reordered, stable), ORDERS, strict=True)
+                        ):
+                            seed = len(runs) + kind * _MORE_SAMPLES
+                            run = RoundedRun(self._before, seed, reordered=order)
+                            values = self._evaluate(run, place, 0, rounded=order == "any")
+                            runs.append(self._continued(place, values))
                     how = deviation(
                         own[position],
                         exact[position],
                         [s[position] for s in samples],
                         got[position],
                         dtype=result.dtype,
+                        reordered=[s[position] for s in reordered],
                         stable=[s[position] for s in stable],
                     )
                     if how is None or how.is_clear:

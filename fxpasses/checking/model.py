@@ -160,7 +160,11 @@ class _Runs:
     def stages(self, options: Options, scratch: Path) -> ModelCheck:
         """Run every stage."""
         notes: list[str] = []
-        eager = self._step(lambda f: f)
+        try:
+            eager = self._step(lambda f: f)
+        except Exception as error:
+            error.add_note("fxpasses.check: this is the model itself, in eager; nothing was compiled yet")
+            raise
         exact = self._exact(notes)
         samples = [self._step(lambda f: f, RoundedMode(seed)) for seed in range(_SAMPLES)]
         stages = [_stage("eager", eager, exact, [], eager)]

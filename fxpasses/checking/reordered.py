@@ -7,13 +7,16 @@ So the size of the parts decides what rounding may do to one element, and it is 
 
 A scatter that accumulates (the gradient of an embedding) is a sum for each element that it writes to: of the updates that hit this element, in
 the order of the list, which may be any. What is there before is no part. It is not rounded, and a partial sum with it is what the result and the other
-part differ by: one of these two is at least half as large.
+part differ by: one of these two is at least half as large. A scatter adds one update at a time and rounds each time: its error is a walk of as many
+steps as there are updates, as long as the root of their number in the mean (Higham, the same place: statistical bounds). What is added to such a sum
+afterwards is one more term, which another order may begin with.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,20 +24,52 @@ from torch import Tensor
 
 from fxpasses._torch import OpOverload
 
-__all__ = ["largest_part"]
+__all__ = ["Parts", "parts", "with_one_more_term"]
 
 aten = torch.ops.aten
 _PARTS = 8
 """In how many parts a sum is made: what lies in front of each seam, and behind it, is looked at."""
 
+_FEW_DIGITS = (torch.bfloat16, torch.float16)
 _NO_PADDING = -1
 """What an embedding without padding says for the index of it."""
 
 
-def largest_part(target: Any, args: Sequence[Any], kwargs: Any) -> Tensor | None:
-    """The largest partial sum, in float64, behind each element of a sum, a product or an accumulating scatter; ``None`` for other operators.
+@dataclass(frozen=True)
+class Parts:
+    """What the elements of a sum are made of.
 
-    It is zero for an element that a scatter hits once at most: no sum is made there.
+    Attributes:
+        largest: the largest partial sum behind each element, in float64; zero where nothing is summed.
+        terms: how many terms each element has.
+        in_turn: whether the operator itself adds one term at a time.
+    """
+
+    largest: Tensor
+    terms: Tensor
+    in_turn: bool
+
+    def walk(self, dtype: torch.dtype, any_order: bool) -> Tensor:
+        """By how many units of the largest part another order moves each element.
+
+        In a type of few digits, products and sums are made in a type of more and rounded once: their order changes nothing. Only parts that
+        are rounded each do.
+
+        Args:
+            dtype: of the result.
+            any_order: whether the sum may be made in any way, also one term at a time, and in parts that are rounded each, and not
+                just in another order of a few parts.
+        """
+        few = dtype in _FEW_DIGITS
+        if self.in_turn or (any_order and not few):
+            return self.terms.sqrt()
+        return torch.ones_like(self.terms) if any_order or not few else torch.zeros_like(self.terms)
+
+
+def parts(target: Any, args: Sequence[Any], kwargs: Any) -> Parts | None:
+    """The partial sums behind each element of a sum, a product or an accumulating scatter; ``None`` for other operators.
+
+    An element that a scatter hits once at most is no sum.
 
     Args:
         target: the operator.
@@ -42,33 +77,61 @@ def largest_part(target: Any, args: Sequence[Any], kwargs: Any) -> Tensor | None
         kwargs: its keyword arguments.
 
     >>> a, b = torch.tensor([[8.0, -7.0]]), torch.tensor([[1.0], [1.0]])
-    >>> largest_part(torch.ops.aten.mm.default, (a, b), {})
+    >>> parts(torch.ops.aten.mm.default, (a, b), {}).largest
     tensor([[8.]], dtype=torch.float64)
     """
     cut = _CUTS.get(target)
     summed = cut(args, kwargs) if cut is not None else None
     if summed is None:
         return None
-    made, size = summed
+    size = summed.size
     bounds = sorted({size * k // min(_PARTS, size) for k in range(min(_PARTS, size) + 1)})
-    pieces = [made(start, stop) for start, stop in itertools.pairwise(bounds)]
+    pieces = [summed.made(start, stop) for start, stop in itertools.pairwise(bounds)]
     total = torch.stack(pieces).sum(0)
     front = torch.zeros_like(total)
     largest = total.abs()
     for piece in pieces:
         front = front + piece
         largest = torch.maximum(largest, torch.maximum(front.abs(), (total - front).abs()))
-    return largest
+    if isinstance(summed.terms, Tensor):
+        return Parts(largest, summed.terms, in_turn=True)
+    return Parts(largest, torch.full_like(largest, summed.terms), in_turn=False)
 
 
-Cut = tuple[Callable[[int, int], Tensor], int]
-"""What makes a part, from a first to a last index of what is summed, and how many indices there are."""
+def with_one_more_term(sums: Parts, other: Tensor | float, result: Tensor) -> Parts | None:
+    """The parts of a sum to which something is added: another order begins with it. ``None`` if the shapes differ.
+
+    Args:
+        sums: the parts of the sum.
+        other: what is added.
+        result: the sum of both.
+    """
+    if result.shape != sums.largest.shape:
+        return None
+    first = other.double().abs() if isinstance(other, Tensor) else torch.tensor(abs(other)).double()
+    largest = torch.maximum(torch.maximum(result.double().abs(), first), sums.largest)
+    return Parts(torch.where(sums.largest > 0, largest, 0.0), sums.terms + 1, sums.in_turn)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a sum is cut into parts.
+
+    Attributes:
+        made: makes a part, from a first to a last index of what is summed.
+        size: how many indices there are.
+        terms: how many terms each element has: a tensor for an operator that adds one at a time.
+    """
+
+    made: Callable[[int, int], Tensor]
+    size: int
+    terms: Tensor | int
 
 
 def _product(first: int) -> Callable[[Sequence[Any], Any], Cut | None]:
     def cut(args: Sequence[Any], kwargs: Any) -> Cut | None:
         a, b = (v.double() for v in args[first : first + 2])
-        return (lambda i, j: a[..., i:j] @ b[..., i:j, :]), a.shape[-1]
+        return Cut(lambda i, j: a[..., i:j] @ b[..., i:j, :], a.shape[-1], a.shape[-1])
 
     return cut
 
@@ -82,18 +145,15 @@ def _sum(args: Sequence[Any], kwargs: Any) -> Cut | None:
         return None
     longest = max(summed, key=lambda d: x.shape[d])
     wide = x.double()
-    return (lambda i, j: wide.narrow(longest, i, j - i).sum(summed, keep)), x.shape[longest]
+    terms = torch.Size(x.shape[d] for d in summed).numel()
+    return Cut(lambda i, j: wide.narrow(longest, i, j - i).sum(summed, keep), x.shape[longest], terms)
 
 
 def _mean(args: Sequence[Any], kwargs: Any) -> Cut | None:
     summed = _sum(args, kwargs)
     if summed is None:
         return None
-    made, size = summed
-    x: Tensor = args[0]
-    dims = args[1] if len(args) > 1 and args[1] else range(x.dim())
-    count = torch.Size(x.shape[d] for d in dims).numel()
-    return (lambda i, j: made(i, j) / count), size
+    return Cut(lambda i, j: summed.made(i, j) / summed.terms, summed.size, summed.terms)
 
 
 def _convolution(args: Sequence[Any], kwargs: Any) -> Cut | None:
@@ -103,7 +163,8 @@ def _convolution(args: Sequence[Any], kwargs: Any) -> Cut | None:
         return None
     x, weight = x.double(), weight.double()
     operator: OpOverload = aten.convolution.default
-    return (lambda i, j: operator(x[:, i:j], weight[:, i:j], None, *how)), weight.shape[1]
+    terms = weight[0].numel()
+    return Cut(lambda i, j: operator(x[:, i:j], weight[:, i:j], None, *how), weight.shape[1], terms)
 
 
 def _scatter(shape: Sequence[int], where: Tensor, updates: Tensor, taken: Tensor | None = None) -> Cut | None:
@@ -130,10 +191,13 @@ def _scatter(shape: Sequence[int], where: Tensor, updates: Tensor, taken: Tensor
 
     def made(i: int, j: int) -> Tensor:
         here = (part >= i) & (part < j)
-        zeros = torch.zeros(torch.Size(shape).numel(), dtype=torch.float64, device=updates.device)
-        return zeros.index_add_(0, where[here], updates[here]).view(torch.Size(shape))
+        return added(where[here], updates[here])
 
-    return made, _PARTS
+    def added(to: Tensor, values: Tensor) -> Tensor:
+        zeros = torch.zeros(torch.Size(shape).numel(), dtype=torch.float64, device=updates.device)
+        return zeros.index_add_(0, to, values).view(torch.Size(shape))
+
+    return Cut(made, _PARTS, added(where, torch.ones_like(updates)))
 
 
 def _positions(shape: Sequence[int], device: torch.device) -> Tensor:

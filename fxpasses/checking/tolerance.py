@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fxpasses.checking.interpret import spacing
+from fxpasses.checking.rounding import spacing
 
 __all__ = ["CLEAR", "WORSE", "Deviation", "deviation", "same_bits"]
 
@@ -36,8 +36,8 @@ class Deviation:
     """How a value differs from the reference's.
 
     Attributes:
-        error: largest distance from the float64 run.
-        reference_error: that of the reference, where the difference is worst.
+        error: the distance from the float64 run, where the difference is worst.
+        reference_error: that of the reference there.
         ulps: ``error`` in units in the last place of the value's dtype.
         times: how many times as far away as rounding takes the reference; infinite for a NaN or an integer.
         elements: how many elements differ.
@@ -71,11 +71,15 @@ def same_bits(a: Tensor, b: Tensor, signs: bool = False) -> bool:
     return bool(torch.equal(a, b) or ((a == b) | ((a != a) & (b != b))).all())
 
 
+def _as_real(value: Tensor) -> Tensor:
+    """A complex tensor as one of real and imaginary parts."""
+    return torch.view_as_real(value.resolve_conj())
+
+
 def _other_sign(a: Tensor, b: Tensor) -> Tensor:
     """Where one of two equal numbers is zero and the other one minus zero."""
     if a.is_complex():
-        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
-        return _other_sign(a, b).any(-1)
+        return _other_sign(_as_real(a), _as_real(b)).any(-1)
     if not a.is_floating_point():
         return torch.zeros(a.shape, dtype=torch.bool, device=a.device)
     return (a == 0) & (b == 0) & (a.signbit() != b.signbit())
@@ -89,6 +93,7 @@ def deviation(
     bitwise: bool = False,
     limit: float = WORSE,
     dtype: torch.dtype | None = None,
+    reordered: Sequence[Tensor] = (),
     stable: Sequence[Tensor] = (),
     lenient: bool = False,
 ) -> Deviation | None:
@@ -102,15 +107,16 @@ def deviation(
         bitwise: whether every bit has to be equal.
         limit: see :data:`WORSE`.
         dtype: the type whose units count, when it is not that of ``native``.
-        stable: samples with what the calls take rounded once more, and sums moved by the rounding of their parts. A single
-            element is held to these, too, if there are any: another order of a sum rounds numbers larger than the sum,
-            where this one happens to be exact.
+        reordered: samples with sums moved by the rounding of their parts, too: another order of a sum rounds numbers larger than the
+            sum, where this one happens to be exact, by luck or since all of its terms have few digits.
+        stable: such samples with what the calls take rounded once more. They count for single elements only.
     """
     if not native.numel() or same_bits(native, candidate, bitwise):
         return None
     if native.is_complex():
-        native, candidate, *samples = (torch.view_as_real(t) for t in (native, candidate, *samples))
-        exact = torch.view_as_real(exact) if exact is not None else None
+        native, candidate, *samples = map(_as_real, (native, candidate, *samples))
+        reordered, stable = list(map(_as_real, reordered)), list(map(_as_real, stable))
+        exact = _as_real(exact) if exact is not None else None
     undefined = _undefined(native, samples)
     if bitwise or not native.is_floating_point():
         return _exact_difference(native, exact, samples, candidate, undefined, bitwise)
@@ -137,8 +143,8 @@ def deviation(
         found[broken] = math.inf
         return found
 
-    times = multiples(samples)
-    single_times = multiples([*samples, *stable]) if stable else times
+    times = multiples([*samples, *reordered])
+    single_times = multiples([*samples, *reordered, *stable]) if stable else times
     typical = times[counts].clamp(max=single) if stable else times[counts]
     rms = typical.square().mean().sqrt().item() if counts.any() else 0.0
     bad = single_times > single
@@ -146,7 +152,7 @@ def deviation(
         return None
     worst = int(times.argmax())
     return Deviation(
-        error=error[counts | broken].max().item(),
+        error=error.flatten()[worst].item(),
         reference_error=(usual - center).abs().flatten()[worst].item(),
         ulps=(error / unit).flatten()[worst].item(),
         times=times.max().item(),

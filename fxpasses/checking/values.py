@@ -14,8 +14,9 @@ from torch import Tensor, fx
 from fxpasses.aliasing import is_mutating
 from fxpasses.checking.focus import Rewritten, focused_deviations, has_few_digits
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
-from fxpasses.checking.interpret import ExactRun, Poison, RoundedRun, Run, allocates, spacing
+from fxpasses.checking.interpret import ExactRun, Poison, RoundedRun, Run, allocates
 from fxpasses.checking.local import wrong_places
+from fxpasses.checking.rounding import spacing
 from fxpasses.checking.tolerance import Deviation, deviation, same_bits
 from fxpasses.rewriting import subgraphs
 

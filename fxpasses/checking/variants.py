@@ -3,9 +3,10 @@
 In a model that has just been made, all norms have the weight one and the bias zero, activations are small, and a batch of tokens leaves
 most of a vocabulary out. So a rewrite is tried on other values, too:
 
-* every floating value moved at random, and indices drawn from all that the graph can look up
+* every floating or complex value moved at random, and indices drawn from all that the graph can look up, one of them from the end
 * values many times as large, with the other sign
 * values so large that their exponential is infinite
+* values a million times as large, of one sign in each row: beyond what may have been taken for infinite
 * multiples of a half, so that some are equal, some zero, and some half way between two whole numbers; where the graph can do with
   it, whole rows and columns are zero, too (the norm of a row, the sum of a column)
 * with NaN and infinities in places: a pass that promises the same bits keeps them, others may not make more of them
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.inputs import cloned
-from fxpasses.checking.whole_numbers import compared_constants, free_numbers, index_bounds
+from fxpasses.checking.whole_numbers import compared_constants, free_numbers, index_bounds, may_be_negative
 from fxpasses.rewriting import value_of
 
 __all__ = ["Variant", "variants"]
@@ -33,6 +34,9 @@ __all__ = ["Variant", "variants"]
 _FACTORS = ((32.0, False), (32.0, True), (4.0, True))
 """How much larger values become, and whether tensors of positive values stay positive: each is tried where the one before
 leads to NaN or infinities (the root of a variance, an overflow)."""
+
+_MILLION = 2.0**20
+"""Beyond what is often taken for infinite (a mask of -10000); an exact factor, so that nothing else changes where nothing is added."""
 
 _BROKEN = (0.0, 0.25)
 """Which share of a tensor's elements is not finite, for each of NaN and the two infinities: in few places (one each) what is
@@ -77,12 +81,16 @@ def variants(
             for node, value in zip(nodes, values, strict=False):
                 if not isinstance(value, Tensor) or not value.numel() or _overlaps_itself(value):
                     continue
+                if value.is_complex():
+                    value = torch.view_as_real(value.conj() if value.is_conj() else value)
                 if value.is_floating_point():
                     # Positive values may have to stay so (a variance), infinite ones are masks.
                     value.copy_(torch.where(value.isfinite(), change(value), value))
                 elif node.name in bounds:
                     drawn = torch.randint(bounds[node.name], value.shape, generator=generator)
                     drawn.view(-1)[0] = bounds[node.name] - 1  # the last one, in any case
+                    if may_be_negative(node):
+                        drawn.view(-1)[-1] = -1 - int(drawn.view(-1)[-1])
                     value.copy_(drawn)
                 elif node.name in free:
                     value.copy_(_any_numbers(value, generator))
@@ -112,6 +120,12 @@ def variants(
         largest = value.abs().nan_to_num(0, 0, 0).max().item()
         return value * (2 * math.log(torch.finfo(value.dtype).max) / largest if largest else 1.0)
 
+    def far_away(value: Tensor) -> Tensor:
+        if _is_positive(value):
+            return value * _MILLION
+        sign = torch.rand(value[..., :1].shape if value.dim() else (), generator=generator) < 0.5
+        return value.abs() * torch.where(sign, _MILLION, -_MILLION).to(value.device, value.dtype)
+
     def halves(least: float, empty_rows: bool = False) -> Any:
         def change(value: Tensor) -> Tensor:
             steps = (torch.randn(value.shape, generator=generator) * 2).round().to(value.device) / 2
@@ -140,6 +154,7 @@ def variants(
         [made(enlarged(*choice)) for choice in _FACTORS], "values many times as large, signs reversed"
     )
     yield Variant([made(overflowing)], "values whose exponential is infinite")
+    yield Variant([made(far_away)], "values a million times as large, of one sign in a row")
     yield Variant(
         [made(halves(0.0, empty_rows=True)), made(halves(0.0)), made(halves(0.5))],
         "multiples of a half, many of them equal, some rows zero",

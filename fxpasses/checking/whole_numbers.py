@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from fxpasses.rewriting import value_of
 
-__all__ = ["compared_constants", "free_numbers", "index_bounds"]
+__all__ = ["compared_constants", "free_numbers", "index_bounds", "may_be_negative"]
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -34,6 +34,7 @@ _COUNTS = {
     aten.all.dims,
 }
 _DIVISIONS = ("div", "remainder", "fmod", "shift", "pow")
+_FROM_THE_END = (aten.index.Tensor, aten.index_put.default)
 _EQUALITIES = (aten.eq.Scalar, aten.ne.Scalar)
 
 
@@ -92,9 +93,26 @@ def index_bounds(gm: fx.GraphModule) -> dict[str, int]:
     return found
 
 
+def may_be_negative(node: fx.Node) -> bool:
+    """Whether all that looks something up with an input takes a negative index for one from the end.
+
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> gm = make_fx(lambda x, i, j: (x[i], x.gather(0, j)))(torch.ones(3), torch.ones(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64))
+    >>> [n.name for n in gm.graph.find_nodes(op="placeholder") if may_be_negative(n)]
+    ['i_1']
+    """
+    found = _lookups(node)
+    return bool(found) and all(user.target in _FROM_THE_END for user, _ in found or ())
+
+
 def _bound(node: fx.Node) -> int | None:
     """The smallest size of what is looked up with this value; ``None`` when it is used in another way."""
-    bounds: list[int] = []
+    return min((size for _, size in _lookups(node) or ()), default=None)
+
+
+def _lookups(node: fx.Node) -> list[tuple[fx.Node, int]] | None:
+    """The calls that look something up with this value, and in how many; ``None`` when it is used in another way."""
+    found: list[tuple[fx.Node, int]] = []
     pending = [node]
     while pending:
         index = pending.pop()
@@ -105,10 +123,10 @@ def _bound(node: fx.Node) -> int | None:
             elif user.op == "output" or _is_flag(user):
                 continue  # a comparison with it
             elif (size := _looked_up(user, index)) is not None:
-                bounds.append(size)
+                found.append((user, size))
             else:
                 return None
-    return min(bounds, default=None)
+    return found
 
 
 def _is_flag(user: fx.Node) -> bool:

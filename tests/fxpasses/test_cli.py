@@ -60,3 +60,32 @@ def test_options_behind_a_script_belong_to_the_script(tmp_path, monkeypatch, cap
     assert "--output comes after the script" in said.err
     assert "The script does not fail" in said.out
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("models.py", "has no ':FUNCTION' at its end"),
+        ("elsewhere.py:model", "there is no file 'elsewhere.py'"),
+        ("nowhere_at_all:model", "there is no module 'nowhere_at_all'"),
+        ("models.py:other", "'models.py' has no 'other'"),
+        ("models.py:alone", "alone() returned int; it has to return a pair"),
+    ],
+)
+def test_check_says_what_is_wrong_with_its_argument(model, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "models.py").write_text("def alone():\n    return 3\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["check", model])
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_check_says_that_the_model_itself_raises(tmp_path, monkeypatch):
+    (tmp_path / "raises.py").write_text(
+        "import torch\ndef raises():\n    return (lambda x: x[7]), (torch.ones(3),)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(IndexError) as caught:
+        main(["check", "raises.py:raises", "--compiler", "eager"])
+    assert any("the model itself, in eager" in note for note in caught.value.__notes__)

@@ -18,6 +18,9 @@ SAMPLE = [
     ("precision", "positions in bfloat16"),
     ("precision", "sums in bfloat16"),
     ("stages", "one result fewer"),
+    ("strangers", "complex gradient"),
+    ("strangers", "negative indices"),
+    ("strangers", "hidden by a small number"),
 ]
 
 

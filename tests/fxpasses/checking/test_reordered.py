@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses.checking.interpret import ExactRun, RoundedRun
-from fxpasses.checking.reordered import largest_part
+from fxpasses.checking.reordered import parts
 from fxpasses.checking.tolerance import deviation
+from fxpasses.checking.values import Reference, compare
 
 aten = torch.ops.aten
 
@@ -108,7 +109,7 @@ SCATTERS = {
 def test_the_largest_part_has_the_shape_of_the_result_and_is_not_smaller(name):
     target, made = CALLS[name]
     args = made()
-    result, part = target(*args), largest_part(target, args, {})
+    result, part = target(*args), parts(target, args, {}).largest
     bias = 4 * args[0].abs().max().item() if name in ("addmm", "baddbmm") else 0.0  # is no part
     bias = 4 * args[2].abs().max().item() if name == "convolution" else bias
     assert part.shape == result.shape
@@ -119,7 +120,8 @@ def test_the_largest_part_has_the_shape_of_the_result_and_is_not_smaller(name):
 def test_the_largest_part_of_a_scatter_is_that_of_what_it_adds(name):
     target, made, *kwargs = SCATTERS[name]
     args, keywords = made(), (kwargs or [{}])[0]
-    part = largest_part(target, args, keywords)
+    found = parts(target, args, keywords)
+    part = found.largest
     is_gradient = target is aten.embedding_dense_backward.default
     start = 0 if is_gradient else args[0]
     added = target(*args, **keywords) - start
@@ -130,6 +132,7 @@ def test_the_largest_part_of_a_scatter_is_that_of_what_it_adds(name):
     counts = target(*ones) - (0 if is_gradient else 1)
     assert part.shape == added.shape
     assert (part[counts < 2] == 0).all()
+    assert torch.equal(found.terms.float(), counts)
     assert (part >= added.double().abs() - 1e-5)[counts > 1].all()
     assert (counts > 1).any() == bool(added.dim())
 
@@ -137,10 +140,10 @@ def test_the_largest_part_of_a_scatter_is_that_of_what_it_adds(name):
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-50, 50)), min_size=1, max_size=20))
 def test_parts_of_a_scatter_are_those_of_the_sum_of_each_element(updates):
     where, values = (torch.tensor(v) for v in zip(*updates, strict=True))
-    part = largest_part(aten.index_add.default, (torch.full((3,), 1e6), 0, where, values.float()), {})
+    part = parts(aten.index_add.default, (torch.full((3,), 1e6), 0, where, values.float()), {}).largest
     for position in range(3):
         terms = values[where == position].double()
-        summed = largest_part(aten.sum.default, (terms,), {}) if len(terms) > 1 else torch.tensor(0.0)
+        summed = parts(aten.sum.default, (terms,), {}).largest if len(terms) > 1 else torch.tensor(0.0)
         if len(terms) <= 8:  # no more than parts: every seam is looked at, of the one and of the other
             assert part[position] == summed
         else:
@@ -151,7 +154,7 @@ def test_parts_of_a_scatter_are_those_of_the_sum_of_each_element(updates):
 def test_no_seam_makes_a_larger_part(terms, data):
     seam = data.draw(st.integers(1, len(terms) - 1))
     values = torch.tensor(terms, dtype=torch.float64)
-    part = largest_part(aten.sum.dim_IntList, (values.view(1, -1), [1]), {}).item()
+    part = parts(aten.sum.dim_IntList, (values.view(1, -1), [1]), {}).largest.item()
     assert part >= max(abs(sum(terms[:seam])), abs(sum(terms[seam:])), abs(sum(terms)))
 
 
@@ -163,7 +166,7 @@ def test_a_product_in_two_parts_is_no_fault_where_the_whole_is_exact():
         a, b = a.bfloat16(), b.bfloat16().t().contiguous()
         gm = make_fx(lambda a, b: a @ b, tracing_mode="fake")(a, b)
         samples = [RoundedRun(gm, k)([a, b])[0] for k in range(10)]
-        stable = [RoundedRun(gm, k, reordered=True)([a, b])[0] for k in range(10)]
+        stable = [RoundedRun(gm, k, reordered="any")([a, b])[0] for k in range(10)]
         parts = a[:, :16] @ b[:16] + a[:, 16:] @ b[16:]
         exact = a.double() @ b.double()
         assert deviation(a @ b, exact, samples, parts, stable=stable) is None
@@ -187,7 +190,7 @@ def test_a_gradient_that_is_scattered_onto_another_one_is_no_fault():
         inputs = [torch.randn(64, 16, generator=generator), tokens, gradient]
         gm = make_fx(added, tracing_mode="fake")(*inputs)
         samples = [RoundedRun(gm, k)(inputs)[0] for k in range(10)]
-        stable = [RoundedRun(gm, k, reordered=True)(inputs)[0] for k in range(10)]
+        stable = [RoundedRun(gm, k, reordered="any")(inputs)[0] for k in range(10)]
         native, exact = added(*inputs), ExactRun(gm)(inputs)[0]
         straight = inputs[0].index_put([tokens], gradient, True)
         alarms.append(deviation(native, exact, samples, straight) is not None)
@@ -205,7 +208,7 @@ def test_what_is_not_summed_does_not_move():
     x, updates = torch.tensor([0.0, 0.1, 0.2, 0.3]), torch.tensor([0.1, 0.3, -0.5])
     inputs = [x, torch.tensor([1, 3, 3]), updates]
     gm = make_fx(scattered, tracing_mode="fake")(*inputs)
-    runs = torch.stack([RoundedRun(gm, k, reordered=True)(inputs)[0] for k in range(10)])
+    runs = torch.stack([RoundedRun(gm, k, reordered="any")(inputs)[0] for k in range(10)])
     assert (runs[:, [0, 2]] == x[[0, 2]]).all()
     assert runs[:, 3].unique().numel() > 1
 
@@ -232,4 +235,46 @@ def test_what_is_not_summed_does_not_move():
     ],
 )
 def test_what_has_no_parts(target, args):
-    assert largest_part(target, args, {}) is None
+    assert parts(target, args, {}) is None
+
+
+def _one_hot(index, dtype):
+    return (index[:, None] == torch.arange(16)).to(dtype)
+
+
+ONE_SUM = {
+    "scatter, then add": lambda x, i, g: (x + torch.zeros_like(x).index_put([i], g, True),),
+    "scatter onto it": lambda x, i, g: (x.index_put([i], g, True),),
+    "index_add": lambda x, i, g: (x.index_add(0, i, g),),
+    "embedding": lambda x, i, g: (x + aten.embedding_dense_backward(g, i, 16, -1, False),),
+    "product": lambda x, i, g: (x + _one_hot(i, g.dtype).t() @ g,),
+    "product onto it": lambda x, i, g: (x.addmm(_one_hot(i, g.dtype).t(), g),),
+    "sum": lambda x, i, g: (x + (_one_hot(i, g.dtype)[:, :, None] * g[:, None]).sum(0),),
+}
+
+
+def _one_sided(seed: int) -> list[torch.Tensor]:
+    """Terms of one sign for a long time, then of the other: a small sum of large parts, exact in float32 until something is added."""
+    generator = torch.Generator().manual_seed(seed)
+    index = torch.randint(0, 16, (1024,), generator=generator)
+    index[:512] = 0
+    terms = torch.randn(1024, 8, generator=generator).abs().cumsum(0).fmod(3) + 1
+    terms[256:512] *= -1
+    terms[768:] *= -1
+    return [torch.randn(16, 8, generator=generator) * 1e-3, index, terms]
+
+
+@pytest.mark.parametrize("after", ONE_SUM)
+@pytest.mark.parametrize("before", ONE_SUM)
+def test_one_sided_sums_in_another_order_are_no_fault_and_a_lost_term_is(before, after):
+    names = ["sum", "x", "index", "terms"]
+    for seed in range(3):
+        inputs = _one_sided(seed)
+        reference = Reference(make_fx(ONE_SUM[before], tracing_mode="fake")(*inputs), inputs)
+        assert compare(reference, make_fx(ONE_SUM[after], tracing_mode="fake")(*inputs), names) == []
+
+        def without_the_last(x, index, terms):
+            return ONE_SUM[after](x, index[:-1], terms[:-1])
+
+        (found,) = compare(reference, make_fx(without_the_last, tracing_mode="fake")(*inputs), names)
+        assert found.fault == "value"

@@ -7,7 +7,8 @@ import torch
 from torch import fx
 
 from fxpasses.checking.inputs import cloned
-from fxpasses.checking.interpret import ExactRun, RoundedRun, Run, rounded_call, spacing
+from fxpasses.checking.interpret import ExactRun, RoundedRun, Run, rounded_call
+from fxpasses.checking.rounding import spacing
 from fxpasses.checking.values import Reference, compare
 
 aten = torch.ops.aten
@@ -178,3 +179,43 @@ def test_correct_rounding_is_off_by_a_quarter_of_a_unit_in_the_mean(dtype):
     moved = rounded_call(aten.mul.Tensor, (x, y), {}, torch.Generator().manual_seed(0))
     units = ((moved.double() - exact) / spacing(exact, dtype)).square().mean().sqrt().item()
     assert 0.289 < units < 3 * 0.289
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_complex_results_are_compared_whether_or_not_they_are_conjugated_in_memory(lazily):
+    def conjugated(x):
+        return (aten._conj.default(aten.clone.default(x)) if lazily else aten.conj_physical.default(x),)
+
+    x = torch.randn(5, dtype=torch.complex64)
+    assert not differences(conjugated, lambda x: (aten.conj_physical.default(x),), x)
+    (found,) = differences(conjugated, lambda x: (aten.clone.default(x),), x)
+    assert found.fault == "value"
+    assert "5 elements" in found.problem
+
+
+def test_complex_sums_in_another_order_are_right():
+    x = torch.randn(400, 7, dtype=torch.complex64)
+    (after,) = differences(
+        lambda x: (aten.sum.dim_IntList(x, [0]),),
+        lambda x: (aten.mul.Tensor(aten.sum.dim_IntList(x, [0]), 1 + 1e-5),),
+        x,
+    )
+    assert after.fault == "value"
+    for seed in range(5):
+        x = torch.randn(400, 7, dtype=torch.complex64, generator=torch.Generator().manual_seed(seed))
+        assert not differences(
+            lambda x: (aten.sum.dim_IntList(x, [0]),),
+            lambda x: (aten.sum.dim_IntList(aten.flip.default(x, [0]), [0]),),
+            x,
+        )
+
+
+def test_an_error_is_told_for_the_element_that_is_named():
+    x = torch.tensor([1e6, 1.0])
+    (found,) = differences(
+        lambda x: (aten.sin.default(x), aten.mul.Tensor(x, 3.0)),
+        lambda x: (aten.sin.default(x), aten.add.Tensor(aten.mul.Tensor(x, 3.0), 0.25)),
+        x,
+    )
+    assert found.deviation.index == (1,)
+    assert found.deviation.error == pytest.approx(0.25)

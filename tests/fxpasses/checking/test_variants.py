@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxpasses.checking.interpret import moved_by_a_unit
+from fxpasses.checking.rounding import moved_by_a_unit
 from fxpasses.checking.tolerance import deviation, same_bits
 from fxpasses.checking.variants import variants
 from fxpasses.checking.whole_numbers import compared_constants, free_numbers
@@ -120,3 +120,34 @@ def test_a_lenient_comparison_allows_fewer_nan_but_not_more():
     assert deviation(nan, nan.double(), [nan], finite, lenient=True) is None
     assert deviation(nan, nan.double(), [nan], finite) is not None
     assert deviation(finite, finite.double(), [finite], nan, lenient=True) is not None
+
+
+def test_indices_are_negative_where_all_look_ups_count_from_the_end_then():
+    def looked_up(x, i, j):
+        return x[i], x[j], x.gather(0, j)
+
+    given = [torch.randn(6), torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)]
+    gm = traced(looked_up, *given)
+    for variant in variants(gm, given, False, torch.Generator().manual_seed(0)):
+        for _, either, positive in variant.choices:
+            assert -6 <= either.min() < 0 <= positive.min()
+            assert gm(given[0], either, positive)
+
+
+def test_complex_values_are_made_up_too():
+    given = [torch.randn(4, 3, dtype=torch.complex64)]
+    gm = traced(lambda z: z * 2, *given)
+    made = [v.choices[0][0] for v in variants(gm, given, False, torch.Generator().manual_seed(0))]
+    assert all(v.dtype is torch.complex64 and not torch.equal(v, given[0]) for v in made)
+
+
+def test_values_far_away_have_one_sign_in_a_row():
+    given = [torch.randn(8, 3), torch.rand(8, 3)]
+    gm = traced(lambda x, y: x + y, *given)
+    made = {v.label: v for v in variants(gm, given, False, torch.Generator().manual_seed(0))}
+    far, positive = made["values a million times as large, of one sign in a row"].choices[0]
+    assert ((far > 0).all(-1) | (far < 0).all(-1)).all()
+    assert (far < 0).any()
+    assert (far > 0).any()
+    assert (positive >= 0).all()
+    assert torch.equal(far.abs(), given[0].abs() * 2.0**20)
