@@ -8,6 +8,7 @@ gradient it computes: that is how the two are matched here.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import traceback
@@ -172,6 +173,7 @@ def _of(node: fx.Node, backward: bool, forward: fx.Node | None) -> Provenance:
     )
 
 
+@functools.lru_cache(maxsize=256)  # all results of one call have the same trace
 def _user_frame(trace: str) -> dict[str, str] | None:
     frames = [match.groupdict() for match in _FRAME.finditer(trace)]
     frames = [frame for frame in frames if not frame["file"].startswith(_OWN_FILES)]

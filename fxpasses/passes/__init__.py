@@ -23,7 +23,7 @@ Those are the default. Beyond them, by name:
 * ``written_attention``: attention that is written out, by the attention kernel
 * ``zero_rows``: gradients that are zero but for a few rows, for those rows
 
-``_matching`` and ``_rowwise`` hold what several of them share.
+``_matching``, ``_rowwise`` and ``_options`` hold what several of them share.
 """
 
 from __future__ import annotations
