@@ -52,6 +52,9 @@ _SEED = 20
 _HALF_A_UNIT = math.sqrt(3)
 """How far places may be apart in exact arithmetic, as a multiple of the root mean square of a rounding error (a unit over the root
 of 12): a constant may be held in fewer digits, which moves all elements the same way."""
+_ROUNDS = ((_SAMPLES, 0, 0), (_SAMPLES,) * 3, (_MORE_SAMPLES,) * 3)
+"""How many samples of each kind a result is judged with, until it is right: as they are, with sums in parts, with sums in any order."""
+
 _ALONE = 3
 """How many suspected places are judged alone: each costs some runs of the graph, and the rounding that one pass brings about is much the
 same everywhere."""
@@ -104,17 +107,16 @@ def wrong_places(
     suspects = [place for place in found if not comparison.agrees(place)]
     if not suspects:
         return []
-    if len(suspects) > 1:
+    whole = suspects[0] if len(suspects) == 1 else joined(before, after, suspects)
+    cancelled = len(suspects) > 1 and comparison.agrees(whole)
+    deviations = {} if cancelled else comparison.at_the_results(whole)
+    if deviations is None:
+        return None
+    if len(suspects) > 1 and not deviations:
         for place in filter(comparison.is_the_same_function, suspects[:_ALONE]):
             alone = comparison.at_the_results(place)
             if alone:
                 return [Finding(position, how, place) for position, how in alone.items()]
-    whole = suspects[0] if len(suspects) == 1 else joined(before, after, suspects)
-    if len(suspects) > 1 and comparison.agrees(whole):
-        return []
-    deviations = comparison.at_the_results(whole)
-    if deviations is None:
-        return None
     guilty = merged(suspects)
     if len(suspects) > 1 and deviations:
         # The first that is wrong alone: one is enough to be told, and each costs some runs of the graph.
@@ -305,14 +307,12 @@ class _Comparison:
                     if not _equal(own[position], got[position]):
                         return None  # whole numbers: the ordinary comparison decides
                     continue
-                for count in (_SAMPLES, _MORE_SAMPLES):
-                    while len(samples) < count:
-                        for kind, (runs, order) in enumerate(
-                            zip((samples, reordered, stable), ORDERS, strict=True)
-                        ):
+                for counts in _ROUNDS:
+                    for kind, runs in enumerate((samples, reordered, stable)):
+                        while len(runs) < counts[kind]:
                             seed = len(runs) + kind * _MORE_SAMPLES
-                            run = RoundedRun(self._before, seed, reordered=order)
-                            values = self._evaluate(run, place, 0, rounded=order == "any")
+                            run = RoundedRun(self._before, seed, reordered=ORDERS[kind])
+                            values = self._evaluate(run, place, 0, rounded=runs is stable)
                             runs.append(self._continued(place, values))
                     how = deviation(
                         own[position],
@@ -323,7 +323,7 @@ class _Comparison:
                         reordered=[s[position] for s in reordered],
                         stable=[s[position] for s in stable],
                     )
-                    if how is None or how.is_clear:
+                    if how is None or (stable and how.is_clear):
                         break
                 if how is not None:
                     found[position] = how
