@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
 from fxpasses.aliasing import is_random
 from fxpasses.checking.collectives import communicates, refuse_unknown, simulated
-from fxpasses.checking.reordered import Parts, parts, with_one_more_term
+from fxpasses.checking.reordered import Parts, added, parts
 from fxpasses.checking.rounding import moved, spacing
 from fxpasses.rewriting import subgraphs
 
@@ -268,14 +268,15 @@ class RoundedRun(Run):
         node = self.current
         if node is None:
             return found
-        if target is aten.add.Tensor and not kwargs:
-            for here, other in ((0, 1), (1, 0)):
-                before = self._sums.get(node.args[here])
-                if before is not None and found is None:
-                    found = with_one_more_term(before, args[other], result)
+        if found is None and node.args:
+            found = added(target, args, kwargs, [self._sums.get(a) for a in node.args[:2]], result)
         if found is not None:
             self._sums[node] = found
-        return found
+            return found
+        before = self._sums.get(node.args[0]) if node.args else None
+        if before is not None and (arranged := before.arranged(target, args, kwargs)) is not None:
+            self._sums[node] = arranged
+        return None
 
 
 class RoundedMode(TorchDispatchMode):

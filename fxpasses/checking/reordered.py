@@ -9,7 +9,7 @@ A scatter that accumulates (the gradient of an embedding) is a sum for each elem
 the order of the list, which may be any. What is there before is no part. It is not rounded, and a partial sum with it is what the result and the other
 part differ by: one of these two is at least half as large. A scatter adds one update at a time and rounds each time: its error is a walk of as many
 steps as there are updates, as long as the root of their number in the mean (Higham, the same place: statistical bounds). What is added to such a sum
-afterwards is one more term, which another order may begin with.
+afterwards is one more term, which another order may begin with; and two sums that are added are one sum to a rewrite.
 """
 
 from __future__ import annotations
@@ -24,12 +24,30 @@ from torch import Tensor
 
 from fxpasses._torch import OpOverload
 
-__all__ = ["Parts", "parts", "with_one_more_term"]
+__all__ = ["Parts", "added", "parts"]
 
 aten = torch.ops.aten
 _PARTS = 8
 """In how many parts a sum is made: what lies in front of each seam, and behind it, is looked at."""
 
+_ADDITIONS = frozenset({aten.add.Tensor, aten.sub.Tensor})
+_ARRANGING = frozenset(
+    {
+        aten.alias.default,
+        aten.clone.default,
+        aten.neg.default,
+        aten.permute.default,
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.t.default,
+        aten.transpose.int,
+        aten.unsqueeze.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+    }
+)
 _FEW_DIGITS = (torch.bfloat16, torch.float16)
 _NO_PADDING = -1
 """What an embedding without padding says for the index of it."""
@@ -65,6 +83,15 @@ class Parts:
             return self.terms.sqrt()
         return torch.ones_like(self.terms) if any_order or not few else torch.zeros_like(self.terms)
 
+    def arranged(self, target: Any, args: Sequence[Any], kwargs: Any) -> Parts | None:
+        """The same after an operator that only arranges the elements anew, or changes their sign; ``None`` for other operators."""
+        if target not in _ARRANGING:
+            return None
+        if target is aten.neg.default:
+            return self
+        largest, terms = (target(each, *args[1:], **kwargs) for each in (self.largest, self.terms))
+        return Parts(largest, terms, self.in_turn)
+
 
 def parts(target: Any, args: Sequence[Any], kwargs: Any) -> Parts | None:
     """The partial sums behind each element of a sum, a product or an accumulating scatter; ``None`` for other operators.
@@ -98,19 +125,45 @@ def parts(target: Any, args: Sequence[Any], kwargs: Any) -> Parts | None:
     return Parts(largest, torch.full_like(largest, summed.terms), in_turn=False)
 
 
-def with_one_more_term(sums: Parts, other: Tensor | float, result: Tensor) -> Parts | None:
-    """The parts of a sum to which something is added: another order begins with it. ``None`` if the shapes differ.
+def added(
+    target: Any, args: Sequence[Any], kwargs: Any, sums: Sequence[Parts | None], result: Any
+) -> Parts | None:
+    """The parts of what two values add up to, one of them a sum: a rewrite may begin with any part, and make one sum of both.
 
     Args:
-        sums: the parts of the sum.
-        other: what is added.
-        result: the sum of both.
+        target: the operator; all but additions and subtractions give ``None``.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        sums: the parts of the first two arguments, where they are sums.
+        result: what the call gives.
+
+    >>> one = parts(torch.ops.aten.sum.default, (torch.tensor([8.0, -7.0]),), {})
+    >>> two = parts(torch.ops.aten.sum.default, (torch.tensor([6.0, -5.0]),), {})
+    >>> values = torch.tensor(1.0), torch.tensor(1.0)
+    >>> added(torch.ops.aten.sub.Tensor, values, {}, (one, two), torch.tensor(0.0)).largest
+    tensor(8., dtype=torch.float64)
     """
-    if result.shape != sums.largest.shape:
+    if target not in _ADDITIONS or len(sums) < 2 or sums[0] is sums[1] is None:
         return None
-    first = other.double().abs() if isinstance(other, Tensor) else torch.tensor(abs(other)).double()
-    largest = torch.maximum(torch.maximum(result.double().abs(), first), sums.largest)
-    return Parts(torch.where(sums.largest > 0, largest, 0.0), sums.terms + 1, sums.in_turn)
+    factors = 1.0, abs(kwargs.get("alpha", 1))
+    largest, terms = (
+        result.double().abs(),
+        torch.zeros(result.shape, dtype=torch.float64, device=result.device),
+    )
+    summed = torch.zeros_like(result, dtype=torch.bool)
+    for value, parts_of_it, factor in zip(args, sums, factors, strict=False):
+        if parts_of_it is not None and parts_of_it.largest.shape != result.shape:
+            return None
+        size = value.double().abs() if isinstance(value, Tensor) else torch.tensor(abs(value)).double()
+        largest = torch.maximum(largest, size * factor)
+        if parts_of_it is None:
+            terms = terms + 1
+        else:
+            largest = torch.maximum(largest, parts_of_it.largest * factor)
+            terms = terms + parts_of_it.terms
+            summed |= parts_of_it.largest > 0
+    in_turn = any(each is not None and each.in_turn for each in sums)
+    return Parts(torch.where(summed, largest, 0.0), terms, in_turn)
 
 
 @dataclass(frozen=True)
