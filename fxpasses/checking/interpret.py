@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
 from fxpasses.aliasing import is_random
 from fxpasses.checking.collectives import communicates, refuse_unknown, simulated
-from fxpasses.checking.reordered import Parts, added, parts
+from fxpasses.checking.reordered import Parts, arranges, parts, parts_of_call
 from fxpasses.checking.rounding import moved, spacing
 from fxpasses.rewriting import subgraphs
 
@@ -234,6 +234,9 @@ class RoundedRun(Run):
         keep: as for :class:`Run`.
         reordered: whether sums and products are moved by the rounding of their parts, too (see :mod:`fxpasses.checking.reordered`): made
             in a few parts, or in any order.
+
+    Attributes:
+        sums: the parts of the values that are sums, for such moves; whoever sets values in ``env`` sets theirs here.
     """
 
     def __init__(
@@ -241,22 +244,22 @@ class RoundedRun(Run):
     ) -> None:
         super().__init__(gm, "huge", keep)
         self.generator = torch.Generator().manual_seed(seed)
-        self._reordered = reordered
-        self._sums: dict[Any, Parts] = {}
+        self.reordered = reordered
+        self.sums: dict[fx.Node, Parts | None] = {}
 
     def inner(self, gm: fx.GraphModule) -> Run:
-        run = RoundedRun(gm, 0, reordered=self._reordered)
+        run = RoundedRun(gm, 0, reordered=self.reordered)
         run.generator = self.generator
         return run
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         result = rounded_call(target, args, kwargs, self.generator)
-        summed = self._parts(target, args, kwargs, result) if self._reordered != "no" else None
-        if summed is None or not result.is_floating_point():
+        summed = self._parts(target, args, kwargs, result) if self.reordered != "no" else None
+        if summed is None or not result.is_floating_point() or arranges(target):
             return result
         amount = torch.rand(summed.largest.shape, generator=self.generator, dtype=torch.float64)
         reach = spacing(summed.largest.nan_to_num(), result.dtype) * summed.walk(
-            result.dtype, self._reordered == "any"
+            result.dtype, self.reordered == "any"
         )
         elsewhere = result.double() + (2 * amount.to(reach.device) - 1) * reach
         # Nothing was summed where there is no part.
@@ -264,19 +267,12 @@ class RoundedRun(Run):
 
     def _parts(self, target: Any, args: Any, kwargs: Any, result: Any) -> Parts | None:
         """The parts of the current call's result, where it is a sum."""
-        found = parts(target, args, kwargs)
         node = self.current
         if node is None:
-            return found
-        if found is None and node.args:
-            found = added(target, args, kwargs, [self._sums.get(a) for a in node.args[:2]], result)
-        if found is not None:
-            self._sums[node] = found
-            return found
-        before = self._sums.get(node.args[0]) if node.args else None
-        if before is not None and (arranged := before.arranged(target, args, kwargs)) is not None:
-            self._sums[node] = arranged
-        return None
+            return parts(target, args, kwargs)
+        sums = [self.sums.get(a) if isinstance(a, fx.Node) else None for a in node.args[:2]]
+        self.sums[node] = found = parts_of_call(target, args, kwargs, sums, result)
+        return found
 
 
 class RoundedMode(TorchDispatchMode):

@@ -41,6 +41,7 @@ from fxpasses.checking.interpret import (
     widened,
 )
 from fxpasses.checking.places import Place, joined, merged, places, returned
+from fxpasses.checking.reordered import Parts, behind
 from fxpasses.checking.rounding import moved_by_a_unit
 from fxpasses.checking.tolerance import Deviation, deviation
 from fxpasses.rewriting import value_of
@@ -153,6 +154,7 @@ class _Comparison:
         run = Run(before, keep=True)
         run(cloned(inputs), _SEED)
         self._values = run.values
+        self._sums: dict[fx.Node, Parts | None] = {}
 
     def agrees(self, place: Place) -> bool:
         """Whether a place gives the same before and after, but for its own rounding."""
@@ -286,6 +288,8 @@ class _Comparison:
                 for value in node.all_input_nodes:
                     if value not in run.env and value.name not in names:
                         run.env[value] = outside(value)
+                        if isinstance(run, RoundedRun) and run.reordered != "no":
+                            run.sums[value] = behind(value, self._values, self._sums)
                 run.env[node] = run.run_node(node)
             wanted = [nodes[pair[side]] for pair in place.given]
             return [run.env[n] if n in run.env else outside(n) for n in wanted]

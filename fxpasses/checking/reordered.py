@@ -15,16 +15,16 @@ afterwards is one more term, which another order may begin with; and two sums th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from fxpasses._torch import OpOverload
 
-__all__ = ["Parts", "added", "parts"]
+__all__ = ["Parts", "arranges", "behind", "parts", "parts_of_call"]
 
 aten = torch.ops.aten
 _PARTS = 8
@@ -125,13 +125,13 @@ def parts(target: Any, args: Sequence[Any], kwargs: Any) -> Parts | None:
     return Parts(largest, torch.full_like(largest, summed.terms), in_turn=False)
 
 
-def added(
+def parts_of_call(
     target: Any, args: Sequence[Any], kwargs: Any, sums: Sequence[Parts | None], result: Any
 ) -> Parts | None:
-    """The parts of what two values add up to, one of them a sum: a rewrite may begin with any part, and make one sum of both.
+    """The same, for additions and arrangements of sums, too.
 
     Args:
-        target: the operator; all but additions and subtractions give ``None``.
+        target: the operator.
         args: its arguments.
         kwargs: its keyword arguments.
         sums: the parts of the first two arguments, where they are sums.
@@ -140,9 +140,49 @@ def added(
     >>> one = parts(torch.ops.aten.sum.default, (torch.tensor([8.0, -7.0]),), {})
     >>> two = parts(torch.ops.aten.sum.default, (torch.tensor([6.0, -5.0]),), {})
     >>> values = torch.tensor(1.0), torch.tensor(1.0)
-    >>> added(torch.ops.aten.sub.Tensor, values, {}, (one, two), torch.tensor(0.0)).largest
+    >>> parts_of_call(torch.ops.aten.sub.Tensor, values, {}, (one, two), torch.tensor(0.0)).largest
     tensor(8., dtype=torch.float64)
     """
+    found = parts(target, args, kwargs)
+    if found is None and sums and sums[0] is not None:
+        found = sums[0].arranged(target, args, kwargs)
+    return _added(target, args, kwargs, sums, result) if found is None else found
+
+
+def arranges(target: Any) -> bool:
+    """Whether an operator only arranges elements anew, or changes their sign: it rounds nothing."""
+    return target in _ARRANGING
+
+
+def behind(node: fx.Node, values: Mapping[str, Any], known: dict[fx.Node, Parts | None]) -> Parts | None:
+    """The parts of a value that was made before, as far back as sums were added up.
+
+    Args:
+        node: what made it.
+        values: the values of all nodes of the graph, by name.
+        known: the parts of nodes that were asked for before; added to.
+    """
+    pending = [(node, False)]
+    while pending:
+        current, has_operands = pending.pop()
+        if current in known:
+            continue
+        operands = [a for a in current.args[:2] if isinstance(a, fx.Node)]
+        if current.op != "call_function":
+            known[current] = None
+        elif current.target in _ADDITIONS | _ARRANGING and not has_operands:
+            pending += [(current, True), *((operand, False) for operand in operands)]
+        else:
+            args, kwargs = fx.node.map_arg((current.args, current.kwargs), lambda n: values[n.name])
+            sums = [known.get(a) if isinstance(a, fx.Node) else None for a in current.args[:2]]
+            known[current] = parts_of_call(current.target, args, kwargs, sums, values[current.name])
+    return known[node]
+
+
+def _added(
+    target: Any, args: Sequence[Any], kwargs: Any, sums: Sequence[Parts | None], result: Any
+) -> Parts | None:
+    """The parts of what two values add up to, one of them a sum: a rewrite may begin with any part, and make one sum of both."""
     if target not in _ADDITIONS or len(sums) < 2 or sums[0] is sums[1] is None:
         return None
     factors = 1.0, abs(kwargs.get("alpha", 1))

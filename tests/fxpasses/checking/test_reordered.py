@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fxpasses.checking.interpret import ExactRun, RoundedRun
-from fxpasses.checking.reordered import parts
+from fxpasses.checking.interpret import ExactRun, RoundedRun, Run
+from fxpasses.checking.reordered import behind, parts
 from fxpasses.checking.tolerance import deviation
 from fxpasses.checking.values import Reference, compare
 
@@ -278,3 +278,64 @@ def test_one_sided_sums_in_another_order_are_no_fault_and_a_lost_term_is(before,
 
         (found,) = compare(reference, make_fx(without_the_last, tracing_mode="fake")(*inputs), names)
         assert found.fault == "value"
+
+
+ADDED_PRODUCTS = {
+    "sum": lambda a, b, c: a + b + c,
+    "difference": lambda a, b, c: a - (-b) + c,
+    "the last one first": lambda a, b, c: c + (b + a),
+    "scaled": lambda a, b, c: torch.add(a, c + b, alpha=1),
+    "turned": lambda a, b, c: (a.t() + b.t()).t() + c,
+    "in another shape": lambda a, b, c: (a.view(2, 3, 5) + b.view(2, 3, 5)).view(6, 5) + c,
+}
+
+
+@pytest.mark.parametrize("alone", [True, False], ids=["only additions change", "products change"])
+@pytest.mark.parametrize("how", ADDED_PRODUCTS)
+def test_products_that_become_one_are_no_fault_and_a_lost_one_is(how, alone):
+    """The products stay where something else uses them: then their sum is all that is compared, and their parts count."""
+    names = [f"output {i}" for i in range(4)]
+
+    def products(x, y, z, w):
+        return x @ w, y @ w, z @ w
+
+    def before(*inputs):
+        made = products(*inputs)
+        return (*(made if alone else ()), ADDED_PRODUCTS[how](*made))
+
+    def after(x, y, z, w):
+        one = torch.cat([x, y, z], 1) @ torch.cat([w, w, w])
+        return (*(products(x, y, z, w) if alone else ()), one)
+
+    def without_the_last(x, y, z, w):
+        one = torch.cat([x, y], 1) @ torch.cat([w, w])
+        return (*(products(x, y, z, w) if alone else ()), one)
+
+    for seed in range(12):
+        generator = torch.Generator().manual_seed(seed)
+        x, z = (torch.randn(6, 4, generator=generator) for _ in range(2))
+        w = torch.randn(4, 5, generator=generator)
+        inputs = [x, -x + 1e-4 * z, 1e-3 * z, w]  # the first two cancel
+        reference = Reference(make_fx(before, tracing_mode="fake")(*inputs), inputs)
+        assert compare(reference, make_fx(after, tracing_mode="fake")(*inputs), names) == []
+        (found,) = compare(reference, make_fx(without_the_last, tracing_mode="fake")(*inputs), names)
+        assert found.fault == "value"
+
+
+def test_a_long_chain_of_sums_is_followed_without_recursion():
+    def chain(x, w):
+        total = x[0] @ w
+        for each in x[1:]:
+            total = total + each @ w
+        return total
+
+    inputs = [torch.randn(700, 2, 2), torch.randn(2, 2)]
+    gm = make_fx(chain, tracing_mode="fake")(*inputs)
+    run = Run(gm, keep=True)
+    run(inputs)
+    (last,) = gm.graph.find_nodes(op="output")[0].all_input_nodes
+    known: dict = {}
+    found = behind(last, run.values, known)
+    assert (found.terms == 1400).all()
+    assert (found.largest >= chain(*inputs).double().abs()).all()
+    assert behind(last, {}, known) is found

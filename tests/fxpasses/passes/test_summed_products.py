@@ -141,6 +141,34 @@ def test_memory_that_is_written_to_meanwhile():
     )
 
 
+def chained(x, weight):
+    for _ in range(4):
+        x = (x @ weight).tanh()
+    return x
+
+
+def with_itself(x, weight):
+    return weight @ weight + weight.t() @ weight + weight @ weight.t()
+
+
+def weighted(x, weight):
+    return torch.add(x @ weight, (x + 1) @ weight, alpha=3), torch.sub(x @ weight, (x + 1) @ weight)
+
+
+@pytest.mark.parametrize("function", [chained, with_itself, weighted])
+def test_checks_of_values_know_sums_of_products(function):
+    """Terms cancel, and the reference is exact at some elements by luck."""
+    options = {"passes": ["default", ANY, "default"], "check": "values", "compiler": "eager"}
+    fxpasses.reset_stats()
+    for seed in range(4):
+        torch._dynamo.reset()
+        generator = torch.Generator().manual_seed(seed)
+        x, weight = (torch.randn(n, 8, generator=generator).requires_grad_() for n in (3, 8))
+        results = torch.compile(function, backend=backend, options=options)(x, weight)
+        sum(r.sum() for r in (results if isinstance(results, tuple) else [results])).backward()
+    assert fxpasses.stats().pass_changes["summed_products"] >= 4
+
+
 def test_checks_of_values_raise_no_alarm():
     torch._dynamo.reset()
     fxpasses.reset_stats()
