@@ -295,11 +295,15 @@ class _Comparison:
             return [run.env[n] if n in run.env else outside(n) for n in wanted]
 
     def at_the_results(self, place: Place) -> dict[int, Deviation] | None:
-        """How far off the graph's results are because of a place, by position; ``None`` when that cannot be found out."""
+        """How far off the graph's results are because of a place, by position; ``None`` when that cannot be found out.
+
+        A place that rounds nothing, such as none at all, is held to what it takes: that was rounded before, and may be once more.
+        """
         try:
-            own = self._continued(place, self._evaluate(Run(self._before), place, 0))
+            values, wide = (self._evaluate(kind(self._before), place, 0) for kind in (Run, ExactRun))
+            own, exact = self._continued(place, values), self._continued(place, wide)
             got = self._continued(place, self._evaluate(Run(self._after), place, 1))
-            exact = self._continued(place, self._evaluate(ExactRun(self._before), place, 0))
+            rounds = not all(_equal(tree_map(widened, a), b) for a, b in zip(values, wide, strict=True))
             samples: list[list[Any]] = []
             reordered: list[list[Any]] = []
             stable: list[list[Any]] = []
@@ -316,7 +320,7 @@ class _Comparison:
                         while len(runs) < counts[kind]:
                             seed = len(runs) + kind * _MORE_SAMPLES
                             run = RoundedRun(self._before, seed, reordered=ORDERS[kind])
-                            values = self._evaluate(run, place, 0, rounded=runs is stable)
+                            values = self._evaluate(run, place, 0, rounded=runs is stable or not rounds)
                             runs.append(self._continued(place, values))
                     how = deviation(
                         own[position],

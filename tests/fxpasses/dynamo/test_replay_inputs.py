@@ -189,10 +189,10 @@ def test_a_weight_that_a_layer_changes():
     agree(model, compiled(model), x)
 
 
-def test_dynamic_sources_are_asked_for_by_name(monkeypatch, made):
+def test_dynamic_sources_are_asked_for_by_name(made):
     model, x = Stack(), torch.randn(4, 8)
     names = r"L\['self'\]\._modules\['layers'\]\._modules\['4'\]\._modules\['linear'\].*"
-    monkeypatch.setattr(torch.compiler.config, "dynamic_sources", names)
-    agree(model, compiled(model), x)
+    with torch.compiler.config.patch(dynamic_sources=names):
+        agree(model, compiled(model), x)
     assert made[0] >= 1
     assert made[1] >= 1
