@@ -1,5 +1,4 @@
-"""Faults of kinds that the other tables lack, written before the rules of the checks were read again: complex, whole numbers, `vmap`, `scan`,
-autocast, checkpoints, tied weights, buffers, indices that repeat or are negative."""
+"""Faults of other kinds: complex and whole numbers, ``vmap``, ``scan``, autocast, checkpoints, tied weights, odd indices."""
 
 from __future__ import annotations
 
