@@ -1,14 +1,17 @@
 """How compile time grows with depth: a deep model against a shallow one with the same layers, in turns.
 
 The seconds are those of the first training step less those of a later one, which is what compiling adds to it; by the
-clock, and of CPU with the compilers that it starts. A ratio is that of two processes that ran one after the other, the deep one
-first in every second round (machines get slower and faster by the minute); shown are medians.
+clock, and of CPU with the compilers that it starts. The two processes of a pair run at the same time, so that both meet the same machine
+(shared ones get slower and faster by a quarter within minutes): nothing else should run, and there have to be two cores. Shown are
+medians, those of the ratios over the pairs.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
+from concurrent.futures import ThreadPoolExecutor
 
 from rich.console import Console
 from rich.table import Table
@@ -35,20 +38,13 @@ def main(argv: list[str]) -> int:
     for shapes in arguments.shapes:
         runs: dict[int, list[tuple[float, float]]] = {shallow: [], deep: []}
         for number in range(arguments.rounds):
-            for layers in (shallow, deep) if number % 2 == 0 else (deep, shallow):
-                settings = argparse.Namespace(
-                    who=arguments.who,
-                    layers=layers,
-                    dynamic=shapes == "dynamic",
-                    width=128,
-                    heads=4,
-                    batch=2,
-                    tokens=64,
-                    steps=5,
-                )
-                found = in_a_process(settings, None)
-                runs[layers].append((found["first"] - found["later"], found["cpu"] - found["later"]))
-                console.log(shapes, layers, "{:.2f} s, {:.2f} s of CPU".format(*runs[layers][-1]))
+            with ThreadPoolExecutor() as pool:
+                pair = (shallow, deep) if number % 2 == 0 else (deep, shallow)
+                for layers, seconds in zip(
+                    pair, pool.map(functools.partial(_run, arguments.who, shapes), pair), strict=True
+                ):
+                    runs[layers].append(seconds)
+                    console.log(shapes, layers, "{:.2f} s, {:.2f} s of CPU".format(*seconds))
         cells = [shapes]
         for kind in range(2):
             a, b = (statistics.median(run[kind] for run in runs[layers]) for layers in (shallow, deep))
@@ -58,3 +54,12 @@ def main(argv: list[str]) -> int:
         table.add_row(*cells)
     console.print(table)
     return 0
+
+
+def _run(who: str, shapes: str, layers: int) -> tuple[float, float]:
+    """Seconds by the clock, and of CPU, that compiling adds to the first training step of a process."""
+    settings = argparse.Namespace(
+        who=who, layers=layers, dynamic=shapes == "dynamic", width=128, heads=4, batch=2, tokens=64, steps=5
+    )
+    found = in_a_process(settings, None)
+    return found["first"] - found["later"], found["cpu"] - found["later"]
