@@ -89,7 +89,9 @@ def variants(
                 elif node.name in bounds:
                     drawn = torch.randint(bounds[node.name], value.shape, generator=generator)
                     drawn.view(-1)[0] = bounds[node.name] - 1  # the last one, in any case
-                    if may_be_negative(node):
+                    if drawn.numel() > 1 and may_be_negative(
+                        node
+                    ):  # a single one may be all that is to be looked at
                         drawn.view(-1)[-1] = -1 - int(drawn.view(-1)[-1])
                     value.copy_(drawn)
                 elif node.name in free:

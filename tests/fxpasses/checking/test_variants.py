@@ -134,6 +134,14 @@ def test_indices_are_negative_where_all_look_ups_count_from_the_end_then():
             assert gm(given[0], either, positive)
 
 
+def test_a_single_index_counts_from_the_front():
+    """A position that masks what lies behind it: from the end it would leave nothing to be seen."""
+    given = [torch.randn(6), torch.zeros(1, dtype=torch.int64)]
+    gm = traced(lambda x, i: x[i], *given)
+    for variant in variants(gm, given, False, torch.Generator().manual_seed(0)):
+        assert all(position.item() >= 0 for _, position in variant.choices)
+
+
 def test_complex_values_are_made_up_too():
     given = [torch.randn(4, 3, dtype=torch.complex64)]
     gm = traced(lambda z: z * 2, *given)
