@@ -3,7 +3,8 @@
 In a model that has just been made, all norms have the weight one and the bias zero, activations are small, and a batch of tokens leaves
 most of a vocabulary out. So a rewrite is tried on other values, too:
 
-* every floating or complex value moved at random, and indices drawn from all that the graph can look up, one of them from the end
+* every floating or complex value moved at random, and indices drawn from all that the graph can look up, one of them from the
+  end, one twice
 * values many times as large, with the other sign
 * values so large that their exponential is infinite
 * values a million times as large, of one sign in each row: beyond what may have been taken for infinite
@@ -17,6 +18,7 @@ most of a vocabulary out. So a rewrite is tried on other values, too:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -74,9 +76,10 @@ def variants(
     """
     bounds, free, constants = index_bounds(gm), free_numbers(gm), compared_constants(gm)
     nodes = gm.graph.find_nodes(op="placeholder")
+    turns = itertools.cycle((True, False))
 
     def made(change: Any) -> list[Any]:
-        values = cloned(given)
+        values, repeats = cloned(given), next(turns)
         with torch.no_grad():
             for node, value in zip(nodes, values, strict=False):
                 if not isinstance(value, Tensor) or not value.numel() or _overlaps_itself(value):
@@ -87,12 +90,12 @@ def variants(
                     # Positive values may have to stay so (a variance), infinite ones are masks.
                     value.copy_(torch.where(value.isfinite(), change(value), value))
                 elif node.name in bounds:
-                    drawn = torch.randint(bounds[node.name], value.shape, generator=generator)
-                    drawn.view(-1)[0] = bounds[node.name] - 1  # the last one, in any case
-                    if drawn.numel() > 1 and may_be_negative(
-                        node
-                    ):  # a single one may be all that is to be looked at
-                        drawn.view(-1)[-1] = -1 - int(drawn.view(-1)[-1])
+                    drawn = torch.randint(bounds[node.name], value.shape, generator=generator).view(-1)
+                    drawn[0] = bounds[node.name] - 1  # the last one, in any case
+                    if drawn.numel() > 1:  # a single one may be all that is to be looked at
+                        drawn[-1] = drawn[0] if repeats else drawn[-1]
+                        drawn[-1] -= bounds[node.name] if may_be_negative(node) else 0
+                    drawn = drawn.view(value.shape)
                     value.copy_(drawn)
                 elif node.name in free:
                     value.copy_(_any_numbers(value, generator))

@@ -134,6 +134,15 @@ def test_indices_are_negative_where_all_look_ups_count_from_the_end_then():
             assert gm(given[0], either, positive)
 
 
+def test_indices_repeat_in_some_draws_only():
+    given = [torch.randn(90, 3), torch.tensor([1, 3])]
+    gm = traced(lambda x, i: x[i], *given)
+    made = [v.choices[0][1] % 90 for v in variants(gm, given, False, torch.Generator().manual_seed(0))]
+    repeated = [bool(a == b) for a, b in made]
+    assert any(repeated)
+    assert not all(repeated)
+
+
 def test_a_single_index_counts_from_the_front():
     """A position that masks what lies behind it: from the end it would leave nothing to be seen."""
     given = [torch.randn(6), torch.zeros(1, dtype=torch.int64)]
