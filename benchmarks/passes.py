@@ -18,8 +18,8 @@ from torch.nn import functional as F
 import fxpasses
 from benchmarks._timing import interleaved
 from fxpasses.demo.model import GPT
+from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.passes import DeadCodeElimination, default_passes
-from fxpasses.rewriting import copy_graph
 from tests.models.zoo import ZOO
 
 

@@ -16,8 +16,8 @@ from compiled_autograd.errors import (
     UnboundOperatorError,
 )
 from compiled_autograd.explain import Explanation, explain
-from compiled_autograd.persist import load_graph, save_graph
-from compiled_autograd.standing import capture_through
+from compiled_autograd.program.persist import load_graph, save_graph
+from compiled_autograd.session.standing import capture_through
 from compiled_autograd.stats import CaptureRecord, FallbackRecord, Stats
 
 __all__ = [

@@ -6,11 +6,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from compiled_autograd import _torch, late_hooks, queries, saved_hooks
-from compiled_autograd.compilers import as_compiler
+from compiled_autograd import _torch
 from compiled_autograd.engine import CapturingEngine
-from compiled_autograd.running import running
-from compiled_autograd.session import Session, installation, sessions
+from compiled_autograd.runtime import late_hooks, queries, saved_hooks
+from compiled_autograd.runtime.running import running
+from compiled_autograd.session.compilers import as_compiler
+from compiled_autograd.session.session import Session, installation, sessions
 from compiled_autograd.stats import Stats
 
 __all__ = ["disable", "enable", "reset", "stats"]

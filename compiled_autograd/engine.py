@@ -13,17 +13,18 @@ from typing import Any
 
 import torch
 
-from compiled_autograd import _torch, late_hooks, saved_hooks, schedule
-from compiled_autograd.capture import build_graph, ordered_nodes
+from compiled_autograd import _torch
+from compiled_autograd.capture.build import build_graph, ordered_nodes
+from compiled_autograd.capture.hook import Capture, GraphCompiler
 from compiled_autograd.config import config
 from compiled_autograd.errors import RefusedError
-from compiled_autograd.fallback import reason_before, refusal_reason
-from compiled_autograd.graph import CapturedGraph
-from compiled_autograd.hook import Capture, GraphCompiler
-from compiled_autograd.log import log_capture, log_fallback, log_hit, log_of_cpp
-from compiled_autograd.running import EAGER, LateNodeHook, running
-from compiled_autograd.session import Session, sessions
-from compiled_autograd.standing import standing
+from compiled_autograd.program.graph import CapturedGraph
+from compiled_autograd.runtime import late_hooks, saved_hooks, schedule
+from compiled_autograd.runtime.running import EAGER, LateNodeHook, running
+from compiled_autograd.session.fallback import reason_before, refusal_reason
+from compiled_autograd.session.log import log_capture, log_fallback, log_hit, log_of_cpp
+from compiled_autograd.session.session import Session, sessions
+from compiled_autograd.session.standing import standing
 
 __all__ = ["CapturingEngine"]
 

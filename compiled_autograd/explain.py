@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import fx
 
-from compiled_autograd.compilers import as_compiler
-from compiled_autograd.session import Session, sessions
+from compiled_autograd.session.compilers import as_compiler
+from compiled_autograd.session.session import Session, sessions
 from compiled_autograd.stats import CaptureRecord, FallbackRecord
 
 __all__ = ["Explanation", "PassRecord", "explain"]

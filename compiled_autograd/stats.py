@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import fx
 
+from compiled_autograd.capture.reasons import Shape
 from compiled_autograd.config import config
-from compiled_autograd.reasons import Shape
 
 __all__ = ["CaptureRecord", "FallbackRecord", "Ledger", "Stats"]
 

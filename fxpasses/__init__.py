@@ -7,10 +7,11 @@
 * :func:`stats`: what the backend did
 """
 
-from fxpasses.capture import Captured, SavedValue, capture
 from fxpasses.checking.bisect import bisect_script
 from fxpasses.checking.model import check
-from fxpasses.contract import Check, Contract, Pass, graph_pass
+from fxpasses.compiling.capture import Captured, SavedValue, capture
+from fxpasses.compiling.history import Compilation, Miss, compilations, explain_miss, reset_compilations
+from fxpasses.compiling.options import Options
 from fxpasses.errors import (
     BisectError,
     CaptureError,
@@ -25,18 +26,17 @@ from fxpasses.errors import (
     StructureError,
     ValueMismatchError,
 )
-from fxpasses.groups import Fixpoint, FixpointWarning, fixpoint
-from fxpasses.history import Compilation, Miss, compilations, explain_miss, reset_compilations
-from fxpasses.manager import PassManager, PassRun
-from fxpasses.options import Options
+from fxpasses.graphs.provenance import Provenance
+from fxpasses.graphs.rewriting import insert_call
 from fxpasses.partitioner import partition
+from fxpasses.pass_manager.contract import Check, Contract, Pass, graph_pass
+from fxpasses.pass_manager.groups import Fixpoint, FixpointWarning, fixpoint
+from fxpasses.pass_manager.manager import PassManager, PassRun
+from fxpasses.pass_manager.sites import claim
+from fxpasses.passes.registry import available_passes, use_passes
 from fxpasses.patterns import Match, NoMatchWarning, PatternPass, pattern_pass, replace_pattern
-from fxpasses.provenance import Provenance
 from fxpasses.regional import CostModel, RegionReport, regions
-from fxpasses.registry import available_passes, use_passes
 from fxpasses.report import annotated_code
-from fxpasses.rewriting import insert_call
-from fxpasses.sites import claim
 from fxpasses.stats import Stats, reset_stats, stats
 
 __all__ = [

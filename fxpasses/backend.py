@@ -11,16 +11,16 @@ from typing import Any
 from torch import fx
 
 from fxpasses import _torch, dynamo
-from fxpasses.backward_capture import captures_backward
-from fxpasses.checking.limits import Limits, in_force
 from fxpasses.checking.lowered import LoweringCheck
 from fxpasses.checking.staged import in_eager_with_repro
-from fxpasses.contract import GRAPH_KINDS
-from fxpasses.history import recent, record
-from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
-from fxpasses.manager import PassManager
-from fxpasses.options import Options
-from fxpasses.pipeline import Compiler, Observer, Pipeline
+from fxpasses.compiling.backward_capture import captures_backward
+from fxpasses.compiling.history import recent, record
+from fxpasses.compiling.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
+from fxpasses.compiling.options import Options
+from fxpasses.compiling.pipeline import Compiler, Observer, Pipeline
+from fxpasses.pass_manager.contract import GRAPH_KINDS
+from fxpasses.pass_manager.limits import Limits, in_force
+from fxpasses.pass_manager.manager import PassManager
 from fxpasses.regional import floats_of_one_graph, kept_by, runs_directly, with_regions
 from fxpasses.report import GraphFiles
 

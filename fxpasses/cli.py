@@ -19,7 +19,7 @@ from fxpasses.checking.model import check
 from fxpasses.demo import DemoSettings
 from fxpasses.demo.show import run_demo
 from fxpasses.errors import BisectError, OptionsError
-from fxpasses.listing import list_passes
+from fxpasses.passes.listing import list_passes
 
 __all__ = ["main"]
 

@@ -8,7 +8,7 @@ from torch import fx
 import fxpasses
 from benchmarks.planted import programs
 from benchmarks.planted.plant import Plant, call_before, calls, gradients, in_place_of, put_after, swap
-from fxpasses.sites import claim
+from fxpasses.pass_manager.sites import claim
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import fxpasses
 from benchmarks.planted import programs
 from benchmarks.planted.plant import Plant, call_before, calls, gradients, in_place_of, swap
-from fxpasses import inductor
+from fxpasses.compiling import inductor
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

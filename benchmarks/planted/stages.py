@@ -14,7 +14,7 @@ from torch import fx
 import fxpasses
 from benchmarks.planted import programs
 from benchmarks.planted.plant import Plant, call_before, calls, in_place_of, swap
-from fxpasses import inductor
+from fxpasses.compiling import inductor
 
 aten = torch.ops.aten
 

@@ -24,7 +24,7 @@ from benchmarks.planted.plant import (
     put_after,
     swap,
 )
-from fxpasses.rewriting import subgraphs
+from fxpasses.graphs.rewriting import subgraphs
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

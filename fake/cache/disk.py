@@ -51,7 +51,7 @@ _ALLOWED = frozenset(
         ("fake.cache.patterns", "intern_renamed"),
         ("fake.cache.symbolic_recipe", "SymbolicConstant"),
         ("fake.cache.key", "_intern_token"),
-        ("fake.metadata", "intern"),
+        ("fake.tensors.metadata", "intern"),
         ("torch", "device"),
         ("torch", "Generator"),
         ("torch.serialization", "_get_layout"),

@@ -1,7 +1,7 @@
 """Which stage, pass, match site or lowering makes a script fail: found by running it again and again.
 
 The script is run in processes of its own (forks of a warm one, :mod:`fxpasses.checking.warm`), each with a compilation that
-ends somewhere else (:mod:`fxpasses.checking.limits`): Dynamo's graph alone, AOTAutograd's, the partition, one pass after the
+ends somewhere else (:mod:`fxpasses.pass_manager.limits`): Dynamo's graph alone, AOTAutograd's, the partition, one pass after the
 other, Inductor. Of two neighbours one works and one fails. What costs least is asked first: whether the script works without
 Inductor. Is it a pass, then the search goes on with its match sites. Is it Inductor, then one run compares each graph with
 what Inductor made of it, and two more confirm the operator that was found; only where nothing was found, the operators
@@ -21,9 +21,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fxpasses.checking.limits import VARIABLE, Limits
 from fxpasses.checking.warm import Runner
 from fxpasses.errors import BisectError
+from fxpasses.pass_manager.limits import VARIABLE, Limits
 
 __all__ = ["Verdict", "bisect_script"]
 

@@ -11,12 +11,12 @@ from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import ExactRun, RoundedRun, Run
 from fxpasses.checking.tolerance import deviation
 from fxpasses.checking.values import Mismatch, Reference, changed_nodes, compare, value_names
-from fxpasses.contract import Contract, FunctionPass, GraphKind, Pass
 from fxpasses.errors import Location
-from fxpasses.manager import PassManager
-from fxpasses.provenance import locate
-from fxpasses.rewriting import copy_graph
-from fxpasses.sites import MatchSite, collect_sites
+from fxpasses.graphs.provenance import locate
+from fxpasses.graphs.rewriting import copy_graph
+from fxpasses.pass_manager.contract import Contract, FunctionPass, GraphKind, Pass
+from fxpasses.pass_manager.manager import PassManager
+from fxpasses.pass_manager.sites import MatchSite, collect_sites
 
 __all__ = [
     "after_passes",

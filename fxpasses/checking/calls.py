@@ -24,8 +24,8 @@ from fxpasses.checking.inputs import (
 )
 from fxpasses.checking.values import Reference, is_tangent
 from fxpasses.checking.variants import variants
-from fxpasses.contract import GraphKind, Pass
-from fxpasses.sites import MatchSite
+from fxpasses.pass_manager.contract import GraphKind, Pass
+from fxpasses.pass_manager.sites import MatchSite
 
 __all__ = ["FirstCalls", "Rewrite"]
 

@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 from fxpasses._torch import HigherOrderOperator, OpOverload, OpOverloadPacket
 from fxpasses.checking.inputs import Unsupported
-from fxpasses.rewriting import subgraphs
+from fxpasses.graphs.rewriting import subgraphs
 
 __all__ = ["UnknownCollective", "collectives", "communicates", "refuse_unknown", "simulated"]
 

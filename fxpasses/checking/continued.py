@@ -9,10 +9,10 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
-from fxpasses.aliasing import is_mutating, is_random
 from fxpasses.checking.collectives import simulated
 from fxpasses.checking.interpret import ExactRun, Run, call_wide, narrowed, widened
-from fxpasses.rewriting import value_of
+from fxpasses.graphs.aliasing import is_mutating, is_random
+from fxpasses.graphs.rewriting import value_of
 
 __all__ = ["ContinuedRun"]
 

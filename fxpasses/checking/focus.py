@@ -18,13 +18,13 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
 from fxpasses._torch import OpOverload
-from fxpasses.aliasing import is_random
 from fxpasses.checking.collectives import simulated
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run, call_wide, narrowed, rounded_call, widened
 from fxpasses.checking.rounding import moved_by_a_unit
 from fxpasses.checking.tolerance import Deviation, deviation
-from fxpasses.rewriting import value_of
+from fxpasses.graphs.aliasing import is_random
+from fxpasses.graphs.rewriting import value_of
 
 __all__ = ["FocusedRun", "Rewritten", "focused_deviations", "has_few_digits"]
 

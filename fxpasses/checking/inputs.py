@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses._torch import shape_env_of, symbol_hints
-from fxpasses.rewriting import value_of
+from fxpasses.graphs.rewriting import value_of
 
 __all__ = [
     "Unsupported",

@@ -19,11 +19,11 @@ from torch.fx.node import map_aggregate, map_arg
 from torch.utils._pytree import tree_map
 
 from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
-from fxpasses.aliasing import is_random
 from fxpasses.checking.collectives import communicates, refuse_unknown, simulated
 from fxpasses.checking.reordered import Parts, arranges, parts, parts_of_call
 from fxpasses.checking.rounding import moved, spacing
-from fxpasses.rewriting import subgraphs
+from fxpasses.graphs.aliasing import is_random
+from fxpasses.graphs.rewriting import subgraphs
 
 __all__ = [
     "ORDERS",

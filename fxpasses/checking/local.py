@@ -27,7 +27,6 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from fxpasses.aliasing import is_mutating, is_random
 from fxpasses.checking.continued import ContinuedRun
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import (
@@ -44,7 +43,8 @@ from fxpasses.checking.places import Place, joined, merged, places, returned
 from fxpasses.checking.reordered import Parts, behind
 from fxpasses.checking.rounding import moved_by_a_unit
 from fxpasses.checking.tolerance import Deviation, deviation
-from fxpasses.rewriting import value_of
+from fxpasses.graphs.aliasing import is_mutating, is_random
+from fxpasses.graphs.rewriting import value_of
 
 __all__ = ["Finding", "wrong_places"]
 

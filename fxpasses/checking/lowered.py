@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses._torch import inductor_config, lowering_of, outside_tracing
-from fxpasses.aliasing import is_random
 from fxpasses.checking.collectives import UnknownCollective, collectives
 from fxpasses.checking.inputs import Unsupported, cloned, from_hints, placeholders
-from fxpasses.checking.limits import progress
 from fxpasses.checking.reduce import Case, cut, reduce_nodes, smaller_sizes
 from fxpasses.checking.repro import fresh_directory, graph_text, input_lines, recorded_calls
 from fxpasses.checking.source import CannotEmbed, PassSource
 from fxpasses.checking.tolerance import deviation
 from fxpasses.checking.values import Reference
-from fxpasses.rewriting import copy_graph
+from fxpasses.graphs.aliasing import is_random
+from fxpasses.graphs.rewriting import copy_graph
+from fxpasses.pass_manager.limits import progress
 
 __all__ = ["LoweringCheck", "differences", "replay_compiled"]
 

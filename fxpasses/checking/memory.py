@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import fx
 
-from fxpasses.aliasing import AliasInfo, is_alias, reads_metadata_alone
-from fxpasses.runs import Snapshot
+from fxpasses.graphs.aliasing import AliasInfo, is_alias, reads_metadata_alone
+from fxpasses.pass_manager.runs import Snapshot
 
 __all__ = ["Memory", "stale_read"]
 

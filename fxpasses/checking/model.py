@@ -27,9 +27,9 @@ from fxpasses.checking.staged import Stage, in_eager_with_repro
 from fxpasses.checking.tolerance import deviation
 from fxpasses.checking.values import Reference, compare, largest_error, value_names
 from fxpasses.checking.watch import ValueCheck
-from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
-from fxpasses.options import Options
-from fxpasses.pipeline import Compiler, Pipeline
+from fxpasses.compiling.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
+from fxpasses.compiling.options import Options
+from fxpasses.compiling.pipeline import Compiler, Pipeline
 from fxpasses.regional import kept_by, runs_directly, with_regions
 
 __all__ = ["ModelCheck", "StageCheck", "check"]

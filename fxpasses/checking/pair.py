@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from fxpasses.checking.inputs import placeholders
-from fxpasses.rewriting import value_of
+from fxpasses.graphs.rewriting import value_of
 
 __all__ = ["joined"]
 

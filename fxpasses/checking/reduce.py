@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses.aliasing import is_mutating
 from fxpasses.checking.blame import minimise
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run
 from fxpasses.checking.values import changed_nodes
-from fxpasses.rewriting import subgraphs, value_of
+from fxpasses.graphs.aliasing import is_mutating
+from fxpasses.graphs.rewriting import subgraphs, value_of
 
 __all__ = ["Case", "cut", "reduce_nodes", "smaller_sizes"]
 

@@ -10,8 +10,8 @@ from torch import fx
 
 from fxpasses.checking.blame import first_difference
 from fxpasses.checking.inputs import Unsupported, cloned
-from fxpasses.pipeline import Observer
-from fxpasses.rewriting import copy_graph
+from fxpasses.compiling.pipeline import Observer
+from fxpasses.graphs.rewriting import copy_graph
 
 __all__ = ["RegionCalls", "RegionGraphs"]
 

@@ -25,11 +25,11 @@ from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.reduce import Case, reduce_nodes, smaller_sizes
 from fxpasses.checking.source import CannotEmbed, pass_sources
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
-from fxpasses.contract import Contract, FunctionPass, Pass
 from fxpasses.errors import PassError, StructureError
-from fxpasses.manager import PassManager
-from fxpasses.provenance import is_backward
-from fxpasses.rewriting import copy_graph, subgraphs
+from fxpasses.graphs.provenance import is_backward
+from fxpasses.graphs.rewriting import copy_graph, subgraphs
+from fxpasses.pass_manager.contract import Contract, FunctionPass, Pass
+from fxpasses.pass_manager.manager import PassManager
 
 __all__ = [
     "fresh_directory",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fxpasses._torch import OpOverload
-from fxpasses.contract import FunctionPass, Pass
+from fxpasses.pass_manager.contract import FunctionPass, Pass
 
 __all__ = ["CannotEmbed", "PassSource", "pass_sources"]
 

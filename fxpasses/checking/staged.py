@@ -25,10 +25,10 @@ from fxpasses._torch import functorch_config, outside_tracing, reset_code
 from fxpasses.checking.collectives import collectives
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import RoundedMode, Run, seeded, widened
-from fxpasses.checking.limits import VARIABLE, Limits, progress
 from fxpasses.checking.reduce import Case, cut, reduce_nodes
 from fxpasses.checking.repro import fresh_directory, graph_text, input_lines, why_not_shown
 from fxpasses.checking.tolerance import deviation
+from fxpasses.pass_manager.limits import VARIABLE, Limits, progress
 
 __all__ = ["Stage", "in_eager_with_repro", "replay_stage", "stage_differences", "stage_repro"]
 

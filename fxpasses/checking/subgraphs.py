@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run
 from fxpasses.checking.values import changed_nodes
-from fxpasses.rewriting import subgraphs
+from fxpasses.graphs.rewriting import subgraphs
 
 __all__ = ["inner_rewrite"]
 

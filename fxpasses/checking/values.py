@@ -11,14 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from fxpasses.aliasing import is_mutating
 from fxpasses.checking.focus import Rewritten, focused_deviations, has_few_digits
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import ExactRun, Poison, RoundedRun, Run, allocates
 from fxpasses.checking.local import wrong_places
 from fxpasses.checking.rounding import spacing
 from fxpasses.checking.tolerance import Deviation, deviation, same_bits
-from fxpasses.rewriting import subgraphs
+from fxpasses.graphs.aliasing import is_mutating
+from fxpasses.graphs.rewriting import subgraphs
 
 __all__ = ["Mismatch", "Outcome", "Reference", "changed_nodes", "compare", "largest_error", "value_names"]
 

@@ -29,7 +29,7 @@ from torch import Tensor, fx
 
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.whole_numbers import compared_constants, free_numbers, index_bounds, may_be_negative
-from fxpasses.rewriting import value_of
+from fxpasses.graphs.rewriting import value_of
 
 __all__ = ["Variant", "variants"]
 

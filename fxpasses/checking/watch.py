@@ -24,15 +24,15 @@ from fxpasses.checking.blame import (
 )
 from fxpasses.checking.calls import FirstCalls, Rewrite
 from fxpasses.checking.inputs import Unsupported, from_hints, placeholders
-from fxpasses.checking.limits import progress
 from fxpasses.checking.pair import joined
 from fxpasses.checking.repro import make_repro
 from fxpasses.checking.subgraphs import inner_rewrite
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
-from fxpasses.contract import Check, GraphKind, Pass
 from fxpasses.errors import Location, PassError, StageError, StructureError, ValueMismatchError
-from fxpasses.rewriting import copy_graph
-from fxpasses.sites import MatchSite
+from fxpasses.graphs.rewriting import copy_graph
+from fxpasses.pass_manager.contract import Check, GraphKind, Pass
+from fxpasses.pass_manager.limits import progress
+from fxpasses.pass_manager.sites import MatchSite
 
 __all__ = ["Rewrite", "ValueCheck"]
 

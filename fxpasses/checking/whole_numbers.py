@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses.rewriting import value_of
+from fxpasses.graphs.rewriting import value_of
 
 __all__ = ["compared_constants", "free_numbers", "index_bounds", "may_be_negative"]
 

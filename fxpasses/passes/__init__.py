@@ -28,7 +28,7 @@ Those are the default. Beyond them, by name:
 
 from __future__ import annotations
 
-from fxpasses.contract import Pass
+from fxpasses.pass_manager.contract import Pass
 from fxpasses.passes.accumulate import AccumulateInPlaceOfZeros
 from fxpasses.passes.broadcast_products import BroadcastProducts
 from fxpasses.passes.bucket_collectives import BucketCollectives

@@ -12,9 +12,9 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from fxpasses._torch import FakeTensor, OpOverload, disable_current_modes
-from fxpasses.aliasing import has_effect, is_mutating, is_random
-from fxpasses.metadata import refresh
-from fxpasses.rewriting import insert_call, replace, same_metadata, value_of
+from fxpasses.graphs.aliasing import has_effect, is_mutating, is_random
+from fxpasses.graphs.rewriting import insert_call, replace, same_metadata, value_of
+from fxpasses.pass_manager.metadata import refresh
 
 __all__ = [
     "RESHAPES",
@@ -126,7 +126,7 @@ def is_pure(node: fx.Node) -> bool:
 def bring_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> bool:
     """Move ``nodes``, with all that they need, before ``anchor``; False, and nothing moved, where that is impossible.
 
-    See :func:`needed_before`. The graph must not write to what is read (see :class:`~fxpasses.aliasing.AliasInfo`).
+    See :func:`needed_before`. The graph must not write to what is read (see :class:`~fxpasses.graphs.aliasing.AliasInfo`).
     """
     late = needed_before(nodes, anchor)
     for node in sorted(late or ()):

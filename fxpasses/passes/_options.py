@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fxpasses.contract import Pass
 from fxpasses.errors import OptionsError
+from fxpasses.pass_manager.contract import Pass
 
 __all__ = ["require_at_least"]
 

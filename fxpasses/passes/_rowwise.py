@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxpasses.graphs.rewriting import value_of
 from fxpasses.passes._matching import RESHAPES, is_call, shape_of
-from fxpasses.rewriting import value_of
 
 __all__ = ["Selection", "kept_dimension", "select_inputs"]
 

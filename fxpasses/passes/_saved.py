@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from fxpasses.provenance import is_backward
+from fxpasses.graphs.provenance import is_backward
 
 __all__ = ["read_by_backward"]
 

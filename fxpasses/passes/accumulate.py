@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from fxpasses.contract import Contract, Pass
-from fxpasses.rewriting import insert_call, replace, same_metadata, value_of
-from fxpasses.sites import claim
+from fxpasses.graphs.rewriting import insert_call, replace, same_metadata, value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
 
 __all__ = ["AccumulateInPlaceOfZeros"]
 

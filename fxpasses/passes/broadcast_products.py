@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from fxpasses.contract import Contract, Pass
+from fxpasses.graphs.rewriting import replace, same_metadata, value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import (
     RESHAPES,
     calls_before,
@@ -23,8 +25,6 @@ from fxpasses.passes._matching import (
 )
 from fxpasses.passes._options import require_at_least
 from fxpasses.passes._rowwise import reshape
-from fxpasses.rewriting import replace, same_metadata, value_of
-from fxpasses.sites import claim
 
 __all__ = ["BroadcastProducts"]
 

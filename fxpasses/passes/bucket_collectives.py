@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from fxpasses.aliasing import AliasInfo, is_mutating
-from fxpasses.contract import Contract, Pass
+from fxpasses.graphs.aliasing import AliasInfo, is_mutating
+from fxpasses.graphs.rewriting import replace, value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import bring_before, calls_before, is_call, shape_of
 from fxpasses.passes._options import require_at_least
-from fxpasses.rewriting import replace, value_of
-from fxpasses.sites import claim
 
 __all__ = ["BucketCollectives"]
 

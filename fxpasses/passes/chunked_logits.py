@@ -12,7 +12,9 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fxpasses.contract import Contract, Pass
+from fxpasses.graphs.rewriting import replace
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import (
     bring_before,
     calls_before,
@@ -24,8 +26,6 @@ from fxpasses.passes._matching import (
 )
 from fxpasses.passes._options import require_at_least
 from fxpasses.passes._rowwise import Selection, select_inputs
-from fxpasses.rewriting import replace
-from fxpasses.sites import claim
 
 __all__ = ["ChunkedLogits"]
 

@@ -10,10 +10,10 @@ import torch
 from torch import fx
 
 from fxpasses._torch import OpOverload, has_effects
-from fxpasses.aliasing import AliasInfo, is_mutating, is_random
-from fxpasses.contract import Contract, Pass
-from fxpasses.rewriting import replace
-from fxpasses.sites import claim
+from fxpasses.graphs.aliasing import AliasInfo, is_mutating, is_random
+from fxpasses.graphs.rewriting import replace
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
 
 __all__ = ["CommonSubexpressions"]
 

@@ -10,11 +10,11 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from fxpasses._torch import FakeTensor, OpOverload, disable_current_modes, has_effects
-from fxpasses.aliasing import AliasInfo, is_mutating, is_random
-from fxpasses.contract import Contract, Pass
+from fxpasses.graphs.aliasing import AliasInfo, is_mutating, is_random
+from fxpasses.graphs.rewriting import fake_mode_of, insert_call, replace, value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._options import require_at_least
-from fxpasses.rewriting import fake_mode_of, insert_call, replace, value_of
-from fxpasses.sites import claim
 
 __all__ = ["FoldConstants"]
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 from torch import fx
 
 from fxpasses._torch import OpOverload, has_effects
-from fxpasses.aliasing import is_mutating, is_random
-from fxpasses.contract import Contract, Pass
-from fxpasses.sites import claim
+from fxpasses.graphs.aliasing import is_mutating, is_random
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
 
 __all__ = ["DeadCodeElimination"]
 

@@ -10,11 +10,11 @@ import torch
 from torch import fx
 
 from fxpasses import _torch
-from fxpasses.contract import Contract, Pass
+from fxpasses.graphs.rewriting import replace, same_metadata, value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import calls_before, find_calls, is_call, shape_of
 from fxpasses.passes._options import require_at_least
-from fxpasses.rewriting import replace, same_metadata, value_of
-from fxpasses.sites import claim
 
 __all__ = ["DropoutBits"]
 

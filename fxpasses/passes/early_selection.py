@@ -10,8 +10,10 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from fxpasses.aliasing import AliasInfo
-from fxpasses.contract import Contract, Pass
+from fxpasses.graphs.aliasing import AliasInfo
+from fxpasses.graphs.rewriting import replace, same_metadata, value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import (
     calls_before,
     erase_unused,
@@ -23,8 +25,6 @@ from fxpasses.passes._matching import (
     update_values,
 )
 from fxpasses.passes._rowwise import Selection, select_inputs
-from fxpasses.rewriting import replace, same_metadata, value_of
-from fxpasses.sites import claim
 
 __all__ = ["EarlySelection"]
 

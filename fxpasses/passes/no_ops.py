@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from fxpasses.aliasing import AliasInfo
-from fxpasses.contract import Contract, Pass
-from fxpasses.rewriting import replace, same_metadata, value_of
-from fxpasses.sites import claim
+from fxpasses.graphs.aliasing import AliasInfo
+from fxpasses.graphs.rewriting import replace, same_metadata, value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
 
 __all__ = ["RemoveNoOps"]
 

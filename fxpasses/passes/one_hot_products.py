@@ -10,7 +10,9 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from fxpasses.contract import Contract, Pass
+from fxpasses.graphs.rewriting import replace, value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import (
     RESHAPES,
     calls_before,
@@ -20,8 +22,6 @@ from fxpasses.passes._matching import (
     shape_of,
     untransposed,
 )
-from fxpasses.rewriting import replace, value_of
-from fxpasses.sites import claim
 
 __all__ = ["OneHotProducts"]
 

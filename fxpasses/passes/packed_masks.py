@@ -11,12 +11,12 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from fxpasses.contract import Contract, Pass
+from fxpasses.graphs.rewriting import value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import calls_before, shape_of
 from fxpasses.passes._options import require_at_least
 from fxpasses.passes._saved import read_by_backward
-from fxpasses.rewriting import value_of
-from fxpasses.sites import claim
 
 __all__ = ["PackedMasks"]
 

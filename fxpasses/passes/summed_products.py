@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from fxpasses.aliasing import AliasInfo
-from fxpasses.contract import Contract, Pass
+from fxpasses.graphs.aliasing import AliasInfo
+from fxpasses.graphs.rewriting import replace, same_metadata, value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import (
     calls_before,
     find_calls,
@@ -21,8 +23,6 @@ from fxpasses.passes._matching import (
     untransposed,
 )
 from fxpasses.passes._options import require_at_least
-from fxpasses.rewriting import replace, same_metadata, value_of
-from fxpasses.sites import claim
 
 __all__ = ["SummedProducts"]
 

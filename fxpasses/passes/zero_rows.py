@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from fxpasses.contract import Contract, Pass
+from fxpasses.graphs.rewriting import replace, same_metadata, value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import (
     RESHAPES,
     calls_before,
@@ -22,8 +24,6 @@ from fxpasses.passes._matching import (
     untransposed,
 )
 from fxpasses.passes._rowwise import Selection, kept_dimension, reshape, select_inputs
-from fxpasses.rewriting import replace, same_metadata, value_of
-from fxpasses.sites import claim
 
 __all__ = ["ZeroRows"]
 

@@ -15,11 +15,11 @@ from torch import fx
 
 from fxpasses.checking.interpret import ExactRun
 from fxpasses.checking.watch import ValueCheck
+from fxpasses.compiling.options import Options
 from fxpasses.errors import StageError
-from fxpasses.options import Options
+from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.regional.aliases import outputs_of, return_only, separate
 from fxpasses.regional.runtime import Exact, Source
-from fxpasses.rewriting import copy_graph
 from fxpasses.stats import Fallback, counters
 
 __all__ = ["RegionCheck", "exact_run"]

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxpasses.compiling.inductor import EagerCompiler, InductorCompiler, cache_identity
+from fxpasses.compiling.options import Options
+from fxpasses.compiling.pipeline import Compiler, Observer, Pipeline
+from fxpasses.compiling.shared_kernels import one_unit
 from fxpasses.errors import StageError
-from fxpasses.inductor import EagerCompiler, InductorCompiler, cache_identity
-from fxpasses.kernels import one_unit
-from fxpasses.options import Options
-from fxpasses.pipeline import Compiler, Observer, Pipeline
 from fxpasses.regional import _torch
 from fxpasses.regional.aliases import outputs_of, return_only, separate, spec_of
 from fxpasses.regional.checking import RegionCheck, exact_run

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from fxpasses.options import check_regions
+from fxpasses.compiling.options import check_regions
 from fxpasses.regional.cost import CostModel
 from fxpasses.regional.errors import RegionGraphError
 from fxpasses.regional.facts import value_of

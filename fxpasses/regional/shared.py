@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fxpasses.aliasing import is_random
+from fxpasses.graphs.aliasing import is_random
 from fxpasses.regional import _torch
 
 __all__ = ["recompute_from_shared"]

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxpasses.compiling.options import Options
+from fxpasses.compiling.pipeline import Observer
 from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError
-from fxpasses.options import Options
-from fxpasses.pipeline import Observer
+from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.regional import _torch, operators
 from fxpasses.regional.compile import compile_piece
 from fxpasses.regional.cost import CostModel
@@ -27,7 +28,6 @@ from fxpasses.regional.piece import Piece, cut_out, outside_of
 from fxpasses.regional.runtime import CompiledRegion
 from fxpasses.regional.search import Search, Window, search
 from fxpasses.regional.writes import written_by
-from fxpasses.rewriting import copy_graph
 from fxpasses.stats import Fallback, counters
 
 __all__ = ["Regionalized", "regionalize", "with_regions"]

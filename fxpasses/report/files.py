@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 import fake
+from fxpasses.compiling.pipeline import Observer
+from fxpasses.graphs.provenance import provenance
+from fxpasses.graphs.rewriting import value_of
 from fxpasses.partitioner import META_KEY
-from fxpasses.pipeline import Observer
-from fxpasses.provenance import provenance
-from fxpasses.rewriting import value_of
 
 __all__ = ["GraphFiles", "annotated_code"]
 

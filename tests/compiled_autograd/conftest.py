@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import compiled_autograd
-from compiled_autograd.session import sessions
+from compiled_autograd.session.session import sessions
 
 
 @pytest.fixture(autouse=True)

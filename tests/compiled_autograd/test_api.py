@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import compiled_autograd
-from compiled_autograd import _torch, api, cudagraphs
+from compiled_autograd import _torch, api
 from compiled_autograd.errors import (
     GraphReloadError,
     InvalidCompilerError,
     RefusedError,
     UnboundOperatorError,
 )
+from compiled_autograd.program import cudagraphs
 from tests.compiled_autograd.support import fresh, keep
 
 

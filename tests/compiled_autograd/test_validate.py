@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import compiled_autograd
-from compiled_autograd import validation
+from compiled_autograd.runtime import validation
 
 
 def _bind() -> None:

@@ -15,9 +15,9 @@ from fake.cache.engine import Engine
 from fake.cache.key import compile_key, plain_key
 from fake.cache.recipe import Argument, Constant, Fresh, Sequence, View
 from fake.cache.record import describe as record
+from fake.dispatch.steps import dispatch
 from fake.mode import ENGINE
-from fake.steps import dispatch
-from fake.tensor import Unkeyable
+from fake.tensors.tensor import Unkeyable
 from tests.fake.support import describe
 
 aten = torch.ops.aten

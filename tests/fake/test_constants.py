@@ -5,7 +5,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fake
-from fake.constants import SHORT
+from fake.dispatch.constants import SHORT
 
 
 def test_numbers_of_a_schedule():

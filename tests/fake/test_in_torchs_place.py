@@ -159,7 +159,7 @@ def test_a_preferred_device_is_not_remembered():
 
 @pytest.mark.parametrize("error", [AssertionError, KeyError])
 def test_checks_of_python_kernels_raise_as_in_eager(error):
-    from fake.refusals import as_in_eager
+    from fake.dispatch.refusals import as_in_eager
 
     with pytest.raises(RuntimeError, match=r"aten\.sin"), as_in_eager(aten.sin.default):
         raise error("wrong")

@@ -13,8 +13,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, guard_or_false, stat
 
 import fake
 from fake import FakeTensorMode
-from fake.collector import RarerCollection
 from fake.symbols.node import OPERATORS, LeanNode
+from fake.tracing.collector import RarerCollection
 from tests.fake.support import dynamic
 
 OPERATIONS = [operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, max, min]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import fake
-from fake import modules
+from fake.tensors import modules
 
 
 class Tied(nn.Module):

@@ -5,11 +5,11 @@ import torch
 
 import fake
 from fake.cache.recipe import Apart
+from fake.dispatch.refusals import functional_of_in_place
 from fake.kernels import dtypes
 from fake.kernels.dtypes import Refused, refusal, signature, table
 from fake.kernels.overlaps import may_overlap
 from fake.mode import ENGINE
-from fake.refusals import functional_of_in_place
 
 aten = torch.ops.aten
 ones, zeros = torch.ones, torch.zeros

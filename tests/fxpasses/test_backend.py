@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses.inductor import cache_identity
-from fxpasses.options import Options
+from fxpasses.compiling.inductor import cache_identity
+from fxpasses.compiling.options import Options
 from fxpasses.passes import DeadCodeElimination, FoldConstants
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import compiled_autograd
-from compiled_autograd.session import installation
-from compiled_autograd.standing import standing
+from compiled_autograd.session.session import installation
+from compiled_autograd.session.standing import standing
 
 OPTIONS = {"compiled_autograd": True, "compiler": "eager"}
 

@@ -7,7 +7,7 @@ import torch
 
 import fxpasses
 from fxpasses import OptionsError
-from fxpasses.specification import parse_pass
+from fxpasses.pass_manager.specification import parse_pass
 
 
 @fxpasses.graph_pass(graphs="inference", numerics="none")

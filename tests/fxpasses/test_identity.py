@@ -16,9 +16,9 @@ import torch
 
 import fxpasses
 from fxpasses import Compilation, Pass, explain_miss, graph_pass, pattern_pass
-from fxpasses.identity import identify
-from fxpasses.inductor import cache_identity
-from fxpasses.options import Options
+from fxpasses.compiling.inductor import cache_identity
+from fxpasses.compiling.options import Options
+from fxpasses.pass_manager.identity import identify
 
 LIBRARY = {
     "__init__.py": "",

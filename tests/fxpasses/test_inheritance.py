@@ -5,7 +5,7 @@ from torch import nn
 
 import fxpasses
 from fxpasses import PassManager, graph_pass
-from fxpasses.provenance import provenance
+from fxpasses.graphs.provenance import provenance
 
 aten = torch.ops.aten
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from fxpasses import _torch, kernels
-from fxpasses.kernels import Kernel, is_lone_function, shared_source, use_shared_units
+from fxpasses import _torch
+from fxpasses.compiling import shared_kernels as kernels
+from fxpasses.compiling.shared_kernels import Kernel, is_lone_function, shared_source, use_shared_units
 
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
 ADD = (
@@ -126,7 +127,9 @@ def test_a_unit_holds_each_body_once() -> None:
 
 def test_only_the_import_of_generated_code_changes() -> None:
     code = "import torch\nfrom torch._inductor.async_compile import AsyncCompile\nasync_compile = AsyncCompile()\n"
-    assert use_shared_units(code).splitlines()[1] == "from fxpasses.kernels import AsyncCompile"
+    assert (
+        use_shared_units(code).splitlines()[1] == "from fxpasses.compiling.shared_kernels import AsyncCompile"
+    )
     assert use_shared_units(code).splitlines()[::2] == code.splitlines()[::2]
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import fxpasses
-from fxpasses import ContractError, Options, OptionsError, Pass, graph_pass, registry, use_passes
-from fxpasses.passes import DeadCodeElimination, FoldConstants
-from fxpasses.specification import parse_pass, split_pipeline
+from fxpasses import ContractError, Options, OptionsError, Pass, graph_pass, use_passes
+from fxpasses.pass_manager.specification import parse_pass, split_pipeline
+from fxpasses.passes import DeadCodeElimination, FoldConstants, registry
 
 X = torch.ones(2)
 

@@ -15,7 +15,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses import _torch
-from fxpasses.segments import MOST_SEGMENTS, Cut, changed_strides, cut, segment_module, stitched
+from fxpasses.compiling.segments import MOST_SEGMENTS, Cut, changed_strides, cut, segment_module, stitched
 
 aten = torch.ops.aten
 CALLS = (aten._foreach_sin.default, aten._foreach_mul.List)

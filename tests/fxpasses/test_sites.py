@@ -9,9 +9,9 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses import PassManager, graph_pass
-from fxpasses.contract import Pass
-from fxpasses.manager import Check
-from fxpasses.sites import MatchSite, claim, collect_sites
+from fxpasses.pass_manager.contract import Pass
+from fxpasses.pass_manager.manager import Check
+from fxpasses.pass_manager.sites import MatchSite, claim, collect_sites
 
 
 @graph_pass(graphs=["inference"])

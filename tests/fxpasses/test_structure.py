@@ -10,9 +10,9 @@ from torch import fx
 
 import fxpasses
 from fxpasses import PassManager, StructureError, claim, graph_pass, insert_call
-from fxpasses.checking.structure import StructureCheck
+from fxpasses.graphs.rewriting import copy_graph
+from fxpasses.pass_manager.structure import StructureCheck
 from fxpasses.passes import default_passes
-from fxpasses.rewriting import copy_graph
 from tests.fxpasses.structure_support import X, accepted, aten, draws, find, rejected, writes_between
 from tests.fxpasses.support import text, traced
 

@@ -14,8 +14,8 @@ from fxpasses import (
     graph_pass,
     pattern_pass,
 )
+from fxpasses.pass_manager.specification import parse_pass
 from fxpasses.passes import ChunkedLogits, DropoutBits, StackedProducts, SummedProducts, library
-from fxpasses.specification import parse_pass
 
 NOTHING = graph_pass(lambda gm: False, name="nothing")
 ONE = (torch.ones(2),)

@@ -21,7 +21,7 @@ def test_guards_accept_what_eager_accepts(name, less):
 
 
 def test_a_guard_that_is_missing_is_found(monkeypatch):
-    monkeypatch.setattr("fake.refusals.check_arguments", lambda *arguments: None)
+    monkeypatch.setattr("fake.dispatch.refusals.check_arguments", lambda *arguments: None)
     fake.FakeTensorMode.cache_clear()  # answers found with the checks bring their guards along
     try:
         problems = [disagreement(sample, less=LESS) for _, sample in samples("as_strided", 2)]

@@ -7,7 +7,7 @@ from torch import fx
 
 import fxpasses
 from benchmarks.planted.stages import drops_doubling, halves, marks, trusts_marks
-from fxpasses.sites import claim
+from fxpasses.pass_manager.sites import claim
 from tests.fxpasses.checking.plants import calls, in_place_of, put_after
 
 __all__ = ["drops_doubling", "halves", "marks", "trusts_marks"]

@@ -8,8 +8,8 @@ import torch
 from torch import fx
 
 import fxpasses
-from fxpasses.contract import FunctionPass
-from fxpasses.sites import claim
+from fxpasses.pass_manager.contract import FunctionPass
+from fxpasses.pass_manager.sites import claim
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -9,7 +9,7 @@ import pytest
 
 from fxpasses import BisectError, bisect_script
 from fxpasses.checking import bisect as bisection
-from fxpasses.checking.limits import VARIABLE, Limits
+from fxpasses.pass_manager.limits import VARIABLE, Limits
 from tests.fxpasses.checking.repros import in_this_process
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,9 +13,10 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 import fxpasses
-from fxpasses import ValueMismatchError, _torch, inductor
+from fxpasses import ValueMismatchError, _torch
 from fxpasses.checking.staged import stage_differences
-from fxpasses.rewriting import same_metadata
+from fxpasses.compiling import inductor
+from fxpasses.graphs.rewriting import same_metadata
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fxpasses.pipeline import Pipeline
+from fxpasses.compiling.pipeline import Pipeline
 from fxpasses.regional import _torch, recording
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import fxpasses
-from fxpasses import inductor
-from fxpasses.segments import cut
+from fxpasses.compiling import inductor
+from fxpasses.compiling.segments import cut
 from tests.fxpasses.regional.support import Block, Stack, check, compiled, copies, saved_bytes, step
 from tests.fxpasses.regional.test_structures import ConvStage, Decoder
 

@@ -1,0 +1,1 @@
+"""From what C++ tells of a backward pass to an FX graph."""

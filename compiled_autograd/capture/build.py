@@ -1,0 +1,172 @@
+"""From the steps of a capture to a readable FX graph, in the order in which eager runs the nodes.
+
+The graph takes five arguments, as the engine gives them: ``inputs`` (saved tensors, parameters and incoming
+gradients), ``sizes``, ``scalars``, ``hooks`` (hook functions and contexts of custom Functions) and ``packed``
+(what saved-tensor hooks made of saved tensors). ``inputs``, ``hooks`` and ``packed`` are lists that it empties
+at its start, so that each element is freed after its last use. It returns one gradient per requested input.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from compiled_autograd.capture.hook import Capture
+from compiled_autograd.capture.steps import CapturedNode, InputValue, Step, SumValue, Value, leaves
+from compiled_autograd.runtime import functional
+from compiled_autograd.runtime.schedule import eager_order
+
+__all__ = ["FREED", "PLACEHOLDERS", "build_graph", "node_label", "ordered_nodes"]
+
+PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed")
+FREED = ("inputs", "hooks", "packed")
+"""Arguments that the graph empties at its start, so that their elements are freed after their last use."""
+
+
+def node_label(name: str) -> str:
+    """A name for graph nodes from the name of an autograd node.
+
+    >>> node_label("MulBackward0"), node_label("torch::autograd::AccumulateGrad")
+    ('mul_backward0', 'accumulate_grad')
+    """
+    last = re.sub(r"\W+", "_", name.split("::")[-1].split(" ")[0])
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last).lower()
+
+
+def ordered_nodes(capture: Capture) -> list[CapturedNode]:
+    """The captured nodes in eager's order; in C++'s own order where eager's is not known."""
+    if capture.walked is None or len(capture.walked) != len(capture.nodes):
+        return capture.nodes
+    return [capture.nodes[index] for index in eager_order(capture.walked)]
+
+
+class _Emitter:
+    """Writes steps into a graph."""
+
+    def __init__(self, capture: Capture, nodes: Sequence[CapturedNode]) -> None:
+        self.graph = fx.Graph()
+        self.capture = capture
+        self.sources = {name: self.graph.placeholder(name) for name in PLACEHOLDERS}
+        self.results: dict[int, fx.Node] = {}
+        self.elements: dict[tuple[int, int], fx.Node] = {}
+        self.input_elements: dict[InputValue, fx.Node] = {}
+        self.sums: dict[int, Any] = {}
+        self.contributes: dict[int, dict[int, SumValue]] = {}
+        self.meta: dict[str, Any] = {}
+        self.used = self._used_elements(nodes)
+        self._unpack_arguments(nodes)
+
+    def _used_elements(self, nodes: Sequence[CapturedNode]) -> dict[int, set[int]]:
+        used: dict[int, set[int]] = {}
+        seen: set[int] = set()
+
+        def note(argument: Any) -> None:
+            for value in leaves(argument):
+                if isinstance(value, Value) and value.index is not None:
+                    used.setdefault(id(value.step), set()).add(value.index)
+                elif isinstance(value, SumValue) and id(value) not in seen:
+                    seen.add(id(value))
+                    for part in value.parts:
+                        note(part)
+                        producer = part.step.node if isinstance(part, Value) else 0
+                        self.contributes.setdefault(producer, {})[id(value)] = value
+
+        for node in nodes:
+            for step in node.steps:
+                note(step.args)
+        note(self.capture.outputs)
+        return used
+
+    def _unpack_arguments(self, nodes: Sequence[CapturedNode]) -> None:
+        wanted: dict[InputValue, None] = {}
+
+        def note(argument: Any) -> None:
+            for value in leaves(argument):
+                if isinstance(value, InputValue):
+                    wanted.setdefault(value)
+                elif isinstance(value, SumValue):
+                    note(value.parts)
+
+        for node in nodes:
+            for step in node.steps:
+                note(step.args)
+        note(self.capture.outputs)
+        for value in sorted(wanted, key=lambda value: (PLACEHOLDERS.index(value.source), value.index)):
+            name = f"{value.source.rstrip('s')}_{value.index}"
+            element = self.graph.create_node(
+                "call_function", operator.getitem, (self.sources[value.source], value.index), name=name
+            )
+            if value.source == "inputs":
+                dtype, device, requires_grad = self.capture.input_metadata[value.index]
+                element.meta.update(dtype=dtype, device=device, requires_grad=requires_grad)
+            self.input_elements[value] = element
+        for source in FREED:
+            if source == "inputs" or any(value.source == source for value in wanted):
+                self.graph.create_node("call_method", "clear", (self.sources[source],), name=f"free_{source}")
+
+    def argument(self, argument: Any) -> Any:
+        if isinstance(argument, Value):
+            if argument.index is None:
+                return self.results[id(argument.step)]
+            return self.elements[id(argument.step), argument.index]
+        if isinstance(argument, InputValue):
+            return self.input_elements[argument]
+        if isinstance(argument, SumValue):
+            return self.sums[id(argument)]
+        if isinstance(argument, (list, tuple)):
+            return type(argument)(self.argument(element) for element in argument)
+        return argument
+
+    def _create(
+        self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+    ) -> fx.Node:
+        node = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        node.meta.update(self.meta)
+        return node
+
+    def step(self, step: Step) -> None:
+        label = node_label(step.label)
+        kwargs = {"node": step.node} if step.takes_node else {}
+        result = self._create(step.target, self.argument(step.args), kwargs, label)
+        result.meta["kind"] = step.kind
+        self.results[id(step)] = result
+        for index in sorted(self.used.get(id(step), ())):
+            self.elements[id(step), index] = self._create(
+                operator.getitem, (result, index), {}, f"{label}_grad{index}"
+            )
+
+    def node(self, node: CapturedNode) -> None:
+        self.meta = {"autograd_node": node.name, "node_index": node.index, "seq_nr": node.sequence_nr}
+        if node.stack_trace is not None:
+            self.meta["stack_trace"] = node.stack_trace
+        for step in node.steps:
+            self.step(step)
+        # as the engine's input buffers: each gradient is added when the node that makes it has run
+        for total in self.contributes.get(node.index, {}).values():
+            for part in total.parts:
+                if (part.step.node if isinstance(part, Value) else 0) == node.index:
+                    self._add(total, part)
+
+    def _add(self, total: SumValue, part: Any) -> None:
+        value = self.argument(part)
+        before = self.sums.get(id(total))
+        if before is not None:
+            value = self._create(functional.accumulate, (before, value), {}, "accumulate")
+        self.sums[id(total)] = value
+
+
+def build_graph(capture: Capture, nodes: Sequence[CapturedNode]) -> fx.GraphModule:
+    """The whole pass as one `torch.fx.GraphModule`.
+
+    ``meta`` of each node says which autograd node it belongs to (``autograd_node``, ``node_index``), that
+    node's sequence number (``seq_nr``, the forward's clock), and the forward's stack trace where anomaly
+    mode recorded one (``stack_trace``).
+    """
+    emitter = _Emitter(capture, nodes)
+    for node in nodes:
+        emitter.node(node)
+    emitter.graph.output(emitter.argument(capture.outputs))
+    return fx.GraphModule(torch.nn.Module(), emitter.graph, "BackwardGraph")

@@ -1,0 +1,348 @@
+"""The object that the C++ engine hook talks to when it meets a backward pass it has no graph for.
+
+C++ walks the autograd nodes and calls one method here per thing that has to happen. Tensors are stood for
+by empty tokens, sizes and scalars by symbolic numbers, and each call appends `Step` objects; nothing is
+computed. No method may raise: C++ has swapped the nodes' saved tensors for tokens and would leave them so.
+What cannot be captured is noted, and `end_capture` refuses when all nodes are whole again.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from compiled_autograd import _torch
+from compiled_autograd.capture.steps import CapturedNode, InputValue, Kind, Step, SumValue, Value
+from compiled_autograd.capture.symbols import SymbolicNode
+from compiled_autograd.errors import RefusedError
+from compiled_autograd.runtime import functional, validation
+from compiled_autograd.runtime.schedule import WalkedNode
+
+__all__ = ["Capture", "GraphCompiler"]
+
+
+class Capture:
+    """What one walk of the engine recorded."""
+
+    def __init__(self) -> None:
+        self.nodes: list[CapturedNode] = []
+        self.walked: list[WalkedNode] | None = None
+        self.outputs: list[Any] = []
+        self.input_metadata: list[tuple[Any, ...]] = []
+        self.num_sizes = 0
+        self.num_scalars = 0
+        self.accumulates = False
+        self.reasons: list[str] = []
+        self.refusal: str | None = None
+        self.started = time.perf_counter()
+
+
+def _forgotten(*_: Any) -> Any:
+    raise AssertionError("a capture is over, and its compiler is asked for more")
+
+
+class _SwallowOps(_torch.TorchDispatchMode):
+    """C++ fills in missing gradients of Python Functions with zeros while it captures: compute nothing."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return torch.empty(0)
+
+
+class GraphCompiler:
+    """Records one backward pass; C++ calls the methods, in the order of the module's protocol.
+
+    ``walk()`` gives the nodes that this pass runs, or None where they are not known; ``finish(capture)``
+    turns a complete capture into ``(runtime_wrapper, compiled_fn)``.
+    """
+
+    def __init__(
+        self,
+        walk: Callable[[], list[WalkedNode] | None],
+        finish: Callable[[Capture], tuple[Callable[..., Any], Callable[..., Any]]],
+    ) -> None:
+        self._walk = walk
+        self._finish = finish
+        self.capture = Capture()
+        self._values: dict[int, Any] = {}
+        self._tokens: list[torch.Tensor] = []
+        self._mode: _SwallowOps | None = None
+        self._node = CapturedNode(-1, "inputs")
+        self._pieces: Step | None = None
+
+    # Tokens and values
+
+    def _token(self, value: Any) -> torch.Tensor:
+        if self._mode is None:
+            token = torch.empty(0)
+        else:
+            with _torch.disable_modes():
+                token = torch.empty(0)
+        self._tokens.append(token)
+        self._values[id(token)] = value
+        return token
+
+    def _value(self, argument: Any) -> Any:
+        """The value that C++'s argument stands for; constants stand for themselves."""
+        if isinstance(argument, torch.Tensor):
+            value = self._values.get(id(argument))
+            if value is None:
+                self._refuse(f"{self._node.name} made a tensor while it was captured")
+            return value
+        if isinstance(argument, (list, tuple)):
+            values = [self._value(element) for element in argument]
+            return values if isinstance(argument, list) else tuple(values)
+        if isinstance(argument, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            node = argument.node
+            if isinstance(node, SymbolicNode):
+                return node.value
+            self._refuse(f"{self._node.name} uses a size of another tracer")
+            return 0
+        return argument
+
+    def _refuse(self, reason: str) -> None:
+        if self.capture.refusal is None:
+            self.capture.refusal = reason
+
+    def _step(
+        self, target: Any, args: tuple[Any, ...], kind: Kind, label: str, takes_node: bool = False
+    ) -> Step:
+        step = Step(target, args, kind, self._node.index, label, takes_node)
+        self._node.steps.append(step)
+        return step
+
+    def _tuple_step(
+        self, target: Any, args: tuple[Any, ...], count: int, kind: Kind, label: str, takes_node: bool = False
+    ) -> list[torch.Tensor]:
+        step = self._step(target, args, kind, label, takes_node)
+        return [self._token(Value(step, index)) for index in range(count)]
+
+    def _record_arithmetic(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Value:
+        name = getattr(function, "__name__", "arithmetic").strip("_")
+        return Value(self._step(function, args, Kind.PURE, f"size_{name}"))
+
+    def _symbolic(self, number: float | int, source: str, index: int) -> Any:
+        kind = "int" if isinstance(number, int) else "float"
+        node = SymbolicNode(InputValue(source, index), number, kind, self._record_arithmetic, self._refuse)
+        return torch.SymInt(node) if kind == "int" else torch.SymFloat(node)
+
+    # The protocol: beginning
+
+    def begin_capture(
+        self,
+        inputs: Sequence[torch.Tensor],
+        sizes: Sequence[int],
+        scalars: Sequence[int | float] = (),
+        origins: Any = None,
+        accumulate_grad: bool = True,
+        check_nans: bool = False,
+    ) -> tuple[str, list[torch.Tensor], list[Any], list[Any]]:
+        capture = self.capture
+        capture.accumulates = accumulate_grad
+        capture.num_sizes, capture.num_scalars = len(sizes), len(scalars)
+        capture.input_metadata = [(t.dtype, t.device, t.requires_grad) for t in inputs]
+        capture.walked = self._walk()
+        if check_nans:
+            self._refuse("anomaly mode checks every node, which torch's engine does better")
+        tokens = [self._token(InputValue("inputs", index)) for index in range(len(inputs))]
+        symbolic_sizes = [self._symbolic(size, "sizes", index) for index, size in enumerate(sizes)]
+        symbolic_scalars = [self._symbolic(scalar, "scalars", index) for index, scalar in enumerate(scalars)]
+        return "compiled_autograd", tokens, symbolic_sizes, symbolic_scalars
+
+    def set_node_origin(self, name: str, index: int, pynode: Any) -> None:
+        self._pop_mode()
+        function_id = getattr(pynode, "_autograd_function_id", None)
+        node = CapturedNode(index, name, is_python=pynode is not None, function_id=function_id)
+        walked = self.capture.walked
+        if walked is not None:
+            if index >= len(walked) or (index and walked[index].name != name):
+                self.capture.walked = None
+            else:
+                node.sequence_nr = walked[index].sequence_nr
+                metadata = None if walked[index].node is None else walked[index].node.metadata
+                if metadata and "traceback_" in metadata:
+                    node.stack_trace = "".join(metadata["traceback_"])
+        self._node = node
+        self.capture.nodes.append(node)
+        if pynode is not None:
+            self._mode = _SwallowOps()
+            self._mode.__enter__()
+
+    def log_compile_reasons(self, reasons: list[str]) -> None:
+        self.capture.reasons = list(reasons)
+
+    # The protocol: what a node does
+
+    def bind_function(self, name: str, function: Any, is_custom: bool, is_traceable: bool) -> str:
+        return _torch.functional_operators.add(name, function, is_custom, is_traceable)
+
+    def apply_functional(self, name: str, grads: Any, args: Any, output_metadata: Sequence[Any]) -> list[Any]:
+        operator = _torch.functional_operators.get(name)
+        original = _torch.untraceable_operator(operator)
+        kind = Kind.PURE if original is None else Kind.CPP
+        gradients, arguments = self._value(list(grads)), [self._value(argument) for argument in args]
+        if name in functional.NODES_OF_PIECES:
+            # C++ finds the graph again for another number of pieces, as long as the same ones have gradients
+            piece_size = arguments[-1] if functional.NODES_OF_PIECES[name] else 1
+            sizes = output_metadata[0][1]
+            self._pieces = self._step(
+                functional.all_pieces, (gradients, arguments[1], piece_size, sizes), Kind.PURE, "pieces"
+            )
+            gradients = Value(self._pieces)
+        arguments = [gradients, *arguments]
+        count = len(output_metadata)
+        return self._tuple_step(original or operator, tuple(arguments), count, kind, self._node.name)
+
+    def validate_outputs(self, _: str, outputs: Any, args: Any, output_metadata: Sequence[Any]) -> Any:
+        if not outputs:
+            return outputs
+        grads = self._value(list(outputs))
+        (metadata,) = (self._value(argument) for argument in args)
+        if self._pieces is not None:  # sizes are symbolic here, and were not when the node was recorded
+            self._pieces.args = (*self._pieces.args[:-1], metadata[0][1])
+            self._pieces = None
+        plain = [validation.plain_metadata(expected) for expected in metadata]
+        if all(
+            known is not None for known, expected in zip(plain, metadata, strict=True) if expected is not None
+        ):
+            return [
+                output if output is None or known is None else self._validated(grad, index, known)
+                for index, (output, grad, known) in enumerate(zip(outputs, grads, plain, strict=True))
+            ]
+        target = validation.validate_outputs
+        tokens = self._tuple_step(
+            target, (grads, self._function_name(), metadata), len(outputs), Kind.PURE, "validate"
+        )
+        # a gradient that is missing for sure stays missing: C++ then leaves the edge alone
+        return [None if output is None else token for output, token in zip(outputs, tokens, strict=True)]
+
+    def _validated(self, grad: Any, index: int, known: tuple[Any, ...]) -> torch.Tensor:
+        args = (grad, self._function_name(), index, *known)
+        return self._token(Value(self._step(validation.validate, args, Kind.PURE, "validate")))
+
+    def _function_name(self) -> str:
+        return self._node.name.split(" ")[0]
+
+    def accumulate(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        first, second = self._value(left), self._value(right)
+        if not isinstance(first, SumValue):
+            first = SumValue([first], self._node.index)
+        first.parts.append(second)
+        return self._token(first)
+
+    def accumulate_grad(self, variable: torch.Tensor, *rest: Any) -> torch.Tensor | None:
+        grad, has_post_hooks = rest[-2:]
+        args = (self._value(variable), self._value(grad), bool(has_post_hooks))
+        step = self._step(functional.accumulate_grad, args, Kind.ACCUMULATE, "accumulate_grad", True)
+        return self._token(Value(step)) if _torch.ACCUMULATE_GRAD_RETURNS else None
+
+    def unpack_hook(self, hook_id: int, data_id: int) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            self._refuse(
+                "saved-tensor hooks under create_graph (their tensors' history is known to C++ only)"
+            )
+        args = (InputValue("hooks", hook_id), InputValue("packed", data_id))
+        if self._node.is_python:
+            # a Python backward unpacks its saved tensors when, and as often as, it asks for them
+            return self._token(args)
+        return self._token(Value(self._step(functional.call_unpack_hook, args, Kind.PYTHON, "unpack", True)))
+
+    def proxy_call_backward(
+        self,
+        inputs: Sequence[Any],
+        output_metadata: Sequence[Any],
+        saved_tensors: Sequence[Any],
+        backward_index: int,
+        ctx: Any,
+        backward_state_index: int | None = None,
+        opaque_indices: Sequence[int] = (),
+    ) -> tuple[Any, ...]:
+        grads = [self._incoming_gradient(grad) for grad in inputs]
+        saved = tuple(self._value(tensor) for tensor in saved_tensors)
+        is_tensor = [metadata is not None for metadata in output_metadata]
+        args = (InputValue("hooks", backward_index), saved, grads, is_tensor)
+        kind = Kind.PYTHON
+        tokens = self._tuple_step(functional.call_backward, args, len(is_tensor), kind, self._node.name, True)
+        return tuple(token if known else None for token, known in zip(tokens, is_tensor, strict=True))
+
+    def _incoming_gradient(self, grad: Any) -> Any:
+        if grad is None:
+            return functional.MISSING
+        # zeros that C++ made are no token of ours
+        return self._values.get(id(grad), functional.ZEROS)
+
+    def call_copy_slices_prologue(self, inputs: Sequence[Any], *geometry: Any) -> list[torch.Tensor]:
+        args = (self._value(list(inputs)), *(self._value(argument) for argument in geometry))
+        return self._tuple_step(functional.copy_slices_prologue, args, 3, Kind.PURE, "copy_slices_prologue")
+
+    def call_copy_slices_epilogue(
+        self, needs_input_grad: Sequence[bool], result: Any, grads: Sequence[Any], grad_slice: Any
+    ) -> list[torch.Tensor]:
+        args = (
+            list(needs_input_grad),
+            self._value(result),
+            self._value(list(grads)),
+            self._value(grad_slice),
+        )
+        count = len(needs_input_grad)
+        return self._tuple_step(
+            functional.copy_slices_epilogue, args, count, Kind.PURE, "copy_slices_epilogue"
+        )
+
+    def bind_backward_state(self, index: int) -> Any:
+        self._refuse("hooks that torch.compile traced into a backward state")
+        return None
+
+    # The protocol: hooks
+
+    def tensor_pre_hook(self, inputs: Sequence[Any], hook_id: int, position: int) -> list[Any]:
+        args = (InputValue("hooks", hook_id), self._value(inputs[position]))
+        step = self._step(functional.call_tensor_pre_hook, args, Kind.PYTHON, "tensor_pre_hook", True)
+        return self._replaced(inputs, position, step)
+
+    def cpp_tensor_pre_hook(self, inputs: Sequence[Any], hook_id: int, position: int) -> list[Any]:
+        args = (hook_id, self._value(inputs[position]))
+        step = self._step(functional.call_cpp_pre_hook, args, Kind.CPP, "cpp_tensor_pre_hook", True)
+        return self._replaced(inputs, position, step)
+
+    def _replaced(self, inputs: Sequence[Any], position: int, step: Step) -> list[Any]:
+        result = list(inputs)
+        result[position] = self._token(Value(step))
+        return result
+
+    def pre_hook(self, inputs: Sequence[Any], hook_id: int) -> list[Any]:
+        args = (InputValue("hooks", hook_id), self._value(list(inputs)))
+        return self._tuple_step(functional.call_pre_hook, args, len(inputs), Kind.PYTHON, "pre_hook", True)
+
+    def post_hook(self, outputs: Sequence[Any], inputs: Sequence[Any], hook_id: int) -> list[Any]:
+        args = (InputValue("hooks", hook_id), self._value(list(outputs)), self._value(list(inputs)))
+        return self._tuple_step(functional.call_post_hook, args, len(outputs), Kind.PYTHON, "post_hook", True)
+
+    def post_acc_grad_hook(self, variable: torch.Tensor, hook_id: int) -> list[torch.Tensor]:
+        args = (InputValue("hooks", hook_id), self._value(variable))
+        target = functional.call_post_accumulate_grad_hook
+        self._step(target, args, Kind.PYTHON, "post_accumulate_grad_hook", True)
+        return [variable]
+
+    # The protocol: end
+
+    def end_capture(self, outputs: Sequence[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        self.close()
+        self.capture.outputs = [self._value(output) for output in outputs]
+        self._tokens.clear()
+        self._values.clear()
+        capture, finish = self.capture, self._finish
+        # C++ of some versions never lets go of this object: it must not hold the pass
+        self.capture, self._walk, self._finish = Capture(), _forgotten, _forgotten
+        if capture.refusal is not None:
+            raise RefusedError(capture.refusal)
+        return finish(capture)
+
+    def _pop_mode(self) -> None:
+        if self._mode is not None:
+            self._mode.__exit__(None, None, None)
+            self._mode = None
+
+    def close(self) -> None:
+        """C++ calls this when it lets go of the compiler, whatever happened."""
+        self._pop_mode()

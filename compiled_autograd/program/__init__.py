@@ -1,0 +1,1 @@
+"""What compilers make of a captured graph, and how it runs."""

@@ -1,0 +1,72 @@
+"""A captured backward pass in the cache: its graph, and what compilers made of it."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from compiled_autograd import _torch
+from compiled_autograd.capture.hook import Capture
+from compiled_autograd.capture.reasons import Shape, miss_reason
+from compiled_autograd.capture.steps import CapturedNode
+from compiled_autograd.config import config
+from compiled_autograd.program import cudagraphs
+from compiled_autograd.program.program import build_program
+from compiled_autograd.runtime import functional
+from compiled_autograd.session.compilers import Compiler
+from compiled_autograd.session.log import log_compile
+from compiled_autograd.session.session import sessions
+from compiled_autograd.stats import CaptureRecord
+
+__all__ = ["CapturedGraph"]
+
+
+class CapturedGraph:
+    """One entry of the C++ cache. C++ wants it callable, and hands it back on every hit.
+
+    C++ never frees it, so that it must not hold tensors, hooks or autograd nodes.
+    """
+
+    def __init__(self, capture: Capture, nodes: Sequence[CapturedNode], module: fx.GraphModule) -> None:
+        self.module = module
+        self.num_outputs = len(capture.outputs)
+        shape = Shape(capture.nodes, capture.input_metadata)
+        reason, node = miss_reason(shape, [record.shape for record in sessions.ledger.captures])
+        numbered = tuple((node.name, node.index) for node in nodes)
+        seconds = time.perf_counter() - capture.started
+        self.record = CaptureRecord(module, reason, node, numbered, seconds, shape)
+        """Why it was captured."""
+        self.needs_engine = any(
+            step.target is functional.call_cpp_pre_hook for node in nodes for step in node.steps
+        )
+        self.title = f"{len(nodes)} autograd nodes"
+        self._programs: dict[Any, Callable[..., Sequence[Any]]] = {}
+
+    def __call__(self, *arguments: Any) -> Sequence[Any]:
+        return self.module.forward(*arguments)
+
+    def run(self, compiler: Compiler, dynamic: bool, arguments: tuple[Any, ...]) -> Sequence[Any]:
+        """The gradients; ``arguments`` as C++ gave them.
+
+        A pass whose result is differentiated again runs as captured: a compiled form has no history.
+        """
+        if torch.is_grad_enabled():
+            return self.module.forward(*arguments)
+        if config.cudagraphs or _torch.cudagraphs_enabled():
+            self._prepare_for_cuda_graphs(arguments[0])
+        key = (compiler.key, dynamic)
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = build_program(self.module, compiler, dynamic)
+        return program(*arguments)
+
+    def _prepare_for_cuda_graphs(self, inputs: list[Any]) -> None:
+        scalars = cudagraphs.liftable_scalars(self.module, inputs)
+        if scalars:
+            device = next(t.device for t in inputs if isinstance(t, torch.Tensor) and t.device.type == "cuda")
+            cudagraphs.lift_scalars(inputs, scalars, device)
+        reason = cudagraphs.skip_reason(self.module, inputs)
+        if reason is not None:
+            log_compile(self.title, f"no CUDA graph: {reason}")

@@ -1,0 +1,246 @@
+"""Lower a segment to ATen: run it once for real and record every operator that is called.
+
+The recorder sits below autograd, so that what C++'s functional nodes do shows up as plain ATen. Validation
+that has nothing to do calls nothing, and so disappears. Sizes and scalars become constants: whoever runs the
+recorded graph checks that they are the same. So do the Python numbers that a forward multiplied by: nodes save
+them as 0-dim CPU tensors with C++'s ``wrapped_number`` flag, and dispatch hands such a tensor to Python as a
+number. The order of arguments is that of the segment's inputs.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from compiled_autograd import _torch
+from compiled_autograd.program.segments import FunctionalSegment
+
+__all__ = ["Lowered", "lower", "obstacle"]
+
+_NODE = "_fx_recorded_node"
+
+
+@dataclasses.dataclass
+class Lowered:
+    """A recorded segment."""
+
+    graph: fx.Graph
+    """Flat ATen: one placeholder per used input, a tuple of computed outputs."""
+    used_inputs: list[int]
+    """Which of the segment's inputs the graph takes."""
+    outputs: list[tuple[str, int] | None]
+    """Per output of the segment: a computed one, an input passed on, or None."""
+    baked: list[int]
+    """Segment inputs that may be constants in the graph: numbers, saved as 0-dim tensors."""
+    results: tuple[Any, ...]
+    """What the recorded run computed."""
+    problem: str | None
+    """Why the recording must not be used; None where it may."""
+    random: bool
+    """Whether it draws random numbers, so that it must not run twice."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is computed at all."""
+        return not any(node.op == "call_function" for node in self.graph.nodes)
+
+
+def obstacle(values: Sequence[Any]) -> str | None:
+    """Why a segment with these arguments is not lowered: only plain dense tensors are."""
+    if _torch.inside_functorch():
+        return "inside a functorch transform"
+    for value in values:
+        if value is None:
+            continue
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            return f"a {type(value).__name__} flows through it"
+        if value.layout is not torch.strided:
+            return f"a tensor of layout {value.layout} flows through it"
+        if not _torch.has_storage(value):
+            return "a tensor without storage (batched by vmap, for instance) flows through it"
+        if value.is_conj() or value.is_neg() or value.is_inference() or value.device.type == "meta":
+            return "a conjugate, negative, inference or meta tensor flows through it"
+    return None
+
+
+class _Recorder(_torch.TorchDispatchMode):
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__()
+        self.graph = graph
+        self.root = torch.nn.Module()
+        self.step: fx.Node | None = None
+        self.storages: set[int] = set()
+        self.marked: list[torch.Tensor] = []
+        self.problem: str | None = None
+        self.random = False
+
+    def node_of(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            node = value.__dict__.get(_NODE)
+            if node is None or node.graph is not self.graph:
+                self.problem = self.problem or "it uses a tensor that is none of its inputs"
+            return node
+        return value
+
+    def mark(self, tensor: torch.Tensor, node: fx.Node) -> None:
+        tensor.__dict__[_NODE] = node
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func is torch.ops.aten.detach.default:  # an alias: the same value
+            self.mark(result, self.node_of(args[0]))
+            return result
+        self._check(func, args, kwargs)
+        tensor_args, tensor_kwargs = pytree.tree_map(self.node_of, (args, kwargs))
+        name = func._opname.strip("_")
+        if self.step is not None:
+            name = f"{self.step.name.rsplit('_grad', 1)[0]}_{name}"
+        node = self.graph.create_node("call_function", func, tensor_args, tensor_kwargs, name=name)
+        if self.step is not None:
+            node.meta.update({key: value for key, value in self.step.meta.items() if key != "kind"})
+        self._mark_results(result, node)
+        return result
+
+    def _mark_results(self, result: Any, node: fx.Node) -> None:
+        if isinstance(result, torch.Tensor):
+            node.meta["dtype"], node.meta["shape"] = result.dtype, tuple(result.shape)
+            self.mark(result, node)
+        elif isinstance(result, (tuple, list)):
+            for index, element in enumerate(result):
+                if isinstance(element, torch.Tensor):
+                    item = self.graph.call_function(operator.getitem, (node, index))
+                    item.meta["dtype"], item.meta["shape"] = element.dtype, tuple(element.shape)
+                    self.mark(element, item)
+
+    def _check(self, func: Any, args: Any, kwargs: Any) -> None:
+        tags = func.tags
+        if torch.Tag.data_dependent_output in tags or (
+            torch.Tag.dynamic_output_shape in tags and not _indexes_by_position(func, args)
+        ):
+            self.problem = self.problem or f"the result of {func} depends on values"
+        if torch.Tag.nondeterministic_seeded in tags:
+            self.random = True
+        if func._schema.is_mutable:
+            for schema, value in zip(func._schema.arguments, args, strict=False):
+                if (
+                    schema.alias_info is not None
+                    and schema.alias_info.is_write
+                    and isinstance(value, torch.Tensor)
+                    and value.untyped_storage().data_ptr() in self.storages
+                ):
+                    self.problem = self.problem or f"{func} changes an input in place"
+
+
+def _indexes_by_position(func: Any, args: Any) -> bool:
+    """Whether this is indexing without a mask, whose result has the shape of its indices."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return all(index is None or index.dtype in (torch.int64, torch.int32) for index in args[1])
+
+
+def lower(
+    segment: FunctionalSegment,
+    values: list[Any],
+    sizes: Sequence[int],
+    scalars: Sequence[Any],
+    lifted: Collection[int] = (),
+) -> Lowered:
+    """Run ``segment`` on ``values`` (a list, which is emptied) and record it.
+
+    The numbers at the positions ``lifted`` become inputs of the graph instead of constants.
+    """
+    graph = fx.Graph()
+    recorder = _Recorder(graph)
+    placeholders: list[fx.Node | None] = []
+    # a copy has lost the flag that makes it a number
+    inputs = [value.clone() if index in lifted else value for index, value in enumerate(values)]
+    for node, value in zip(segment.inputs, inputs, strict=True):
+        placeholder = None
+        if value is not None:
+            placeholder = graph.create_node("placeholder", node.name, name=node.name)
+            recorder.mark(value, placeholder)
+            recorder.storages.add(value.untyped_storage().data_ptr())
+        placeholders.append(placeholder)
+    values.clear()
+    try:
+        results = _interpret(segment.module, recorder, (list(inputs), sizes, scalars))
+        outputs, computed = _describe_outputs(recorder, results, placeholders)
+    finally:
+        for value in (*inputs, *locals().get("results", ())):
+            if value is not None:
+                value.__dict__.pop(_NODE, None)
+    graph.output(tuple(computed))
+    graph.eliminate_dead_code()
+    used = [index for index, node in enumerate(placeholders) if node is not None and node.users]
+    baked = [
+        index
+        for index, (node, value) in enumerate(zip(placeholders, inputs, strict=True))
+        if node is not None and not node.users and value.dim() == 0 and value.device.type == "cpu"
+    ]
+    for placeholder in placeholders:
+        if placeholder is not None and not placeholder.users:
+            graph.erase_node(placeholder)
+    problem = recorder.problem
+    if problem is not None:
+        graph = fx.Graph()
+    return Lowered(graph, used, outputs, baked, results, problem, recorder.random)
+
+
+def _describe_outputs(
+    recorder: _Recorder, results: Sequence[Any], placeholders: Sequence[fx.Node | None]
+) -> tuple[list[tuple[str, int] | None], list[fx.Node]]:
+    outputs: list[tuple[str, int] | None] = []
+    computed: list[fx.Node] = []
+    for result in results:
+        if result is None:
+            outputs.append(None)
+            continue
+        if not isinstance(result, torch.Tensor):
+            recorder.problem = recorder.problem or "a number flows out of it"
+            outputs.append(None)
+            continue
+        node = recorder.node_of(result)
+        if node in placeholders and node is not None:
+            outputs.append(("input", placeholders.index(node)))
+        elif node is not None:
+            if node not in computed:
+                computed.append(node)
+            outputs.append(("computed", computed.index(node)))
+        else:
+            outputs.append(None)
+    return outputs, computed
+
+
+def _interpret(module: fx.GraphModule, recorder: _Recorder, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Run a segment's module node by node, freeing values after their last use."""
+    env: dict[fx.Node, Any] = {}
+    last_use: dict[fx.Node, list[fx.Node]] = {}
+    seen: set[fx.Node] = set()
+    for node in reversed(module.graph.nodes):
+        for used in node.all_input_nodes:
+            if used not in seen:
+                seen.add(used)
+                last_use.setdefault(node, []).append(used)
+    rest = iter(arguments)
+    with recorder:
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(rest)
+                continue
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
+            if node.op == "output":
+                return args[0]
+            recorder.step = node
+            if node.op == "call_method":
+                getattr(args[0], node.target)(*args[1:], **kwargs)
+            else:
+                env[node] = node.target(*args, **kwargs)
+            del args, kwargs
+            for used in last_use.get(node, ()):
+                env.pop(used, None)
+    raise AssertionError("a graph has an output node")

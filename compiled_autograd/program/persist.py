@@ -1,0 +1,112 @@
+"""Write a captured graph as a Python file, and read it back.
+
+The file is plain code over named operators, so that it can be read, changed and run. Functional autograd
+nodes exist in a process only once a backward pass with such a node was captured there.
+"""
+
+import importlib.util
+import pathlib
+import re
+from typing import Any
+
+import torch
+from torch import fx
+
+from compiled_autograd import _torch
+from compiled_autograd.errors import GraphReloadError, UnboundOperatorError
+
+__all__ = ["load_graph", "operator", "save_graph"]
+
+_HEADER = '''"""A captured backward pass, written by compiled_autograd.save_graph; run it with ``forward(...)``."""
+
+import torch
+from math import inf, nan
+from torch import device
+from compiled_autograd import functional as compiled_autograd_functional
+from compiled_autograd import validation as compiled_autograd_validation
+from compiled_autograd.program.persist import operator as autograd_node
+
+'''
+_OPERATOR = "torch__dynamo_compiled_autograd_ops_"
+_OURS = ("compiled_autograd_functional", "compiled_autograd_validation")
+
+
+def operator(name: str) -> Any:
+    """The functional form of the autograd node ``name``, such as ``MulBackward0``.
+
+    Raises:
+        UnboundOperatorError: where no backward pass with such a node was captured in this process yet.
+    """
+    try:
+        return _torch.functional_operators.get(name)
+    except AttributeError:
+        raise UnboundOperatorError(name) from None
+
+
+def save_graph(graph: fx.GraphModule, path: str | pathlib.Path) -> None:
+    """Write ``graph``, as captured, to ``path``.
+
+    Raises:
+        GraphReloadError: if the graph calls something that has no name outside this process.
+    """
+    code = graph.code.strip()
+    for name, target in sorted(_targets(graph).items()):
+        if name.startswith((_OPERATOR, *_OURS)) or name.split("_")[0] in (
+            "torch",
+            "device",
+            "inf",
+            "nan",
+        ):
+            continue
+        if getattr(target, "__module__", None) != "_operator":
+            raise GraphReloadError(str(path), f"{name} ({target!r}) cannot be named in a file")
+    code = re.sub(rf"\b{_OPERATOR}(\w+)\(", r'autograd_node("\1")(', code)
+    code = re.sub(rf"\b({'|'.join(_OURS)})_(\w+)\(", r"\1.\2(", code)
+    code = code.replace("def forward(self, ", "def forward(", 1)
+    pathlib.Path(path).write_text(_HEADER + "\n" + code + "\n")
+
+
+def _targets(graph: fx.GraphModule) -> dict[str, Any]:
+    return {
+        node.name: node.target
+        for node in graph.graph.nodes
+        if node.op == "call_function"
+        and not isinstance(node.target, str)
+        and getattr(node.target, "__module__", None)
+        not in (
+            "_operator",
+            "compiled_autograd.runtime.functional",
+            "compiled_autograd.runtime.validation",
+            "torch._dynamo.compiled_autograd.ops",
+        )
+    }
+
+
+class _Reloaded(torch.nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *arguments: Any) -> Any:
+        return self._function(*arguments)
+
+
+def load_graph(path: str | pathlib.Path) -> torch.nn.Module:
+    """Read a file that `save_graph` wrote; call the result with the five arguments of a captured graph.
+
+    The file is code: read only files that you trust.
+
+    Raises:
+        GraphReloadError: if the file is not there, is not Python, or defines no ``forward``.
+    """
+    spec = importlib.util.spec_from_file_location("compiled_autograd_reloaded", path)
+    if spec is None or spec.loader is None:
+        raise GraphReloadError(str(path), "not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (OSError, SyntaxError) as error:
+        raise GraphReloadError(str(path), f"cannot be read: {error}") from error
+    if not hasattr(module, "forward"):
+        raise GraphReloadError(str(path), "defines no forward")
+    return _Reloaded(module.forward)

@@ -1,0 +1,305 @@
+"""How one compiler runs one captured graph: at most one static and one dynamic form of each segment.
+
+Numbers that the forward multiplied by are constants in the static form. Where they change and sizes do not, there
+is one more form, in which they are inputs.
+"""
+
+import operator
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from compiled_autograd import _torch
+from compiled_autograd.config import config
+from compiled_autograd.program.lower import Lowered, lower, obstacle
+from compiled_autograd.program.segments import FunctionalSegment, build_driver, split_segments
+from compiled_autograd.program.shapes import ShapePattern, dynamic_module
+from compiled_autograd.session.compilers import Compiler
+from compiled_autograd.session.log import log_compile
+from compiled_autograd.session.session import sessions
+
+__all__ = ["build_program"]
+
+Run = Callable[..., Sequence[Any]]
+
+_MOST_FORMS = 2
+"""How often a segment is compiled: for its first sizes, and for those that change."""
+
+
+def build_program(module: fx.GraphModule, compiler: Compiler, dynamic: bool) -> Run:
+    """What to call, with the five arguments of the captured graph, to run it with ``compiler``."""
+    whole = compiler.whole(module)
+    if whole is module:
+        return module.forward
+    compile_part = compiler.part(whole, dynamic) if config.lower else None
+    if compile_part is None:
+        return whole if whole is not None else module.forward
+    stretches = split_segments(module)
+    forms: set[str] = set() if compiler.is_backend else {"static"}  # the whole graph was counted
+    segments = [
+        None if part is None else _Segment(part, compiler, compile_part, forms) for part, _ in stretches
+    ]
+    return build_driver(module, stretches, segments).forward
+
+
+class _Segment:
+    """One segment at run time. Everything it does is pure, so that a failing compiler costs nothing but time."""
+
+    __module__ = "compiled_autograd.program"
+
+    def __init__(
+        self,
+        part: FunctionalSegment,
+        compiler: Compiler,
+        compile_part: Callable[[fx.GraphModule], Callable[..., Any]],
+        forms: set[str],
+    ) -> None:
+        self.__name__ = part.module._get_name()
+        self.part = part
+        self.compiler = compiler
+        self.compile_part = compile_part
+        self.statics: list[_Static] = []
+        self.lifted: _Static | None = None
+        self.dynamic: _Dynamic | None = None
+        self.gave_up: str | None = None
+        self._forms = forms
+
+    def count(self, form: str) -> None:
+        """The graph is compiled in this form; its segments are one compilation."""
+        if form not in self._forms:
+            self._forms.add(form)
+            sessions.ledger.count("compiles")
+
+    def __call__(
+        self, values: list[Any], rest: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]
+    ) -> Any:
+        values.extend(rest)
+        for static in self.statics:
+            if static.matches(values, sizes, scalars):
+                return static.run(values)
+        if self.lifted is not None and self.lifted.matches(values, sizes, scalars):
+            return self.lifted.run(values)
+        if self.dynamic is not None and self.dynamic.matches(values, sizes, scalars):
+            return self.dynamic.run(values, sizes)
+        if self.gave_up is None:
+            baked = self._changed_numbers(values, sizes, scalars)
+            if baked or len(self.statics) + (self.dynamic is not None) < _MOST_FORMS:
+                return self._new_form(values, sizes, scalars, baked)
+        sessions.ledger.ran_uncompiled(self.gave_up or f"it has been compiled {_MOST_FORMS} times")
+        return self.part.module.forward(values, sizes, scalars)
+
+    def _changed_numbers(
+        self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
+    ) -> Sequence[int]:
+        """The constants of a static form that fits but for their values; none where they are inputs already."""
+        if self.lifted is not None:
+            return ()
+        fitting = (static for static in self.statics if static.fits(values, sizes, scalars))
+        return next((static.lowered.baked for static in fitting), ())
+
+    def _new_form(
+        self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any], baked: Sequence[int]
+    ) -> Any:
+        problem = obstacle(values)
+        if problem is not None:
+            # not given up: the next call may bring plain tensors
+            sessions.ledger.ran_uncompiled(problem)
+            log_compile(self.part.title, f"runs uncompiled: {problem}")
+            return self.part.module.forward(values, sizes, scalars)
+        if baked:
+            return self._compile_static(values, sizes, scalars, lifted=baked)
+        if self.statics:
+            pattern = ShapePattern.between(self.statics[0].example, values, sizes, scalars)
+            if pattern is not None:
+                return self._compile_dynamic(pattern, values, sizes, scalars)
+        return self._compile_static(values, sizes, scalars)
+
+    def _give_up(self, reason: str) -> None:
+        self.gave_up = reason
+        sessions.ledger.ran_uncompiled(reason)
+        log_compile(self.part.title, f"runs uncompiled: {reason}")
+
+    def _compile_static(
+        self,
+        values: list[Any],
+        sizes: Sequence[int],
+        scalars: Sequence[Any],
+        lifted: Sequence[int] = (),
+    ) -> Any:
+        started = time.perf_counter()
+        kept = list(values)
+        lowered = lower(self.part, values, sizes, scalars, lifted)
+        sessions.ledger.spend("lower", time.perf_counter() - started)
+        if lowered.problem is not None:
+            self._give_up(lowered.problem)
+            return lowered.results
+        static = _Static(lowered, kept, sizes, scalars)
+        if not lowered.is_empty:
+            started = time.perf_counter()
+            try:
+                static.compile(self, kept)
+            except Exception as error:  # noqa: BLE001 - a compiler may raise anything; the result is at hand
+                self._give_up(f"its compiler raised {type(error).__name__}: {_first_line(error)}")
+                return lowered.results
+            finally:
+                sessions.ledger.spend("compile", time.perf_counter() - started)
+        if lifted:
+            self.lifted = static
+        else:
+            self.statics.append(static)
+        results, lowered.results = lowered.results, ()
+        return results
+
+    def _compile_dynamic(
+        self, pattern: ShapePattern, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
+    ) -> Any:
+        kept = list(values)
+        started = time.perf_counter()
+        try:
+            dynamic = _Dynamic(self, pattern)
+            results = dynamic.run(values, sizes, first=True)
+        except Exception as error:  # noqa: BLE001 - as above; the segment is pure and can run again
+            self._give_up(
+                f"its compiler raised {type(error).__name__} for symbolic sizes: {_first_line(error)}"
+            )
+            return self.part.module.forward(kept, sizes, scalars)
+        finally:
+            sessions.ledger.spend("compile", time.perf_counter() - started)
+        self.dynamic = dynamic
+        self.count("second")
+        return results
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no message"
+
+
+class _Static:
+    """A segment recorded to ATen, for one pattern of sizes."""
+
+    def __init__(
+        self, lowered: Lowered, values: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]
+    ) -> None:
+        self.lowered = lowered
+        self.sizes = tuple(sizes)
+        self.scalars = tuple(scalars)
+        self.example = ShapePattern.observe(values, sizes, scalars)
+        self.missing = tuple(index for index, value in enumerate(values) if value is None)
+        present = [value for value in values if value is not None]
+        self.guards = _torch.tensor_guards(present) if present else None
+        self.numbers = tuple((index, values[index].item()) for index in lowered.baked)
+        self.used = lowered.used_inputs
+        self.outputs = lowered.outputs
+        self.compiled: Callable[[list[Any]], Sequence[Any]] | None = None
+        self.plain_outputs = lowered.outputs == [("computed", index) for index in range(len(lowered.outputs))]
+
+    def matches(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
+        return self.fits(values, sizes, scalars) and all(
+            _same_operand(values[index].item(), number) for index, number in self.numbers
+        )
+
+    def fits(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
+        """Whether all but the numbers match."""
+        if tuple(sizes) != self.sizes or tuple(scalars) != self.scalars:
+            return False
+        if self.missing:
+            if any(values[index] is not None for index in self.missing):
+                return False
+            present = [value for value in values if value is not None]
+        else:
+            present = values
+            if any(value is None for value in values):
+                return False
+        return self.guards is None or self.guards.check(*present)
+
+    def compile(self, segment: _Segment, values: list[Any]) -> None:
+        """Compile, and run once, so that the compiler's work is done and its result can be compared."""
+        example = [values[index] for index in self.used]
+        backend = segment.compiler.backend()
+        if backend is not None:
+            flat = fx.GraphModule(torch.nn.Module(), self.lowered.graph, segment.__name__)
+            with torch.no_grad():
+                compiled = backend(flat, example)
+            self.compiled = lambda args: compiled(*args)
+        else:
+            self.compiled = segment.compile_part(_list_module(self.lowered.graph, segment.__name__))
+        segment.count("second" if segment.statics else "static")
+        log_compile(segment.part.title, "compiled for one pattern of sizes")
+        if self.lowered.random:
+            return
+        expected = [
+            result for result, output in zip(self.lowered.results, self.outputs, strict=True) if output
+        ]
+        found = self.run(list(values))
+        for result, other in zip(expected, [value for value in found if value is not None], strict=True):
+            if result.shape != other.shape or result.dtype != other.dtype:
+                raise RuntimeError(
+                    f"compiled gradient is {tuple(other.shape)} {other.dtype}, "
+                    f"eager's is {tuple(result.shape)} {result.dtype}"
+                )
+
+    def run(self, values: list[Any]) -> Sequence[Any]:
+        passed_on = {
+            output[1]: values[output[1]] for output in self.outputs if output and output[0] == "input"
+        }
+        arguments = values
+        if len(self.used) != len(values):
+            arguments = [values[index] for index in self.used]
+            values.clear()
+        computed = self.compiled(arguments) if self.compiled is not None else ()
+        if self.plain_outputs:
+            return computed
+        return tuple(
+            None
+            if output is None
+            else computed[output[1]]
+            if output[0] == "computed"
+            else passed_on[output[1]]
+            for output in self.outputs
+        )
+
+
+def _same_operand(left: Any, right: Any) -> bool:
+    """Whether two numbers give the same results: NaN is itself, and 0.0 is not -0.0."""
+    if left != left:
+        return bool(right != right)
+    return left == right and (left != 0 or repr(left) == repr(right))
+
+
+def _list_module(flat: fx.Graph, name: str) -> fx.GraphModule:
+    """The flat graph with one argument, a list whose elements Dynamo may free."""
+    graph = fx.Graph()
+    inputs = graph.placeholder("inputs")
+    placeholders = [node for node in flat.nodes if node.op == "placeholder"]
+    env = {
+        node: graph.create_node("call_function", operator.getitem, (inputs, index), name=node.name)
+        for index, node in enumerate(placeholders)
+    }
+    graph.output(graph.graph_copy(flat, env))
+    module = fx.GraphModule(torch.nn.Module(), graph, name)
+    _torch.steal_list(module, "inputs")
+    return module
+
+
+class _Dynamic:
+    """A segment with symbolic sizes: those that were seen to change, and no others."""
+
+    def __init__(self, segment: _Segment, pattern: ShapePattern) -> None:
+        self.pattern = pattern
+        module, self.number_sources = dynamic_module(segment.part.module, pattern)
+        _torch.steal_list(module, "values")
+        self.compiled = segment.compile_part(module)
+        log_compile(segment.part.title, "compiled for symbolic sizes")
+
+    def matches(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
+        return self.pattern.matches(values, sizes, scalars)
+
+    def run(self, values: list[Any], sizes: Sequence[int], first: bool = False) -> Sequence[Any]:
+        if first:
+            for position, dim in self.pattern.dynamic_dims:
+                _torch.mark_dynamic(values[position], dim)
+        return self.compiled(values, [sizes[index] for index in self.number_sources])

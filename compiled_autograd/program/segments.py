@@ -1,0 +1,201 @@
+"""Split a captured graph into what a compiler may have and what must run as Python.
+
+A *segment* is a stretch of pure computation between two calls of user code. Accumulation into ``.grad`` and
+hooks of leaves wait until their stretch is over (nothing later in it can depend on them); any other hook, and
+every Python or opaque C++ backward, ends the stretch. The *driver* is the captured graph with each stretch
+replaced by one call.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from compiled_autograd.capture.steps import Kind
+
+__all__ = ["FunctionalSegment", "build_driver", "pick", "split_segments"]
+
+
+@dataclasses.dataclass
+class FunctionalSegment:
+    """Pure nodes of the captured graph, and the values that flow in and out."""
+
+    nodes: list[fx.Node]
+    inputs: list[fx.Node]
+    """Elements of the graph's ``inputs`` that nothing else uses come first."""
+    outputs: list[fx.Node]
+    module: fx.GraphModule
+    """Called with (values, sizes, scalars): a list that it empties, and the two tuples of the whole graph."""
+
+    @property
+    def title(self) -> str:
+        """The autograd nodes at both ends."""
+        names = [node.meta.get("autograd_node", "?") for node in self.nodes]
+        return f"{names[0]} to {names[-1]}"
+
+
+def pick(values: list[Any], indices: Sequence[int]) -> list[Any]:
+    """The elements at ``indices``, as a list that its taker may empty."""
+    return [values[index] for index in indices]
+
+
+def _is_argument(node: fx.Node) -> bool:
+    """An element of one of the graph's arguments."""
+    return node.target is operator.getitem and node.args[0].op == "placeholder"  # type: ignore[union-attr]
+
+
+def _is_opaque(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return _is_opaque(node.args[0])  # type: ignore[arg-type]
+    return node.meta.get("kind", Kind.PURE) is not Kind.PURE
+
+
+def _belongs_to_leaf(node: fx.Node) -> bool:
+    return str(node.meta.get("autograd_node", "")).endswith("AccumulateGrad")
+
+
+def _regions(graph: fx.Graph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
+    """(pure nodes, then other nodes) per stretch, in order."""
+    regions: list[tuple[list[fx.Node], list[fx.Node]]] = [([], [])]
+    ended = False
+    waiting: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op != "call_function" or _is_argument(node):
+            continue
+        if _is_opaque(node):
+            regions[-1][1].append(node)
+            waiting.add(node)
+            # what unpacks the result of a barrier belongs to it
+            ended = ended or not _belongs_to_leaf(node)
+            continue
+        if ended or any(argument in waiting for argument in node.all_input_nodes):
+            regions.append(([], []))
+            waiting.clear()
+            ended = False
+        regions[-1][0].append(node)
+    return regions
+
+
+def _segment(nodes: list[fx.Node], number: int) -> FunctionalSegment:
+    inside = set(nodes)
+    inputs: dict[fx.Node, None] = {}
+    for node in nodes:
+        for argument in node.all_input_nodes:
+            if argument not in inside and not _is_number(argument):
+                inputs.setdefault(argument)
+    ordered = sorted(inputs, key=lambda node: not _is_owned(node, inside))
+    outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+    graph = fx.Graph()
+    values, sizes, scalars = (graph.placeholder(name) for name in ("values", "sizes", "scalars"))
+    numbers = {"sizes": sizes, "scalars": scalars}
+    copies: dict[fx.Node, fx.Node] = {}
+    for index, node in enumerate(ordered):
+        copies[node] = graph.create_node("call_function", operator.getitem, (values, index), name=node.name)
+    graph.create_node("call_method", "clear", (values,), name="free_values")
+
+    def copy_of(node: fx.Node) -> fx.Node:
+        if node not in copies:  # a size or a scalar
+            source: Any = node.args[0]
+            index = node.args[1]
+            copies[node] = graph.create_node(
+                "call_function",
+                operator.getitem,
+                (numbers[source.name], index),
+                name=node.name,
+            )
+        return copies[node]
+
+    for node in nodes:
+        for argument in node.all_input_nodes:
+            copy_of(argument)
+        copies[node] = graph.node_copy(node, copy_of)
+    graph.output(tuple(copies[node] for node in outputs))
+    module = fx.GraphModule(torch.nn.Module(), graph, f"BackwardSegment{number}")
+    return FunctionalSegment(nodes, ordered, outputs, module)
+
+
+def _is_owned(node: fx.Node, inside: set[fx.Node]) -> bool:
+    """An element of ``inputs`` that only these nodes use."""
+    return _is_argument(node) and node.args[0].name == "inputs" and inside.issuperset(node.users)  # type: ignore[union-attr]
+
+
+def _is_number(node: fx.Node) -> bool:
+    """An element of ``sizes`` or ``scalars``."""
+    return _is_argument(node) and node.args[0].name in ("sizes", "scalars")  # type: ignore[union-attr, operator]
+
+
+def _computes(nodes: list[fx.Node]) -> bool:
+    return any(node.target is not operator.getitem for node in nodes)
+
+
+def split_segments(module: fx.GraphModule) -> list[tuple[FunctionalSegment | None, list[fx.Node]]]:
+    """Per stretch, the segment (None where nothing is computed) and the nodes that run as they are."""
+    stretches = []
+    for number, (pure, others) in enumerate(_regions(module.graph)):
+        segment = _segment(pure, number) if _computes(pure) else None
+        stretches.append((segment, others))
+    return stretches
+
+
+def build_driver(
+    module: fx.GraphModule,
+    stretches: Sequence[tuple[FunctionalSegment | None, list[fx.Node]]],
+    callables: Sequence[Any],
+) -> fx.GraphModule:
+    """A graph with the same arguments and outputs as ``module``, which calls one callable per segment.
+
+    Each is called with (values, others, sizes, scalars). ``values`` holds what only this segment uses, so that
+    it can free each after its last use; ``others`` what is needed elsewhere too.
+    """
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    arguments = [node for node in module.graph.nodes if node.op == "call_function" and _is_argument(node)]
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = graph.placeholder(node.name)
+    inputs, sizes, scalars = list(env.values())[:3]
+    owned = _owned_inputs(stretches)
+    picked = {node for nodes in owned for node in nodes}
+    lists = []
+    for number, nodes in enumerate(owned):
+        indices = tuple(node.args[1] for node in nodes)
+        lists.append(graph.create_node("call_function", pick, (inputs, indices), name=f"values_{number}"))
+    for node in arguments:
+        if node not in picked and node.users:
+            env[node] = graph.node_copy(node, env.__getitem__)
+    for node in module.graph.nodes:
+        if node.op == "call_method":  # the clearing of lists
+            graph.node_copy(node, env.__getitem__)
+    for number, (segment, others) in enumerate(stretches):
+        if segment is not None:
+            rest = tuple(env[node] for node in segment.inputs if node not in owned[number])
+            call = graph.create_node(
+                "call_function",
+                callables[number],
+                (lists[number], rest, sizes, scalars),
+                name=f"segment_{number}",
+            )
+            for index, node in enumerate(segment.outputs):
+                env[node] = graph.create_node(
+                    "call_function", operator.getitem, (call, index), name=node.name
+                )
+        for node in others:
+            env[node] = graph.node_copy(node, env.__getitem__)
+    output = next(iter(reversed(module.graph.nodes)))
+    graph.output(fx.node.map_arg(output.args[0], env.__getitem__))
+    return fx.GraphModule(torch.nn.Module(), graph, "BackwardDriver")
+
+
+def _owned_inputs(
+    stretches: Sequence[tuple[FunctionalSegment | None, list[fx.Node]]],
+) -> list[dict[fx.Node, None]]:
+    """Per stretch, the elements of ``inputs`` that only its segment uses, in the segment's order."""
+    return [
+        {}
+        if segment is None
+        else {node: None for node in segment.inputs if _is_owned(node, set(segment.nodes))}
+        for segment, _ in stretches
+    ]

@@ -1,0 +1,1 @@
+"""What runs while a captured backward pass runs: hooks, accumulation, queries about it."""

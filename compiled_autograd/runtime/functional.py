@@ -1,0 +1,374 @@
+"""What a captured graph calls at run time: hooks, Python backwards and accumulation, as eager does them.
+
+Each function follows the C++ of the autograd engine: ``python_hook.cpp`` (which results of a hook are
+accepted), ``python_function.cpp`` (which gradients a custom Function may return), ``input_buffer.cpp``
+(how gradients add up) and ``accumulate_grad.h`` (when ``.grad`` may take over a buffer). Error texts are
+eager's, because callers match on them.
+
+Every gradient here may be ``None``: eager's undefined tensor.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from compiled_autograd import _torch
+from compiled_autograd.runtime.running import running
+from compiled_autograd.runtime.schedule import edge_of
+
+__all__ = [
+    "NODES_OF_PIECES",
+    "accumulate",
+    "accumulate_grad",
+    "all_pieces",
+    "call_backward",
+    "call_cpp_pre_hook",
+    "call_post_accumulate_grad_hook",
+    "call_post_hook",
+    "call_pre_hook",
+    "call_tensor_pre_hook",
+    "call_unpack_hook",
+    "copy_slices_epilogue",
+    "copy_slices_prologue",
+]
+
+Grad = torch.Tensor | None
+ZEROS = "zeros"
+"""Stands, in the arguments of `call_backward`, for a gradient that C++ found missing and materialised."""
+MISSING = "missing"
+"""Stands for one that C++ found missing and left so."""
+
+
+def _hook_name(hook: Any) -> str:
+    return getattr(hook, "__name__", "<unknown>")
+
+
+def _check_hook_result(original: Any, result: Any, hook: Any) -> None:
+    if result is None:
+        return
+    if original is None:
+        raise RuntimeError("can't replace a None gradient with a non-None value")
+    if not isinstance(result, torch.Tensor):
+        raise TypeError(f"expected Variable, but hook returned '{type(result).__name__}'")
+    prefix = f"hook '{_hook_name(hook)}' has changed the "
+    if original.type() != result.type():
+        raise RuntimeError(f"{prefix}type of value (was {original.type()} got {result.type()})")
+    if original.shape != result.shape:
+        raise RuntimeError(f"{prefix}size of value")
+
+
+def _check_hook_results(originals: tuple[Grad, ...], results: Any, hook: Any) -> None:
+    if not isinstance(results, tuple):
+        raise TypeError(f"expected tuple, but hook returned '{type(results).__name__}'")
+    if len(results) != len(originals):
+        raise RuntimeError(
+            f"hook '{_hook_name(hook)}' has returned an incorrect number of values "
+            f"(got {len(results)}, but expected {len(originals)})"
+        )
+    for original, result in zip(originals, results, strict=True):
+        _check_hook_result(original, result, hook)
+
+
+def call_tensor_pre_hook(hook: Callable[..., Any], grad: Grad, *, node: int) -> Grad:
+    """``tensor.register_hook`` (and ``retain_grad``): may replace one gradient; None keeps it."""
+    if not running.enter(node, "tensor pre-hook", hook):
+        return grad
+    result = hook(grad)
+    if result is None or result is grad:
+        return grad
+    _check_hook_result(grad, result, hook)
+    return result
+
+
+def call_cpp_pre_hook(hook_id: int, grad: Any, *, node: int) -> Grad:
+    """A tensor hook that C++ registered; the engine holds it under ``hook_id`` for the length of this call."""
+    running.enter(node)
+    return _torch.call_cpp_tensor_pre_hooks(hook_id, grad)
+
+
+def call_pre_hook(hook: Callable[..., Any], grads: Sequence[Grad], *, node: int) -> Sequence[Grad]:
+    """``node.register_prehook``: may replace all gradients that enter a node."""
+    if not running.enter(node, "pre-hook", hook):
+        return grads
+    originals = tuple(grads)
+    results = hook(originals)
+    if results is None or results is originals:
+        return grads
+    _check_hook_results(originals, results, hook)
+    return results
+
+
+def call_post_hook(
+    hook: Callable[..., Any], outputs: Sequence[Grad], inputs: Sequence[Grad], *, node: int
+) -> Sequence[Grad]:
+    """``node.register_hook``: may replace all gradients that leave a node."""
+    if not running.enter(node, "post-hook", hook):
+        return outputs
+    originals = tuple(outputs)
+    results = hook(originals, tuple(inputs))
+    if results is None or results is originals:
+        return outputs
+    _check_hook_results(originals, results, hook)
+    return results
+
+
+def call_post_accumulate_grad_hook(
+    hook: Callable[..., Any], variable: torch.Tensor, *, node: int
+) -> torch.Tensor:
+    """``tensor.register_post_accumulate_grad_hook``: sees the leaf after its ``.grad`` is set."""
+    if not running.enter(node, "post-accumulate hook", hook):
+        return variable
+    result = hook(variable)
+    if result is not None and result is not variable:
+        raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+    return variable
+
+
+def call_unpack_hook(hook: Callable[..., Any], packed: Any, *, node: int) -> torch.Tensor:
+    """The unpack half of saved-tensor hooks, called when the node that saved the tensor runs."""
+    running.enter(node)
+    return hook(packed)
+
+
+class _Context:
+    """A custom Function's context after C++ released its saved tensors: the real one, plus those tensors.
+
+    Its class reads as the real class, and everything else goes to the real context. When the backward
+    is over the tensors are dropped, so that a stashed context raises what it raises in eager.
+    """
+
+    __slots__ = ("_real", "_saved")
+
+    def __init__(self, real: Any, saved: tuple[Any, ...]) -> None:
+        object.__setattr__(self, "_real", real)
+        object.__setattr__(self, "_saved", saved)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_real"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._real, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._real, name)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._real
+
+    def __hash__(self) -> int:
+        return hash(self._real)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # type: ignore[override]
+        return type(self._real)
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        saved = self._saved
+        if saved is None:
+            return self._real.saved_tensors
+        return tuple(_unpack(value) for value in saved)
+
+    @property
+    def saved_variables(self) -> tuple[Any, ...]:
+        warnings.warn(
+            "'saved_variables' is deprecated; use 'saved_tensors'", DeprecationWarning, stacklevel=2
+        )
+        return self.saved_tensors
+
+    def maybe_clear_saved_tensors(self) -> None:
+        object.__setattr__(self, "_saved", None)
+        self._real.maybe_clear_saved_tensors()
+
+
+def _unpack(value: Any) -> Any:
+    """A saved tensor, or (hook, packed) of one that saved-tensor hooks packed: unpacked at each access."""
+    if isinstance(value, tuple):
+        hook, packed = value
+        return hook(packed)
+    return value
+
+
+def _materialize(ctx: Any, grads: Sequence[Any]) -> tuple[Grad, ...]:
+    wanted = _torch.materializes_grads(ctx)
+    result: list[Grad] = []
+    for position, grad in enumerate(grads):
+        if isinstance(grad, str) and grad == MISSING:
+            grad = None
+        elif isinstance(grad, str) or (grad is None and wanted and grads_may_be_materialized(ctx, position)):
+            metadata = ctx._input_metadata[position]
+            grad = torch.zeros(tuple(metadata.shape), dtype=metadata.dtype, device=metadata.device)
+        result.append(grad)
+    return tuple(result)
+
+
+def grads_may_be_materialized(ctx: Any, position: int) -> bool:
+    """Whether eager has the metadata to make zeros for the output at ``position``."""
+    try:
+        metadata = ctx._input_metadata[position]
+        return isinstance(metadata.dtype, torch.dtype)
+    except (RuntimeError, IndexError):
+        return False
+
+
+def _check_backward_results(ctx: Any, results: Any, is_tensor_input: Sequence[bool]) -> tuple[Grad, ...]:
+    """``PyNode::to_variable_list``: how many gradients, and of what kind, a backward may return."""
+    if not isinstance(results, tuple):
+        results = tuple(results) if isinstance(results, list) else (results,)
+    expected = len(is_tensor_input)
+    if len(results) > expected and all(extra is None for extra in results[expected:]):
+        results = results[:expected]
+    name = type(ctx).__name__
+    if len(results) != expected:
+        raise RuntimeError(
+            f"function {name} returned an incorrect number of gradients (expected {expected}, got {len(results)})"
+        )
+    for position, (result, is_tensor) in enumerate(zip(results, is_tensor_input, strict=True)):
+        if result is None:
+            continue
+        if not is_tensor:
+            raise RuntimeError(
+                f"function {name} returned a gradient different than None at position {position + 1}, "
+                "but the corresponding forward input was not a Variable"
+            )
+        if not isinstance(result, torch.Tensor):
+            raise RuntimeError(f"expected Variable or None (got {type(result).__name__})")
+    return results
+
+
+def call_backward(
+    ctx: Any, saved: tuple[Any, ...], grads: Sequence[Any], is_tensor_input: Sequence[bool], *, node: int
+) -> tuple[Grad, ...]:
+    """The backward of a Python custom Function: one gradient, or None, per argument of its forward.
+
+    ``saved`` holds the saved tensors, or (hook, packed) pairs; ``grads`` one gradient, None, or ``"zeros"``
+    per output of the forward.
+    """
+    running.enter(node)
+    view: Any = ctx if running.keeps_graph() else _Context(ctx, saved)
+    del saved
+    arguments = _materialize(ctx, grads)
+    del grads
+    try:
+        # the method of the node's class, so that a subclass's own apply is honoured, as by the engine
+        if getattr(ctx._forward_cls, "boxed_grads_call", False):
+            boxed = list(arguments)
+            del arguments
+            results = _torch.BackwardFunction.apply_boxed(view, boxed)
+        else:
+            results = _torch.BackwardFunction.apply(view, *arguments)
+    finally:
+        if view is not ctx:
+            object.__setattr__(view, "_saved", None)
+    return _check_backward_results(ctx, results, is_tensor_input)
+
+
+def accumulate(left: Grad, right: Grad) -> Grad:
+    """Add two gradients that flow into the same input of a node."""
+    if left is None:
+        return right
+    if right is None:
+        return left
+    if left.layout is torch.sparse_coo and right.layout is torch.strided:
+        return right + left
+    return left + right
+
+
+# A frame's variable, this function's parameter, and the argument of getrefcount itself.
+_OWNED_BY_CALLER_ONLY = 3
+# The sparse tensor, and the Python object that asks.
+_OWNED_BY_SPARSE_ONLY = 2
+
+
+def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool, *, node: int) -> None:
+    """Add ``grad`` to ``variable.grad``: in place where eager does, taking over the buffer where eager does."""
+    if grad is None:
+        return
+    running.enter(node)
+    before = variable.grad
+    if (
+        before is None
+        and sys.getrefcount(grad) <= _OWNED_BY_CALLER_ONLY
+        and _torch.use_count(grad) <= 1
+        and type(grad) is torch.Tensor
+        and not torch.is_grad_enabled()
+        and variable.requires_grad
+        and variable.grad_fn is None
+        and grad.dtype is variable.dtype
+    ):
+        if grad.layout is torch.strided:
+            if _same_dense_layout(grad, variable):
+                variable.grad = grad
+                return
+        elif grad.layout is torch.sparse_coo and _owns_its_parts(grad):
+            variable.grad = torch.sparse_coo_tensor(
+                grad._indices(),
+                grad._values(),
+                grad.shape,
+                is_coalesced=grad.is_coalesced(),
+                check_invariants=False,
+            )
+            return
+    (updated,) = _torch.functional_operators.AccumulateGrad([grad], variable, before, has_post_hooks)
+    if updated is before:
+        return
+    try:
+        variable.grad = updated
+    except RuntimeError:
+        # C++ sets a .grad of any layout, Python's setter does not: have the leaf's own node do it
+        if variable._post_accumulate_grad_hooks:
+            raise
+        edge_of(variable)[0](grad)
+
+
+def _same_dense_layout(grad: torch.Tensor, variable: torch.Tensor) -> bool:
+    """The part of ``grad_layout_contract.h`` that is cheap to see: both dense, with the same strides."""
+    strides = grad.stride()
+    if strides != variable.stride():
+        return False
+    return grad.is_contiguous() or sorted(strides) == sorted(_dense(grad))
+
+
+def _dense(tensor: torch.Tensor) -> list[int]:
+    """Strides of a dense tensor whose dimensions are laid out in the order of this one's."""
+    strides, step = [0] * tensor.dim(), 1
+    for dim in sorted(range(tensor.dim()), key=tensor.stride):
+        strides[dim] = step
+        step *= tensor.shape[dim]
+    return strides
+
+
+def _owns_its_parts(grad: torch.Tensor) -> bool:
+    return all(
+        part.is_contiguous() and _torch.use_count(part) <= _OWNED_BY_SPARSE_ONLY
+        for part in (grad._indices(), grad._values())
+    )
+
+
+NODES_OF_PIECES = {"SplitBackward0": True, "UnsafeSplitBackward0": True, "UnbindBackward0": False}
+"""Nodes of operators that cut a tensor into as many pieces as its size gives; whether the piece's size is an argument."""
+
+
+def all_pieces(grads: Sequence[Grad], dim: int, piece_size: int, sizes: Sequence[int]) -> Sequence[Grad]:
+    """One gradient per piece of a tensor of these ``sizes`` that was cut along ``dim``: those given, then None."""
+    count = max(1, -(-sizes[dim] // max(1, piece_size)))
+    return [*grads[:count], *[None] * (count - len(grads))]
+
+
+def copy_slices_prologue(grads: Sequence[Any], *geometry: Any) -> Sequence[Grad]:
+    """The first half of the node that an in-place operation on a view leaves in its base's history."""
+    if grads[0] is None:
+        return (None, None, None)
+    return _torch.copy_slices_prologue(grads, *geometry)
+
+
+def copy_slices_epilogue(
+    needs_input_grad: Sequence[bool], result: Any, grads: Sequence[Grad], grad_slice: Any
+) -> Sequence[Grad]:
+    """The second half: the view's gradient goes back into the base's."""
+    if result is None:
+        return [None] * len(needs_input_grad)
+    return _torch.copy_slices_epilogue(needs_input_grad, result, grads, grad_slice)

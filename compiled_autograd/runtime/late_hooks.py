@@ -1,0 +1,121 @@
+"""Hooks that user code adds to a tensor or a node while a captured pass runs.
+
+The engine would still call one whose node has its turn later in the pass. A captured graph has no place for it,
+and must not drop it silently. A tensor's registration raises before anything is registered. A node's goes through
+C++, which tells Python of the hook but not of the node (``registerFunctionHook`` in ``python_cpp_function.cpp``
+calls ``Function._register_hook`` with the node's dict of hooks): it is looked at when the user code is back, taken
+away again, and the pass raises.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from compiled_autograd import _torch
+from compiled_autograd.errors import LateHookError
+from compiled_autograd.runtime.running import BackwardPass, LateNodeHook, running
+from compiled_autograd.runtime.schedule import edge_of
+
+__all__ = ["refuse_node_hooks", "register_hook", "register_node_hook", "register_post_accumulate_grad_hook"]
+
+
+def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
+    """``Tensor.register_hook``.
+
+    Raises:
+        LateHookError: the running captured pass has yet to compute this tensor's gradient.
+    """
+    _refuse_if_to_come(self)
+    return _torch.register_hook(self, hook)
+
+
+def register_post_accumulate_grad_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
+    """``Tensor.register_post_accumulate_grad_hook``.
+
+    Raises:
+        LateHookError: the running captured pass has yet to accumulate this tensor's gradient.
+    """
+    _refuse_if_to_come(self)
+    return _torch.register_post_accumulate_grad_hook(self, hook)
+
+
+def _refuse_if_to_come(tensor: torch.Tensor) -> None:
+    current = running.captured()
+    if current is None or not tensor.requires_grad:
+        return
+    node, _ = edge_of(tensor)
+    nodes = current.walk()
+    index = next((i for i, walked in enumerate(nodes) if walked.node is node), None)
+    if index is None:
+        return  # a tensor of another graph, such as one that checkpointing computes again
+    order = current.execution_order()
+    # A node's hooks are read at once when its turn comes, so that its own are too late in eager as well.
+    if order.index(index) > order.index(current.node):
+        raise LateHookError(nodes[index].name, nodes[current.node].name)
+
+
+@dataclasses.dataclass
+class _Question:
+    """In place of a hook: asks C++ for the dict in which a node keeps its hooks, and registers nothing."""
+
+    hooks: Any = None
+
+
+class _AnsweredError(Exception):
+    """Makes C++ give up a registration that only asked."""
+
+
+@staticmethod  # type: ignore[misc]
+def register_node_hook(hooks: Any, hook: Any) -> Any:
+    """``Function._register_hook``: C++ calls it with the hooks that a node has, or None, and adds what it returns."""
+    if isinstance(hook, _Question):
+        hook.hooks = hooks
+        raise _AnsweredError
+    kept, handle = _torch.register_node_hook(hooks, hook)
+    current = running.captured()
+    if current is not None:
+        current.late_node_hooks.append(LateNodeHook(kept, handle, current.node, current.phase))
+    return kept, handle
+
+
+def _hooks_of(register: Callable[[Any], Any]) -> Any:
+    question = _Question()
+    try:
+        register(question)
+    except _AnsweredError:
+        return question.hooks
+    raise AssertionError("torch registers hooks of a node without Function._register_hook")
+
+
+_BEFORE_PRE_HOOKS = "tensor pre-hook"
+_AFTER_THE_NODE = "post-hook"
+
+
+def refuse_node_hooks(current: BackwardPass) -> None:
+    """Look at the hooks that user code has added to nodes since the last look.
+
+    Raises:
+        LateHookError: some belong to nodes of this pass and would still be called; those are taken away again.
+    """
+    added, current.late_node_hooks = current.late_node_hooks, []
+    turns = {index: turn for turn, index in enumerate(current.execution_order())}
+    nodes = current.walk()
+    to_come: list[tuple[LateNodeHook, str]] = []
+    for index, walked in enumerate(nodes):
+        if walked.node is None or not walked.needed:
+            continue
+        post, pre = _hooks_of(walked.node.register_hook), _hooks_of(walked.node.register_prehook)
+        for late in added:
+            if late.hooks is not post and late.hooks is not pre:
+                continue
+            wait = turns[index] - turns[late.node]
+            own = late.phase != _AFTER_THE_NODE if late.hooks is post else late.phase == _BEFORE_PRE_HOOKS
+            if (wait > 0 or (wait == 0 and own)) and late.handle.id in late.hooks:
+                to_come.append((late, walked.name))
+    for late, _ in to_come:
+        late.handle.remove()
+    if to_come:
+        late, name = to_come[0]
+        raise LateHookError(name, nodes[late.node].name)

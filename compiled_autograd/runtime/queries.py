@@ -1,0 +1,82 @@
+"""Answers about the running backward pass, for the queries that ``torch._C`` offers to hooks.
+
+The engine answers them for its own passes; while a captured graph runs it knows of none, so that these take
+their place as long as capturing is enabled. Checkpointing, multi-gradient hooks and module trackers ask them.
+"""
+
+from typing import Any
+
+import torch
+
+from compiled_autograd import _torch
+from compiled_autograd.runtime.running import running
+
+__all__ = [
+    "current_autograd_node",
+    "current_graph_task_execution_order",
+    "current_graph_task_id",
+    "keeps_graph",
+    "remove_hook",
+    "will_execute",
+]
+
+
+def current_graph_task_id() -> int:
+    """A number that identifies the running pass; -1 outside."""
+    current = running.captured()
+    return _torch.current_graph_task_id() if current is None else current.graph_task_id
+
+
+def current_autograd_node() -> Any:
+    """The autograd node that runs; None outside."""
+    current = running.captured()
+    return _torch.current_autograd_node() if current is None else current.walk()[current.node].node
+
+
+def current_graph_task_execution_order() -> list[Any]:
+    """The nodes of the running pass, in the order in which they run."""
+    current = running.captured()
+    if current is None:
+        return _torch.current_graph_task_execution_order()
+    if torch.autograd.is_multithreading_enabled():
+        raise RuntimeError(
+            "get_current_graph_task_execution_order expects the current backward to be executed with "
+            "multithreading disabled, e.g. by running:\n\nwith torch.autograd.set_multithreading_enabled(False):\n    ..."
+        )
+    nodes = current.walk()
+    order = [nodes[index].node for index in current.execution_order()]
+    return [node for node in order if node is not None]
+
+
+def keeps_graph() -> bool:
+    """Whether the running pass keeps its saved tensors: compiled code may write over them otherwise."""
+    current = running.captured()
+    return _torch.keeps_graph() if current is None else current.keep_graph
+
+
+def will_execute(node: Any) -> bool:
+    """Whether ``node`` runs in this pass."""
+    current = running.captured()
+    if current is None:
+        return _torch.will_engine_execute_node(node)
+    if not hasattr(node, "next_functions"):
+        raise TypeError(f"_will_engine_execute_node expects an grad_fn, but got {type(node).__name__}")
+    for walked in current.walk():
+        if walked.node is node:
+            if not walked.needed and not walked.node.next_functions:
+                raise RuntimeError(
+                    "A leaf node was passed to _will_engine_execute_node but we are currently running "
+                    "autograd.grad(). This is currently not supported."
+                )
+            return True
+    return False
+
+
+def remove_hook(handle: Any) -> None:
+    """``RemovableHandle.remove``: a hook that is removed while a pass runs must not be called by it any more."""
+    if running.stack:
+        hooks = handle.hooks_dict_ref()
+        hook = None if hooks is None else hooks.get(handle.id)
+        if hook is not None:
+            running.hook_removed(hook)
+    _torch.remove_hook(handle)

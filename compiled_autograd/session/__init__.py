@@ -1,0 +1,1 @@
+"""Who is enabled on which thread, with which compiler."""

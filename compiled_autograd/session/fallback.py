@@ -1,0 +1,65 @@
+"""Which backward passes run in eager, and how the reason reads."""
+
+import re
+
+import torch
+
+from compiled_autograd import _torch
+from compiled_autograd.config import config
+from compiled_autograd.errors import RefusedError
+from compiled_autograd.runtime.running import EAGER, running
+
+__all__ = ["reason_before", "refusal_reason"]
+
+# What C++ says when it refuses, and how we say it.
+_REFUSALS: tuple[tuple[str, str], ...] = (
+    (r"NestedTensor support not implemented", "a NestedTensor gradient"),
+    (
+        r"view_fn not supported by compiled autograd",
+        "an in-place operation on a view that only a function can redo",
+    ),
+    (r"can not trace unhashable IValues, error: (.*)", r"a C++ Function saved an unhashable value (\1)"),
+    (r"TorchDispatchMode not yet implemented", "a TorchDispatchMode is active"),
+    (
+        r"within another compiled autograd call",
+        "inside a captured pass with C++ hooks, or beside one of another thread",
+    ),
+    (r"requires no threads in backwards", "another thread is inside a backward pass"),
+    (r"compiled_args not implemented: (\S+)", r"node \1 tells C++ nothing about itself"),
+    (r"apply_with_saved not implemented: (\S+)", r"node \1 cannot be recorded"),
+    (
+        r"(?:not implemented for|not supported by|doesn't support|does not support) compiled autograd",
+        "{message}",
+    ),
+    (r"[Cc]ompiled[ _][Aa]utograd", "{message}"),
+)
+
+
+def reason_before() -> str | None:
+    """Why the backward pass that is about to start must run in eager; None where it may be captured."""
+    if running.stack and running.stack[-1] is EAGER:
+        return "inside a backward pass that runs in eager"
+    if len(running.stack) > config.max_nested_captures:
+        return f"nested deeper than config.max_nested_captures = {config.max_nested_captures}"
+    if torch.is_anomaly_enabled():
+        return "anomaly mode"
+    if _torch.dispatch_mode_depth():
+        return "a TorchDispatchMode is active"
+    return None
+
+
+def refusal_reason(error: BaseException) -> str | None:
+    """Why C++, or our own recording, refused a pass; None where ``error`` is the pass's own error."""
+    if isinstance(error, RefusedError):
+        return error.reason
+    if not isinstance(error, (NotImplementedError, RuntimeError)):
+        return None
+    message = str(error).split("\nException raised from", 1)[0]
+    if "INTERNAL ASSERT FAILED" in message and "within another compiled autograd call" not in message:
+        return None  # a walk that broke off in the middle may have left nodes changed: nothing to retry
+    for pattern, reason in _REFUSALS:
+        found = re.search(pattern, message)
+        if found:
+            line = message.strip().splitlines()[0]
+            return found.expand(reason) if "\\" in reason else reason.format(message=line)
+    return None

@@ -1,0 +1,77 @@
+"""Capture without a ``with`` block: backward passes that reach a node of a given class.
+
+A compiler of forward graphs knows the class of the autograd node that its graph leaves behind, but not where the
+user will call ``backward``. It names the class, and every pass that reaches such a node is captured.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from compiled_autograd.session.compilers import as_compiler
+from compiled_autograd.session.session import Session, installation
+
+__all__ = ["Standing", "capture_through", "standing"]
+
+
+class Standing:
+    """The node classes through which backward passes are captured, with the session of each."""
+
+    def __init__(self) -> None:
+        self._sessions: weakref.WeakKeyDictionary[type, Session] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def add(self, node_class: type, session: Session) -> None:
+        """From now on capture passes that reach a node of this class."""
+        with self._lock:
+            if node_class not in self._sessions:
+                # Ours for as long as the class lives; the engine must stand in for torch's until then.
+                installation.acquire()
+                weakref.finalize(node_class, installation.release)
+            self._sessions[node_class] = session
+
+    def find(self, roots: Sequence[Any]) -> Session | None:
+        """The session of a pass from these tensors: that of the first such node that is found."""
+        if not self._sessions:
+            return None
+        pending = [root.grad_fn for root in roots if getattr(root, "grad_fn", None) is not None]
+        seen = set(pending)
+        while pending:
+            node = pending.pop()
+            session = self._sessions.get(type(node))
+            if session is not None:
+                return session
+            for following, _ in node.next_functions:
+                if following is not None and following not in seen:
+                    seen.add(following)
+                    pending.append(following)
+        return None
+
+
+standing = Standing()
+
+
+def capture_through(node_class: type, compiler_fn: Any, dynamic: bool = True) -> None:
+    """Capture every backward pass, of any thread, that reaches an autograd node of ``node_class``.
+
+    As inside ``with enable(compiler_fn, dynamic)``, for as long as the class exists. ``enable`` and ``disable``
+    blocks around a pass count for more.
+
+    Args:
+        node_class: the class of a ``grad_fn``: of a custom ``autograd.Function``, or what a compiled graph left.
+        compiler_fn: as for ``enable``.
+        dynamic: as for ``enable``.
+
+    Raises:
+        InvalidCompilerError: if ``compiler_fn`` cannot be a compiler.
+        TypeError: ``node_class`` is not a class of Python nodes: those of C++ live for ever and are shared.
+    """
+    if not isinstance(node_class, type) or not hasattr(node_class, "_forward_cls"):
+        raise TypeError(
+            f"capture_through: node_class is {node_class!r}; pass type(tensor.grad_fn) of the result of an "
+            "autograd.Function"
+        )
+    standing.add(node_class, Session(as_compiler(compiler_fn), bool(dynamic)))

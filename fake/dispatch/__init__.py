@@ -1,0 +1,1 @@
+"""Dispatch on a cache miss: the list of steps."""

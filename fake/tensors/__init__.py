@@ -1,0 +1,1 @@
+"""Fake tensors: metadata, the tensor, conversion from tensors with data."""

@@ -1,0 +1,1 @@
+"""One Dynamo graph on its way to Inductor: options, stages, hand-over, and the same stages recorded."""

@@ -1,0 +1,221 @@
+"""Capture: the functional ATen graphs, forward and backward, of whatever ``torch.compile`` takes.
+
+The same stages as the backend's, with a compiler that records the graphs instead of compiling them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses import _torch
+from fxpasses.compiling.inductor import EagerCompiler
+from fxpasses.compiling.options import Options
+from fxpasses.compiling.pipeline import Observer, Pipeline
+from fxpasses.errors import CaptureError, StageError
+from fxpasses.graphs.provenance import Provenance, provenance
+from fxpasses.graphs.rewriting import copy_graph, value_of
+from fxpasses.partitioner import META_KEY, PartitionReport
+from fxpasses.pass_manager.contract import Pass
+
+__all__ = ["Captured", "SavedValue", "capture"]
+
+
+@dataclass(frozen=True)
+class SavedValue:
+    """A value that the forward graph hands to the backward graph.
+
+    Attributes:
+        name: the node's name, the same in both graphs.
+        shape: its sizes (symbolic ones as they are), ``()`` for a number.
+        dtype: its type, or ``None`` for a symbolic number.
+        nbytes: its size in bytes, with hints for symbolic sizes; 0 for a number.
+        is_input: whether it is an input of the forward graph (a parameter, say), which takes no extra memory.
+        provenance: where it was computed.
+    """
+
+    name: str
+    shape: tuple[Any, ...]
+    dtype: torch.dtype | None
+    nbytes: int
+    is_input: bool
+    provenance: Provenance
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The graphs of one capture.
+
+    Attributes:
+        joint: forward and backward in one graph, as traced, before any pass and before the partition:
+            ``joint(*inputs, *output_gradients)`` returns outputs, then input gradients (``None`` for inputs
+            that need none). ``None`` when no gradient is needed.
+        forward: the forward graph after passes and partition. Its outputs are the user's outputs (after
+            updated inputs, if any), then the saved values.
+        backward: the backward graph: saved values and output gradients to input gradients; ``None`` when
+            no gradient is needed.
+        saved: what passes from ``forward`` to ``backward``.
+        inputs: real inputs for ``forward``, in its order (parameters and buffers included).
+        num_outputs: how many of ``forward``'s outputs are not saved values.
+        partition: why each value was saved and what is computed again; ``None`` without a backward graph.
+    """
+
+    joint: fx.GraphModule | None
+    forward: fx.GraphModule
+    backward: fx.GraphModule | None
+    saved: tuple[SavedValue, ...]
+    inputs: tuple[Any, ...]
+    num_outputs: int
+    partition: PartitionReport | None
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes kept alive for the backward pass, without those of the forward graph's inputs."""
+        return sum(value.nbytes for value in self.saved if not value.is_input)
+
+    def provenance(self, node: fx.Node) -> Provenance:
+        """Source line, module path and, for a backward node, the forward node that it differentiates."""
+        return provenance(node)
+
+
+def capture(
+    fn_or_module: Callable[..., Any],
+    *example_inputs: Any,
+    dynamic: bool | None = None,
+    passes: Sequence[Pass | str] = (),
+    memory_budget: float | None = None,
+    decompose: bool = False,
+    **example_kwargs: Any,
+) -> Captured:
+    """Capture the forward and backward graphs of a function or module, without running it.
+
+    Takes whatever ``torch.compile(fullgraph=True)`` takes. Parameters and buffers become inputs.
+
+    Args:
+        fn_or_module: what to capture.
+        *example_inputs: its positional arguments.
+        dynamic: as for ``torch.compile``: ``True`` makes sizes symbolic, ``False`` never does.
+        passes: passes to run on the graphs, as in :class:`~fxpasses.Options`; none by default.
+        memory_budget: see :class:`~fxpasses.Options`.
+        decompose: whether to decompose operators as is done for Inductor, or to keep those of ATen.
+        **example_kwargs: its keyword arguments.
+
+    Raises:
+        OptionsError: for a wrong ``passes`` or ``memory_budget``.
+        CaptureError: when Dynamo breaks the graph, or AOTAutograd fails.
+        PassError: when a pass fails.
+
+    >>> import torch, fxpasses
+    >>> x = torch.ones(3, requires_grad=True)
+    >>> captured = fxpasses.capture(lambda x: x.sin().sum(), x)
+    >>> [n.target for n in captured.backward.graph.nodes if n.op == "call_function"]
+    [<OpOverload(op='aten.expand', overload='default')>, <OpOverload(op='aten.cos', overload='default')>, <OpOverload(op='aten.mul', overload='Tensor')>]
+    """
+    options = Options.parse({"passes": list(passes), "memory_budget": memory_budget})
+    recorder = _Recorder(options, decompose)
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return Pipeline(options, recorder, [recorder.observer]).compile(gm, inputs)
+
+    # A wrapper of our own keeps what Dynamo caches apart from the user's own compilations, and from other captures.
+    @_torch.with_own_code
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fn_or_module(*args, **kwargs)
+
+    compiled = torch.compile(call, backend=backend, fullgraph=True, dynamic=dynamic)
+    try:
+        compiled(*example_inputs, **example_kwargs)
+    except _Captured as done:
+        return recorder.result(done.inputs)
+    except StageError:
+        raise
+    except _torch.BackendCompilerFailed as error:
+        inner = error.inner_exception
+        raise (inner if isinstance(inner, StageError) else CaptureError(str(inner))) from error
+    except _torch.DynamoError as error:
+        raise CaptureError(f"Dynamo could not trace it as one graph: {error}", graph="Python") from error
+    finally:
+        _torch.reset_code(call)
+    raise CaptureError(
+        "it ran without a single tensor operation: there is no graph to capture", graph="Python"
+    )
+
+
+class _Captured(BaseException):
+    """Raised in place of running the forward graph; carries its inputs. Not an error."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self.inputs = tuple(inputs)
+
+
+class _CopyJoint(Observer):
+    joint_graph: fx.GraphModule | None = None
+
+    def joint(self, gm: fx.GraphModule) -> None:
+        self.joint_graph = copy_graph(gm)
+
+
+class _Recorder(EagerCompiler):
+    """Keeps the graphs; what it "compiles" reports its inputs instead of running."""
+
+    def __init__(self, options: Options, decompose: bool) -> None:
+        super().__init__(options, decompose)
+        self.observer = _CopyJoint()
+        self.forward_graph: fx.GraphModule | None = None
+        self.backward_graph: fx.GraphModule | None = None
+        self.num_outputs = 0
+
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        self.num_outputs = aot["num_fwd_outputs"]
+        forward, self.backward_graph = super().partition(joint, joint_inputs, **aot)
+        return forward, self.backward_graph
+
+    def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
+        self.forward_graph = gm
+
+        def report(inputs: list[Any]) -> None:
+            raise _Captured(inputs)
+
+        return _torch.make_boxed_func(lambda *inputs: report(list(inputs)))
+
+    def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.backward_graph = gm
+        return super().backward(gm, inputs)
+
+    def result(self, inputs: tuple[Any, ...]) -> Captured:
+        assert self.forward_graph is not None
+        outputs = _returned(self.forward_graph)
+        num_outputs = self.num_outputs if self.backward_graph is not None else len(outputs)
+        return Captured(
+            joint=self.observer.joint_graph,
+            forward=self.forward_graph,
+            backward=self.backward_graph,
+            saved=tuple(_saved(node) for node in outputs[num_outputs:]),
+            inputs=inputs,
+            num_outputs=num_outputs,
+            partition=self.forward_graph.meta.get(META_KEY),
+        )
+
+
+def _returned(gm: fx.GraphModule) -> list[Any]:
+    (output,) = gm.graph.find_nodes(op="output")
+    return list(output.args[0])  # type: ignore[arg-type]
+
+
+def _saved(node: fx.Node) -> SavedValue:
+    value = value_of(node)
+    tensor = isinstance(value, torch.Tensor)
+    return SavedValue(
+        name=node.name,
+        shape=tuple(value.shape) if tensor else (),
+        dtype=value.dtype if tensor else None,
+        nbytes=_torch.size_hint(value.numel()) * value.element_size() if tensor else 0,
+        is_input=node.op == "placeholder",
+        provenance=provenance(node),
+    )

@@ -1,0 +1,165 @@
+"""What decides one compilation, as text by name: versions, settings, options and inputs, the most general first."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses._torch import dynamo_config, functorch_config, inductor_config
+from fxpasses.compiling.inductor import own_source
+from fxpasses.compiling.options import Options
+
+__all__ = ["compile_factors", "graph_text"]
+
+_VARIABLES = (
+    "ATEN_", "CC", "CFLAGS", "CUDA", "CXX", "FXPASSES_", "KMP_", "LDFLAGS", "MKL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_",
+)  # fmt: skip
+"""How the names of environment variables begin that compilers and kernels read."""
+
+_PRINTING = ("TORCH_LOGS", "TORCH_TRACE", "TORCHDYNAMO_VERBOSE", "TORCH_SHOW", "TORCH_COMPILE_DEBUG")
+"""Those among them that change what is printed, and nothing else."""
+
+
+def compile_factors(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> dict[str, str]:
+    """What decides the compilation of ``gm`` besides its calls and the passes, as it is before any stage has run."""
+    return {
+        **_surroundings(),
+        **{
+            f"environment variable {name}": value
+            for name, value in sorted(os.environ.items())
+            if _decides(name)
+        },
+        "training mode": _training_mode(gm),
+        "dynamic sizes": ", ".join(str(size) for size in inputs if isinstance(size, torch.SymInt)) or "none",
+        **_settings(options),
+        **_inputs(gm, inputs),
+    }
+
+
+def graph_text(gm: fx.GraphModule) -> str:
+    """The calls of a graph, one a line, those of the graphs that it calls included."""
+    lines = []
+    for node in gm.graph.nodes:
+        target = node.target if isinstance(node.target, str) else _qualified(node.target)
+        lines.append(f"{node.name} = {node.op} {target} {node.args} {node.kwargs or ''}".rstrip())
+    for name, child in gm.named_children():
+        if isinstance(child, fx.GraphModule):
+            lines += [f"{name}: {line}" for line in graph_text(child).splitlines()]
+    return "\n".join(lines)
+
+
+def _surroundings() -> dict[str, str]:
+    return {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "fxpasses source": own_source(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        "instruction set": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "gradients enabled": str(torch.is_grad_enabled()),
+        "inference mode": str(torch.is_inference_mode_enabled()),
+        "autocast": str({kind: _autocast(kind) for kind in ("cpu", "cuda")}),
+        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "default dtype": str(torch.get_default_dtype()),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def _settings(options: Options) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, config, patches in (
+        ("dynamo", dynamo_config, {}),
+        ("inductor", inductor_config, options.inductor_patches()),
+        ("functorch", functorch_config, {}),
+    ):
+        values = {**config.get_config_copy(), **patches}  # type: ignore[attr-defined]
+        found |= {f"{name} setting {key}": repr(value) for key, value in values.items() if _says(value)}
+    for field in dataclasses.fields(options):
+        if field.name not in ("passes", "inductor", "report"):
+            found[f"option {field.name}"] = repr(getattr(options, field.name))
+    return found
+
+
+def _inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, str]:
+    """``"shape of input x"`` and so on: each property of each input is a factor of its own."""
+    found: dict[str, str] = {}
+    names = [_input_name(str(node.target)) for node in gm.graph.find_nodes(op="placeholder")]
+    if len(set(names)) < len(inputs):
+        names = [str(position) for position in range(len(inputs))]
+    for name, value in zip(names, inputs, strict=False):
+        if not isinstance(value, torch.SymInt):
+            found |= {f"{label} of input {name}": text for label, text in _properties(value)}
+    return found
+
+
+def _input_name(target: str) -> str:
+    """``block.weight`` for ``L_block_parameters_weight_``, as Dynamo calls it."""
+    name = target.removeprefix("L_").rstrip("_")
+    for part in ("modules", "parameters", "buffers"):
+        name = name.replace(f"_{part}_", ".")
+    return name
+
+
+def _properties(value: Any) -> Iterator[tuple[str, str]]:
+    if not isinstance(value, torch.Tensor):
+        yield "value", str(value)
+        return
+    yield "dtype", str(value.dtype)
+    yield "shape", str(tuple(value.shape))
+    dense = value.layout is torch.strided
+    yield (
+        "strides",
+        "row-major"
+        if dense and value.is_contiguous()
+        else str(value.stride())
+        if dense
+        else str(value.layout),
+    )
+    yield "device", str(value.device)
+    yield "requires_grad", str(value.requires_grad)
+
+
+def _training_mode(gm: fx.GraphModule) -> str:
+    """Whether calls that behave otherwise in training (dropout, batch norm) are told that it is."""
+    modes = set()
+    for node in gm.graph.nodes:
+        position = _position_of_training(node.target) if node.op == "call_function" else None
+        if position is not None:
+            given = node.args[position] if position < len(node.args) else node.kwargs.get("training")
+            modes.add("training" if given else "evaluation")
+    return " and ".join(sorted(modes)) or "makes no difference"
+
+
+@functools.cache
+def _position_of_training(target: Callable[..., Any]) -> int | None:
+    try:
+        names = list(inspect.signature(target).parameters)
+    except (TypeError, ValueError):  # built-in functions do not say
+        return None
+    return names.index("training") if "training" in names else None
+
+
+def _decides(variable: str) -> bool:
+    return variable.startswith(_VARIABLES) and not variable.startswith(_PRINTING)
+
+
+def _qualified(target: Any) -> str:
+    module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
+    return f"{module}.{name}" if name else str(target)
+
+
+def _autocast(device: str) -> str:
+    return str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else "off"
+
+
+def _says(value: Any) -> bool:
+    """Whether a setting has a value that says the same in every process."""
+    return " at 0x" not in repr(value)

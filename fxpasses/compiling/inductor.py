@@ -1,0 +1,277 @@
+"""Hand-over to Inductor: the compiler that the pipeline uses unless told otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses import _torch
+from fxpasses.compiling.options import Options
+from fxpasses.compiling.segments import Cut, Direct, changed_strides, cut, restrided, segment_module, stitched
+from fxpasses.compiling.shared_kernels import one_unit, use_shared_units
+from fxpasses.graphs.aliasing import is_random
+from fxpasses.partitioner import partition
+from fxpasses.pass_manager.contract import Pass
+from fxpasses.pass_manager.limits import limited_lowerings
+
+__all__ = [
+    "EagerCompiler",
+    "InductorCompiler",
+    "Partitioner",
+    "UnpartitionedCompiler",
+    "cache_identity",
+    "own_source",
+]
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Partitioner(_torch.CustomPartitionerFn):
+    """Our partition function in the form in which Inductor takes one.
+
+    Inductor and AOTAutograd both make ``uuid()`` part of their cache keys: it stands for everything of ours
+    that decides what is compiled: our source, the passes and the options.
+    """
+
+    memory_budget: float | None
+    digest: str | None
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        return partition(gm, joint_inputs, memory_budget=self.memory_budget, **kwargs)
+
+    def uuid(self) -> str | None:
+        return self.digest
+
+
+class InductorCompiler:
+    """Compile with Inductor's own entry points, one state per Dynamo graph."""
+
+    def __init__(self, options: Options, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+        partitioner = Partitioner(options.memory_budget, cache_identity(options))
+        self.patches = {**options.inductor_patches(), "custom_partitioner_fn": partitioner}
+        if partitioner.digest is None:
+            self.patches |= {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+        self._example_inputs = example_inputs
+        self._inputs = len(example_inputs)
+        self.visible_outputs = _torch.get_num_model_outputs(gm)
+        """How many of the forward graph's outputs keep the strides that they were traced with."""
+        self.runs_directly: Direct = lambda node: None
+        """What runs a call that is compiled already."""
+        self._dynamo_graph = gm
+        with self._patched():
+            self._extra = _torch.new_compiler_extra(gm)
+            self._wrapper = _torch.wrapper_arguments()
+
+    def _inner_compile(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
+        """Inductor's inner compiler under our settings: backward graphs are compiled when nothing is patched any more."""
+        patches = dict(self.patches)
+        if scatters_into_new_memory(gm):
+            patches.setdefault("reorder_for_peak_memory", False)
+        found = None if _torch.inductor_config.triton.cudagraphs else cut(gm, self.runs_directly)
+        if found is not None:
+            return self._around(found, inputs, how)
+        shared = _torch.rewritten_code(use_shared_units)
+        with _torch.inductor_config.patch(patches), limited_lowerings(), shared:
+            calls = {node: run for node in gm.graph.nodes if (run := self.runs_directly(node)) is not None}
+            called = list(calls.values())
+            _keep_strides(gm, calls)
+            compiled = _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
+            if called:
+                # It finds them by name: they have to live as long as it does.
+                compiled.called = called  # type: ignore[attr-defined]
+            return compiled
+
+    def _around(self, found: Cut, inputs: Sequence[Any], how: dict[str, Any]) -> Callable[[list[Any]], Any]:
+        """A graph with calls of what is compiled already: only what lies between them is left to Inductor."""
+        placeholders = found.gm.graph.find_nodes(op="placeholder")
+        values = dict(zip(placeholders, inputs, strict=True))
+        static = {placeholders[i] for i in how.get("static_input_idxs") or ()}
+        compiled = []
+        with one_unit():
+            for segment in found.segments:
+                given = [values[node] if node in values else node.meta["val"] for node in segment.inputs]
+                places = [i for i, node in enumerate(segment.inputs) if node in static]
+                with _torch.of_segment() as strides:
+                    module = segment_module(found.gm, segment)
+                    compiled.append(
+                        self._inner_compile(module, given, **{**how, "static_input_idxs": places})
+                    )
+                for node, known in zip(segment.outputs, strides, strict=False):
+                    values[node] = restrided(node.meta["val"], known)
+        return stitched(found, compiled, changed_strides(found, values))
+
+    def _patched(self) -> Any:
+        return _torch.inductor_config.patch(self.patches)
+
+    @contextlib.contextmanager
+    def settings(self) -> Iterator[None]:
+        with self._patched(), _torch.compile_context(self._example_inputs):
+            yield
+
+    def aot_arguments(self) -> dict[str, Any]:
+        return {"decompositions": _torch.select_decomp_table(), **_torch.aot_extra_arguments(self._extra)}
+
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Inductor's passes on the joint graph (attention patterns and the like), then our partition."""
+        with self._patched():
+            return _torch.inductor_partition_fn(joint, joint_inputs, **aot)
+
+    def partition_keeps_random_draws(self, joint: fx.GraphModule) -> bool:
+        """Inductor's passes on the joint graph put its own generator in the place of torch's."""
+        return not any(is_random(node) for node in joint.graph.nodes)
+
+    def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
+        with self._patched():
+            if inference and _torch.freezes_parameters():
+                return _torch.compile_frozen(
+                    gm, inputs, self._dynamo_graph, self._inputs, self._inner_compile, self._extra
+                )
+            return _torch.compile_fx_forward(
+                gm,
+                inputs,
+                num_orig_model_outputs=self.visible_outputs,
+                num_example_inputs=self._inputs,
+                compiler_config_extra=self._extra,
+                inner_compile=self._inner_compile,
+                is_inference=inference,
+            )
+
+    def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        with self._patched():
+            return _torch.compile_fx_backward(
+                gm, inputs, compiler_config_extra=self._extra, inner_compile=self._inner_compile
+            )
+
+
+def _keep_strides(gm: fx.GraphModule, calls: Collection[fx.Node]) -> None:
+    """Have Inductor return what calls of compiled code take and give with the strides that were traced.
+
+    It returns values that only the backward pass sees in the layout that its own convolutions like best: a copy, and one
+    that the compiled code behind the backward call was not compiled for. With symbolic sizes that holds for all that it returns:
+    it reports other strides as numbers only, which segments of the backward graph cannot be compiled for.
+    """
+    (output,) = gm.graph.find_nodes(op="output")
+    visible = output.meta.get("user_visible_output_idxs")
+    if not calls or visible is None:
+        return
+    of_calls = {node for call in calls for node in (*call.all_input_nodes, *call.users)}
+    dynamic = any(isinstance(n.meta["val"], torch.SymInt) for n in gm.graph.find_nodes(op="placeholder"))
+    kept = {
+        i
+        for i, node in enumerate(output.args[0])  # type: ignore[arg-type]
+        if isinstance(node, fx.Node) and (dynamic or node in of_calls)
+    }
+    output.meta["user_visible_output_idxs"] = sorted({*visible, *kept})
+
+
+class EagerCompiler:
+    """Run the partitioned graphs operator by operator: every stage but Inductor.
+
+    Args:
+        options: of which ``memory_budget`` is used.
+        decompose: whether AOTAutograd decomposes operators as it does for Inductor.
+    """
+
+    def __init__(self, options: Options, decompose: bool = False) -> None:
+        self._memory_budget = options.memory_budget
+        self._decompose = decompose
+        self.runs_directly: Direct = lambda node: None
+        """What runs a call that is compiled already."""
+
+    def settings(self) -> Any:
+        return contextlib.nullcontext()
+
+    def aot_arguments(self) -> dict[str, Any]:
+        return {"decompositions": _torch.select_decomp_table()} if self._decompose else {}
+
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        return partition(joint, joint_inputs, memory_budget=self._memory_budget, **aot)
+
+    def partition_keeps_random_draws(self, joint: fx.GraphModule) -> bool:
+        return True
+
+    def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
+        return self._boxed(gm)
+
+    def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return self._boxed(gm)
+
+    def _boxed(self, gm: fx.GraphModule) -> Callable[..., Any]:
+        compiled = _torch.make_boxed_func(gm.forward)
+        called = [run for node in gm.graph.nodes if (run := self.runs_directly(node)) is not None]
+        compiled.called = called  # type: ignore[attr-defined]
+        return compiled
+
+
+class UnpartitionedCompiler(EagerCompiler):
+    """Runs the graphs as AOTAutograd captured them, cut by torch's default partition: every stage but ours."""
+
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        return _torch.default_partition(joint, joint_inputs, **aot)
+
+
+_SCATTERS = {
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
+    aten._unsafe_masked_index_put_accumulate.default,
+    aten.index_add.default,
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.scatter_add.default,
+    aten.scatter_reduce.two,
+}
+
+
+def scatters_into_new_memory(gm: fx.GraphModule) -> bool:
+    """Whether a value that the graph has just made, such as zeros, is scattered into.
+
+    Inductor (seen in torch 2.13) writes into such memory in place. When it then fuses what fills the memory with what
+    reads the result and orders the kernels for peak memory, the reader can run before the scatter: gradients
+    through ``interpolate`` and a convolution came out wrong. Without that ordering they are right.
+    """
+    return any(
+        node.target in _SCATTERS and isinstance(node.args[0], fx.Node) and node.args[0].op == "call_function"
+        for node in gm.graph.nodes
+    )
+
+
+def cache_identity(options: Options) -> str | None:
+    """Hash of all that is ours in a compilation; ``None`` when graphs are not to be cached."""
+    if options.check == "values":
+        return None  # what comes from a cache never ran through a pass that could be checked
+    identities = [(item.name, item.identity()) for item in options.passes]
+    if any(identity is None for _, identity in identities):
+        return None
+    text = repr((identities, options.memory_budget, sorted(options.inductor_patches().items(), key=str)))
+    return hashlib.sha256((own_source() + text).encode()).hexdigest()
+
+
+@functools.cache
+def own_source() -> str:
+    """Hash of this package's source: a new version of us never loads what an old one compiled."""
+    digest = hashlib.sha256(torch.__version__.encode())
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def pass_names(passes: Sequence[Pass]) -> str:
+    """The passes as one line of text."""
+    return ", ".join(item.name for item in passes)

@@ -1,0 +1,253 @@
+"""What a user may ask of the backend: ``torch.compile(model, backend="fxpasses", options={...})``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fxpasses._torch import inductor_config, inductor_mode_options
+from fxpasses.errors import OptionsError, unknown_name
+from fxpasses.pass_manager.contract import Pass
+from fxpasses.pass_manager.specification import parse_pass
+from fxpasses.passes import DEFAULT_PASSES, default_passes
+from fxpasses.passes.registry import active_passes, available_passes
+
+__all__ = ["Options", "check_regions"]
+
+Compiler = Literal["inductor", "eager"]
+OnFailure = Literal["raise", "eager"]
+CheckLevel = Literal["structure", "values", "off"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of one ``torch.compile(..., backend="fxpasses")``.
+
+    Each field is a key of the ``options`` dictionary. :meth:`parse` checks names, types and values.
+
+    Attributes:
+        passes: the passes to run: :class:`~fxpasses.Pass` objects, or names of available passes with their options
+            (``"constants{max_bytes=1024}"``); the word ``"default"`` stands for the default pipeline. ``[]``
+            runs none. Those of surrounding :func:`fxpasses.use_passes` blocks are added. They run in this order
+            where their contracts allow it.
+        memory_budget: between 0.0 and 1.0. How much of what an unconstrained minimum cut would save for
+            the backward pass may be saved. Less memory costs more recomputation. ``None`` takes torch's own
+            setting (``torch._functorch.config.activation_memory_budget``, 1.0 unless changed).
+        compiler: who compiles the partitioned graphs: ``"inductor"``, or ``"eager"`` to run them
+            operator by operator, which shows whether Inductor or an earlier stage is at fault.
+        inductor: Inductor's own options, with the names of ``torch._inductor.config``
+            (``{"max_autotune": True, "triton.cudagraphs": True}``).
+        mode: a mode string of ``torch.compile`` (``"reduce-overhead"``, ``"max-autotune"``, ...); it
+            stands for the Inductor options that torch gives it, and ``inductor`` overrides single ones.
+        on_failure: ``"raise"`` an error that names the stage, or run the graph in ``"eager"`` and count it
+            in :func:`fxpasses.stats`.
+        check: what is checked after each pass: the ``"structure"`` of the graph, also its ``"values"`` on the inputs of
+            the first calls and on others (see :mod:`fxpasses.checking`; slow), or nothing (``"off"``).
+        report: a directory for the captured graphs as readable files, or ``None``.
+        accelerate: whether the tracing of Dynamo and of AOTAutograd runs on ``fake``'s dispatch cache: the same graphs
+            and guards in less time. Without effect on a version of torch that ``fake`` does not know.
+        regions: which repeated layers are compiled once and called wherever they occur: ``"auto"`` those that save
+            more than they cost, ``"always"`` every repeat, a list of patterns the modules whose paths match one
+            (``["blocks.*"]``), ``"off"`` none. See :func:`fxpasses.regions`.
+        compiled_autograd: whether the backward passes that go through what is compiled here are captured as
+            one graph each, hooks and gradient accumulation included, and compiled with the same options (see
+            :mod:`compiled_autograd`); those that cannot be captured run as they would without.
+
+    >>> Options.parse({"memory_budget": 0.5}).memory_budget
+    0.5
+    """
+
+    passes: tuple[Pass, ...] = field(default_factory=default_passes)
+    memory_budget: float | None = None
+    compiler: Compiler = "inductor"
+    inductor: Mapping[str, Any] = field(default_factory=dict)
+    mode: str | None = None
+    on_failure: OnFailure = "raise"
+    check: CheckLevel = "structure"
+    report: str | None = None
+    accelerate: bool = True
+    regions: Literal["auto", "off", "always"] | tuple[str, ...] = "auto"
+    compiled_autograd: bool = False
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The valid keys, in the order in which they are documented."""
+        return [f.name for f in dataclasses.fields(cls)]
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any] | None = None, mode: str | None = None) -> Options:
+        """Make ``Options`` of what ``torch.compile`` was given.
+
+        Args:
+            options: the ``options`` argument of ``torch.compile``.
+            mode: its ``mode`` argument.
+
+        Raises:
+            OptionsError: for an unknown name (listing the valid ones and the nearest), a wrong type or a
+                value out of range.
+        """
+        given = dict(options or {})
+        for name, value in given.items():
+            if name not in cls.names():
+                problem = " ".join(
+                    filter(None, [unknown_name("option", str(name), cls.names()), _hint(name)])
+                )
+                raise OptionsError(str(name), value, valid=cls.names(), problem=problem)
+        if mode is not None:
+            given.setdefault("mode", mode)
+        checked = {name: _CHECKS[name](name, value) for name, value in given.items()}
+        parsed = cls(**checked)
+        added = tuple(item for item in active_passes() if item not in parsed.passes)
+        return dataclasses.replace(parsed, passes=(*parsed.passes, *added)) if added else parsed
+
+    def repro_directory(self) -> Path:
+        """Where files go that show a wrong pass."""
+        return Path(self.report or ".") / "fxpasses_repros"
+
+    def inductor_patches(self) -> dict[str, Any]:
+        """The settings of ``torch._inductor.config`` that these options stand for."""
+        return {**(inductor_mode_options(self.mode) if self.mode else {}), **self.inductor}
+
+
+def _hint(name: str) -> str:
+    if name in _inductor_options():
+        return f"{name!r} is an option of Inductor: write options={{'inductor': {{{name!r}: ...}}}}."
+    return ""
+
+
+def _inductor_options() -> dict[str, Any]:
+    return inductor_config.get_config_copy()  # type: ignore[attr-defined]
+
+
+def _check_passes(name: str, value: Any) -> tuple[Pass, ...]:
+    if isinstance(value, (str, Pass)) or not isinstance(value, Sequence):
+        raise OptionsError(name, value, "a list of passes and pass names")
+    chosen: list[Pass] = []
+    for item in value:
+        if isinstance(item, Pass):
+            chosen.append(item)
+        elif item == DEFAULT_PASSES:
+            chosen.extend(default_passes())
+        elif isinstance(item, str):
+            chosen.append(parse_pass(item, available_passes()))
+        elif isinstance(item, type) and issubclass(item, Pass):
+            raise OptionsError(
+                name, value, f"an instance: write {item.__name__}() instead of {item.__name__}"
+            )
+        else:
+            raise OptionsError(name, value, "passes or pass names; wrap a function with fxpasses.graph_pass")
+    return tuple(chosen)
+
+
+def _check_fraction(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value <= 1:  # NaN is refused by the comparison
+        raise OptionsError(name, value, "a number from 0.0 to 1.0")
+    return float(value)
+
+
+def _check_choice(choices: tuple[str, ...]) -> Any:
+    def check(name: str, value: Any) -> str:
+        if value not in choices:
+            raise OptionsError(name, value, "one of " + ", ".join(map(repr, choices)))
+        return value
+
+    return check
+
+
+def _check_inductor(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise OptionsError(name, value, "a dictionary of Inductor options")
+    valid = _inductor_options()
+    checked = {}
+    for key, setting in value.items():
+        key = str(key).replace("-", "_")
+        if key not in valid:
+            raise OptionsError(name, key, valid=valid, problem=unknown_name("Inductor option", key, valid))
+        if key == "custom_partitioner_fn":
+            raise OptionsError(
+                name, key, "no partition function: fxpasses brings its own (see memory_budget)"
+            )
+        default = valid[key]
+        if not _has_type_of(setting, default):
+            raise OptionsError(f"{name}[{key!r}]", setting, f"a value of type {type(default).__name__}")
+        checked[key] = setting
+    return checked
+
+
+def _has_type_of(setting: Any, default: Any) -> bool:
+    """Whether a setting has the type of its default, where that says something."""
+    if type(default) not in (bool, int, float, str) or setting is None:
+        return True
+    return isinstance(setting, (type(default), int) if type(default) is float else type(default))
+
+
+def _check_mode(name: str, value: Any) -> str | None:
+    modes = inductor_mode_options()
+    if value is not None and value not in modes:
+        if isinstance(value, str):
+            raise OptionsError(name, value, valid=modes, problem=unknown_name("mode", value, modes))
+        raise OptionsError(name, value, "one of " + ", ".join(map(repr, modes)))
+    return value
+
+
+def _check_flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionsError(name, value, "True or False")
+    return value
+
+
+def check_regions(name: str, value: Any) -> Any:
+    """A choice of regions as the search takes it: a word, or a tuple of patterns of module paths.
+
+    Args:
+        name: what the argument is called where it was given.
+        value: what was given.
+
+    Raises:
+        OptionsError: when it is neither.
+    """
+    words = ("auto", "off", "always")
+    if isinstance(value, str) and value not in words:
+        near = [f"did you mean {word!r}?" for word in get_close_matches(value.lower(), words, n=1)]
+        hint = (*near, f"A pattern of module paths goes into a list: [{value!r}]." if value else "")[0]
+        raise OptionsError(
+            name,
+            value,
+            problem=f"option {name!r}: expected 'auto', 'off', 'always', or a list, got {value!r}. {hint}".rstrip(),
+        )
+    if isinstance(value, str):
+        return value
+    patterns = isinstance(value, Sequence) and not isinstance(value, bytes) and len(value) > 0
+    if not patterns or not all(isinstance(v, str) and v for v in value):
+        wanted = "'auto', 'off', 'always', or a list of module path patterns such as ['blocks.*']"
+        raise OptionsError(name, value, wanted)
+    return tuple(value)
+
+
+def _check_directory(name: str, value: Any) -> str | None:
+    if value is None or isinstance(value, (str, os.PathLike)):
+        return None if value is None else os.fspath(value)
+    raise OptionsError(name, value, "a directory name")
+
+
+_CHECKS = {
+    "passes": _check_passes,
+    "memory_budget": _check_fraction,
+    "compiler": _check_choice(get_args(Compiler)),
+    "inductor": _check_inductor,
+    "mode": _check_mode,
+    "on_failure": _check_choice(get_args(OnFailure)),
+    "check": _check_choice(get_args(CheckLevel)),
+    "report": _check_directory,
+    "accelerate": _check_flag,
+    "regions": check_regions,
+    "compiled_autograd": _check_flag,
+}

@@ -1,0 +1,320 @@
+"""What happens to one Dynamo graph: the stages, in order.
+
+::
+
+    Dynamo graph ── AOTAutograd ── joint graph
+        joint passes ── partition ── forward graph ── forward passes ── compiler
+                                  └─ backward graph ─ backward passes ─ compiler
+    Dynamo graph ── AOTAutograd ── inference graph ── inference passes ── compiler   (no gradients needed)
+
+AOTAutograd functionalizes and traces; everything it calls back is a method of :class:`Pipeline`. What
+"compiler" is, the pipeline is given: Inductor, the eager graph itself, or a recorder (``fxpasses.capture``).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import fx
+
+from fxpasses import _torch
+from fxpasses.checking.lowered import LoweringCheck
+from fxpasses.checking.staged import stage_repro
+from fxpasses.checking.watch import ValueCheck
+from fxpasses.compiling.options import Options
+from fxpasses.dynamo.tracing import accelerated
+from fxpasses.errors import (
+    CaptureError,
+    HandoverError,
+    PartitionError,
+    PassError,
+    StageError,
+    ValueMismatchError,
+)
+from fxpasses.graphs.provenance import annotate, failing_node
+from fxpasses.graphs.rewriting import copy_graph
+from fxpasses.pass_manager.manager import PassManager, PassRun
+from fxpasses.stats import Fallback, counters
+
+__all__ = ["Compiler", "Observer", "Pipeline"]
+
+log = logging.getLogger(__name__)
+
+
+class Compiler(Protocol):
+    """Who turns the partitioned graphs into callables (which take one list of inputs)."""
+
+    def settings(self) -> Any:
+        """A context manager: what has to be set while AOTAutograd runs."""
+
+    def aot_arguments(self) -> dict[str, Any]:
+        """Arguments for AOTAutograd: decompositions and the like."""
+
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split the joint graph."""
+
+    def partition_keeps_random_draws(self, joint: fx.GraphModule) -> bool:
+        """Whether the partition leaves random operators as they are, so that graphs can be compared across it."""
+
+    def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
+        """Compile a forward or inference graph."""
+
+    def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a backward graph."""
+
+
+@dataclass
+class Observer:
+    """Sees each graph at the end of its stage. Base class of reports and of the recorder of ``capture``."""
+
+    runs: list[PassRun] = field(default_factory=list)
+
+    def joint(self, gm: fx.GraphModule) -> None:
+        """The joint graph as AOTAutograd traced it, before any pass. Copy it to keep it."""
+
+    def graph(self, kind: str, gm: fx.GraphModule) -> None:
+        """A joint, forward, backward or inference graph after its passes."""
+
+    def guards(self, shape_env: Any, graph: fx.Graph) -> None:
+        """The shape environment of the sizes in Dynamo's graph, once all stages have asked it what they wanted."""
+
+    def regions(self, report: object) -> None:
+        """The repeats that were found in the Dynamo graph, and what becomes of them."""
+
+    def of_region(self) -> Observer:
+        """What observes the compilation of one region of this graph."""
+        return Observer()
+
+
+class Pipeline:
+    """The stages for one Dynamo graph, with the same error handling around each."""
+
+    def __init__(
+        self,
+        options: Options,
+        compiler: Compiler,
+        observers: Sequence[Observer] = (),
+        values: ValueCheck | None = None,
+        *,
+        counts: bool = True,
+        lowered: LoweringCheck | None = None,
+    ) -> None:
+        """``counts`` is false for a piece of a graph that is counted already; ``lowered`` looks at the compiler's work."""
+        self._lowered = lowered
+        self.options = options
+        self._counts = counts
+        self.compiler = compiler
+        if values is None and options.check == "values":
+            values = ValueCheck(options.repro_directory())
+        self._values = values
+        self.manager = PassManager(
+            options.passes,
+            [self._values] if self._values else [],
+            structure=options.check != "off",
+        )
+        self.observers = observers
+        self._was_called = False
+
+    @property
+    def from_cache(self) -> bool:
+        """Whether the last graph came whole from AOTAutograd's cache: no stage has run."""
+        return not self._was_called
+
+    def compile(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], original: fx.GraphModule | None = None
+    ) -> Callable[..., Any]:
+        """Compile a Dynamo graph into a callable with its calling convention.
+
+        Args:
+            gm: the graph.
+            example_inputs: its inputs.
+            original: what it stands for and runs in its place when it turns out wrong, unless that is the graph itself.
+
+        Raises:
+            StageError: naming the stage, the pass, the node and the user's line (with
+                ``on_failure="raise"``).
+        """
+        original = original or gm
+        start = time.perf_counter()
+        try:
+            with accelerated(self.options.accelerate, gm), self.compiler.settings():
+                aot = _torch.aot_autograd(
+                    fw_compiler=_torch.serializable(self._forward),
+                    bw_compiler=_torch.serializable(self._backward),
+                    inference_compiler=_torch.serializable(self._inference),
+                    partition_fn=self._partition,
+                    keep_inference_input_mutations=True,
+                    **self.compiler.aot_arguments(),
+                )
+                compiled = aot(gm, example_inputs)
+        except StageError as error:
+            self._count_graph()
+            return self._eager_instead(error, original.forward)
+        except Exception as error:
+            if _torch.is_control_flow(error):
+                raise  # Dynamo traces again and comes back with another graph
+            self._count_graph()
+            failure = CaptureError(
+                f"{type(error).__name__}: {error}", failing_node(error, gm), graph="Dynamo"
+            )
+            failure.__cause__ = error
+            return self._eager_instead(failure, original.forward)
+        self._count_graph()
+        if self._counts:
+            if self.from_cache:
+                counters.count("cache_hits")
+            counters.add_seconds("total", time.perf_counter() - start)
+        return self._eager_if_wrong(self._with_partition_repro(compiled, original), original.forward)
+
+    def _partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        self._was_called = True
+        counters.count("joint")
+        annotate(joint)
+        for observer in self.observers:
+            observer.joint(joint)
+        self._run_passes(joint, "joint")
+        if self._values is not None and self.compiler.partition_keeps_random_draws(joint):
+            self._values.to_be_partitioned(joint)
+        with self._stage(PartitionError, joint, "joint"):
+            forward, backward = self.compiler.partition(joint, joint_inputs, **aot)
+        if self._values is not None:
+            self._values.partitioned(forward, backward)
+        return forward, backward
+
+    def _forward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        counters.count("forward")
+        return self._compile_one(gm, "forward", lambda: self.compiler.forward(gm, inputs, inference=False))
+
+    def _backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        counters.count("backward")
+        # AOTAutograd may come here as late as in the first backward pass, when nothing is accelerated any more.
+        with accelerated(self.options.accelerate):
+            return self._compile_one(gm, "backward", lambda: self.compiler.backward(gm, inputs))
+
+    def _inference(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self._was_called = True
+        counters.count("inference")
+        annotate(gm)
+        return self._compile_one(gm, "inference", lambda: self.compiler.forward(gm, inputs, inference=True))
+
+    def _compile_one(self, gm: fx.GraphModule, kind: Any, compile: Callable[[], Callable[..., Any]]) -> Any:
+        # A failing pass may leave the graph half rewritten: eager then runs the graph as it was.
+        eager = copy_graph(gm).forward if self.options.on_failure == "eager" else gm.forward
+        try:
+            self._run_passes(gm, kind)
+            handed_over = copy_graph(gm) if self._lowered is not None else gm
+            try:
+                with self._stage(HandoverError, gm, kind):
+                    compiled = compile()
+            except HandoverError as error:
+                if self._lowered is not None:
+                    self._lowered.failed(handed_over, error.__cause__ or error)
+                raise
+            if self._lowered is not None:
+                compiled = self._lowered.watch(handed_over, compiled)
+            return compiled if self._values is None else self._watched(kind, compiled)
+        except StageError as error:
+            return self._eager_instead(error, _torch.make_boxed_func(eager))
+
+    def _watched(self, kind: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """The compiled graph with its first calls checked by value."""
+
+        def graph_before(error: StageError, before: fx.GraphModule) -> Callable[..., Any]:
+            return self._eager_instead(error, before.forward)
+
+        assert self._values is not None
+        # A wrong forward graph leaves the whole to eager (see _eager_if_wrong); for a wrong backward graph it is
+        # too late for that: the graph before the wrong pass runs instead.
+        return self._values.watch(kind, compiled, graph_before if kind == "backward" else None)
+
+    def _with_partition_repro(self, compiled: Callable[..., Any], gm: fx.GraphModule) -> Callable[..., Any]:
+        """``compiled``; when the value check finds the partition wrong, its error points to a small program."""
+        if self._values is None:
+            return compiled
+        directory = self.options.repro_directory()
+
+        def run(*inputs: Any) -> Any:
+            try:
+                return compiled(*inputs)
+            except ValueMismatchError as error:
+                if error.pass_name == "partition" and not error.repro:
+                    file, calls, why = stage_repro(gm, inputs, "partition", directory)
+                    if file:
+                        error.add_repro(file, calls)
+                    else:
+                        log.warning("there is no repro file for the partition: %s", why)
+                raise
+
+        return run
+
+    def _eager_if_wrong(self, compiled: Callable[..., Any], eager: Callable[..., Any]) -> Callable[..., Any]:
+        """``compiled``, until the value check finds it wrong: eager from then on (``on_failure="eager"``)."""
+        if self._values is None or self.options.on_failure == "raise":
+            return compiled
+        running = compiled
+
+        def run(*inputs: Any) -> Any:
+            nonlocal running
+            try:
+                return running(*inputs)
+            except ValueMismatchError as error:
+                running = self._eager_instead(error, eager)
+                return running(*inputs)
+
+        return run
+
+    def _run_passes(self, gm: fx.GraphModule, kind: Any) -> None:
+        start = time.perf_counter()
+        try:
+            runs = self.manager.run(gm, kind)
+        except PassError as error:
+            if self._values is not None:
+                self._values.explain(error)
+            raise
+        counters.add_seconds("passes", time.perf_counter() - start)
+        counters.add_seconds("checks", sum(run.check_seconds for run in runs))
+        for run in runs:
+            if run.changed:
+                counters.add_pass_change(run.name)
+        for observer in self.observers:
+            observer.runs.extend(runs)
+            observer.graph(kind, gm)
+
+    @contextmanager
+    def _stage(self, failure: type[StageError], gm: fx.GraphModule, kind: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        except StageError:
+            raise
+        except Exception as error:
+            if _torch.is_control_flow(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            raise failure(reason, failing_node(error, gm), graph=kind) from error
+        finally:
+            counters.add_seconds(failure.stage, time.perf_counter() - start)
+
+    def _eager_instead(self, error: StageError, eager: Callable[..., Any]) -> Callable[..., Any]:
+        if self.options.on_failure == "raise":
+            raise error
+        counters.add_fallback(Fallback(error.stage, error.reason, str(error.location)))
+        log.warning("running in eager instead (on_failure='eager'): %s", error)
+        return eager
+
+    def _count_graph(self) -> None:
+        if not self._counts:
+            return
+        counters.count("graphs")
+        compile_id = _torch.CompileContext.current_compile_id()
+        if compile_id is not None and compile_id.frame_compile_id:
+            counters.count("recompiles")

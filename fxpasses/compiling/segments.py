@@ -1,0 +1,317 @@
+"""A graph around calls that are compiled already: what lies between them is compiled, and one function runs it all.
+
+Inductor spends tens of milliseconds on each call of an operator that it does not know, and on each of its results. In a
+deep model with regions nearly the whole graph consists of such calls. So they are taken out: what is left is cut into
+*segments*, as few as the order of things allows (before a stack of layers, and after it), each of which Inductor
+compiles like a graph of its own. A generated function calls segments and regions in turn.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses import _torch
+from fxpasses.graphs.aliasing import is_random
+from fxpasses.graphs.rewriting import value_of
+
+__all__ = ["Cut", "Direct", "Segment", "changed_strides", "cut", "restrided", "segment_module", "stitched"]
+
+MOST_SEGMENTS = 4
+"""The most segments that are worth it: each is compiled on its own, and nothing is fused across them."""
+
+_COPY = torch.ops.aten.copy_.default
+
+Direct = Callable[[fx.Node], Callable[..., Any] | None]
+"""For a node that is compiled already, what runs it: it takes the node's lists of arguments, and may empty them."""
+
+
+@dataclass
+class Segment:
+    """Calls that are compiled together.
+
+    Attributes:
+        nodes: the calls, in order.
+        inputs: what they take from elsewhere, in the order in which the compiled segment takes it.
+        outputs: what others take from them.
+    """
+
+    nodes: list[fx.Node] = field(default_factory=list)
+    inputs: list[fx.Node] = field(default_factory=list)
+    outputs: list[fx.Node] = field(default_factory=list)
+
+
+@dataclass
+class Cut:
+    """A graph as segments and direct calls.
+
+    Attributes:
+        gm: the graph.
+        steps: segments and nodes of direct calls, in an order in which they can run.
+        direct: what runs each of those nodes.
+    """
+
+    gm: fx.GraphModule
+    steps: list[Segment | fx.Node]
+    direct: dict[fx.Node, Callable[..., Any]]
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The segments, in order."""
+        return [step for step in self.steps if isinstance(step, Segment)]
+
+
+def cut(gm: fx.GraphModule, direct: Direct) -> Cut | None:
+    """Take the calls that are compiled already out of a functional graph.
+
+    A segment runs as soon as the direct calls that it needs have run; the final updates of inputs (``copy_``) run last,
+    when nobody reads the old values any more.
+
+    Returns:
+        ``None`` when there is no such call, or when the graph is better left as it is: it would fall into too many
+        segments, writes to memory in other ways, or has to draw random numbers in eager's order.
+    """
+    running = {node: run for node in gm.graph.nodes if (run := direct(node)) is not None}
+    if not running or not all(_may_move(node) for node in gm.graph.nodes if node not in running):
+        return None
+    depth = _depths(gm.graph, running)
+    if depth is None:
+        return None
+    segments = [Segment() for _ in range(1 + max(depth.values(), default=0))]
+    calls: list[list[fx.Node]] = [[] for _ in segments]
+    home: dict[fx.Node, Segment] = {}
+    for node, place in depth.items():
+        if node in running:
+            calls[place].append(node)
+        elif not _is_result(node, running):
+            segments[place].nodes.append(node)
+            home[node] = segments[place]
+    symbols = [n for n in gm.graph.find_nodes(op="placeholder") if isinstance(value_of(n), torch.SymInt)]
+    for segment in segments:
+        _connect(segment, home, symbols)
+    if sum(bool(segment.outputs) for segment in segments) > MOST_SEGMENTS:
+        return None
+    if not all(_knows_symbols(segment, symbols) for segment in segments):
+        return None
+    steps: list[Segment | fx.Node] = []
+    for segment, ready in zip(segments, calls, strict=True):
+        # One without outputs has nothing but updates of inputs, or nothing that is used.
+        steps += [segment] if segment.outputs or any(n.target is _COPY for n in segment.nodes) else []
+        steps += ready
+    return Cut(gm, steps, running)
+
+
+def _may_move(node: fx.Node) -> bool:
+    """Whether a call may run earlier or later than where it stands, as far as its arguments allow."""
+    if node.op in ("placeholder", "output"):
+        return True
+    if node.op == "get_attr":
+        return all(user.op == "call_function" for user in node.users)
+    target = node.target
+    if target is _COPY:
+        kept = isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder"
+        return kept and not node.users
+    if isinstance(target, _torch.OpOverload):
+        if _torch.inductor_config.fallback_random and is_random(node):
+            return False
+        return not target._schema.is_mutable
+    return node.op == "call_function" and not isinstance(target, _torch.HigherOrderOperator)
+
+
+def _depths(graph: fx.Graph, running: dict[fx.Node, Any]) -> dict[fx.Node, int] | None:
+    """For each call, how many segments have to run before its own; ``None`` when a direct call takes a constant."""
+    depth: dict[fx.Node, int] = {}
+    last: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op in ("placeholder", "output", "get_attr"):
+            continue
+        if node in running and any(n.op == "get_attr" for n in node.all_input_nodes):
+            return None
+        if node.target is _COPY:
+            last.append(node)
+            continue
+        waits = node not in running and not _is_result(node, running)
+        depth[node] = max(
+            (
+                depth[n] + (waits and (n in running or _is_result(n, running)))
+                for n in node.all_input_nodes
+                if n in depth
+            ),
+            default=0,
+        )
+    deepest = max((d + (n in running) for n, d in depth.items()), default=0)
+    depth.update(dict.fromkeys(last, deepest))
+    return depth
+
+
+def _is_result(node: fx.Node, running: dict[fx.Node, Any]) -> bool:
+    """Whether the node takes one result out of those of a direct call."""
+    return node.target is operator.getitem and node.args[0] in running
+
+
+def _connect(segment: Segment, home: dict[fx.Node, Segment], symbols: Sequence[fx.Node]) -> None:
+    inputs: dict[fx.Node, None] = dict.fromkeys(symbols)
+    for node in segment.nodes:
+        for read in node.all_input_nodes:
+            if home.get(read) is not segment and read.op != "get_attr":
+                inputs[read] = None
+        if any(home.get(user) is not segment for user in node.users):
+            segment.outputs.append(node)
+    segment.inputs = list(inputs)
+
+
+def _knows_symbols(segment: Segment, symbols: Sequence[fx.Node]) -> bool:
+    """Whether every symbol in a segment's sizes is given to it as a number."""
+    known = set().union(*(_torch.free_symbols(value_of(n)) for n in symbols)) if symbols else set()
+    return all(_torch.free_symbols(value_of(n)) <= known for n in [*segment.nodes, *segment.inputs])
+
+
+def segment_module(gm: fx.GraphModule, segment: Segment) -> fx.GraphModule:
+    """A segment as a graph of its own, with names of its own: in a deeper model, its text is the same."""
+    graph = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    for number, node in enumerate(segment.inputs):
+        values[node] = graph.placeholder(f"input_{number}")
+
+    def argument(node: fx.Node) -> fx.Node:
+        if node not in values:  # a constant
+            values[node] = graph.get_attr(str(node.target))
+        return values[node]
+
+    for node in segment.nodes:
+        arguments = fx.node.map_arg((node.args, node.kwargs), argument)
+        values[node] = graph.call_function(node.target, *arguments)  # type: ignore[arg-type]
+    for node, copied in values.items():
+        copied.meta = dict(node.meta)
+    output = graph.output(tuple(values[node] for node in segment.outputs))
+    output.meta["user_visible_output_idxs"] = list(range(len(segment.outputs)))
+    module = fx.GraphModule(gm, graph)
+    module.meta.update(gm.meta)
+    return module
+
+
+def restrided(value: Any, strides: Sequence[int] | None) -> Any:
+    """A fake value with the strides that the compiled segment gives it, where they are known and others."""
+    if strides is None or not isinstance(value, torch.Tensor):
+        return value
+    traced = value.stride()
+    if any(type(s) is not int for s in (*traced, *strides, *value.shape)) or tuple(strides) == traced:
+        return value
+    return value.as_strided(value.shape, tuple(strides))
+
+
+def changed_strides(found: Cut, values: Mapping[fx.Node, Any]) -> dict[fx.Node, tuple[int, ...]]:
+    """What direct calls read in other strides than those that were traced, which are what they were compiled for.
+
+    A segment that is given values in another layout (Inductor chose it for what the forward graph saves) gives results in
+    that layout, too.
+
+    Args:
+        found: the graph, cut.
+        values: fake values with the strides that there are, where they are known.
+
+    Returns:
+        The strides that were traced.
+    """
+    read = {node for step in found.steps if isinstance(step, fx.Node) for node in step.all_input_nodes}
+    changed = {}
+    for node in read & values.keys():
+        traced = value_of(node)
+        if not isinstance(traced, torch.Tensor):
+            continue
+        known = all(type(s) is int for s in (*traced.shape, *traced.stride()))
+        if known and traced.numel() and tuple(values[node].stride()) != traced.stride():
+            changed[node] = tuple(traced.stride())
+    return changed
+
+
+def fitted(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A tensor with these strides: the same one, or a copy."""
+    if value.stride() == strides:
+        return value
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def stitched(
+    found: Cut,
+    compiled: Sequence[Callable[..., Any]],
+    changed: Mapping[fx.Node, tuple[int, ...]] = MappingProxyType({}),
+) -> Callable[[list[Any]], Any]:
+    """One function with the graph's calling convention: a list of inputs, which it empties, to a tuple of outputs.
+
+    Args:
+        found: the graph, cut.
+        compiled: its segments, each with that same convention.
+        changed: values that direct calls get as copies with these strides.
+    """
+    graph = found.gm.graph
+    placeholders = graph.find_nodes(op="placeholder")
+    (output,) = graph.find_nodes(op="output")
+    left = _uses(found, output)
+    known: dict[str, Any] = {"fitted": fitted}
+    lines = [f"{_names(placeholders)} = inputs", "inputs.clear()"]
+    lines += _forget([n for n in placeholders if not left.get(n)])
+    segments = iter(compiled)
+    for number, step in enumerate(found.steps):
+        read = step.inputs if isinstance(step, Segment) else step.all_input_nodes
+        for node in read:
+            left[node] -= 1
+        # Whoever is called holds the only reference to what nobody else needs, and can free it early.
+        done = _forget([node for node in dict.fromkeys(read) if not left[node]])
+        run = f"run_{number}"
+        if isinstance(step, Segment):
+            known[run] = next(segments)
+            lines += [f"given = [{_text(list(read))}]", *done]
+            lines += [f"{_names(step.outputs)} = {run}(given)" if step.outputs else f"{run}(given)"]
+        else:
+            known[run] = found.direct[step]
+            lists = [argument for argument in step.args if isinstance(argument, (list, tuple))]
+            lines += [f"given_{i} = [{_text(argument, changed)}]" for i, argument in enumerate(lists)]
+            lines += [*done, f"results = {run}({', '.join(f'given_{i}' for i in range(len(lists)))})"]
+            lines += [f"{_name(user)} = results[{user.args[1]}]" for user in step.users if left.get(user)]
+            lines += ["del results"]
+    lines += [f"return ({_text(output.args[0])},)"]  # type: ignore[arg-type]
+    source = "def call(inputs):\n" + "".join(f"    {line}\n" for line in lines)
+    exec(compile(source, "<stitched graph>", "exec"), known)
+    call = known["call"]
+    call.source = source
+    call._boxed_call = True
+    return call
+
+
+def _uses(found: Cut, output: fx.Node) -> dict[fx.Node, int]:
+    """How many steps read each value; the output counts as one that never comes."""
+    left: dict[fx.Node, int] = {}
+    for step in found.steps:
+        for node in step.inputs if isinstance(step, Segment) else step.all_input_nodes:
+            left[node] = left.get(node, 0) + 1
+    for node in output.all_input_nodes:
+        left[node] = left.get(node, 0) + 1
+    return left
+
+
+def _forget(nodes: Sequence[fx.Node]) -> list[str]:
+    return ["del " + ", ".join(map(_name, nodes))] if nodes else []
+
+
+def _name(node: fx.Node) -> str:
+    return f"v_{node.name}"
+
+
+def _names(nodes: Sequence[fx.Node]) -> str:
+    return f"({''.join(_name(node) + ', ' for node in nodes)})"
+
+
+def _text(values: Sequence[Any], changed: Mapping[fx.Node, tuple[int, ...]] = MappingProxyType({})) -> str:
+    def text(value: Any) -> str:
+        if not isinstance(value, fx.Node):
+            return repr(value)
+        return f"fitted({_name(value)}, {changed[value]})" if value in changed else _name(value)
+
+    return ", ".join(map(text, values))

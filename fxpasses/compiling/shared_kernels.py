@@ -1,0 +1,245 @@
+"""C++ kernels of one graph in one translation unit.
+
+Inductor gives every fused CPU kernel a source file and a run of the C++ compiler of its own. Most of such a run
+(0.4 s of 0.5 s) is the same for each: reading the precompiled header, instantiating its templates, linking. The code
+that Inductor generates for our graphs imports :class:`AsyncCompile` from here instead, which collects the kernels
+until the generated module waits for them, and compiles them together. What runs is the same code, compiled with the same
+flags by the same function of torch's, and cached in the same place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fxpasses import _torch
+
+__all__ = ["AsyncCompile", "Kernel", "is_lone_function", "one_unit", "shared_source", "use_shared_units"]
+
+_HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
+_DEFINITION = re.compile(r'extern\s+"C"\s+void\s+kernel\s*\(')
+_SPLIT = 40_000
+"""Characters of kernels above which a second compiler process, where there is a core for it, saves more than it costs."""
+_MOST = 64
+"""The most kernels in one unit."""
+
+_BINDING = """
+#include <Python.h>
+
+static void* (*data_pointer)(PyObject*) = nullptr;
+
+static int64_t integer(PyObject* value) {
+    const long long number = PyLong_AsLongLong(value);
+    if (number == -1 && PyErr_Occurred()) throw 0;
+    return number;
+}
+static uintptr_t address(PyObject* value) {
+    void* number = PyLong_AsVoidPtr(value);
+    if (number == nullptr && PyErr_Occurred()) throw 0;
+    return reinterpret_cast<uintptr_t>(number);
+}
+static double floating(PyObject* value) {
+    const double number = PyFloat_AsDouble(value);
+    if (number == -1.0 && PyErr_Occurred()) throw 0;
+    return number;
+}
+static PyObject* failed() {
+    try {
+        throw;
+    } catch (std::exception const& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    } catch (...) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "unhandled error");
+    }
+    return nullptr;
+}
+
+FUNCTIONS
+static PyMethodDef methods[] = {
+METHODS    {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "ENTRY", nullptr, -1, methods};
+
+PyMODINIT_FUNC PyInit_ENTRY(void) {
+    const char* given = std::getenv("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR");
+    if (given == nullptr) {
+        PyErr_SetString(PyExc_RuntimeError, "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR is not set");
+        return nullptr;
+    }
+    data_pointer = reinterpret_cast<decltype(data_pointer)>(std::strtoull(given, nullptr, 10));
+    PyObject* module = PyModule_Create(&definition);
+#ifdef Py_GIL_DISABLED
+    if (module != nullptr) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
+#endif
+    return module;
+}
+"""
+"""Python bindings of a unit's kernels, without templates: those would cost a tenth of a second. The address is that of
+the function with which Inductor's own bindings read a tensor's memory; torch sets the variable when it loads a unit."""
+
+_FUNCTION = """static PyObject* call_{number}(PyObject*, PyObject* const* values, Py_ssize_t count) {{
+    try {{
+        if (count != {count}) throw std::runtime_error("expected {count} arguments");
+        kernel_{number}({arguments});
+    }} catch (...) {{
+        return failed();
+    }}
+    Py_RETURN_NONE;
+}}
+"""
+_METHOD = """    {{"kernel_{number}", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(call_{number})), METH_FASTCALL, ""}},
+"""
+_READ = {"float": "floating", "double": "floating", "uintptr_t": "address"} | dict.fromkeys(
+    ("int64_t", "int32_t", "int", "long", "bool"), "integer"
+)
+"""What reads an argument of a plain type."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that is still to be compiled: what generated code holds until it waits."""
+
+    argtypes: list[str]
+    source: str
+
+
+_Place = tuple[dict[str, Any], str, Kernel]
+"""A generated module's names, one of them, and the kernel that it is to stand for."""
+
+
+class AsyncCompile(_torch.AsyncCompile):
+    """Inductor's compiler of kernels, with the C++ kernels of one generated module compiled together."""
+
+    def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
+        """A C++ kernel: a placeholder until :meth:`wait`, or what torch gives for one that has to stay on its own."""
+        if not is_lone_function(source_code) or None in map(_argument, argtypes, range(len(argtypes))):
+            return super().cpp_pybinding(argtypes, source_code)
+        return Kernel(argtypes, source_code)
+
+    def wait(self, scope: dict[str, Any]) -> None:
+        """Compile what is still to be compiled, and put the kernels in the places of their placeholders.
+
+        Inside of :func:`one_unit` that is left to its end.
+        """
+        kernels = {name: value for name, value in scope.items() if isinstance(value, Kernel)}
+        places = [(scope, name, kernel) for name, kernel in kernels.items()]
+        collected = getattr(_open, "places", None)
+        if collected is not None:
+            collected += places
+        else:
+            _fill(places)
+        super().wait(scope)
+
+
+_open = threading.local()
+
+
+@contextlib.contextmanager
+def one_unit() -> Iterator[None]:
+    """Compile the C++ kernels of all graphs that are compiled in this thread inside of the block together, at its end.
+
+    None of the graphs may run before. A block inside of another one is a unit of its own.
+    """
+    outer = getattr(_open, "places", None)
+    places: list[_Place] = []
+    _open.places = places
+    try:
+        yield
+    finally:
+        _open.places = outer
+    with _torch.cache_for_code():
+        _fill(places)
+
+
+def _fill(places: Sequence[_Place]) -> None:
+    """Compile the kernels of some places, and put them there."""
+    threads = _torch.compile_threads()
+    if len(places) == 1:
+        ((scope, name, kernel),) = places
+        scope[name] = _torch.load_cpp_kernel(kernel.argtypes, kernel.source)
+        return
+    units = _units(places, threads)
+    submit = AsyncCompile.submit if len(units) > 1 else None
+    started = [_torch.load_cpp(shared_source([k for _, _, k in unit]), submit) for unit in units]
+    for unit, load in zip(units, started, strict=True):
+        module = load()
+        for number, (scope, name, _) in enumerate(unit):
+            scope[name] = getattr(module, f"kernel_{number}")
+
+
+def is_lone_function(source: str) -> bool:
+    """Whether a kernel's source is Inductor's header and one function, so that others may stand beside it.
+
+    >>> is_lone_function('#include <torch/csrc/inductor/cpp_prefix.h>\\nextern "C" void kernel(float* x) { x[0] = 1; }')
+    True
+    >>> is_lone_function('int helper() { return 1; }\\nextern "C" void kernel(float* x) { x[0] = helper(); }')
+    False
+    """
+    body = source.replace(_HEADER, "", 1).strip()
+    if _DEFINITION.match(body) is None or any(line.lstrip().startswith("#inc") for line in body.splitlines()):
+        return False
+    return "#define" not in body and body.endswith("}") and _closes_at_end(body)
+
+
+def _closes_at_end(body: str) -> bool:
+    """Whether the first brace of a text is closed by its last character and not before."""
+    depth = 0
+    for brace in re.finditer(r"[{}]", body):
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0:
+            return brace.end() == len(body)
+    return False
+
+
+def _argument(argtype: str, number: int) -> str | None:
+    """C++ that reads an argument of a type, or ``None`` for a type that is not known here."""
+    plain = argtype.replace("const ", "").strip()
+    if plain.endswith("*"):
+        return f"static_cast<{plain}>(data_pointer(values[{number}]))"
+    if plain in _READ:
+        return f"static_cast<{plain}>({_READ[plain]}(values[{number}]))"
+    return None
+
+
+def shared_source(kernels: Sequence[Kernel]) -> str:
+    """One translation unit of some kernels, a Python module with the functions ``kernel_0``, ``kernel_1``, ..."""
+    bodies, functions, methods = [], [], []
+    for number, kernel in enumerate(kernels):
+        body = kernel.source.replace(_HEADER, "", 1).strip()
+        bodies.append(_DEFINITION.sub(f'extern "C" void kernel_{number}(', body, count=1))
+        arguments = ", ".join(str(_argument(t, i)) for i, t in enumerate(kernel.argtypes))
+        count = len(kernel.argtypes)
+        functions.append(_FUNCTION.format(number=number, count=count, arguments=arguments))
+        methods.append(_METHOD.format(number=number))
+    binding = _BINDING.replace("FUNCTIONS", "".join(functions), 1).replace("METHODS", "".join(methods), 1)
+    return "\n\n".join([_HEADER, *bodies, binding.replace("ENTRY", _torch.CPP_ENTRY)])
+
+
+def _units(places: Sequence[_Place], threads: int) -> list[list[_Place]]:
+    """The places, divided into units: one for each thread that is worth it, of about equal size."""
+    size = sum(len(kernel.source) for _, _, kernel in places)
+    number = max(min(threads, 1 + size // _SPLIT), -(-len(places) // _MOST))
+    units: list[list[_Place]] = []
+    filled = 0
+    for place in places:
+        if not units or filled >= size / number * len(units) or len(units[-1]) >= _MOST:
+            units.append([])
+        units[-1].append(place)
+        filled += len(place[2].source)
+    return units
+
+
+def use_shared_units(code: str) -> str:
+    """Generated code that takes its compiler of kernels from here.
+
+    >>> use_shared_units("from torch._inductor.async_compile import AsyncCompile")
+    'from fxpasses.compiling.shared_kernels import AsyncCompile'
+    """
+    return re.sub(
+        rf"(?m)^from {re.escape(_torch.AsyncCompile.__module__)} import AsyncCompile$",
+        f"from {__name__} import AsyncCompile",
+        code,
+    )

@@ -1,0 +1,1 @@
+"""Graphs: which values share memory, where nodes come from, new nodes that keep metadata."""

@@ -1,0 +1,194 @@
+"""Where each node of a captured graph comes from.
+
+AOTAutograd keeps, on every node, the stack trace of the user's line, the stack of ``nn.Module`` calls, and
+autograd's sequence number. A backward node has the sequence number of the forward operator whose
+gradient it computes: that is how the two are matched here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+import traceback
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from fxpasses.errors import Location
+
+__all__ = ["Provenance", "annotate", "failing_node", "locate", "provenance"]
+
+_KEY = "fxpasses"
+_OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
+_GRADIENT_SUM = "Gradient addition node"
+"""What AOTAutograd writes into the stack trace of a sum of gradients."""
+_FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+)(?:, in (?P<function>.+))?\n?(?P<code>.*)')
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a node comes from.
+
+    Attributes:
+        file: the user's source file, or "".
+        line: the line in it, 0 when unknown.
+        function: the function around that line, or "".
+        code: the text of the line, or "".
+        module: path of the ``nn.Module`` (``blocks.0.attn``), "" for the root or outside of any.
+        module_type: the class of that module, or "".
+        backward: whether the node computes gradients.
+        forward_node: for a backward node, the name of the forward node that it differentiates, or "".
+    """
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    code: str = ""
+    module: str = ""
+    module_type: str = ""
+    backward: bool = False
+    forward_node: str = ""
+
+    @property
+    def source(self) -> str:
+        """``file:line in function: code``, or ""."""
+        if not self.file:
+            return ""
+        inside = f" in {self.function}" if self.function else ""
+        return f"{self.file}:{self.line}{inside}" + (f": {self.code}" if self.code else "")
+
+
+def annotate(joint: fx.GraphModule) -> None:
+    """Work out the provenance of every node of a joint graph, and keep it in ``meta["fxpasses"]``.
+
+    It is copied along with the other metadata when the graph is partitioned and rewritten.
+    """
+    first_of: dict[int, fx.Node] = {}
+    for node in joint.graph.nodes:
+        sequence = node.meta.get("seq_nr")
+        if node.op == "call_function" and sequence is not None and not is_backward(node):
+            # Operators without a gradient of their own carry the number of the one before them.
+            first_of.setdefault(sequence, node)
+    last_forward: fx.Node | None = None
+    for node in joint.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        forward: fx.Node | None = None
+        backward = is_backward(node)
+        if backward:
+            forward = first_of.get(node.meta.get("seq_nr", -1))
+            if _GRADIENT_SUM in (node.meta.get("stack_trace") or ""):
+                forward = _summed_for(node, last_forward) or forward
+            else:
+                last_forward = forward
+        found = _of(node, backward, forward)
+        if not found.file:
+            # AOTAutograd's own calls, such as the final copy into an updated buffer, belong to what they work on.
+            sources = [n.meta[_KEY] for n in node.all_input_nodes if _KEY in n.meta]
+            found = (
+                dataclasses.replace(sources[-1], backward=backward, forward_node=found.forward_node)
+                if sources
+                else found
+            )
+        node.meta[_KEY] = found
+
+
+def _summed_for(addition: fx.Node, consumer: fx.Node | None) -> fx.Node | None:
+    """The value whose gradient ``addition`` sums up: one that ``consumer`` and some other node use.
+
+    Autograd adds the gradients of a value that is used more than once as soon as they arrive; the node
+    carries the number of whatever ran before, so it is found through the graph: ``consumer`` is the
+    forward node of the gradient that arrived last.
+    """
+    if consumer is None:
+        return None
+    shape = getattr(addition.meta.get("val"), "shape", None)
+    inputs = [n for n in consumer.all_input_nodes if getattr(n.meta.get("val"), "shape", None) == shape]
+    inputs.sort(key=lambda n: len(n.users) > 1, reverse=True)
+    return inputs[0] if inputs else consumer
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether AOTAutograd traced the node while autograd ran backwards."""
+    return node.meta.get("partitioner_tag") == "is_backward" or bool(
+        node.meta.get("autograd_backward", False)
+    )
+
+
+def provenance(node: fx.Node) -> Provenance:
+    """The provenance of a node: as annotated, or as far as the node's own metadata tells."""
+    return node.meta.get(_KEY) or _of(node, is_backward(node), None)
+
+
+def locate(node: fx.Node) -> Location:
+    """The node's place in the user's program, for an error message."""
+    found = provenance(node)
+    return Location(node.name, str(node.target), found.source, found.module)
+
+
+def failing_node(error: BaseException, gm: fx.GraphModule) -> Location:
+    """The node that was being worked on when ``error`` was raised.
+
+    Looks through the frames of the traceback, innermost first, for a local variable that holds a node of
+    this graph (or of a copy of it: the name then decides). Works for ``fx.Interpreter``, AOTAutograd,
+    Inductor's lowering and passes alike.
+    """
+    names = {node.name: node for node in gm.graph.nodes}
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None:
+            continue
+        for frame, _ in reversed(list(traceback.walk_tb(current.__traceback__))):
+            for value in [frame.f_locals.get(key) for key in ("n", "node", "origin", "fx_node")]:
+                if isinstance(value, fx.Node) and value.op not in ("placeholder", "output"):
+                    return locate(names.get(value.name, value))
+        pending += [current.__context__, current.__cause__]
+    return Location()
+
+
+def _of(node: fx.Node, backward: bool, forward: fx.Node | None) -> Provenance:
+    meta = node.meta
+    trace = (
+        meta.get("stack_trace") or (forward.meta.get("stack_trace") if forward is not None else None) or ""
+    )
+    frame = _user_frame(trace)
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
+    if not stack and forward is not None:
+        stack = forward.meta.get("nn_module_stack")
+    module, module_type = _module_path(stack)
+    return Provenance(
+        file=frame["file"] if frame else "",
+        line=int(frame["line"]) if frame else 0,
+        function=(frame["function"] or "") if frame else "",
+        code=(frame["code"] or "").strip() if frame else "",
+        module=module,
+        module_type=module_type,
+        backward=backward,
+        forward_node=forward.name if forward is not None else "",
+    )
+
+
+@functools.lru_cache(maxsize=256)  # all results of one call have the same trace
+def _user_frame(trace: str) -> dict[str, str] | None:
+    frames = [match.groupdict() for match in _FRAME.finditer(trace)]
+    frames = [frame for frame in frames if not frame["file"].startswith(_OWN_FILES)]
+    # The line in torch's Sequential says less than the user's line that called it.
+    users = [frame for frame in frames if not frame["file"].startswith(_TORCH_FILES)]
+    return (users or frames)[-1] if frames else None
+
+
+def _module_path(stack: object) -> tuple[str, str]:
+    if not isinstance(stack, dict) or not stack:
+        return "", ""
+    path, kind = list(stack.values())[-1]
+    # Dynamo writes L['self'].blocks.0.attn, where L['self'] is the root; in some releases with _modules['0'].
+    path = re.sub(r"^[LG]\['[^']*'\]", "", str(path))
+    path = re.sub(r"_modules\['([^']*)'\]", r"\1", path)
+    path = re.sub(r"\['?([^'\]]+)'?\]", r".\1", path)
+    name = kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}"
+    return path.strip("."), name.rsplit(".", 1)[-1]

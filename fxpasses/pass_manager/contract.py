@@ -1,0 +1,294 @@
+"""What a pass is: a name, its options, its contract, and one method.
+
+>>> from torch import fx
+>>> from fxpasses import Pass, graph_pass
+>>> @graph_pass(graphs=["inference"], numerics="bitwise")
+... def drop_nothing(gm: fx.GraphModule) -> bool:
+...     "Leave the graph as it is."
+...     return False
+>>> isinstance(drop_nothing, Pass), drop_nothing.name, drop_nothing.contract.numerics
+(True, 'drop_nothing', 'bitwise')
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+from torch import fx
+
+from fxpasses.errors import ContractError
+from fxpasses.pass_manager.identity import Identity, identify
+from fxpasses.pass_manager.sites import MatchSite
+
+__all__ = [
+    "Check",
+    "Contract",
+    "FunctionPass",
+    "GraphKind",
+    "Metadata",
+    "Numerics",
+    "Pass",
+    "graph_pass",
+    "option_fields",
+]
+
+GraphKind = Literal["joint", "forward", "backward", "inference"]
+"""``joint``: forward and backward before the partition. ``forward`` and ``backward``: after it.
+``inference``: the only graph of a call that needs no gradients."""
+
+Numerics = Literal["bitwise", "tolerance", "none"]
+"""What the rewritten graph computes: the same bits, the same up to rounding, or something else on purpose."""
+
+Metadata = Literal["exact", "types", "outputs"]
+"""What stays as it was on every node that the pass keeps: shape, dtype, device and stride; all of these but the stride;
+or nothing (of what the graph returns all of them stay in any case)."""
+
+GRAPH_KINDS: tuple[GraphKind, ...] = get_args(GraphKind)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a pass promises, and what it relies on. The manager orders and checks passes by it.
+
+    Names in ``requires`` and the like are names of passes, or of properties that passes establish (any word:
+    ``"no_dead_code"``). A pass provides its own name.
+
+    Attributes:
+        graphs: the kinds of graph that the pass takes; ``"any"`` stands for all of them.
+        requires: what has to be established before the pass runs.
+        provides: what is established when it has run.
+        invalidates: what no longer holds when it has run.
+        conflicts: passes and properties that may not be part of the same pipeline.
+        numerics: whether results stay the same bit by bit, up to rounding, or not at all.
+        metadata: how much of the metadata of the nodes that stay is left alone.
+
+    Raises:
+        ContractError: for a kind of graph, of numerics or of metadata that does not exist, for no graph at all, and for
+            names that are no text.
+
+    >>> Contract("joint", requires="dead_code").requires
+    frozenset({'dead_code'})
+    >>> sorted(Contract("any").graphs)
+    ['backward', 'forward', 'inference', 'joint']
+    """
+
+    graphs: frozenset[GraphKind] | Iterable[str] | str = ("joint", "inference")
+    requires: frozenset[str] | Iterable[str] | str = ()
+    provides: frozenset[str] | Iterable[str] | str = ()
+    invalidates: frozenset[str] | Iterable[str] | str = ()
+    conflicts: frozenset[str] | Iterable[str] | str = ()
+    numerics: Numerics = "tolerance"
+    metadata: Metadata = "types"
+
+    def __post_init__(self) -> None:
+        for field in ("graphs", "requires", "provides", "invalidates", "conflicts"):
+            value = getattr(self, field)
+            if not isinstance(value, Iterable) or not all(isinstance(word, str) for word in value):
+                raise ContractError(f"contract: {field} is {value!r}, not a name or a list of names")
+            object.__setattr__(self, field, frozenset([value] if isinstance(value, str) else value))
+        if not self.graphs:
+            raise ContractError(f"contract: graphs is empty; choose from {', '.join((*GRAPH_KINDS, 'any'))}")
+        if "any" in self.graphs:
+            object.__setattr__(self, "graphs", frozenset(GRAPH_KINDS))
+        for field, given, valid in (
+            ("graphs", self.graphs, (*GRAPH_KINDS, "any")),
+            ("numerics", {self.numerics}, get_args(Numerics)),
+            ("metadata", {self.metadata}, get_args(Metadata)),
+        ):
+            if unknown := sorted(set(given) - set(valid)):
+                raise ContractError(f"unknown {field} {unknown[0]!r}; choose from {', '.join(valid)}")
+
+
+@dataclass(frozen=True)
+class Pass(abc.ABC):
+    """A rewrite of a graph. Subclasses are frozen dataclasses: their fields are the pass's options.
+
+    The docstring of a pass shows a graph before and after. ``apply`` changes the graph in place and
+    returns whether it changed anything. It must leave a graph that computes the same outputs, gradients
+    included, with the same aliasing between inputs and outputs.
+
+    A subclass has a ``name`` and a ``contract``; one whose contract says nothing but which graphs it takes may
+    have ``graphs`` instead.
+
+    Raises:
+        ContractError: when the contract of a subclass is something else.
+    """
+
+    name: ClassVar[str]
+    contract: ClassVar[Contract] = Contract()
+    graphs: ClassVar[frozenset[GraphKind]] = Contract().graphs  # type: ignore[assignment]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = cls.__dict__
+        if isinstance(own.get("graphs"), property):
+            return
+        if "graphs" in own and "contract" not in own:
+            cls.contract = Contract(graphs=cls.graphs)
+        if isinstance(cls.contract, Contract):
+            cls.graphs = cls.contract.graphs  # type: ignore[assignment]
+        elif isinstance(cls.contract, property):  # it depends on the options
+            cls.graphs = property(lambda self: self.contract.graphs)
+        else:
+            raise ContractError(f"{cls.__qualname__}.contract is {cls.contract!r}, not a fxpasses.Contract")
+
+    @abc.abstractmethod
+    def apply(self, gm: fx.GraphModule) -> bool:
+        """Rewrite ``gm`` in place; return whether anything changed."""
+
+    def __str__(self) -> str:
+        """The pass as it is written on a command line: ``name{option=value}``, options at their default left out."""
+        options = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in option_fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+        return self.name + (f"{{{' '.join(options)}}}" if options else "")
+
+    def identify(self) -> Identity:
+        """What decides the result of this pass, factor by factor: see :mod:`fxpasses.pass_manager.identity`."""
+        return identify(self)
+
+    def identity(self) -> str | None:
+        """The hash of :meth:`identify`, for the compile caches.
+
+        ``None`` when something that decides the result has no value that can be hashed (an open file, say):
+        graphs are then compiled without caching.
+        """
+        return self.identify().digest
+
+
+def option_fields(item: Pass | type[Pass]) -> list[dataclasses.Field[Any]]:
+    """The fields of a pass that are options of its: all but its name and what it is made of."""
+    return [
+        field
+        for field in dataclasses.fields(item)
+        if field.init and field.name != "name" and field.metadata.get("option", True)
+    ]
+
+
+_GIVEN = {"option": False}
+
+
+@dataclass(frozen=True, repr=False)
+class FunctionPass(Pass):
+    """A pass made of a function by :func:`graph_pass`. One with options is called to get it with others."""
+
+    name: str  # type: ignore[misc]
+    contract: Contract = dataclasses.field(metadata=_GIVEN)  # type: ignore[misc]  # no default, unlike the class variable
+    function: Callable[..., bool] = dataclasses.field(metadata=_GIVEN)
+
+    @property
+    def graphs(self) -> frozenset[GraphKind]:  # type: ignore[override]
+        return self.contract.graphs  # type: ignore[return-value]
+
+    def __call__(self, **options: Any) -> FunctionPass:
+        """The same pass with other options: ``drop_small(threshold=0.5)``.
+
+        Raises:
+            TypeError: the function has no such option.
+        """
+        valid = [field.name for field in option_fields(self)]
+        for option in options:
+            if option not in valid:
+                raise TypeError(
+                    f"pass {self.name!r} has no option {option!r}; its options: {', '.join(valid) or 'none'}"
+                )
+        return dataclasses.replace(self, **options)
+
+    def apply(self, gm: fx.GraphModule) -> bool:
+        return self.function(gm, **{field.name: getattr(self, field.name) for field in option_fields(self)})
+
+    def __repr__(self) -> str:
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        where = f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(self.function)
+        return f"{self} ({where})"
+
+
+def _with_options(function: Callable[..., bool]) -> type[FunctionPass]:
+    """The class of passes whose fields are the function's parameters with a default."""
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError):  # a type that is imported for type checkers only; an object that is called
+        hints = {}
+    options = [
+        (name, hints.get(name, Any), dataclasses.field(default=parameter.default))
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    ]
+    if not options:
+        return FunctionPass
+    made = dataclasses.make_dataclass("FunctionPass", options, bases=(FunctionPass,), frozen=True, repr=False)
+    made.__module__ = __name__
+    return made
+
+
+def graph_pass(
+    function: Callable[..., bool] | None = None,
+    *,
+    name: str | None = None,
+    graphs: Iterable[GraphKind] | str = ("joint", "inference"),
+    requires: Iterable[str] = (),
+    provides: Iterable[str] = (),
+    invalidates: Iterable[str] = (),
+    conflicts: Iterable[str] = (),
+    numerics: Numerics = "tolerance",
+    metadata: Metadata = "types",
+) -> Any:
+    """Make a :class:`FunctionPass` of ``function(gm) -> bool`` (whether it changed something).
+
+    Further parameters with a default are the options of the pass: see the example.
+
+    Args:
+        function: the rewrite; left out when used as a decorator with arguments.
+        name: the pass's name; the function's by default.
+        graphs: the kinds of graph that the function takes, or ``"any"``.
+        requires: see :class:`Contract`, as for all that follow.
+        provides: what is established afterwards.
+        invalidates: what no longer holds afterwards.
+        conflicts: what may not be in the same pipeline.
+        numerics: what happens to results.
+        metadata: what happens to the metadata of the nodes that stay.
+
+    Raises:
+        ContractError: for a kind of graph, of numerics or of metadata that does not exist, for a name that is no text, and
+            for what cannot be called. It is a ``ValueError``.
+
+    >>> @graph_pass
+    ... def drop_small(gm: fx.GraphModule, threshold: float = 0.1) -> bool:
+    ...     return False
+    >>> str(drop_small), str(drop_small(threshold=0.5))
+    ('drop_small', 'drop_small{threshold=0.5}')
+    """
+    contract = Contract(graphs, requires, provides, invalidates, conflicts, numerics, metadata)
+    if function is not None and not callable(function):
+        raise ContractError(f"graph_pass: {function!r} is no function")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise ContractError(f"graph_pass: name is {name!r}, not a text that a pass can be asked for by")
+
+    def make(function: Callable[..., bool]) -> FunctionPass:
+        return _with_options(function)(name or function.__name__, contract, function)
+
+    return make if function is None else make(function)
+
+
+class Check:
+    """Looks at a graph before and after each pass, and raises when the pass was wrong. Base class of checks."""
+
+    def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> Any:
+        """Called before the pass runs; what it returns is handed to :meth:`after`. Copy the graph to keep it."""
+
+    def after(
+        self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Any, sites: tuple[MatchSite, ...]
+    ) -> None:
+        """Called when the pass has changed the graph, which is well formed.
+
+        Raises:
+            PassError: the pass is wrong.
+        """

@@ -1,0 +1,373 @@
+"""What decides the result of a pass, as hashes for the compile caches.
+
+:func:`identify` walks from an object to everything that its behaviour depends on: the compiled code of its methods and
+of those of its bases, the functions and classes that this code names, their defaults and closures, the global constants
+and the modules that it reads, and the values of its fields. Each is a *factor* with a label and a hash of its own, so that
+two identities can be compared and the one thing that changed can be named.
+
+The walk follows code of the user's own: it stops at torch, the standard library and whatever else is installed
+beside them, which count with their version, unless the pass itself is defined there.
+
+What is hashed is the compiled code, not the text: it is what runs, even if the file has changed since it was
+imported, and it exists for passes typed into a prompt.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import functools
+import hashlib
+import logging
+import re
+import threading
+import types
+import typing
+import weakref
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+import sympy
+import torch
+
+from fxpasses._torch import OpOverload, OpOverloadPacket
+from fxpasses.pass_manager.code_objects import (
+    attribute_names,
+    constants,
+    generated_methods,
+    global_names,
+    is_installed,
+    is_state,
+    module_of,
+    slots,
+    top_level,
+    version_of,
+)
+
+__all__ = ["Identity", "identify"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The factors that decide what an object does.
+
+    Attributes:
+        name: what was identified.
+        factors: a label (``"code mylib.helpers.fuse"``, ``"option threshold"``) and a hash for each factor.
+        unknown: labels of what could not be hashed; there is no digest then.
+    """
+
+    name: str
+    factors: Mapping[str, str]
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def digest(self) -> str | None:
+        """One hash of all factors, or ``None`` when one of them is unknown."""
+        return None if self.unknown else _hash(repr(sorted(self.factors.items())))
+
+    def differences(self, other: Identity) -> list[str]:
+        """The labels of the factors that are not the same in ``other``, in order.
+
+        A module is left out when what differs in it is a factor of its own.
+        """
+        labels = sorted({*self.factors, *other.factors})
+        differing = [label for label in labels if self.factors.get(label) != other.factors.get(label)]
+        inside = {label.partition(" ")[2].rpartition(".")[0] for label in differing}
+        return [label for label in differing if label.partition(" ")[2] not in inside]
+
+
+def identify(item: Any) -> Identity:
+    """The identity of a pass (or of any function, class or object).
+
+    >>> from fxpasses.passes import DeadCodeElimination
+    >>> for label in identify(DeadCodeElimination()).factors:
+    ...     if "dead_code" in label: print(label)
+    code fxpasses.passes.dead_code.DeadCodeElimination
+    code fxpasses.passes.dead_code.DeadCodeElimination.apply
+    code fxpasses.passes.dead_code._may_be_erased
+    """
+    walk = _Walk(_homes(item))
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        walk.reference(type(item))
+        for option in dataclasses.fields(item):
+            value = getattr(item, option.name)
+            walk.factor(f"option {option.name}", value)
+            if value is None or type(value) in (
+                bool,
+                int,
+                float,
+                str,
+            ):  # to be read by whoever asks why a cache missed
+                walk.factors[f"option {option.name}"] = repr(value)
+    else:
+        walk.factor("object", item)
+    name = getattr(item, "name", None) or getattr(item, "__qualname__", type(item).__qualname__)
+    return Identity(str(name), dict(sorted(walk.factors.items())), tuple(walk.unknown))
+
+
+class _Unknown(Exception):
+    """A value of which nothing can be said."""
+
+
+_STATE = (ContextVar, threading.Thread, weakref.ref, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet, type(threading.Lock()), type(threading.RLock()), threading.local)  # fmt: skip
+"""Objects that hold state, not constants: they count with their type."""
+
+_BY_REPR = (
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Tag,
+    range,
+    sympy.Basic,
+    re.Pattern,
+    PurePath,
+)
+
+_FRAMEWORK = {"fxpasses.pass_manager.contract", "fxpasses.pass_manager.code_objects", __name__}
+"""Modules that every pass reaches through its base class, and that decide nothing of what it does."""
+
+_IGNORED = {
+    "__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__abstractmethods__", "_abc_impl", "__firstlineno__",
+    "__static_attributes__", "__orig_bases__", "__parameters__", "__annotate__", "__annotations_cache__", "__qualname__",
+}  # fmt: skip
+"""Attributes of classes that do not decide what they do."""
+
+
+class _Walk:
+    """One walk. Values are written as text; what has a name of its own becomes a factor, and its label stands for it."""
+
+    def __init__(self, homes: frozenset[str]) -> None:
+        self.homes = homes
+        self.factors: dict[str, str] = {}
+        self.unknown: list[str] = []
+        self._labels: dict[int, str] = {}
+        self._kept: list[Any] = []
+        """The labelled objects, so that no other object gets the id of one."""
+
+    def factor(self, label: str, value: Any) -> None:
+        """Make ``value`` a factor of its own."""
+        self._write(label, self.text, value)
+
+    def reference(self, value: Any) -> str:
+        """The label of a function, class or module, which becomes a factor when it is met first."""
+        if id(value) in self._labels:
+            return self._labels[id(value)]
+        module = value.__name__ if isinstance(value, types.ModuleType) else module_of(value)
+        if not self._is_followed(module):
+            label = f"version {top_level(module)}"
+            self.factors[label] = version_of(top_level(module))
+            return f"{module}.{getattr(value, '__qualname__', '')}"
+        kind = "module" if isinstance(value, types.ModuleType) else "code"
+        own_name = "" if kind == "module" else f".{value.__qualname__}"
+        label = f"{kind} {module}{own_name}"
+        same = sum(other == label or other.startswith(f"{label} #") for other in self._labels.values())
+        label += f" #{same + 1}" if same else ""
+        self._labels[id(value)] = label
+        self._kept.append(value)
+        self._write(label, self._definition, value)
+        return label
+
+    def _write(self, label: str, write: Callable[[Any], str], value: Any) -> None:
+        try:
+            self.factors[label] = _hash(write(value))
+        except _Unknown:
+            self.factors[label] = "unknown"
+            self.unknown.append(label)
+
+    def _definition(self, value: Any) -> str:
+        if isinstance(value, types.ModuleType):
+            return _file_hash(value)
+        if isinstance(value, type):
+            return self._class(value)
+        return self._function(value)
+
+    def _function(self, function: types.FunctionType) -> str:
+        parts = [
+            self._code(function.__code__),
+            self.text(function.__defaults__),
+            self.text(function.__kwdefaults__),
+        ]
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            label = f"closure {function.__module__}.{function.__qualname__}.{name}"
+            try:
+                value = cell.cell_contents
+            except ValueError:
+                continue  # not assigned yet
+            if is_state(function.__code__, name, value):
+                self.factors[label] = "state"
+                self.unknown.append(label)
+            elif value is not function:
+                parts.append(self._named(label, value))
+        scope = function.__globals__
+        for name in global_names(function.__code__):
+            if name in scope:
+                parts.append(self._named(f"constant {function.__module__}.{name}", scope[name]))
+                self._attributes(scope[name], function.__code__)
+        if wrapped := getattr(function, "__wrapped__", None):
+            parts.append(self.text(wrapped))
+        return "\n".join(parts)
+
+    def _named(self, label: str, value: Any) -> str:
+        """A global or closed-over value: a definition refers to itself, a constant becomes a factor."""
+        if isinstance(value, (type, types.ModuleType, types.FunctionType)) or _is_plain(value):
+            return self.text(value)
+        if label not in self.factors:
+            self.factors[label] = ""  # a value may lead back to itself
+            self.factor(label, value)
+        return label
+
+    def _attributes(self, value: Any, code: types.CodeType) -> None:
+        """What ``code`` reads from a module of ours: ``helpers.fuse``."""
+        if isinstance(value, types.ModuleType) and self._is_followed(value.__name__):
+            for name in attribute_names(code):
+                if name in vars(value):
+                    self._named(f"constant {value.__name__}.{name}", vars(value)[name])
+                    self._attributes(vars(value)[name], code)
+
+    def _class(self, value: type) -> str:
+        parts = [self.text(base) for base in value.__bases__]
+        for name, attribute in sorted(vars(value).items()):
+            if name in _IGNORED or (name.startswith("__dataclass") or name in generated_methods(value)):
+                continue
+            if isinstance(attribute, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+                continue
+            parts.append(f"{name}={self.text(attribute)}")
+        return "\n".join(parts)
+
+    def _code(self, code: types.CodeType) -> str:
+        values = [self._code(c) if isinstance(c, types.CodeType) else self.text(c) for c in constants(code)]
+        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        return repr((code.co_code.hex(), values, names, shape, code.co_exceptiontable.hex()))
+
+    def text(self, value: Any) -> str:
+        """A value as text that is equal for equal values and differs for others. Raises ``_Unknown``."""
+        if value is None or (isinstance(value, (bool, int, str, bytes)) and not isinstance(value, enum.Enum)):
+            return f"{type(value).__name__}:{value!r}"
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise _Unknown
+        if isinstance(value, float):
+            return f"float:{value.hex()}"
+        for kinds, write in _WRITERS:
+            if isinstance(value, kinds):
+                return write(self, value)
+        return self._object(value)
+
+    def _object(self, value: Any) -> str:
+        kind = type(value)
+        if typing.get_origin(value) is not None or isinstance(value, typing.TypeVar):
+            return repr(value)
+        if id(value) in self._labels:
+            return self._labels[id(value)]
+        if not self._is_followed(kind.__module__) and not dataclasses.is_dataclass(value):
+            raise _Unknown
+        self._labels[id(value)] = f"the {len(self._labels)}th object"
+        self._kept.append(value)
+        if dataclasses.is_dataclass(value):
+            names = [f.name for f in dataclasses.fields(value)]
+        else:
+            declared = [s for c in kind.__mro__ for s in slots(c)]
+            names = sorted({*getattr(value, "__dict__", {}), *declared})
+        state = [f"{name}={self.text(getattr(value, name))}" for name in names if hasattr(value, name)]
+        return f"{self.text(kind)}({', '.join(state)})"
+
+    def _is_followed(self, module: str) -> bool:
+        top = top_level(module)
+        return module not in _FRAMEWORK and (top in self.homes or not is_installed(top))
+
+
+_Writer = Callable[[_Walk, Any], str]
+
+
+def _sequence(walk: _Walk, value: Any) -> str:
+    return f"{type(value).__name__}({', '.join(walk.text(v) for v in value)})"
+
+
+def _unordered(walk: _Walk, value: Any) -> str:
+    return f"{type(value).__name__}({', '.join(sorted(walk.text(v) for v in value))})"
+
+
+def _mapping(walk: _Walk, value: Any) -> str:
+    return f"{type(value).__name__}({', '.join(f'{walk.text(k)}: {walk.text(v)}' for k, v in value.items())})"
+
+
+def _tensor(walk: _Walk, value: torch.Tensor) -> str:
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+        raise _Unknown
+    data = value.detach().cpu().contiguous().flatten().view(torch.uint8) if value.numel() else value
+    content = _hash(data.numpy().tobytes()) if value.numel() else ""
+    return f"tensor({value.dtype}, {tuple(value.shape)}, {value.stride()}, {value.device}, {content})"
+
+
+def _method(walk: _Walk, value: types.MethodType) -> str:
+    return f"method({walk.text(value.__func__)}, {walk.text(value.__self__)})"
+
+
+def _partial(walk: _Walk, value: functools.partial) -> str:
+    return f"partial({walk.text(value.func)}, {walk.text(value.args)}, {walk.text(value.keywords)})"
+
+
+def _descriptor(walk: _Walk, value: Any) -> str:
+    return f"{type(value).__name__}({walk.text(value.__func__)})"
+
+
+def _property(walk: _Walk, value: property) -> str:
+    return f"property({walk.text(value.fget)}, {walk.text(value.fset)}, {walk.text(value.fdel)})"
+
+
+_WRITERS: list[tuple[Any, _Writer]] = [
+    (enum.Enum, lambda walk, v: f"{walk.text(type(v))}.{v.name}={v.value!r}"),
+    (complex, lambda walk, v: repr(v)),
+    ((type, types.FunctionType, types.ModuleType), _Walk.reference),
+    ((list, tuple), _sequence),  # torch.Size and the lists of FX too
+    ((set, frozenset), _unordered),
+    ((dict, types.MappingProxyType), _mapping),
+    (_BY_REPR, lambda walk, v: f"{type(v).__name__}:{v!r}"),
+    (OpOverload, lambda walk, v: f"operator {v._schema}"),
+    (OpOverloadPacket, lambda walk, v: f"operator {v}"),
+    (torch.Tensor, _tensor),
+    (types.MethodType, _method),
+    (functools.partial, _partial),
+    ((staticmethod, classmethod), _descriptor),
+    (property, _property),
+    (functools.cached_property, lambda walk, v: f"cached({walk.text(v.func)})"),
+    (logging.Logger, lambda walk, v: f"logger {v.name}"),
+    (_STATE, lambda walk, v: f"state {type(v).__name__}"),
+    ((types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType), lambda walk, v: f"built-in {v.__qualname__}"),
+    (types.EllipsisType, lambda walk, v: "..."),
+    (functools._lru_cache_wrapper, lambda walk, v: f"cached({walk.text(v.__wrapped__)})"),
+]  # fmt: skip
+"""How values of each type are written; the first that fits decides."""
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether the value only names something: a built-in, an operator, a logger."""
+    return isinstance(
+        value, (OpOverload, OpOverloadPacket, types.BuiltinFunctionType, logging.Logger, *_STATE)
+    )
+
+
+def _homes(item: Any) -> frozenset[str]:
+    """The top-level modules that the item belongs to: that of its class and those of the functions that it was given."""
+    given = vars(item).values() if dataclasses.is_dataclass(item) and not isinstance(item, type) else ()
+    owners = [item, *(value for value in given if isinstance(value, types.FunctionType))]
+    return frozenset(top_level(module_of(owner)) for owner in owners)
+
+
+def _file_hash(module: types.ModuleType) -> str:
+    """The hash of a module's file; of Python source, without blanks and comments."""
+    file = getattr(module, "__file__", None)
+    if file is None or not Path(file).is_file():
+        raise _Unknown
+    content = Path(file).read_bytes()
+    return _hash(ast.dump(ast.parse(content)) if file.endswith(".py") else content)
+
+
+def _hash(content: str | bytes) -> str:
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()

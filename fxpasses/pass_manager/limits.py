@@ -1,0 +1,185 @@
+"""How far a compilation goes: the switches that a search for the guilty stage, pass, site or lowering turns.
+
+The environment variable ``FXPASSES_LIMITS`` holds them, as JSON, in the processes that ``python -m fxpasses bisect``
+starts. Nobody else sets it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from torch import fx
+
+from fxpasses._torch import filter_lowerings
+from fxpasses.graphs.rewriting import copy_graph
+from fxpasses.pass_manager.contract import FunctionPass, Pass
+from fxpasses.pass_manager.sites import collect_sites
+
+__all__ = ["VARIABLE", "Limits", "Record", "in_force", "limited_lowerings", "progress"]
+
+VARIABLE = "FXPASSES_LIMITS"
+Stage = Literal["eager", "capture", "partition", "passes", "inductor"]
+"""``eager``: Dynamo's graph as it is. ``capture``: AOTAutograd's graphs, cut by torch's own partition. ``partition``: cut
+by ours. ``passes``: with passes, operator by operator. ``inductor``: everything, compiled as the options say."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a compilation ends.
+
+    Attributes:
+        stage: the last stage that runs.
+        passes: how many passes run, from the first; all of them when ``None``.
+        sites: at how many match sites the last of these passes may rewrite, over all graphs; a pass that claims none
+            counts one a graph.
+        lowerings: how many operators Inductor lowers itself, over all graphs; the others are called as they are.
+        check: whether each pass is checked by value; at stage ``inductor``, whether what Inductor makes of each graph is.
+        suspect: the node whose lowering is to blame, where that is known.
+        record: a file that is told what was met.
+    """
+
+    stage: Stage = "inductor"
+    passes: int | None = None
+    sites: int | None = None
+    lowerings: int | None = None
+    check: bool = False
+    suspect: str = ""
+    record: str | None = None
+
+    def to_json(self) -> str:
+        """As text for the environment variable: what is not at its default."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return json.dumps({k: v for k, v in values.items() if v != Limits.__dataclass_fields__[k].default})
+
+    @classmethod
+    def from_json(cls, text: str) -> Limits:
+        """Of the variable's text.
+
+        Raises:
+            ValueError: for text that :meth:`to_json` never wrote.
+
+        >>> Limits.from_json('{"stage": "passes", "passes": 2}').passes
+        2
+        """
+        limits = cls(**json.loads(text))
+        if limits.stage not in get_args(Stage):
+            raise ValueError(
+                f"{VARIABLE}: unknown stage {limits.stage!r}; choose from {', '.join(get_args(Stage))}"
+            )
+        return limits
+
+    def allowed_passes(self, passes: Sequence[Pass]) -> tuple[Pass, ...]:
+        """Those of ``passes`` (in the order in which they run) that may run; the last one limited to its sites."""
+        progress.note("passes", [item.name for item in passes])
+        if self.stage in ("eager", "capture", "partition"):
+            return ()
+        allowed = tuple(passes[: self.passes])
+        if self.passes and len(allowed) == self.passes and not self.check:
+            return (*allowed[:-1], _limited(allowed[-1], self.sites))
+        return allowed
+
+
+@dataclass
+class Record:
+    """What a limited compilation met, for the search: written to the file as soon as it is known."""
+
+    passes: list[str] = field(default_factory=list)
+    sites: list[str] = field(default_factory=list)
+    lowerings: list[str] = field(default_factory=list)
+    suspects: list[str] = field(default_factory=list)
+    repro: str = ""
+
+
+class _Progress:
+    """The one owner of this process's record and counts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._record = Record()
+
+    def reset(self) -> None:
+        """Start counting anew."""
+        with self._lock:
+            self._record = Record()
+
+    def note(self, name: str, value: Any) -> None:
+        """Set a field of the record."""
+        with self._lock:
+            setattr(self._record, name, value)
+            self._write()
+
+    def count(self, name: str, what: str) -> int:
+        """Add to a list of the record; returns the position."""
+        with self._lock:
+            found = getattr(self._record, name)
+            found.append(what)
+            self._write()
+            return len(found) - 1
+
+    def _write(self) -> None:
+        limits = in_force()
+        if limits is not None and limits.record:
+            partial = Path(limits.record + ".part")
+            partial.write_text(json.dumps(dataclasses.asdict(self._record)))
+            partial.replace(limits.record)
+
+
+progress = _Progress()
+
+
+def in_force() -> Limits | None:
+    """What the environment variable says; ``None`` when it is not set.
+
+    Raises:
+        ValueError: when it holds something else.
+    """
+    text = os.environ.get(VARIABLE)
+    return Limits.from_json(text) if text else None
+
+
+@contextmanager
+def limited_lowerings() -> Iterator[None]:
+    """Inside, Inductor lowers only as many operators as the limits in force allow."""
+    limits = in_force()
+    if limits is None or limits.stage != "inductor":
+        yield
+        return
+
+    def allowed(node: str) -> bool:
+        position = progress.count("lowerings", node)
+        return limits.lowerings is None or position < limits.lowerings
+
+    with filter_lowerings(allowed):
+        yield
+
+
+def _limited(item: Pass, sites: int | None) -> Pass:
+    """The pass, rewriting at its first ``sites`` match sites only."""
+
+    def allowed(name: str) -> bool:
+        position = progress.count("sites", name)
+        return sites is None or position < sites
+
+    def apply(gm: fx.GraphModule) -> bool:
+        with collect_sites() as found:
+            trial = copy_graph(gm)
+            changed = item.apply(trial)
+        if not found.claimed:
+            return item.apply(gm) if changed and allowed(f"graph of {len(gm.graph.nodes)} nodes") else False
+        verdicts = [allowed(str(site.location)) for site in found.claimed]
+        with collect_sites(_position_in(verdicts)):
+            return item.apply(gm)
+
+    return FunctionPass(function=apply, name=item.name, contract=item.contract)
+
+
+def _position_in(verdicts: list[bool]) -> Callable[[int], bool]:
+    return lambda index: verdicts[index] if index < len(verdicts) else verdicts[-1]

@@ -1,0 +1,299 @@
+"""Running passes over a graph: in the order of their contracts, timed, recorded, and checked after each change."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from fxpasses._torch import new_nodes
+from fxpasses.errors import ContractError, PassError
+from fxpasses.graphs.provenance import failing_node
+from fxpasses.graphs.rewriting import subgraphs
+from fxpasses.pass_manager.contract import Check, GraphKind, Pass
+from fxpasses.pass_manager.groups import Fixpoint, FixpointWarning
+from fxpasses.pass_manager.inheritance import inherit_provenance
+from fxpasses.pass_manager.metadata import Difference, refresh
+from fxpasses.pass_manager.ordering import in_order
+from fxpasses.pass_manager.runs import PassRun, Snapshot
+from fxpasses.pass_manager.sites import Sites, collect_sites
+from fxpasses.pass_manager.structure import Facts, check_structure
+
+__all__ = ["Check", "PassManager", "PassRun"]
+
+log = logging.getLogger(__name__)
+
+
+class PassManager:
+    """Passes, put into an order that their contracts allow, and run on each graph that they take.
+
+    After each pass that changed something, the fake values below what it changed are brought up to date, and the structure
+    of the graph is compared with what it was (:mod:`fxpasses.pass_manager.structure`).
+
+    Attributes:
+        passes: the passes as they were given.
+        checks: further checks, called around each pass.
+
+    >>> import torch
+    >>> from fxpasses import PassManager
+    >>> from fxpasses.passes import DeadCodeElimination
+    >>> def f(x):
+    ...     unused = x.cos()
+    ...     return x.sin()
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> gm = make_fx(f)(torch.ones(3))
+    >>> [run.removed for run in PassManager([DeadCodeElimination()]).run(gm, "inference")]
+    [('cos',)]
+    """
+
+    def __init__(
+        self,
+        passes: Iterable[Pass],
+        checks: Iterable[Check] = (),
+        *,
+        structure: bool = True,
+        holds: Sequence[str] = (),
+    ) -> None:
+        """Put the passes into order.
+
+        Args:
+            passes: the passes; among those that may run in any order, the first comes first.
+            checks: checks to call around each pass, after the structure check.
+            structure: whether to check the structure of the graph after each pass.
+            holds: properties that passes may require and that hold from the start.
+
+        Raises:
+            TypeError: when an item is not a :class:`Pass`.
+            ContractError: when a pass has no name, when two passes conflict, require each other, have the same name, or when a pass requires what
+                nothing provides.
+        """
+        if isinstance(passes, str) or not isinstance(passes, Iterable):
+            raise TypeError(f"PassManager: expected a list of Pass objects, got {passes!r}")
+        self.passes = tuple(passes)
+        self.checks = tuple(checks)
+        self._structure = structure
+        for item in self.passes:
+            if not isinstance(item, Pass):
+                raise TypeError(
+                    f"PassManager: expected Pass objects, got {item!r}; wrap a function with fxpasses.graph_pass"
+                )
+            if not isinstance(getattr(item, "name", None), str):
+                raise ContractError(
+                    f"{type(item).__qualname__} has no name: give the class one, name = 'what_it_does'"
+                )
+        self._order = in_order(self.passes, holds)
+
+    def order(self, kind: GraphKind) -> list[Pass]:
+        """The passes for one kind of graph in the order in which they run.
+
+        Raises:
+            ContractError: there is no such kind of graph.
+        """
+        if kind not in self._order:
+            raise ContractError(f"unknown kind of graph {kind!r}; choose from {', '.join(self._order)}")
+        return list(self._order[kind])
+
+    def run(self, gm: fx.GraphModule, kind: GraphKind) -> list[PassRun]:
+        """Run every pass that takes graphs of this kind on ``gm``, in place; returns a record of each run.
+
+        Raises:
+            ContractError: there is no such kind of graph; nothing has run.
+            TypeError: ``gm`` is no GraphModule.
+            PassError: when a pass raises or leaves a graph that is wrong (:class:`~fxpasses.StructureError`): names
+                the pass, the match site, the node and the user's line. ``gm`` is then in an undefined state.
+        """
+        passes = self.order(kind)
+        if not isinstance(gm, fx.GraphModule):
+            raise TypeError(f"PassManager.run: expected a torch.fx.GraphModule, got {gm!r}")
+        graph = _Graph(gm, kind, self.checks, self._structure)
+        runs: list[PassRun] = []
+        for item in passes:
+            if isinstance(item, Fixpoint):
+                runs += _run_group(item, graph)
+            else:
+                runs.append(graph.run(item))
+        if any(run.changed for run in runs):
+            gm.recompile()
+        return runs
+
+    def identity(self) -> tuple[str, ...] | None:
+        """Hash of everything that decides the result, or ``None`` when one of the passes has none."""
+        identities = [item.identity() for item in self.passes]
+        return None if None in identities else tuple(identities)  # type: ignore[arg-type]
+
+
+def _run_group(group: Fixpoint, graph: _Graph) -> list[PassRun]:
+    members = [item for item in group.passes if graph.kind in item.contract.graphs]
+    runs: list[PassRun] = []
+    for number in range(1, group.limit + 1):
+        latest = [graph.run(item, round=number) for item in members]
+        runs += latest
+        if not any(run.changed for run in latest):
+            return runs
+    busy = ", ".join(repr(run.name) for run in latest if run.changed)
+    warnings.warn(
+        f"fixpoint group {group.name!r} stopped after its limit of {group.limit} rounds; {busy} still changed the "
+        f"{graph.kind} graph: raise the limit, or look for passes that undo each other",
+        FixpointWarning,
+        stacklevel=3,
+    )
+    return runs
+
+
+@dataclass
+class _Change:
+    """What a pass did to a graph: names of the nodes that are new, gone and modified, and the same of the graphs inside."""
+
+    after: Snapshot
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    modified: tuple[str, ...] = ()
+    reordered: bool = False
+    inner: dict[str, _Change] = field(default_factory=dict)
+
+    @property
+    def really(self) -> bool:
+        """Whether there is any difference."""
+        return bool(self.added or self.removed or self.modified or self.reordered) or any(
+            change.really for change in self.inner.values()
+        )
+
+    def add(self, name: str, change: _Change) -> None:
+        """Include what was changed in a graph inside."""
+        self.inner[name] = change
+        for part in ("added", "removed", "modified"):
+            names = tuple(f"{name}.{node}" for node in getattr(change, part))
+            setattr(self, part, getattr(self, part) + names)
+
+
+class _Graph:
+    """A graph while passes run on it, with what is known about it between two of them."""
+
+    def __init__(
+        self, gm: fx.GraphModule, kind: GraphKind, checks: tuple[Check, ...], structure: bool
+    ) -> None:
+        self.gm, self.kind, self.checks, self.structure = gm, kind, checks, structure
+        self._snapshot = Snapshot(gm.graph)
+        self._facts: Facts | None = None
+        self._inner = {name: _Graph(graph, kind, (), structure) for name, graph in subgraphs(gm).items()}
+        """The graphs that operators such as ``torch.cond`` are given."""
+
+    def run(self, item: Pass, round: int = 0) -> PassRun:
+        """Run one pass, bring the metadata up to date, and check the result."""
+        before = self._snapshot
+        checking = time.perf_counter()
+        self._prepare()
+        remembered = [check.before(item, self.gm, self.kind) for check in self.checks]
+        start = time.perf_counter()
+        changed, sites = self._apply(item)
+        applied = time.perf_counter()
+        change = self._change()
+        if change.really and not changed:
+            raise PassError(
+                "apply returned False but changed the graph", pass_name=item.name, graph=self.kind
+            )
+        after = change.after
+        if changed:
+            self._settle(item, change, sites)
+            for check, memory in zip(self.checks, remembered, strict=True):
+                check.after(item, self.gm, self.kind, memory, tuple(sites.claimed))
+            after = self._snapshot
+        run = PassRun(
+            name=item.name,
+            graph=self.kind,
+            changed=change.really,
+            seconds=applied - start,
+            nodes_before=len(before.entries),
+            nodes_after=len(after.entries),
+            added=change.added,
+            removed=change.removed,
+            modified=change.modified,
+            sites=tuple(sites.claimed),
+            check_seconds=time.perf_counter() - applied + start - checking,
+            round=round,
+            options=str(item),
+            _before=before,
+            _after=after,
+        )
+        log.debug("%s", run)
+        return run
+
+    def _prepare(self) -> None:
+        """Know all that the structure check compares with."""
+        if self.structure and self._facts is None:
+            self._facts = Facts(self.gm.graph, self._snapshot)
+        for graph in self._inner.values():
+            graph._prepare()
+
+    def _change(self) -> _Change:
+        """What is different from the last snapshot, in the graphs inside, too."""
+        before, after = self._snapshot, Snapshot(self.gm.graph)
+        if before.is_untouched(after):
+            change = _Change(after)
+        else:
+            differing = before.changed(after)
+            change = _Change(
+                after,
+                tuple(entry.name for entry in differing if entry.node not in before.by_node),
+                tuple(entry.name for entry in before.entries if entry.node not in after.by_node),
+                tuple(entry.name for entry in differing if entry.node in before.by_node),
+                [e.node for e in before.entries] != [e.node for e in after.entries],
+            )
+        for name, graph in self._inner.items():
+            if subgraphs(self.gm).get(name) is graph.gm:
+                change.add(name, graph._change())
+        return change
+
+    def _settle(self, item: Pass, change: _Change, sites: Sites) -> None:
+        """Bring the metadata up to date, check the structure, and remember the graph as it is now."""
+        for name, inner in change.inner.items():
+            if inner.really:
+                self._inner[name]._settle(item, inner, sites)
+        inherit_provenance(self._snapshot, change.after)
+        differences = self._refresh(item, self._snapshot, change.after)
+        if self._facts is not None:
+            self._facts = check_structure(
+                item, self.gm, self.kind, self._facts, differences, tuple(sites.claimed), sites.made_at
+            )
+        self._snapshot = self._facts.snapshot if self._facts is not None else Snapshot(self.gm.graph)
+        self._inner = {
+            name: self._inner[name] if name in change.inner else _Graph(graph, self.kind, (), self.structure)
+            for name, graph in subgraphs(self.gm).items()
+        }
+
+    def _apply(self, item: Pass) -> tuple[bool, Sites]:
+        try:
+            with collect_sites() as sites, new_nodes(self.gm, sites.made):
+                changed = item.apply(self.gm)
+        except PassError:
+            raise
+        except Exception as error:
+            raise PassError(
+                f"{type(error).__name__}: {error}",
+                failing_node(error, self.gm),
+                pass_name=item.name,
+                graph=self.kind,
+            ) from error
+        if not isinstance(changed, bool):
+            raise PassError(
+                f"apply returned {changed!r}; it must return whether it changed anything, True or False",
+                pass_name=item.name,
+                graph=self.kind,
+            )
+        return changed, sites
+
+    def _refresh(self, item: Pass, before: Snapshot, after: Snapshot) -> list[Difference]:
+        """Compute fake values again where calls, or values that the pass has set, are new."""
+        try:
+            return refresh(self.gm, before.touched(after), before)
+        except Exception as error:
+            raise PassError(
+                f"the graph cannot be run any more: {type(error).__name__}: {error}",
+                failing_node(error, self.gm),
+                pass_name=item.name,
+                graph=self.kind,
+            ) from error

@@ -1,0 +1,259 @@
+"""What a pass did to a graph: a snapshot of the graph before and one after, and the record that compares them.
+
+A snapshot holds the nodes' arguments as they were. Taking one costs a walk over the graph; texts and differences are
+worked out when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from fxpasses.graphs.rewriting import same_size
+from fxpasses.pass_manager.contract import GraphKind
+from fxpasses.pass_manager.sites import MatchSite
+
+__all__ = ["Entry", "PassRun", "Snapshot", "same_argument"]
+
+
+class Entry(NamedTuple):
+    """One node as it was when the snapshot was taken."""
+
+    node: fx.Node
+    name: str
+    target: Any
+    args: Any
+    kwargs: Any
+    value: Any
+
+
+class Snapshot:
+    """The nodes of a graph as they are now: unaffected by what happens to the graph later."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.entries = [Entry(n, n.name, n.target, n.args, n.kwargs, n.meta.get("val")) for n in graph.nodes]
+
+    @functools.cached_property
+    def by_node(self) -> dict[fx.Node, Entry]:
+        """The entry of each node."""
+        return {entry.node: entry for entry in self.entries}
+
+    @property
+    def output(self) -> Any:
+        """What the graph returned."""
+        return self.entries[-1].args[0]
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """The names of all nodes."""
+        return frozenset(entry.name for entry in self.entries)
+
+    def is_untouched(self, later: Snapshot) -> bool:
+        """Whether not even the objects that hold the arguments of a node are other ones than here."""
+        return len(self.entries) == len(later.entries) and all(
+            a.node is b.node and a.args is b.args and a.kwargs is b.kwargs and a.target is b.target
+            for a, b in zip(self.entries, later.entries, strict=True)
+        )
+
+    def changed(self, later: Snapshot) -> list[Entry]:
+        """The entries of ``later`` that are new or call something else, or on something else, than here."""
+        known = self.by_node
+        found = []
+        for entry in later.entries:
+            old = known.get(entry.node)
+            if old is None or not _same_call(old, entry):
+                found.append(entry)
+        return found
+
+    def touched(self, later: Snapshot) -> set[fx.Node]:
+        """The nodes of ``later`` whose value may not be what their call gives: changed calls, and values that were set."""
+        known = self.by_node
+        found = {entry.node for entry in self.changed(later)}
+        return found | {
+            e.node for e in later.entries if e.node in known and known[e.node].value is not e.value
+        }
+
+    def text(self) -> str:
+        """The graph, one node a line: ``name: f32[2, 3] = operator(arguments)``."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        names = {entry.node: entry.name for entry in self.entries}
+        for entry in self.entries:
+            node = entry.node
+            arguments = [_text(a, names) for a in entry.args]
+            arguments += [f"{key}={_text(value, names)}" for key, value in entry.kwargs.items()]
+            if node.op == "output":
+                yield f"return {', '.join(arguments)}"
+                continue
+            described = f": {described}" if (described := _describe(entry.value)) else ""
+            target = entry.target if node.op in ("call_function", "get_attr") else node.op
+            call = f"{target}({', '.join(arguments)})" if node.op == "call_function" else str(target)
+            yield f"{entry.name}{described} = {call}"
+
+
+@dataclass(frozen=True)
+class PassRun:
+    """What one pass did to one graph.
+
+    Attributes:
+        name: the pass.
+        graph: the kind of graph.
+        changed: whether it changed anything.
+        seconds: how long the pass took.
+        check_seconds: how long it took to bring metadata up to date and to check the result.
+        nodes_before: number of nodes when it started.
+        nodes_after: number of nodes when it was done.
+        added: names of the nodes that are new.
+        removed: names of the nodes that are gone.
+        modified: names of the nodes that stay and call something else, or on something else.
+        sites: the places that the pass said it rewrites (see :mod:`fxpasses.pass_manager.sites`).
+        round: which round of its fixpoint group this was, from 1; 0 outside of any.
+        options: the pass with its options as text.
+    """
+
+    name: str
+    graph: GraphKind
+    changed: bool
+    seconds: float
+    nodes_before: int
+    nodes_after: int
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    sites: tuple[MatchSite, ...] = ()
+    modified: tuple[str, ...] = ()
+    check_seconds: float = 0.0
+    round: int = 0
+    options: str = ""
+    _before: Snapshot | None = field(default=None, repr=False, compare=False)
+    _after: Snapshot | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def matches(self) -> int:
+        """Number of match sites that were rewritten."""
+        return sum(site.applied for site in self.sites)
+
+    @functools.cached_property
+    def before(self) -> str:
+        """The graph before the pass as text."""
+        return self._before.text() if self._before is not None else ""
+
+    @functools.cached_property
+    def after(self) -> str:
+        """The graph after the pass as text."""
+        return self._after.text() if self._after is not None else ""
+
+    @property
+    def diff(self) -> str:
+        """What is different, as a unified diff with three lines of context; "" when nothing is."""
+        lines = difflib.unified_diff(
+            self.before.splitlines(), self.after.splitlines(), "before", "after", lineterm=""
+        )
+        return "\n".join(lines)
+
+    def to_dict(self, texts: bool = True) -> dict[str, Any]:
+        """The record as plain data, with the texts of the graphs or (quicker) without."""
+        data: dict[str, Any] = {
+            "name": self.name,
+            "options": self.options,
+            "graph": self.graph,
+            "changed": self.changed,
+            "round": self.round,
+            "seconds": self.seconds,
+            "check_seconds": self.check_seconds,
+            "nodes_before": self.nodes_before,
+            "nodes_after": self.nodes_after,
+            "added": list(self.added),
+            "removed": list(self.removed),
+            "modified": list(self.modified),
+            "matches": self.matches,
+            "sites": [
+                {
+                    "index": site.index,
+                    "applied": site.applied,
+                    "node": site.location.node,
+                    "target": site.location.target,
+                    "source": site.location.source,
+                    "module": site.location.module,
+                }
+                for site in self.sites
+            ],
+        }
+        if texts:
+            data |= {"before": self.before, "after": self.after, "diff": self.diff}
+        return data
+
+    def to_json(self, texts: bool = True, indent: int | None = None) -> str:
+        """The record as JSON."""
+        return json.dumps(self.to_dict(texts), indent=indent)
+
+    def __str__(self) -> str:
+        took = f"{self.seconds * 1e3:.1f} ms"
+        if self.check_seconds:
+            took += f" and {self.check_seconds * 1e3:.1f} ms to check"
+        rounds = f", round {self.round}" if self.round else ""
+        if not self.changed:
+            return f"{self.name} on {self.graph}{rounds}: nothing to do ({took})"
+        counts = f"+{len(self.added)} -{len(self.removed)} ~{len(self.modified)}"
+        places = f" at {self.matches} of {len(self.sites)} sites" if self.sites else ""
+        return (
+            f"{self.name} on {self.graph}{rounds}: {self.nodes_before} -> {self.nodes_after} nodes "
+            f"({counts}{places}, {took})"
+        )
+
+
+def _same_call(a: Entry, b: Entry) -> bool:
+    if a.target is not b.target and a.target != b.target:
+        return False
+    return same_argument(a.args, b.args) and same_argument(a.kwargs, b.kwargs)
+
+
+def same_argument(a: Any, b: Any, same: Callable[[Any, Any], bool] | None = None) -> bool:
+    """Whether two arguments are the same, without a guard on symbolic sizes; ``same`` decides for what they consist of."""
+    if same is None:
+        if a is b:
+            return True
+        same = same_argument
+    if isinstance(a, fx.Node) or isinstance(b, fx.Node):
+        return False
+    if isinstance(a, (list, tuple)):
+        return isinstance(b, (list, tuple)) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, slice):
+        return isinstance(b, slice) and same((a.start, a.stop, a.step), (b.start, b.stop, b.step))
+    if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt):
+        return same_size(a, b)
+    return type(a) is type(b) and bool(a == b)
+
+
+def _text(argument: Any, names: dict[fx.Node, str]) -> str:
+    if isinstance(argument, fx.Node):
+        return names.get(argument, argument.name)
+    if isinstance(argument, (list, tuple)):
+        inside = ", ".join(_text(a, names) for a in argument)
+        return f"[{inside}]" if isinstance(argument, list) else f"({inside})"
+    return str(argument) if isinstance(argument, torch.SymInt) else repr(argument)
+
+
+_SHORT = {
+    torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.int64: "i64",
+    torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "b8",
+}  # fmt: skip
+
+
+def _describe(value: Any) -> str:
+    """``f32[2, 3]`` of a tensor, the expression of a symbolic number, "" of anything else."""
+    if isinstance(value, torch.Tensor):
+        dtype = _SHORT.get(value.dtype, str(value.dtype).removeprefix("torch."))
+        return f"{dtype}[{', '.join(map(str, value.shape))}]"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(_describe(v) or '-' for v in value)})"
+    return str(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else ""

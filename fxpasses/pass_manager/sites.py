@@ -1,0 +1,98 @@
+"""Match sites: the places of a graph that a pass rewrites, counted so that each can be named, and left out.
+
+A pass asks before it rewrites a place::
+
+    if not claim(node):
+        continue
+
+Outside of a pass manager the answer is always yes. The manager records what was claimed, and a search for a
+wrong rewrite runs the pass again with some of its sites refused. The order in which a pass claims its sites
+must depend on the graph alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from fxpasses.errors import Location
+from fxpasses.graphs.provenance import locate
+
+__all__ = ["MatchSite", "Sites", "claim", "collect_sites"]
+
+
+@dataclass(frozen=True)
+class MatchSite:
+    """One place that a pass wanted to rewrite.
+
+    Attributes:
+        index: its position among the sites of this run of the pass, from 0.
+        location: the node and the user's source line.
+        applied: whether the pass was allowed to rewrite it.
+    """
+
+    index: int
+    location: Location
+    applied: bool
+
+    def __str__(self) -> str:
+        return f"site {self.index}: {self.location}"
+
+
+@dataclass
+class Sites:
+    """The match sites of one run of one pass, in the order in which they were claimed."""
+
+    allowed: Callable[[int], bool]
+    claimed: list[MatchSite] = field(default_factory=list)
+    made_at: dict[fx.Node, int] = field(default_factory=dict)
+    """For nodes that were made since a site was claimed, the index of that site."""
+
+    def made(self, node: fx.Node) -> None:
+        """Note that ``node`` was made for the site that was claimed last."""
+        if self.claimed:
+            self.made_at[node] = self.claimed[-1].index
+
+    @property
+    def applied(self) -> int:
+        """Number of sites that were rewritten."""
+        return sum(site.applied for site in self.claimed)
+
+
+_current: ContextVar[Sites | None] = ContextVar("sites", default=None)
+
+
+def claim(node: fx.Node) -> bool:
+    """Whether the pass that is running may rewrite the place that ``node`` stands for."""
+    sites = _current.get()
+    if sites is None:
+        return True
+    index = len(sites.claimed)
+    allowed = sites.allowed(index)
+    sites.claimed.append(MatchSite(index, locate(node), allowed))
+    return allowed
+
+
+@contextmanager
+def collect_sites(allowed: Callable[[int], bool] = lambda index: True) -> Iterator[Sites]:
+    """Record the sites that are claimed inside, and refuse those whose index is not ``allowed``.
+
+    >>> from torch import fx
+    >>> graph = fx.Graph()
+    >>> nodes = [graph.placeholder(name) for name in "abc"]
+    >>> with collect_sites(lambda index: index != 1) as sites:
+    ...     [claim(node) for node in nodes]
+    [True, False, True]
+    >>> sites.applied, str(sites.claimed[1])
+    (2, "site 1: node 'b' (b)")
+    """
+    sites = Sites(allowed)
+    token = _current.set(sites)
+    try:
+        yield sites
+    finally:
+        _current.reset(token)

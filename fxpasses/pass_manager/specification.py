@@ -1,0 +1,122 @@
+"""Passes written as text: ``constants{max_bytes=1024 min_calls=2},dead_code``, for options and command lines."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Union
+
+from fxpasses.errors import OptionsError, unknown_name
+from fxpasses.pass_manager.contract import Pass, option_fields
+
+__all__ = ["parse_options", "parse_pass", "split_pipeline"]
+
+PassFactory = Callable[..., Pass]
+
+_SPECIFICATION = re.compile(r"^\s*(?P<name>[^\s{}=,]+)\s*(?:\{(?P<options>.*)\}\s*)?$", re.DOTALL)
+_OPTION = re.compile(
+    r"""\s*(?P<name>\w+)(?:=(?P<value>"[^"]*"|'[^']*'|\([^)]*\)|\[[^\]]*\]|[^\s,]+))?(?:\s*,|\s|$)"""
+)
+
+
+def split_pipeline(text: str) -> list[str]:
+    """The passes of a comma-separated pipeline, each with its options.
+
+    >>> split_pipeline("constants{max_bytes=1024, min_calls=2},dead_code")
+    ['constants{max_bytes=1024, min_calls=2}', 'dead_code']
+    """
+    return [part.strip() for part in re.split(r",(?![^{]*\})", text) if part.strip()]
+
+
+def parse_pass(text: str, available: Mapping[str, PassFactory | Pass]) -> Pass:
+    """Make a pass of ``name{option=value}``; the values have the types of the pass's fields.
+
+    A flag without a value is ``True``. Raises OptionsError for a text of another form, and for unknown passes and options,
+    naming the nearest.
+
+    >>> from fxpasses.passes import library
+    >>> parse_pass("constants{max_bytes=1024}", library())
+    FoldConstants(max_bytes=1024, min_calls=4)
+    """
+    form = _SPECIFICATION.match(text)
+    if form is None:
+        raise OptionsError("passes", text, "a pass as name{option=value other=value}")
+    name, options = form["name"], form["options"]
+    if name not in available:
+        valid = [*available, "default"]
+        raise OptionsError("passes", name, valid=valid, problem=unknown_name("pass", name, valid))
+    found = available[name]
+    if isinstance(found, Pass):
+        if not options:
+            return found
+        return dataclasses.replace(found, **parse_options(type(found), options, text))
+    return found(**parse_options(found, options or "", text))
+
+
+def parse_options(kind: Any, text: str, where: str) -> dict[str, Any]:
+    """The values of ``option=value other=value`` by name, with the types that the dataclass ``kind`` gives them.
+
+    Raises:
+        OptionsError: for an unknown option, or a value of another type.
+    """
+    hints = typing.get_type_hints(kind)
+    fields = [field.name for field in option_fields(kind)]
+    values: dict[str, Any] = {}
+    rest = text.strip()
+    while rest:
+        form = _OPTION.match(rest)
+        if form is None:
+            raise OptionsError("passes", where, "options as option=value, separated by spaces")
+        name, value = form["name"], form["value"]
+        if name not in fields:
+            raise OptionsError(
+                "passes", where, valid=fields, problem=unknown_name("pass option", name, fields)
+            )
+        if name in values:
+            raise OptionsError("passes", where, f"option {name!r} once")
+        if value is None and not _fits(True, hints[name]):
+            raise OptionsError("passes", where, f"a value for option {name!r}: {name}=...")
+        values[name] = True if value is None else _convert(value, hints[name], f"{where}: {name}")
+        rest = rest[form.end() :].strip()
+    return values
+
+
+def _convert(text: str, hint: Any, where: str) -> Any:
+    """``text`` as a value of the type ``hint``."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = {"true": True, "false": False, "none": None}.get(text.lower(), text)
+    if _fits(value, hint):
+        return float(value) if hint is float else value
+    if _fits(text, hint):
+        return text
+    if typing.get_origin(hint) is tuple and not isinstance(value, tuple):
+        items = tuple(value) if isinstance(value, list) else (value,)
+        if _fits(items, hint):
+            return items
+    name = hint.__name__ if isinstance(hint, type) else str(hint)
+    raise OptionsError(where, text, f"a value of type {name}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True
+    if origin is Literal:
+        return value in arguments
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, a) for a in arguments)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(v, arguments[0]) for v in value)
+    if hint is None or hint is type(None):
+        return value is None
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, origin or hint)

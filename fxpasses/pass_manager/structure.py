@@ -1,0 +1,344 @@
+"""The structure check: is a rewritten graph well formed, and still about the same memory, effects and metadata?
+
+Cheap enough to be always on: it runs nothing. What it knows about the graph before the pass (:class:`Facts`) is compared
+with the graph after it:
+
+* the graph is well formed, and new nodes have fake values that are what their calls give
+* the inputs are the same; what is returned has the same structure, shapes, strides, types, devices and aliasing
+* nodes that stay keep the metadata that the contract says they keep
+* effects and random draws are all there, in the same order
+* inputs that were written to still are, and no others
+* a value that was read before a write is not read after it, nor the other way round, through whatever alias
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses.checking.memory import Memory, stale_read
+from fxpasses.errors import StructureError
+from fxpasses.graphs.aliasing import AliasInfo, draws_random, has_effect, is_mutating
+from fxpasses.graphs.provenance import locate
+from fxpasses.graphs.rewriting import value_of
+from fxpasses.pass_manager.contract import Check, GraphKind, Pass
+from fxpasses.pass_manager.metadata import Difference, metadata_difference, refresh
+from fxpasses.pass_manager.runs import Snapshot
+from fxpasses.pass_manager.sites import MatchSite
+
+__all__ = ["Facts", "StructureCheck", "check_structure"]
+
+
+class Facts:
+    """What the structure check remembers of a graph.
+
+    Attributes:
+        snapshot: the nodes.
+        effects: the nodes with effects, in order.
+        draws: the nodes that draw random numbers, in order.
+        writes: the nodes that write to an argument, in order.
+        written_inputs: names of the inputs and attributes that the graph writes to, each with the last write.
+        memory: which writes each node can see, or ``None`` for a graph without writes.
+    """
+
+    def __init__(self, graph: fx.Graph, snapshot: Snapshot | None = None) -> None:
+        self.snapshot = Snapshot(graph) if snapshot is None else snapshot
+        calls = [entry.node for entry in self.snapshot.entries if entry.node.op == "call_function"]
+        with_effect = {
+            node.target: has_effect(node) for node in {node.target: node for node in calls}.values()
+        }
+        self.effects = [node for node in calls if with_effect[node.target]]
+        self.draws = [node for node in calls if draws_random(node)]
+        self.writes = [node for node in calls if is_mutating(node)]
+        self._aliases = AliasInfo(graph)
+        self.written_inputs = {
+            root.name: write
+            for write in self.writes
+            for root in self._aliases.written_by(write)
+            if root.op in ("placeholder", "get_attr")
+        }
+        self.memory = Memory(graph, self._aliases, self.writes) if self.writes else None
+
+    @functools.cached_property
+    def outputs(self) -> list[Any]:
+        """What is returned: nodes and constants, nesting left out."""
+        found: list[Any] = []
+        fx.node.map_aggregate(self.snapshot.output, lambda a: found.append(a) or a)  # type: ignore[func-returns-value]
+        return found
+
+    @functools.cached_property
+    def output_aliases(self) -> list[tuple[frozenset[str], frozenset[int]] | None]:
+        """For each output: the inputs that it may share memory with, and the first outputs that it does."""
+        first: dict[fx.Node, int] = {}
+        found: list[tuple[frozenset[str], frozenset[int]] | None] = []
+        for position, value in enumerate(self.outputs):
+            if not isinstance(value, fx.Node):
+                found.append(None)
+                continue
+            roots = self._aliases.roots(value)
+            inputs = frozenset(root.name for root in roots if root.op in ("placeholder", "get_attr"))
+            found.append((inputs, frozenset(first.setdefault(root, position) for root in roots)))
+        return found
+
+
+class StructureCheck(Check):
+    """The structure check as a :class:`~fxpasses.pass_manager.manager.Check`, for a manager that was told to leave it out."""
+
+    def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> Facts:
+        return Facts(gm.graph)
+
+    def after(
+        self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Facts, sites: tuple[MatchSite, ...]
+    ) -> None:
+        before = remembered.snapshot
+        differences = refresh(gm, before.touched(Snapshot(gm.graph)), before)
+        check_structure(item, gm, kind, remembered, differences, sites)
+
+
+def check_structure(
+    item: Pass,
+    gm: fx.GraphModule,
+    kind: GraphKind,
+    before: Facts,
+    differences: Sequence[Difference],
+    sites: tuple[MatchSite, ...] = (),
+    made_at: Mapping[fx.Node, int] | None = None,
+) -> Facts:
+    """Check a graph that ``item`` has changed; returns the facts about it.
+
+    Args:
+        item: the pass.
+        gm: the graph after the pass, with its metadata brought up to date.
+        kind: the kind of graph.
+        before: the facts about the graph before the pass.
+        differences: what was recorded otherwise than computed when the metadata was brought up to date.
+        sites: the places that the pass rewrote.
+        made_at: for new nodes, the index of the site that they were made for.
+
+    Raises:
+        StructureError: naming the pass, what is wrong, the node, the user's line and the match site.
+    """
+    check = _Comparison(item, kind, before, sites, made_at or {})
+    check.is_well_formed(gm)
+    after = Facts(gm.graph)
+    check.values_are_true(gm, differences)
+    check.inputs_are_kept(after)
+    check.metadata_is_kept(after)
+    check.outputs_are_kept(after)
+    check.order_is_kept("effect", "effects", before.effects, after.effects)
+    if item.contract.numerics != "none":
+        check.order_is_kept("random draw", "random numbers", before.draws, after.draws)
+    check.writes_are_kept(after)
+    if before.memory is not None or after.memory is not None:
+        check.reads_are_kept(gm, after)
+    return after
+
+
+_NEIGHBOURS = 64
+"""How many nodes around a wrong one are searched for the match site that it belongs to."""
+
+
+class _Comparison:
+    """One run of the check: every method raises when something is wrong."""
+
+    def __init__(
+        self,
+        item: Pass,
+        kind: GraphKind,
+        before: Facts,
+        sites: tuple[MatchSite, ...],
+        made_at: Mapping[fx.Node, int],
+    ) -> None:
+        self.item, self.kind, self.before, self.sites, self.made_at = item, kind, before, sites, made_at
+
+    def is_well_formed(self, gm: fx.GraphModule) -> None:
+        try:
+            gm.graph.lint()
+        except Exception as error:
+            reason = f"the graph is not well formed afterwards: {error}"
+            raise self._error("lint", reason, None) from error
+
+    def values_are_true(self, gm: fx.GraphModule, differences: Sequence[Difference]) -> None:
+        """New nodes, and those whose value the pass has set, have the value that their call gives."""
+        known = self.before.snapshot.by_node
+        for found in differences:
+            old = known.get(found.node)
+            if (old is None or old.value is not found.recorded) and not found.follows:
+                reason = f"its recorded value is not what the call gives: {found.problem}; make nodes with fxpasses.insert_call"
+                raise self._error("metadata", reason, found.node)
+        has_values = any(entry.value is not None for entry in self.before.snapshot.entries)
+        for node in gm.graph.nodes if has_values else ():
+            if node.op == "call_function" and "val" not in node.meta and node.users:
+                old = known.get(node)
+                if old is None or old.value is not None:
+                    reason = "a new node has no fake value, and none can be computed; make nodes with fxpasses.insert_call"
+                    raise self._error("metadata", reason, node)
+
+    def inputs_are_kept(self, after: Facts) -> None:
+        """The graph is called with the same values, in the same order."""
+        was, now = (
+            [entry.name for entry in snapshot.entries if entry.node.op == "placeholder"]
+            for snapshot in (self.before.snapshot, after.snapshot)
+        )
+        if was != now:
+            reason = f"the graph took the inputs {', '.join(was)} before and takes {', '.join(now)} now"
+            raise self._error("inputs", reason, None)
+
+    def outputs_are_kept(self, after: Facts) -> None:
+        was, now = self.before.outputs, after.outputs
+        if len(was) != len(now) or _shape(self.before.snapshot.output) != _shape(after.snapshot.output):
+            reason = f"the graph returned {len(was)} values before and returns {len(now)} now"
+            if len(was) == len(now):
+                reason = "the graph returns its values in another structure"
+            raise self._error("outputs", reason, None)
+        values = self.before.snapshot.by_node
+        for position, (a, b) in enumerate(zip(was, now, strict=True)):
+            a_value = values[a].value if isinstance(a, fx.Node) else a
+            b_value = value_of(b) if isinstance(b, fx.Node) else b
+            if (a is None) != (b is None):
+                reason = f"output {position} was {_describe(a_value)} and is {_describe(b_value)}"
+                raise self._error("outputs", reason, _more_telling(b, a))
+            if (problem := metadata_difference(a_value, b_value)) is not None:
+                reason = f"output {position}: {problem}"
+                raise self._error("outputs", reason, _more_telling(b, a))
+        for position, (a, b) in enumerate(zip(was, now, strict=True)):
+            if self._is_moved(position, a, b, now):
+                reason = f"output {position} was {a.name}, which is output {now.index(a)} now"
+                raise self._error("outputs", reason, b)
+        for position, (a_memory, b_memory) in enumerate(
+            zip(self.before.output_aliases, after.output_aliases, strict=True)
+        ):
+            if a_memory != b_memory:
+                was_own, is_now = _sharing(position, a_memory), _sharing(position, b_memory)
+                reason = f"output {position} {was_own} before, and {is_now} now"
+                raise self._error("aliasing", reason, _more_telling(now[position], was[position]))
+
+    def _is_moved(self, position: int, a: Any, b: Any, now: list[Any]) -> bool:
+        """Whether an output has changed places with another one."""
+        if a is b or not isinstance(a, fx.Node) or not isinstance(b, fx.Node) or a not in now:
+            return False
+        was = self.before.outputs
+        return b in was and was.count(a) == now.count(a) and was.count(b) == now.count(b)
+
+    def metadata_is_kept(self, after: Facts) -> None:
+        """Nodes that stay keep their metadata, as far as the contract says so."""
+        promise = self.item.contract.metadata
+        known = self.before.snapshot.by_node
+        for entry in after.snapshot.entries:
+            old = known.get(entry.node)
+            if old is None or old.value is entry.value or entry.value is None or old.target != entry.target:
+                continue
+            if entry.node.op == "placeholder":
+                problem = metadata_difference(old.value, entry.value)
+            elif promise == "outputs":
+                continue
+            else:
+                problem = metadata_difference(old.value, entry.value, strides=promise == "exact")
+            if problem is not None:
+                reason = (
+                    f"{problem}, but the contract says metadata={promise!r}: nodes that stay keep "
+                    f"{'shape, dtype, device and stride' if promise == 'exact' else 'shape, dtype and device'}"
+                )
+                raise self._error("metadata", reason, entry.node)
+
+    def order_is_kept(self, one: str, many: str, was: list[fx.Node], now: list[fx.Node]) -> None:
+        """All of them are there, in their order; a new one may stand for one that is gone if it is the same call."""
+        if was == now:
+            return
+        present, known = set(now), set(was)
+        if [n for n in was if n in present] != [n for n in now if n in known]:
+            kept = [n for n in was if n in present]
+            moved = next(a for a, b in zip(kept, [n for n in now if n in known], strict=True) if a is not b)
+            raise self._error("order", f"{many} come in another order than before", moved)
+        before_calls = [self._call(self.before.snapshot, n) for n in was]
+        now_calls = [(str(n.target), _describe(value_of(n))) for n in now]
+        if before_calls == now_calls:
+            return
+        gone = next((n for n in was if n not in present), None)
+        article = "an" if one[0] in "aeiou" else "a"
+        if len(now) < len(was):
+            raise self._error("order", f"{article} {one} is gone: {len(was)} before, {len(now)} now", gone)
+        new = next((n for n in now if n not in known), gone)
+        raise self._error("order", f"the {many} are not the same as before", new)
+
+    def _call(self, snapshot: Snapshot, node: fx.Node) -> tuple[str, str]:
+        entry = snapshot.by_node[node]
+        return str(entry.target), _describe(entry.value)
+
+    def writes_are_kept(self, after: Facts) -> None:
+        was, now = self.before.written_inputs, after.written_inputs
+        for root in was.keys() - now.keys():
+            raise self._error("mutation", f"input {root!r} is not written to any more", was[root])
+        for root in now.keys() - was.keys():
+            raise self._error("mutation", f"input {root!r} is written to now", now[root])
+
+    def reads_are_kept(self, gm: fx.GraphModule, after: Facts) -> None:
+        found = stale_read(gm.graph, self.before.snapshot, self.before.memory, after.memory)
+        if found is not None:
+            node, reason = found
+            raise self._error("stale alias", reason, node)
+
+    def _error(self, problem: str, reason: str, node: Any) -> StructureError:
+        location = locate(node) if isinstance(node, fx.Node) else None
+        site = self._site_of(node) if isinstance(node, fx.Node) else None
+        if site is None and len(applied := [s for s in self.sites if s.applied]) == 1:
+            site = applied[0]
+        where = f" ({site})" if site is not None else ""
+        return StructureError(
+            reason + where,
+            location,
+            pass_name=self.item.name,
+            graph=self.kind,
+            problem=problem,
+            site=site.index if site is not None else None,
+        )
+
+    def _site_of(self, node: fx.Node) -> MatchSite | None:
+        """The site that a node belongs to: it was made for it, was claimed itself, or is the nearest to such a node."""
+        by_name = {site.location.node: site for site in self.sites if site.applied}
+        pending, seen = [node], {node}
+        while pending and len(seen) < _NEIGHBOURS:
+            current = pending.pop(0)
+            if (index := self.made_at.get(current)) is not None:
+                return self.sites[index]
+            if current.name in by_name:
+                return by_name[current.name]
+            for other in (*current.all_input_nodes, *current.users):
+                if other not in seen:
+                    seen.add(other)
+                    pending.append(other)
+        return None
+
+
+def _shape(argument: Any) -> Any:
+    """The nesting of an output."""
+    if isinstance(argument, (list, tuple)):
+        return [_shape(a) for a in argument]
+    return {k: _shape(v) for k, v in argument.items()} if isinstance(argument, dict) else None
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype}{tuple(value.shape)}"
+    return type(value).__name__
+
+
+def _sharing(position: int, memory: tuple[frozenset[str], frozenset[int]] | None) -> str:
+    """With whom an output shares memory, in words."""
+    if memory is None:
+        return "was no tensor"
+    inputs, outputs = memory
+    shared = [f"input {name!r}" for name in sorted(inputs)]
+    shared += [f"output {other}" for other in sorted(outputs) if other != position and not inputs]
+    return f"shared memory with {', '.join(shared)}" if shared else "had memory of its own"
+
+
+def _more_telling(new: Any, old: Any) -> Any:
+    """The node to name for an output: the one returned now, or the one before if only that has a line of the user's."""
+    if isinstance(old, fx.Node) and not (isinstance(new, fx.Node) and locate(new).source):
+        return old
+    return new

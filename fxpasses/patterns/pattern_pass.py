@@ -1,0 +1,192 @@
+"""Rewriting by pattern: what to look for, and what to put in its place, as plain Python functions.
+
+::
+
+    def pattern(x, scale):
+        return torch.softmax(x * scale, -1)
+
+    def replacement(x, scale):
+        return mylib.scaled_softmax(x, scale)
+
+    fuse = pattern_pass(pattern, replacement, (torch.empty(2, 8, 8), 0.5), numerics="tolerance")
+
+Both are traced with fake tensors to the operators that the graph consists of: with Inductor's decompositions and without
+them, whichever is found. They take tensors, which match any value, and numbers, which match any constant. Sizes do
+not matter: each place that looks right is compared again with the pattern traced for the sizes there.
+
+A place is left alone when something else uses a value from the middle of it, when memory that it reads is written to meanwhile,
+when the replacement would alias other values than the pattern and somebody could tell, when its results have other
+shapes, strides, types or devices, when it mixes forward and backward, and when the guard ``where`` says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from fxpasses.errors import PatternError
+from fxpasses.pass_manager.contract import Contract, GraphKind, Metadata, Numerics, Pass
+from fxpasses.patterns.replacing import Match, Replacer
+from fxpasses.patterns.tracing import ExampleTensor, TracedPattern
+
+__all__ = ["Match", "NoMatchWarning", "PatternPass", "pattern_pass", "replace_pattern"]
+
+log = logging.getLogger(__name__)
+
+Guard = Callable[[Match], bool]
+
+
+class NoMatchWarning(UserWarning):
+    """A pattern that was expected to occur in a graph does not."""
+
+
+def replace_pattern(
+    gm: fx.GraphModule,
+    pattern: Callable[..., Any],
+    replacement: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    where: Guard | None = None,
+    expect_match: bool = False,
+) -> int:
+    """Replace every occurrence of ``pattern`` in ``gm`` that may be replaced; returns how many.
+
+    Each occurrence is claimed as a match site (:func:`fxpasses.pass_manager.sites.claim`) in the order of the graph.
+
+    Args:
+        gm: the graph, rewritten in place.
+        pattern: the function to look for. Returns a tensor or a tuple of tensors; calls no operator that writes to
+            its arguments.
+        replacement: a function of the same parameters, with as many results.
+        inputs: an example for each parameter: a tensor of any size (its number of dimensions and its type may
+            matter to the operators that ``pattern`` calls), or a number that does not occur in ``pattern`` otherwise.
+        where: a guard over the metadata of a match; it must not add guards on symbolic sizes.
+        expect_match: whether to warn when nothing is found.
+
+    Raises:
+        PatternError: the functions cannot be traced, or do not fit each other.
+
+    >>> import torch
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> gm = make_fx(lambda x: (x * 3.0).relu().relu(), tracing_mode="fake")(torch.ones(2))
+    >>> replace_pattern(gm, lambda x: x.relu().relu(), lambda x: x.relu(), [torch.ones(4)])
+    1
+    >>> [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
+    ['aten.mul.Tensor', 'aten.relu.default']
+    """
+    traced = TracedPattern(pattern, replacement, tuple(inputs))
+    replacer = Replacer(gm, traced, where)
+    count = replacer.run()
+    for reason, place in replacer.refused:
+        log.debug("%s: match at %s left alone: %s", _name(pattern), place, reason)
+    if expect_match and not count:
+        refused = [f"{place}: {reason}" for reason, place in replacer.refused]
+        near = f"; places that look like it: {'; '.join(refused[:3])}" if refused else ""
+        warnings.warn(
+            f"pattern {_name(pattern)!r} was expected at least once in the graph and has not been replaced{near}",
+            NoMatchWarning,
+            stacklevel=2,
+        )
+    return count
+
+
+@dataclass(frozen=True)
+class PatternPass(Pass):
+    """A pass made of a pattern and its replacement by :func:`pattern_pass`."""
+
+    pattern: Callable[..., Any]
+    replacement: Callable[..., Any]
+    inputs: tuple[Any, ...]
+    name: str  # type: ignore[misc]
+    contract: Contract = dataclasses.field()  # type: ignore[misc]
+    where: Guard | None = None
+    expect_match: bool = True
+
+    def __post_init__(self) -> None:
+        # The values of example tensors are nobody's business, least of all that of the pass's identity.
+        object.__setattr__(self, "inputs", tuple(map(ExampleTensor.of, self.inputs)))
+
+    @property
+    def graphs(self) -> frozenset[GraphKind]:  # type: ignore[override]
+        return self.contract.graphs  # type: ignore[return-value]
+
+    def apply(self, gm: fx.GraphModule) -> bool:
+        replaced = replace_pattern(
+            gm,
+            self.pattern,
+            self.replacement,
+            self.inputs,
+            where=self.where,
+            expect_match=self.expect_match,
+        )
+        return replaced > 0
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def pattern_pass(
+    pattern: Callable[..., Any],
+    replacement: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    name: str | None = None,
+    where: Guard | None = None,
+    expect_match: bool = True,
+    graphs: Sequence[str] | str = ("joint", "inference"),
+    requires: Sequence[str] = (),
+    provides: Sequence[str] = (),
+    invalidates: Sequence[str] = (),
+    conflicts: Sequence[str] = (),
+    numerics: Numerics = "tolerance",
+    metadata: Metadata = "types",
+) -> PatternPass:
+    """Make a pass that replaces a pattern: see :func:`replace_pattern` for the first arguments.
+
+    Args:
+        pattern: the function to look for.
+        replacement: what to put in its place.
+        inputs: an example for each parameter.
+        name: the pass's name; the pattern's by default.
+        where: a guard over each match.
+        expect_match: whether a graph without a match is worth a :class:`NoMatchWarning`.
+        graphs: see :class:`fxpasses.Contract`, as for all that follow.
+        requires: what has to be established before.
+        provides: what is established afterwards.
+        invalidates: what no longer holds afterwards.
+        conflicts: what may not be in the same pipeline.
+        numerics: what happens to results.
+        metadata: what happens to the metadata of the nodes that stay.
+
+    Raises:
+        PatternError: the functions cannot be traced, or do not fit each other.
+        ContractError: the contract is not valid.
+    """
+    for word, function in (("pattern", pattern), ("replacement", replacement), ("where", where)):
+        if not callable(function) and not (function is None and word == "where"):
+            raise PatternError("pattern_pass", f"{word} is {function!r}, not a function")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise PatternError("pattern_pass", f"name is {name!r}, not a text that a pass can be asked for by")
+    TracedPattern(
+        pattern, replacement, tuple(inputs)
+    )  # a pattern that cannot be traced is an error here, not later
+    contract = Contract(graphs, requires, provides, invalidates, conflicts, numerics, metadata)
+    return PatternPass(
+        name=name or _name(pattern),
+        contract=contract,
+        pattern=pattern,
+        replacement=replacement,
+        inputs=tuple(inputs),
+        where=where,
+        expect_match=expect_match,
+    )
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)

@@ -1,0 +1,249 @@
+"""Putting a replacement in the place of a pattern, where nobody can tell: the second half of :mod:`fxpasses.patterns`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses.errors import PatternError
+from fxpasses.graphs.aliasing import AliasInfo, is_mutating
+from fxpasses.graphs.provenance import is_backward, locate
+from fxpasses.graphs.rewriting import insert_call, same_metadata, same_size, value_of
+from fxpasses.pass_manager.sites import claim
+from fxpasses.patterns.matching import find
+from fxpasses.patterns.tracing import TracedFunction, TracedPattern, returned_nodes
+
+__all__ = ["Match", "Replacer"]
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Match:
+    """One occurrence of a pattern.
+
+    Attributes:
+        inputs: what each parameter of the pattern stands for, by name: a node, or a number.
+        nodes: the calls of the pattern, in the order of the graph.
+        outputs: those of them that the pattern returns.
+    """
+
+    inputs: dict[str, Any]
+    nodes: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+
+    @property
+    def anchor(self) -> fx.Node:
+        """The node that stands for the match: its first output."""
+        return self.outputs[0]
+
+    def value(self, name: str) -> Any:
+        """The fake tensor, or the number, that a parameter stands for.
+
+        Comparing a symbolic size of it adds a guard: use ``torch.fx.experimental.symbolic_shapes.statically_known_true``
+        to ask without one.
+        """
+        given = self.inputs[name]
+        return value_of(given) if isinstance(given, fx.Node) else given
+
+
+class Replacer:
+    """Replaces every occurrence in one graph.
+
+    Attributes:
+        refused: the occurrences that were left alone: reason, and place in the user's program.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, traced: TracedPattern, where: Callable[[Match], bool] | None
+    ) -> None:
+        self.graph = gm.graph
+        self.traced = traced
+        self.where = where
+        self.refused: list[tuple[str, str]] = []
+        self._traces: dict[Any, TracedFunction] = {}
+        self._aliases: AliasInfo | None = None
+        self._writes = [node for node in self.graph.nodes if is_mutating(node)]
+
+    def run(self) -> int:
+        """Replace what may be replaced; returns how many occurrences that were."""
+        return sum(self._run_variant(pattern, decompose) for pattern, decompose in self.traced.variants)
+
+    def _run_variant(self, pattern: TracedFunction, decompose: bool) -> int:
+        target = pattern.outputs[0].target
+        count = 0
+        erased: set[fx.Node] = set()
+        for anchor in self.graph.find_nodes(op="call_function", target=target):
+            if anchor in erased:
+                continue
+            match, replacement = self._match(pattern, anchor, decompose)
+            if match is not None and replacement is not None and claim(anchor):
+                erased.update(self._put(match, replacement))
+                self._aliases = None
+                count += 1
+        return count
+
+    def _match(
+        self, pattern: TracedFunction, anchor: fx.Node, decompose: bool
+    ) -> tuple[Match | None, TracedFunction | None]:
+        """The first way in which the pattern fits at ``anchor`` and may be replaced, with its replacement."""
+        reasons = []
+        for loose in find(pattern.outputs, self.graph, anchor, pattern.numbers):
+            given = {name: loose.get(node) for name, node in pattern.parameters.items()}
+            values = {n: value_of(v) if isinstance(v, fx.Node) else v for n, v in given.items()}
+            if any(value is None for value in values.values()):
+                reasons.append("a value has no fake value")
+                continue
+            try:
+                exact = self._trace(self.traced.pattern, values, decompose)
+                replacement = self._trace(self.traced.replacement, values, decompose)
+            except PatternError as error:
+                reasons.append(f"not for the sizes and numbers there: {error}")
+                continue
+            known = {exact.parameters[name]: value for name, value in given.items()}
+            for binding in find(exact.outputs, self.graph, anchor, {}, known):
+                nodes = sorted({v for k, v in binding.items() if k.op == "call_function"})
+                outputs = tuple(binding[node] for node in exact.outputs)
+                match = Match(given, tuple(nodes), outputs)
+                reason = self._objection(match, exact, replacement)
+                if reason is None:
+                    return match, replacement
+                reasons.append(reason)
+        if reasons:
+            self.refused.append((reasons[0], str(locate(anchor))))
+        return None, None
+
+    def _trace(self, function: Callable[..., Any], values: dict[str, Any], decompose: bool) -> TracedFunction:
+        first = {id(value): name for name, value in reversed(values.items())}
+        same = tuple(first[id(value)] for value in values.values())
+        key = (function, decompose, same, *map(_metadata_key, values.values()))
+        if key not in self._traces:
+            guards = function is self.traced.replacement
+            self._traces[key] = TracedFunction(function, values, decompose, guards)
+        return self._traces[key]
+
+    def _objection(self, match: Match, pattern: TracedFunction, replacement: TracedFunction) -> str | None:
+        """Why the match may not be replaced, or ``None``."""
+        inside = set(match.nodes)
+        for node in match.nodes:
+            if node not in match.outputs and (outside := [u.name for u in node.users if u not in inside]):
+                return f"{node.name} is used outside of the match too, by {outside[0]}"
+        if len({is_backward(node) for node in match.nodes}) > 1:
+            return "it is part of the forward and of the backward computation"
+        if self._insertion_point(match) is None:
+            return "a result is used before all inputs are known"
+        for position, (old, new) in enumerate(zip(match.outputs, replacement.outputs, strict=True)):
+            if not same_metadata(value_of(old), value_of(new)):
+                return f"result {position} would be {_describe(value_of(new))} instead of {_describe(value_of(old))}"
+        if (written := self._written_meanwhile(match)) is not None:
+            return f"{written.name} writes to memory that it reads"
+        if self._aliasing_differs(match, pattern, replacement):
+            return "its results would share memory with other values than before"
+        if self.where is not None and not self.where(match):
+            return "the guard says no"
+        return None
+
+    def _insertion_point(self, match: Match) -> fx.Node | None:
+        """The node before which the replacement has all of its inputs, and nobody has used its results."""
+        inside = set(match.nodes)
+        users = [user for output in match.outputs for user in output.users if user not in inside]
+        point = min([match.nodes[-1], *users])
+        inputs = [value for value in match.inputs.values() if isinstance(value, fx.Node)]
+        return point if all(value < point for value in inputs) else None
+
+    def _written_meanwhile(self, match: Match) -> fx.Node | None:
+        """A write, between the first and the last call of the match, to memory that the match has to do with."""
+        point = self._insertion_point(match)
+        assert point is not None
+        first, last = min(match.nodes[0], point), max(match.nodes[-1], point)
+        writes = [node for node in self._writes if first < node < last]
+        if not writes:
+            return None
+        aliases = self._alias_info()
+        values = [*match.nodes, *(v for v in match.inputs.values() if isinstance(v, fx.Node))]
+        touched = frozenset().union(*(aliases.roots(value) for value in values))
+        for write in writes:
+            if touched & aliases.written_by(write):
+                return write
+        return None
+
+    def _aliasing_differs(self, match: Match, pattern: TracedFunction, replacement: TracedFunction) -> bool:
+        """Whether the results would alias other values, where writes or the caller could show it."""
+        if _signature(pattern) == _signature(replacement):
+            return False
+        aliases = self._alias_info()
+        inputs = [value for value in match.inputs.values() if isinstance(value, fx.Node)]
+        roots = frozenset().union(*(aliases.roots(value) for value in (*match.outputs, *inputs)))
+        outputs = frozenset().union(*(aliases.roots(value) for value in match.outputs))
+        return bool(roots & aliases.mutated or outputs & aliases.output)
+
+    def _alias_info(self) -> AliasInfo:
+        if self._aliases is None:
+            self._aliases = AliasInfo(self.graph)
+        return self._aliases
+
+    def _put(self, match: Match, replacement: TracedFunction) -> tuple[fx.Node, ...]:
+        """Rewrite one match; returns the nodes that are gone."""
+        point = self._insertion_point(match)
+        assert point is not None
+        new: dict[fx.Node, Any] = {
+            replacement.parameters[name]: value for name, value in match.inputs.items()
+        }
+        with self.graph.inserting_before(point):
+            for node in replacement.graph.nodes:
+                if node.op == "call_function":
+                    new[node] = self._size_at(node, point) or insert_call(
+                        self.graph,
+                        node.target,
+                        fx.node.map_arg(node.args, lambda n: new[n]),
+                        fx.node.map_arg(node.kwargs, lambda n: new[n]),
+                        like=match.anchor,
+                    )
+        for old, result in zip(match.outputs, returned_nodes(replacement.graph), strict=True):
+            old.replace_all_uses_with(new[result])
+        gone = []
+        for node in reversed(match.nodes):
+            if not node.users:
+                self.graph.erase_node(node)
+                gone.append(node)
+        return tuple(gone)
+
+    def _size_at(self, node: fx.Node, point: fx.Node) -> fx.Node | None:
+        """A node before ``point`` that is the symbolic size that ``node`` reads off a tensor."""
+        if node.target not in (aten.sym_size.int, aten.sym_stride.int):
+            return None
+        for known in self.graph.nodes:
+            if known is point:
+                return None
+            value = value_of(known)
+            if isinstance(value, torch.SymInt) and same_size(value, value_of(node)):
+                return known
+        return None
+
+
+def _signature(traced: TracedFunction) -> list[tuple[frozenset[str], frozenset[int]]]:
+    """For each result: the parameters, and the other results, that it may share memory with."""
+    aliases = AliasInfo(traced.graph)
+    names = {node: name for name, node in traced.parameters.items()}
+    roots = [aliases.roots(node) for node in traced.outputs]
+    return [
+        (
+            frozenset(names[node] for node in own if node in names),
+            frozenset(i for i, other in enumerate(roots) if own & other),
+        )
+        for own in roots
+    ]
+
+
+def _metadata_key(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (str(tuple(value.shape)), str(value.stride()), value.dtype, value.device)
+    return (type(value), str(value))
+
+
+def _describe(value: Any) -> str:
+    return f"{value.dtype}{tuple(value.shape)} with strides {value.stride()} on {value.device}"

@@ -1,0 +1,208 @@
+"""Tracing the functions of a pattern to operators, once for any sizes and once for those of a match."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses._torch import (
+    FakeTensorMode,
+    OpOverload,
+    disable_current_modes,
+    select_decomp_table,
+    trace_calls,
+)
+from fxpasses.errors import PatternError
+from fxpasses.graphs.aliasing import is_mutating
+from fxpasses.patterns.matching import Numbers
+
+__all__ = ["ExampleTensor", "TracedFunction", "TracedPattern", "returned_nodes"]
+
+
+@dataclass(frozen=True)
+class ExampleTensor:
+    """What counts of an example tensor: its metadata."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, example: Any) -> Any:
+        """A tensor as an ``ExampleTensor``; anything else as it is."""
+        if not isinstance(example, torch.Tensor):
+            return example
+        return cls(tuple(example.shape), tuple(example.stride()), example.dtype, example.device)
+
+
+class TracedFunction:
+    """The graph of a function, and what its parameters have become in it.
+
+    Attributes:
+        graph: calls of operators.
+        parameters: the placeholder of each parameter, by name; numbers have one too, without users.
+        numbers: what the plain numbers among the parameters look like in the calls.
+
+    Args:
+        function: the function.
+        values: a fake tensor or a number for each parameter.
+        decompose: whether to use Inductor's decompositions.
+        guards: whether what the function decides on symbolic sizes becomes a guard. A pattern needs none: what it was
+            traced to is compared with the graph.
+
+    Raises:
+        PatternError: the function fails.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], values: Mapping[str, Any], decompose: bool, guards: bool = False
+    ) -> None:
+        self.name = getattr(function, "__name__", type(function).__name__)
+        traced = {name: value for name, value in values.items() if not _is_plain_number(value)}
+        constants = {name: value for name, value in values.items() if name not in traced}
+
+        # Two parameters may stand for one value, which is one input then: a tracer knows a tensor by its identity.
+        inputs = list({id(value): value for value in traced.values()}.values())
+        index = {id(value): position for position, value in enumerate(inputs)}
+
+        def call(*arguments: Any) -> tuple[Any, ...]:
+            given = {name: arguments[index[id(value)]] for name, value in traced.items()} | constants
+            result = function(*(given[name] for name in values))
+            return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+        try:
+            module = trace_calls(call, inputs, select_decomp_table() if decompose else {}, guards)
+        except Exception as error:
+            raise PatternError(self.name, f"cannot be traced: {type(error).__name__}: {error}") from error
+        self.graph = module.graph
+        self.graph.eliminate_dead_code()
+        if self.graph.find_nodes(op="get_attr"):
+            raise PatternError(
+                self.name, "makes a tensor of Python numbers; pass it as a parameter, or use full"
+            )
+        placeholders = self.graph.find_nodes(op="placeholder")
+        self.parameters = {name: placeholders[index[id(value)]] for name, value in traced.items()}
+        self.numbers: Numbers = {}
+        with self.graph.inserting_before(next(iter(self.graph.nodes))):
+            for name, value in constants.items():
+                self.parameters[name] = self.graph.placeholder(f"{name}_number")
+                self.numbers[(type(value), value)] = self.parameters[name]
+
+    @property
+    def outputs(self) -> list[fx.Node]:
+        """What the function returns. Raises PatternError for anything but tensors."""
+        found = returned_nodes(self.graph)
+        for position, node in enumerate(found):
+            if not isinstance(node, fx.Node):
+                raise PatternError(self.name, f"result {position} is {node!r}, not a tensor")
+        return found
+
+    def text(self) -> str:
+        """The calls as text: two traces that are the same have the same."""
+        return "\n".join(f"{n.op} {n.target} {n.args} {n.kwargs}" for n in self.graph.nodes)
+
+
+class TracedPattern:
+    """A pattern and its replacement, which can be traced for the sizes of any match.
+
+    Attributes:
+        pattern: the function to look for.
+        replacement: what takes its place.
+        variants: the pattern as graphs for any sizes, with whether Inductor's decompositions were used.
+
+    Raises:
+        PatternError: see :func:`fxpasses.patterns.pattern_pass.replace_pattern`.
+    """
+
+    def __init__(
+        self, pattern: Callable[..., Any], replacement: Callable[..., Any], inputs: Sequence[Any]
+    ) -> None:
+        self.pattern, self.replacement = pattern, replacement
+        values = _examples(pattern, inputs)
+        self.variants: list[tuple[TracedFunction, bool]] = []
+        for decompose in (False, True):
+            traced = TracedFunction(pattern, values, decompose)
+            if traced.text() not in [other.text() for other, _ in self.variants]:
+                _check_pattern(traced)
+                self.variants.append((traced, decompose))
+        results = len(TracedFunction(replacement, values, False).outputs)
+        if results != (wanted := len(self.variants[0][0].outputs)):
+            raise PatternError(
+                self.variants[0][0].name,
+                f"returns {wanted} values and its replacement {results}; they have to be as many",
+            )
+
+
+def returned_nodes(graph: fx.Graph) -> list[Any]:
+    """What a graph returns, as a list."""
+    (output,) = graph.find_nodes(op="output")
+    return list(output.args[0])
+
+
+def _examples(pattern: Callable[..., Any], inputs: Sequence[Any]) -> dict[str, Any]:
+    """A fake tensor or a recognizable number for each parameter."""
+    name = getattr(pattern, "__name__", type(pattern).__name__)
+    parameters = list(inspect.signature(pattern).parameters)
+    if len(parameters) != len(inputs):
+        raise PatternError(
+            name, f"has {len(parameters)} parameters, but {len(inputs)} example inputs were given"
+        )
+    mode = FakeTensorMode()
+    values: dict[str, Any] = {}
+    for position, (parameter, example) in enumerate(zip(parameters, inputs, strict=True)):
+        example = ExampleTensor.of(example)
+        if isinstance(example, ExampleTensor):
+            with disable_current_modes(), mode:
+                values[parameter] = torch.empty_strided(
+                    example.shape, example.stride, dtype=example.dtype, device=example.device
+                )
+        elif isinstance(example, float):
+            # Close to the example, but no number that the pattern would have by itself.
+            values[parameter] = example + (abs(example) or 1.0) * 1.234567e-9 * (position + 1)
+        elif isinstance(example, int) and not isinstance(example, bool):
+            values[parameter] = example
+        else:
+            raise PatternError(
+                name, f"the example for {parameter!r} is {example!r}; give a tensor or a number"
+            )
+    return values
+
+
+def _check_pattern(traced: TracedFunction) -> None:
+    """Whether the pattern can be looked for at all."""
+    constants: set[Any] = set()
+    for node in traced.graph.nodes:
+        if node.op == "call_function" and is_mutating(node):
+            raise PatternError(
+                traced.name, f"writes to an argument ({node.target}); captured graphs have no such calls"
+            )
+        if node.op == "call_function":
+            fx.node.map_aggregate((node.args, node.kwargs), lambda a: constants.add(_key(a)))
+    for name, node in traced.parameters.items():
+        number = next((value for value, other in traced.numbers.items() if other is node), None)
+        if number is not None and number not in constants:
+            raise PatternError(
+                traced.name,
+                f"parameter {name!r} does not reach any call as it is; a number that is computed from it cannot be matched",
+            )
+        if number is None and not node.users:
+            raise PatternError(traced.name, f"parameter {name!r} is not used")
+    for position, output in enumerate(traced.outputs):
+        if output.op != "call_function":
+            raise PatternError(traced.name, f"result {position} is a parameter, not a computed value")
+    if not any(isinstance(n.target, OpOverload) for n in traced.graph.nodes):
+        raise PatternError(traced.name, "calls no operator")
+
+
+def _key(value: Any) -> Any:
+    return (type(value), value) if type(value) in (int, float) else None
+
+
+def _is_plain_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
