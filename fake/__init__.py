@@ -8,11 +8,10 @@
 torch.Size([3, 5])
 """
 
-from ._torch import extract_tensor_metadata, is_fake, maybe_get_fake_mode, unset_fake_temporarily
-from .acceleration import accelerate
-from .cache.calls import cache_custom_op
-from .convert import FakeCopyMode, FakeTensorConverter
-from .errors import (
+from fake._torch import extract_tensor_metadata, is_fake, maybe_get_fake_mode, unset_fake_temporarily
+from fake.acceleration import accelerate
+from fake.cache.calls import cache_custom_op
+from fake.errors import (
     AccelerateError,
     CacheCrossCheckError,
     ContractError,
@@ -30,16 +29,17 @@ from .errors import (
     UnsupportedOperatorException,
     UnsupportedTorchVersionError,
 )
-from .mode import FakeTensorMode, cache_clear, cache_info
-from .modules import install as _let_modules_be_converted
-from .persistence import disable_disk_cache, enable_disk_cache, save_disk_cache
-from .propagate import FakeTensorProp
-from .symbols.contract import Dim, mark_dynamic
-from .symbols.explain import Explanation, explain
-from .symbols.guards import Guard, Guards, guards_of
-from .symbols.shape_env import ShapeEnv, using_shape_env
-from .symbols.unbacked import facts_of, insert_runtime_assertions, runtime_assertions
-from .tensor import FakeTensor
+from fake.mode import FakeTensorMode, cache_clear, cache_info
+from fake.persistence import disable_disk_cache, enable_disk_cache, save_disk_cache
+from fake.propagate import FakeTensorProp
+from fake.symbols.contract import Dim, mark_dynamic
+from fake.symbols.explain import Explanation, explain
+from fake.symbols.guards import Guard, Guards, guards_of
+from fake.symbols.shape_env import ShapeEnv, using_shape_env
+from fake.symbols.unbacked import facts_of, insert_runtime_assertions, runtime_assertions
+from fake.tensors.convert import FakeCopyMode, FakeTensorConverter
+from fake.tensors.modules import install as _let_modules_be_converted
+from fake.tensors.tensor import FakeTensor
 
 __all__ = [
     "AccelerateError",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from . import _torch as _t
+from fake import _torch as _t
 
 __all__ = ["ensure_cuda_guard"]
 

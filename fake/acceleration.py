@@ -15,19 +15,19 @@ from typing import Any
 
 import torch
 
-from . import _torch as _t
-from .cache.engine import Engine, mark_of
-from .collector import RarerCollection
-from .convert import context_of_trace
-from .errors import AccelerateError, UnsupportedTorchVersionError
-from .symbols.node import OPERATORS
-from .symbols.patches import patches as symbol_patches
-from .tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget, make_fake
-from .tracing.conversions import fake_of_ordinary
-from .tracing.conversions import patches as conversions
-from .tracing.shortcuts import patches as shortcuts
-from .tracing.snapshots import patches as snapshots
-from .tracing.static_sizes import patches as static_sizes
+from fake import _torch as _t
+from fake.cache.engine import Engine, mark_of
+from fake.errors import AccelerateError, UnsupportedTorchVersionError
+from fake.symbols.node import OPERATORS
+from fake.symbols.patches import patches as symbol_patches
+from fake.tensors.convert import context_of_trace
+from fake.tensors.tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget, make_fake
+from fake.tracing.collector import RarerCollection
+from fake.tracing.conversions import fake_of_ordinary
+from fake.tracing.conversions import patches as conversions
+from fake.tracing.shortcuts import patches as shortcuts
+from fake.tracing.snapshots import patches as snapshots
+from fake.tracing.static_sizes import patches as static_sizes
 
 __all__ = ["accelerate", "accelerated_cache_info", "engine"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ._torch import (
+from fake._torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     MetadataMismatchError,
@@ -14,7 +14,7 @@ from ._torch import (
     UnsupportedOperatorException,
     render_call,
 )
-from .symbols._torch import ConstraintViolationError
+from fake.symbols._torch import ConstraintViolationError
 
 __all__ = [
     "AccelerateError",

@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from . import _torch as _t
-from ._torch_devices import ensure_cuda_guard
-from .cache.engine import Engine
-from .cache.key import plain_key
-from .cache.subgraphs import CacheView
-from .convert import FakeTensorConverter
-from .steps import dispatch as dispatch_steps
-from .symbols._torch import LocalSource
-from .symbols.contract import Dim, Dims, declare_on, parse_dims
-from .symbols.contract import symbolic_context as context_of_dims
-from .symbols.node import lean_state
-from .tensor import DEVICE_ATTRIBUTE, FakeTensor, adopt, disown
+from fake import _torch as _t
+from fake._torch_devices import ensure_cuda_guard
+from fake.cache.engine import Engine
+from fake.cache.key import plain_key
+from fake.cache.subgraphs import CacheView
+from fake.dispatch.steps import dispatch as dispatch_steps
+from fake.symbols._torch import LocalSource
+from fake.symbols.contract import Dim, Dims, declare_on, parse_dims
+from fake.symbols.contract import symbolic_context as context_of_dims
+from fake.symbols.node import lean_state
+from fake.tensors.convert import FakeTensorConverter
+from fake.tensors.tensor import DEVICE_ATTRIBUTE, FakeTensor, adopt, disown
 
 __all__ = ["ENGINE", "FakeTensorMode", "cache_clear", "cache_info"]
 

@@ -9,9 +9,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from . import acceleration, mode
-from .cache.disk import DiskCache, DiskCacheWarning, add_entries
-from .cache.replacements import REPLACEMENTS
+from fake import acceleration, mode
+from fake.cache.disk import DiskCache, DiskCacheWarning, add_entries
+from fake.cache.replacements import REPLACEMENTS
 
 __all__ = ["disable_disk_cache", "enable_disk_cache", "save_disk_cache"]
 

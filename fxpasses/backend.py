@@ -12,12 +12,15 @@ from torch import fx
 
 from fxpasses import _torch, dynamo
 from fxpasses.checking.lowered import LoweringCheck
+from fxpasses.checking.region_check import RegionChecks
 from fxpasses.checking.staged import in_eager_with_repro
+from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.backward_capture import captures_backward
 from fxpasses.compiling.history import recent, record
 from fxpasses.compiling.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
+from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
-from fxpasses.compiling.pipeline import Compiler, Observer, Pipeline
+from fxpasses.compiling.pipeline import Compiler, Pipeline
 from fxpasses.pass_manager.contract import GRAPH_KINDS
 from fxpasses.pass_manager.limits import Limits, in_force
 from fxpasses.pass_manager.manager import PassManager
@@ -59,6 +62,8 @@ def fxpasses(
     made = record(gm, example_inputs, parsed)
     traced = gm.graph
     observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
+    if parsed.check == "values":
+        observers.append(RegionChecks())
     original = gm
     with floats_of_one_graph():
         gm, regions = with_regions(gm, parsed, observers)
@@ -105,7 +110,8 @@ def _pipeline(
     lowered = None
     if limits is not None and limits.check and limits.stage == "inductor":
         lowered = LoweringCheck(parsed.repro_directory(), limits.suspect)
-    return Pipeline(parsed, compiler, observers, lowered=lowered)
+    values = ValueCheck(parsed.repro_directory()) if parsed.check == "values" else None
+    return Pipeline(parsed, compiler, observers, values, lowered=lowered)
 
 
 def limited(options: Options, limits: Limits) -> Options:

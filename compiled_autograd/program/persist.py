@@ -22,13 +22,13 @@ _HEADER = '''"""A captured backward pass, written by compiled_autograd.save_grap
 import torch
 from math import inf, nan
 from torch import device
-from compiled_autograd import functional as compiled_autograd_functional
-from compiled_autograd import validation as compiled_autograd_validation
+from compiled_autograd.runtime import functional as compiled_autograd_runtime_functional
+from compiled_autograd.runtime import validation as compiled_autograd_runtime_validation
 from compiled_autograd.program.persist import operator as autograd_node
 
 '''
 _OPERATOR = "torch__dynamo_compiled_autograd_ops_"
-_OURS = ("compiled_autograd_functional", "compiled_autograd_validation")
+_OURS = ("compiled_autograd_runtime_functional", "compiled_autograd_runtime_validation")
 
 
 def operator(name: str) -> Any:

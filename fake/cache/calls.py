@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from .. import _torch as _t
-from ..errors import CacheCrossCheckError
-from .symbolic import SymbolicMetadata
+from fake import _torch as _t
+from fake.cache.symbolic import SymbolicMetadata
+from fake.errors import CacheCrossCheckError
 
 __all__ = [
     "PURE",

@@ -11,24 +11,32 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from .. import _torch as _t
-from ..kernels.gradients import FORMULAS, WATCHED
-from ..kernels.overlaps import pairs_to_watch
-from ..tensor import Unkeyable, forget
-from ._torch import preferred_device_type
-from .calls import PURE, compare_leaf, handle_directly, is_mutable, renew, tensors_of, uncacheable_reason
-from .disk import DiskCache
-from .generated import HANDLER, IN_A_FORMULA, LOOKUP, made_by
-from .key import compile_key, plain_key
-from .recipe import Apart, build
-from .record import describe, verify
-from .replacements import REPLACEMENTS
-from .store import Bypass, Store
-from .stored import Unbuilt, mark_of, symbolic_name
-from .subgraphs import forget_with, may_be_cached, subgraph_key
-from .symbolic import as_known_now, is_symbolic_key, metadata_of, symbols_of_key, table_place
-from .symbolic_recipe import Stale, symbols_of_recipe
-from .symbolic_tables import SymbolicCall, SymbolicTables
+from fake import _torch as _t
+from fake.cache._torch import preferred_device_type
+from fake.cache.calls import (
+    PURE,
+    compare_leaf,
+    handle_directly,
+    is_mutable,
+    renew,
+    tensors_of,
+    uncacheable_reason,
+)
+from fake.cache.disk import DiskCache
+from fake.cache.generated import HANDLER, IN_A_FORMULA, LOOKUP, made_by
+from fake.cache.key import compile_key, plain_key
+from fake.cache.recipe import Apart, build
+from fake.cache.record import describe, verify
+from fake.cache.replacements import REPLACEMENTS
+from fake.cache.store import Bypass, Store
+from fake.cache.stored import Unbuilt, mark_of, symbolic_name
+from fake.cache.subgraphs import forget_with, may_be_cached, subgraph_key
+from fake.cache.symbolic import as_known_now, is_symbolic_key, metadata_of, symbols_of_key, table_place
+from fake.cache.symbolic_recipe import Stale, symbols_of_recipe
+from fake.cache.symbolic_tables import SymbolicCall, SymbolicTables
+from fake.kernels.gradients import FORMULAS, WATCHED
+from fake.kernels.overlaps import pairs_to_watch
+from fake.tensors.tensor import Unkeyable, forget
 
 __all__ = ["Dispatch", "Engine", "Handler", "mark_of"]
 

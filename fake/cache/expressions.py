@@ -14,8 +14,8 @@ from typing import Any
 
 import sympy
 
-from .. import _torch as _t
-from ..tensor import Unkeyable
+from fake import _torch as _t
+from fake.tensors.tensor import Unkeyable
 
 __all__ = ["Encoded", "decode", "encode", "evaluate"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .. import _torch as _t
+from fake import _torch as _t
 
 __all__ = ["HANDLER", "IN_A_FORMULA", "LOOKUP", "made_by"]
 

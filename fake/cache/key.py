@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch.fx.immutable_collections import immutable_list
 
-from .. import _torch as _t
-from ..tensor import FakeTensor, Unkeyable
-from .symbolic import metadata_of
-from .symbolic import token as symbol_token
+from fake import _torch as _t
+from fake.cache.symbolic import metadata_of
+from fake.cache.symbolic import token as symbol_token
+from fake.tensors.tensor import FakeTensor, Unkeyable
 
 __all__ = ["compile_key", "plain_key", "thread_state", "token_of"]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ..metadata import MetadataTable, TensorMetadata
-from .expressions import Encoded, encode
-from .symbolic import SizeToken, SymbolicMetadata
+from fake.cache.expressions import Encoded, encode
+from fake.cache.symbolic import SizeToken, SymbolicMetadata
+from fake.tensors.metadata import MetadataTable, TensorMetadata
 
 __all__ = ["RenamedMetadata", "intern_renamed", "pattern_of", "renamed_metadata"]
 

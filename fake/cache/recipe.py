@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from .. import _torch as _t
-from ..metadata import TensorMetadata
-from ..tensor import DEVICE_ATTRIBUTE, make_fake, plain_of
+from fake import _torch as _t
+from fake.tensors.metadata import TensorMetadata
+from fake.tensors.tensor import DEVICE_ATTRIBUTE, make_fake, plain_of
 
 __all__ = [
     "BUILDERS",

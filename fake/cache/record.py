@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from .. import _torch as _t
-from ..metadata import TensorMetadata
-from ..tensor import Unkeyable, flags_of
-from .recipe import Argument, Constant, Fresh, Mark, Path, Recipe, Sequence, View, build, follow
-from .symbolic import metadata_of, token
-from .symbolic_recipe import SymbolicConstant
+from fake import _torch as _t
+from fake.cache.recipe import Argument, Constant, Fresh, Mark, Path, Recipe, Sequence, View, build, follow
+from fake.cache.symbolic import metadata_of, token
+from fake.cache.symbolic_recipe import SymbolicConstant
+from fake.tensors.metadata import TensorMetadata
+from fake.tensors.tensor import Unkeyable, flags_of
 
 __all__ = ["describe", "verify"]
 

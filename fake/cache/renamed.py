@@ -18,21 +18,21 @@ from typing import Any
 
 import sympy
 
-from .. import _torch as _t
-from ..symbols.equality import Equalities
-from ..tensor import Unkeyable
-from .expressions import Encoded, decode, encode, evaluate
-from .patterns import RenamedMetadata, pattern_of, renamed_metadata
-from .questions import Questions
-from .recipe import Fresh, Recipe, Sequence, View
-from .symbolic import (
+from fake import _torch as _t
+from fake.cache.expressions import Encoded, decode, encode, evaluate
+from fake.cache.patterns import RenamedMetadata, pattern_of, renamed_metadata
+from fake.cache.questions import Questions
+from fake.cache.recipe import Fresh, Recipe, Sequence, View
+from fake.cache.symbolic import (
     SizeToken,
     SymbolicMetadata,
     intern_symbolic,
     state_of,
     token_of_expression,
 )
-from .symbolic_recipe import SymbolicConstant
+from fake.cache.symbolic_recipe import SymbolicConstant
+from fake.symbols.equality import Equalities
+from fake.tensors.tensor import Unkeyable
 
 __all__ = ["Entry", "Renamed", "RenamedCall", "RenamedMetadata"]
 

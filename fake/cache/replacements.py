@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from .. import _torch as _t
-from ..kernels.registry import when_rules_change
+from fake import _torch as _t
+from fake.kernels.registry import when_rules_change
 
 __all__ = ["REPLACEMENTS", "Cache", "Replacements"]
 

@@ -7,8 +7,8 @@ import threading
 from collections import Counter
 from typing import Any
 
-from .. import _torch as _t
-from .recipe import Recipe
+from fake import _torch as _t
+from fake.cache.recipe import Recipe
 
 __all__ = ["Bypass", "Store"]
 

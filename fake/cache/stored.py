@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import _torch as _t
-from .recipe import Mark, Recipe, build
+from fake import _torch as _t
+from fake.cache.recipe import Mark, Recipe, build
 
 __all__ = ["Unbuilt", "mark_of", "symbolic_name"]
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import _torch as _t
-from ..tensor import Unkeyable
-from ._torch import uncached_higher_order_operators, wrapped_subgraph
-from .key import plain_key
-from .store import Store
-from .symbolic import is_symbolic_key
+from fake import _torch as _t
+from fake.cache._torch import uncached_higher_order_operators, wrapped_subgraph
+from fake.cache.key import plain_key
+from fake.cache.store import Store
+from fake.cache.symbolic import is_symbolic_key
+from fake.tensors.tensor import Unkeyable
 
 __all__ = ["CacheView", "NamedKey", "forget_with", "may_be_cached", "subgraph_key"]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from .. import _torch as _t
-from ..metadata import TensorMetadata, intern
-from ..symbols.node import LeanNode, adopt, lean_state, settle
-from ..tensor import SymbolicSizes, Unkeyable, flags_of, static_metadata_of
+from fake import _torch as _t
+from fake.symbols.node import LeanNode, adopt, lean_state, settle
+from fake.tensors.metadata import TensorMetadata, intern
+from fake.tensors.tensor import SymbolicSizes, Unkeyable, flags_of, static_metadata_of
 
 __all__ = [
     "SizeToken",

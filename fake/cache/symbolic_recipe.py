@@ -21,11 +21,11 @@ from typing import Any
 import sympy
 import torch
 
-from .. import _torch as _t
-from ..symbols.static import static_answer
-from ..tensor import DEVICE_ATTRIBUTE, Unkeyable, inference_mode, make_fake, plain_of
-from .recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
-from .symbolic import SymbolicMetadata, number_of, state_of, token
+from fake import _torch as _t
+from fake.cache.recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
+from fake.cache.symbolic import SymbolicMetadata, number_of, state_of, token
+from fake.symbols.static import static_answer
+from fake.tensors.tensor import DEVICE_ATTRIBUTE, Unkeyable, inference_mode, make_fake, plain_of
 
 __all__ = ["Stale", "SymbolicConstant", "build_symbolic", "symbols_of_recipe"]
 

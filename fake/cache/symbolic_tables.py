@@ -14,15 +14,15 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from .. import _torch as _t
-from ..symbols.node import lean_state
-from ..tensor import Unkeyable
-from .questions import Questions, watch
-from .recipe import Mark, build
-from .renamed import Renamed, RenamedCall
-from .replacements import REPLACEMENTS
-from .symbolic import SymbolicState, state_of, symbols_of_key
-from .symbolic_recipe import Stale
+from fake import _torch as _t
+from fake.cache.questions import Questions, watch
+from fake.cache.recipe import Mark, build
+from fake.cache.renamed import Renamed, RenamedCall
+from fake.cache.replacements import REPLACEMENTS
+from fake.cache.symbolic import SymbolicState, state_of, symbols_of_key
+from fake.cache.symbolic_recipe import Stale
+from fake.symbols.node import lean_state
+from fake.tensors.tensor import Unkeyable
 
 __all__ = ["Kept", "SymbolicCall", "SymbolicTables"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import _torch as _t
+from fake import _torch as _t
 
 __all__ = ["MAX_ELEMENTS", "fold", "forget_written", "lift", "may_be_constant"]
 

@@ -12,20 +12,20 @@ from typing import Any
 
 import torch
 
-from . import _torch as _t
-from .cache.replacements import REPLACEMENTS
-from .errors import (
+from fake import _torch as _t
+from fake.cache.replacements import REPLACEMENTS
+from fake.errors import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     MixedFakeModesError,
     NonFakeInputError,
     UnsupportedOperatorException,
 )
-from .kernels._torch import has_unbacked
-from .kernels.checks import check_arguments, has_checks
-from .kernels.dtypes import refusal
-from .kernels.out_variants import functional_of, out_names
-from .kernels.overlaps import check_overlaps
+from fake.kernels._torch import has_unbacked
+from fake.kernels.checks import check_arguments, has_checks
+from fake.kernels.dtypes import refusal
+from fake.kernels.out_variants import functional_of, out_names
+from fake.kernels.overlaps import check_overlaps
 
 __all__ = [
     "as_in_eager",

@@ -14,23 +14,29 @@ from typing import Any
 
 import torch
 
-from . import _torch as _t
-from . import kernels
-from .cache.questions import hints_do_not_matter, refuse
-from .cache.replacements import REPLACEMENTS
-from .constants import fold, forget_written, lift
-from .errors import (
+from fake import _torch as _t
+from fake import kernels
+from fake.cache.questions import hints_do_not_matter, refuse
+from fake.cache.replacements import REPLACEMENTS
+from fake.dispatch.constants import fold, forget_written, lift
+from fake.dispatch.refusals import (
+    as_in_eager,
+    refuse_arguments,
+    refuse_dtypes,
+    refuse_in_place,
+    saying_what_to_do,
+)
+from fake.errors import (
     FallbackNotAllowedError,
     MixedFakeModesError,
     NonFakeInputError,
     UnsupportedOperatorException,
 )
-from .kernels import sparse, views
-from .kernels.composites import in_inference_mode
-from .kernels.gradients import WATCHED, strides_in_eager
-from .kernels.structured import structured
-from .refusals import as_in_eager, refuse_arguments, refuse_dtypes, refuse_in_place, saying_what_to_do
-from .tensor import adopt
+from fake.kernels import sparse, views
+from fake.kernels.composites import in_inference_mode
+from fake.kernels.gradients import WATCHED, strides_in_eager
+from fake.kernels.structured import structured
+from fake.tensors.tensor import adopt
 
 __all__ = ["STEPS", "Call", "dispatch"]
 

@@ -8,14 +8,14 @@ kernel from a real one. See ``docs/custom-ops.md``.
 
 from torch.library import triton_op, wrap_triton
 
-from . import errors
-from ._torch import EffectType, is_opaque_type, register_opaque_type
-from .custom_op import CustomOpDef, custom_op, destroy
-from .legacy import impl_abstract
-from .library import Library, define, fallthrough_kernel, impl, scoped_library
-from .opcheck import OpCheckError, generate_opcheck_tests, opcheck
-from .probe import FakeRule, probe
-from .profiles import (
+from fake.library import errors
+from fake.library._torch import EffectType, is_opaque_type, register_opaque_type
+from fake.library.custom_op import CustomOpDef, custom_op, destroy
+from fake.library.legacy import impl_abstract
+from fake.library.library import Library, define, fallthrough_kernel, impl, scoped_library
+from fake.library.opcheck import OpCheckError, generate_opcheck_tests, opcheck
+from fake.library.probe import FakeRule, probe
+from fake.library.profiles import (
     MissingOpProfile,
     OpProfile,
     TensorMetadata,
@@ -25,7 +25,7 @@ from .profiles import (
     save_op_profiles,
     unsafe_generate_fake_kernels,
 )
-from .register import (
+from fake.library.register import (
     get_ctx,
     get_kernel,
     register_autocast,
@@ -36,8 +36,8 @@ from .register import (
     register_torch_dispatch,
     register_vmap,
 )
-from .registry import registry
-from .schema import infer_schema
+from fake.library.registry import registry
+from fake.library.schema import infer_schema
 
 __all__ = [
     "CustomOpDef",

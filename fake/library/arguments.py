@@ -39,7 +39,7 @@ from typing import Any, Literal, Union
 
 import torch
 
-from . import _torch
+from fake.library import _torch
 
 __all__ = ["Codec", "Leaf", "make_codec"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import _torch
+from fake.library import _torch
 
 __all__ = ["make_function", "non_differentiable_kernel", "supports_tensorlist"]
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _torch
+from fake.library import _torch
 
 if TYPE_CHECKING:
-    from .op_def import CustomOpDef
+    from fake.library.op_def import CustomOpDef
 
 __all__ = [
     "INT_MAX",

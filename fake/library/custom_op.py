@@ -26,13 +26,13 @@ from typing import Any, overload
 
 import torch
 
-from . import _torch
-from .errors import DuplicateOpError, OpReplacedWarning, SchemaError
-from .layout import ArgumentLayout, needs_layout
-from .op_def import CustomOpDef, DeviceTypes
-from .registry import registry
-from .schema import check_namespace, infer_schema, mutated_arguments, parse, split_qualname
-from .signatures import check_kernel
+from fake.library import _torch
+from fake.library.errors import DuplicateOpError, OpReplacedWarning, SchemaError
+from fake.library.layout import ArgumentLayout, needs_layout
+from fake.library.op_def import CustomOpDef, DeviceTypes
+from fake.library.registry import registry
+from fake.library.schema import check_namespace, infer_schema, mutated_arguments, parse, split_qualname
+from fake.library.signatures import check_kernel
 
 __all__ = ["CustomOpDef", "custom_op", "destroy"]
 

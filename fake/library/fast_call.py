@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _torch
-from .autograd import make_function
-from .call_arguments import (
+from fake.library import _torch
+from fake.library.autograd import make_function
+from fake.library.call_arguments import (
     INT_MAX,
     INT_MIN,
     LISTS,
@@ -36,12 +36,12 @@ from .call_arguments import (
     call_dispatcher,
     plain_list,
 )
-from .errors import OutputAliasError
-from .returns import check_result
-from .schema import mutated_arguments
+from fake.library.errors import OutputAliasError
+from fake.library.returns import check_result
+from fake.library.schema import mutated_arguments
 
 if TYPE_CHECKING:
-    from .op_def import CustomOpDef
+    from fake.library.op_def import CustomOpDef
 
 __all__ = ["FastCall"]
 

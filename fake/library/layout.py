@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from .arguments import Codec, make_codec
-from .errors import SchemaError, UnsupportedAnnotationError
-from .schema import annotation_text, infer_schema, supported_annotations
+from fake.library.arguments import Codec, make_codec
+from fake.library.errors import SchemaError, UnsupportedAnnotationError
+from fake.library.schema import annotation_text, infer_schema, supported_annotations
 
 __all__ = ["ArgumentLayout", "needs_layout"]
 

@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 
-from . import _torch
-from .errors import (
+from fake.library import _torch
+from fake.library.errors import (
     RegistrationError,
     ReservedNamespaceError,
     SchemaError,
     UnsupportedAnnotationError,
 )
-from .layout import needs_layout
-from .legacy_op import DEVICE_KEYS, CustomOp, find_op
-from .library import Library
-from .register import get_ctx, register_fake
-from .schema import RESERVED_NAMESPACES, infer_schema, parse, supported_annotations
-from .signatures import signature_of
+from fake.library.layout import needs_layout
+from fake.library.legacy_op import DEVICE_KEYS, CustomOp, find_op
+from fake.library.library import Library
+from fake.library.register import get_ctx, register_fake
+from fake.library.schema import RESERVED_NAMESPACES, infer_schema, parse, supported_annotations
+from fake.library.signatures import signature_of
 
 __all__ = [
     "DEVICE_KEYS",

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import _torch
-from .errors import RegistrationError
+from fake.library import _torch
+from fake.library.errors import RegistrationError
 
 if TYPE_CHECKING:
-    from .legacy_op import CustomOp
+    from fake.library.legacy_op import CustomOp
 
 __all__ = ["make_autograd_kernel"]
 

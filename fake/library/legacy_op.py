@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from . import _torch
-from .errors import RegistrationError, SchemaError, UnknownOpError
-from .legacy_autograd import make_autograd_kernel
-from .library import Library
+from fake.library import _torch
+from fake.library.errors import RegistrationError, SchemaError, UnknownOpError
+from fake.library.legacy_autograd import make_autograd_kernel
+from fake.library.library import Library
 
 __all__ = ["DEVICE_KEYS", "CustomOp", "find_op"]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from . import _torch
-from .errors import DuplicateOpError, ReservedNamespaceError, SchemaError, UnknownOpError
-from .registry import registry
-from .signatures import check_kernel, check_torch_dispatch
+from fake.library import _torch
+from fake.library.errors import DuplicateOpError, ReservedNamespaceError, SchemaError, UnknownOpError
+from fake.library.registry import registry
+from fake.library.signatures import check_kernel, check_torch_dispatch
 
 __all__ = ["Library", "define", "fallthrough_kernel", "impl", "library_for", "scoped_library"]
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from . import _torch
-from .autograd import non_differentiable_kernel
-from .call_arguments import argument_type
-from .errors import OpDestroyedError, RegistrationError
-from .fast_call import FastCall
-from .layout import ArgumentLayout
-from .registry import registry
-from .returns import checked_fake_kernel, checked_kernel
-from .signatures import (
+from fake.library import _torch
+from fake.library.autograd import non_differentiable_kernel
+from fake.library.call_arguments import argument_type
+from fake.library.errors import OpDestroyedError, RegistrationError
+from fake.library.fast_call import FastCall
+from fake.library.layout import ArgumentLayout
+from fake.library.registry import registry
+from fake.library.returns import checked_fake_kernel, checked_kernel
+from fake.library.signatures import (
     SignatureSchema,
     check_backward,
     check_kernel,

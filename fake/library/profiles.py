@@ -21,10 +21,10 @@ from typing import Any
 import torch
 import yaml
 
-from . import _torch
-from .errors import ProfileError
-from .library import Library
-from .register import get_ctx
+from fake.library import _torch
+from fake.library.errors import ProfileError
+from fake.library.library import Library
+from fake.library.register import get_ctx
 
 __all__ = [
     "MissingOpProfile",

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from . import _torch
-from .errors import MissingContextError, UnknownOpError
-from .library import impl, library_for
-from .signatures import check_backward, check_setup_context, check_torch_dispatch, check_vmap
+from fake.library import _torch
+from fake.library.errors import MissingContextError, UnknownOpError
+from fake.library.library import impl, library_for
+from fake.library.signatures import check_backward, check_setup_context, check_torch_dispatch, check_vmap
 
 __all__ = [
     "get_ctx",

@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from . import _torch
+from fake.library import _torch
 
 if TYPE_CHECKING:
-    from .library import Library
-    from .op_def import CustomOpDef
+    from fake.library.library import Library
+    from fake.library.op_def import CustomOpDef
 
 __all__ = ["Registry", "registry"]
 

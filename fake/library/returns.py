@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .errors import FakeKernelError, KernelReturnError
+from fake.library.errors import FakeKernelError, KernelReturnError
 
 __all__ = ["check_result", "checked_fake_kernel", "checked_kernel"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .errors import UnknownOpError
+from fake.library.errors import UnknownOpError
 
 __all__ = ["find_operator", "read_samples"]
 

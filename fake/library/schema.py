@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from . import _torch
-from .errors import ReservedNamespaceError, SchemaError, UnsupportedAnnotationError
+from fake.library import _torch
+from fake.library.errors import ReservedNamespaceError, SchemaError, UnsupportedAnnotationError
 
 __all__ = [
     "RESERVED_NAMESPACES",

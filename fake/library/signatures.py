@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
-from .errors import SignatureError, SignatureWarning
+from fake.library.errors import SignatureError, SignatureWarning
 
 __all__ = [
     "SignatureSchema",

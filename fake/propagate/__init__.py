@@ -1,5 +1,5 @@
 """Propagation of fake tensors over FX graphs: incremental, and quick about layers that repeat."""
 
-from .prop import FakeTensorProp
+from fake.propagate.prop import FakeTensorProp
 
 __all__ = ["FakeTensorProp"]

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from .. import _torch as _t
-from ..mode import FakeTensorMode
-from ..tensor import FakeTensor
-from .tape import NotOnTape, Tape
+from fake import _torch as _t
+from fake.mode import FakeTensorMode
+from fake.propagate.tape import NotOnTape, Tape
+from fake.tensors.tensor import FakeTensor
 
 __all__ = ["FakeTensorProp"]
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..cache.symbolic import metadata_of
-from ..tensor import FakeTensor, Unkeyable
+from fake.cache.symbolic import metadata_of
+from fake.tensors.tensor import FakeTensor, Unkeyable
 
 __all__ = ["Repeats", "Segment", "find_segments"]
 

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from .. import _torch as _t
-from ..cache.key import thread_state
-from ..cache.replacements import REPLACEMENTS
-from ..cache.symbolic import metadata_of
-from ..mode import ENGINE
-from ..tensor import Unkeyable, is_made_here
-from .segments import Repeats, Segment, find_segments
+from fake import _torch as _t
+from fake.cache.key import thread_state
+from fake.cache.replacements import REPLACEMENTS
+from fake.cache.symbolic import metadata_of
+from fake.mode import ENGINE
+from fake.propagate.segments import Repeats, Segment, find_segments
+from fake.tensors.tensor import Unkeyable, is_made_here
 
 __all__ = ["NotOnTape", "Tape"]
 

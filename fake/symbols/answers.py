@@ -6,9 +6,9 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from .. import _torch as _t
-from .state import lean_state
-from .static import static_answer
+from fake import _torch as _t
+from fake.symbols.state import lean_state
+from fake.symbols.static import static_answer
 
 __all__ = ["evaluate_node", "is_settled", "remembered", "remembering_evaluation", "settle_answer"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import sympy
 
-from . import _torch as _t
-from .ranges import Facts
+from fake.symbols import _torch as _t
+from fake.symbols.ranges import Facts
 
 __all__ = ["Range", "raised", "undecided"]
 

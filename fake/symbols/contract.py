@@ -14,13 +14,13 @@ from typing import Any
 import sympy
 import torch
 
-from ..errors import ContractError, ContractInputError, ContractViolationError, Violation
-from . import _torch as _t
-from .explain import _place
-from .guards import minimal_relations, responsible
-from .ranges import Facts
-from .reasons import Reason, reason_now, reasons_of, record
-from .terms import Terms, text_of_source
+from fake.errors import ContractError, ContractInputError, ContractViolationError, Violation
+from fake.symbols import _torch as _t
+from fake.symbols.explain import _place
+from fake.symbols.guards import minimal_relations, responsible
+from fake.symbols.ranges import Facts
+from fake.symbols.reasons import Reason, reason_now, reasons_of, record
+from fake.symbols.terms import Terms, text_of_source
 
 __all__ = [
     "Contract",

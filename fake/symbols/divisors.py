@@ -16,8 +16,8 @@ from typing import Any
 import sympy
 from sympy.core.intfunc import ilcm
 
-from . import _torch as _t
-from .expr import normalize, without_common_factor
+from fake.symbols import _torch as _t
+from fake.symbols.expr import normalize, without_common_factor
 
 __all__ = ["without_divisions"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import sympy
 
-from . import _torch as _t
-from .shape_env import ShapeEnv
+from fake.symbols import _torch as _t
+from fake.symbols.shape_env import ShapeEnv
 
 __all__ = ["Equalities"]
 

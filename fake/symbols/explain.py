@@ -9,9 +9,9 @@ from typing import Any
 import sympy
 import torch
 
-from . import _torch as _t
-from .guards import Guard, Guards, guards_of
-from .reasons import Location, Reason, note_graph
+from fake.symbols import _torch as _t
+from fake.symbols.guards import Guard, Guards, guards_of
+from fake.symbols.reasons import Location, Reason, note_graph
 
 __all__ = ["ExplainedGuard", "Explanation", "explain"]
 

@@ -18,7 +18,7 @@ from typing import Any
 import sympy
 from sympy.logic.boolalg import And, BooleanFalse, BooleanTrue, Not, Or
 
-from . import _torch as _t
+from fake.symbols import _torch as _t
 
 __all__ = [
     "ONE",

@@ -19,14 +19,14 @@ from typing import Any, overload
 
 import sympy
 
-from . import _torch as _t
-from .bounds import Range, raised, undecided
-from .divisors import without_divisions
-from .expr import normalize
-from .ranges import Facts
-from .reasons import Reason, reasons_of
-from .strict import made_strict
-from .terms import Property, Terms, argument_names, properties_of, text_of_source
+from fake.symbols import _torch as _t
+from fake.symbols.bounds import Range, raised, undecided
+from fake.symbols.divisors import without_divisions
+from fake.symbols.expr import normalize
+from fake.symbols.ranges import Facts
+from fake.symbols.reasons import Reason, reasons_of
+from fake.symbols.strict import made_strict
+from fake.symbols.terms import Property, Terms, argument_names, properties_of, text_of_source
 
 __all__ = [
     "CompiledGuards",

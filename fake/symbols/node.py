@@ -24,11 +24,11 @@ from typing import Any
 
 import torch
 
-from .. import _torch as _t
-from .answers import evaluate_node, is_settled, remembered, remembering_evaluation
-from .operators import Operators
-from .shortcuts import shortcut
-from .state import Integers, LeanState, answer_at_once, has_no_value_now, lean_state
+from fake import _torch as _t
+from fake.symbols.answers import evaluate_node, is_settled, remembered, remembering_evaluation
+from fake.symbols.operators import Operators
+from fake.symbols.shortcuts import shortcut
+from fake.symbols.state import Integers, LeanState, answer_at_once, has_no_value_now, lean_state
 
 __all__ = [
     "OPERATORS",

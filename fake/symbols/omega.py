@@ -12,7 +12,7 @@ from math import gcd
 
 import sympy
 
-from .expr import ONE, Form, Literal, combine
+from fake.symbols.expr import ONE, Form, Literal, combine
 
 __all__ = ["Effort", "has_no_solution"]
 

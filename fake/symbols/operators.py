@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .. import _torch as _t
+from fake import _torch as _t
 
 __all__ = ["Operators"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import sympy
 import torch
 
-from .. import _torch as _t
-from ._torch import is_traced, torchs_build_proxy, trace_two
-from .node import lean_methods, remembering_evaluation
+from fake import _torch as _t
+from fake.symbols._torch import is_traced, torchs_build_proxy, trace_two
+from fake.symbols.node import lean_methods, remembering_evaluation
 
 __all__ = ["patches"]
 

@@ -14,9 +14,19 @@ from math import lcm
 
 import sympy
 
-from . import _torch as _t
-from .expr import ONE, Conjunction, Form, Linearizer, Literal, NotLinear, combine, factors_of, normalize
-from .omega import Effort, has_no_solution
+from fake.symbols import _torch as _t
+from fake.symbols.expr import (
+    ONE,
+    Conjunction,
+    Form,
+    Linearizer,
+    Literal,
+    NotLinear,
+    combine,
+    factors_of,
+    normalize,
+)
+from fake.symbols.omega import Effort, has_no_solution
 
 __all__ = ["Facts"]
 

@@ -20,7 +20,7 @@ from typing import Any
 import sympy
 import torch
 
-from . import _torch as _t
+from fake.symbols import _torch as _t
 
 __all__ = ["Location", "Reason", "note_graph", "reason_now", "reasons_of", "record"]
 

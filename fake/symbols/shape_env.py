@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import ContextDecorator
 from typing import Any
 
-from ..errors import ContractViolationError, ShapeEnvError
-from . import _torch as _t
-from .contract import Contract, Dims, check, declare, force_dynamic, mark_of, parse_dims, refuse
-from .explain import Explanation, explain
-from .guards import CompiledGuards, Guards, guards_of, minimal_guards
-from .reasons import reason_now, record
-from .terms import text_of_source
+from fake.errors import ContractViolationError, ShapeEnvError
+from fake.symbols import _torch as _t
+from fake.symbols.contract import Contract, Dims, check, declare, force_dynamic, mark_of, parse_dims, refuse
+from fake.symbols.explain import Explanation, explain
+from fake.symbols.guards import CompiledGuards, Guards, guards_of, minimal_guards
+from fake.symbols.reasons import reason_now, record
+from fake.symbols.terms import text_of_source
 
 __all__ = ["GuardList", "ShapeEnv", "using_shape_env"]
 

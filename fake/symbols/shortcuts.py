@@ -6,8 +6,8 @@ from typing import Any
 
 import sympy
 
-from .. import _torch as _t
-from .answers import settle_answer
+from fake import _torch as _t
+from fake.symbols.answers import settle_answer
 
 __all__ = ["shortcut"]
 

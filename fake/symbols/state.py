@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from .. import _torch as _t
+from fake import _torch as _t
 
 __all__ = ["Integers", "LeanState", "Replacements", "answer_at_once", "has_no_value_now", "lean_state"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import sympy
 
-from .. import _torch as _t
+from fake import _torch as _t
 
 __all__ = ["static_answer"]
 

@@ -11,7 +11,7 @@ import sympy
 import torch
 from sympy.printing.precedence import PRECEDENCE
 
-from . import _torch as _t
+from fake.symbols import _torch as _t
 
 __all__ = ["Property", "Terms", "argument_names", "properties_of", "text_of_source"]
 

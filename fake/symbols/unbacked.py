@@ -8,8 +8,8 @@ from typing import Any
 import sympy
 import torch
 
-from . import _torch as _t
-from .reasons import Reason, reasons_of
+from fake.symbols import _torch as _t
+from fake.symbols.reasons import Reason, reasons_of
 
 __all__ = ["RuntimeAssertion", "SizeFacts", "facts_of", "insert_runtime_assertions", "runtime_assertions"]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from . import _torch as _t
-from .errors import UnsupportedFakeTensorException
-from .symbols.node import adopt as adopt_symbol
-from .tensor import FakeTensor, forget
+from fake import _torch as _t
+from fake.errors import UnsupportedFakeTensorException
+from fake.symbols.node import adopt as adopt_symbol
+from fake.tensors.tensor import FakeTensor, forget
 
 __all__ = ["FakeCopyMode", "FakeTensorConverter", "context_of_trace"]
 

@@ -10,15 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from . import _torch as _t
-from .metadata import TensorMetadata, intern
-
-if TYPE_CHECKING:
-    from .mode import FakeTensorMode
+from fake import _torch as _t
+from fake.tensors.metadata import TensorMetadata, intern
 
 __all__ = [
     "DATA",
@@ -108,7 +105,6 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
     (torch.Size([4, 2]), device(type='cuda', index=0))
     """
 
-    fake_mode: FakeTensorMode  # type: ignore[assignment]
     _interned: TensorMetadata | None
     _plain: torch.Tensor | None
 

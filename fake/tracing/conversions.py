@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ..tensor import forget
-from . import _torch as _t
-from .static_sizes import all_static
+from fake.tensors.tensor import forget
+from fake.tracing import _torch as _t
+from fake.tracing.static_sizes import all_static
 
 __all__ = ["fake_of_ordinary", "patches"]
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from . import _torch as _t
+from fake.tracing import _torch as _t
 
 __all__ = ["leaves_of_arguments", "patches", "text_is_read"]
 

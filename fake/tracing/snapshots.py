@@ -10,11 +10,11 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from .. import _torch as _t
-from ..cache.stored import mark_of
-from ..metadata import TensorMetadata
-from ..tensor import make_fake
-from ._torch import proxy_tensor
+from fake import _torch as _t
+from fake.cache.stored import mark_of
+from fake.tensors.metadata import TensorMetadata
+from fake.tensors.tensor import make_fake
+from fake.tracing._torch import proxy_tensor
 
 __all__ = ["patches"]
 

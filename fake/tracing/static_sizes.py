@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from . import _torch as _t
+from fake.tracing import _torch as _t
 
 __all__ = ["all_static", "patches"]
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from fxpasses.checking.blame import first_difference
 from fxpasses.checking.inputs import Unsupported, cloned
-from fxpasses.compiling.pipeline import Observer
+from fxpasses.compiling.observing import Observer
 from fxpasses.graphs.rewriting import copy_graph
 
 __all__ = ["RegionCalls", "RegionGraphs"]

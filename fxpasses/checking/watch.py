@@ -26,11 +26,13 @@ from fxpasses.checking.calls import FirstCalls, Rewrite
 from fxpasses.checking.inputs import Unsupported, from_hints, placeholders
 from fxpasses.checking.pair import joined
 from fxpasses.checking.repro import make_repro
+from fxpasses.checking.staged import stage_repro
 from fxpasses.checking.subgraphs import inner_rewrite
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
+from fxpasses.compiling.observing import RewriteCheck
 from fxpasses.errors import Location, PassError, StageError, StructureError, ValueMismatchError
 from fxpasses.graphs.rewriting import copy_graph
-from fxpasses.pass_manager.contract import Check, GraphKind, Pass
+from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.limits import progress
 from fxpasses.pass_manager.sites import MatchSite
 
@@ -39,7 +41,7 @@ __all__ = ["Rewrite", "ValueCheck"]
 log = logging.getLogger(__name__)
 
 
-class ValueCheck(Check):
+class ValueCheck(RewriteCheck):
     """Compares the graphs before and after each pass by value, on the inputs of the first calls.
 
     One object serves one Dynamo graph.
@@ -197,6 +199,20 @@ class ValueCheck(Check):
             return
         with outside_tracing():
             self._write_repro(error, self._latest, None, inputs, None, {error.location.node}, fault)
+
+    def explain_partition(self, error: ValueMismatchError, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        """Add a repro file to the error of a wrong partition.
+
+        Args:
+            error: the error.
+            gm: Dynamo's graph.
+            inputs: what it was called with.
+        """
+        file, calls, why = stage_repro(gm, inputs, "partition", self._directory)
+        if file:
+            error.add_repro(file, calls)
+        else:
+            log.warning("there is no repro file for the partition: %s", why)
 
     def _write_repro(
         self,

@@ -14,8 +14,9 @@ from torch import fx
 
 from fxpasses import _torch
 from fxpasses.compiling.inductor import EagerCompiler
+from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
-from fxpasses.compiling.pipeline import Observer, Pipeline
+from fxpasses.compiling.pipeline import Pipeline
 from fxpasses.errors import CaptureError, StageError
 from fxpasses.graphs.provenance import Provenance, provenance
 from fxpasses.graphs.rewriting import copy_graph, value_of

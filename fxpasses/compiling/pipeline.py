@@ -17,15 +17,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import fx
 
 from fxpasses import _torch
-from fxpasses.checking.lowered import LoweringCheck
-from fxpasses.checking.staged import stage_repro
-from fxpasses.checking.watch import ValueCheck
+from fxpasses.compiling.observing import LoweringCheck, Observer, RewriteCheck
 from fxpasses.compiling.options import Options
 from fxpasses.dynamo.tracing import accelerated
 from fxpasses.errors import (
@@ -38,10 +35,10 @@ from fxpasses.errors import (
 )
 from fxpasses.graphs.provenance import annotate, failing_node
 from fxpasses.graphs.rewriting import copy_graph
-from fxpasses.pass_manager.manager import PassManager, PassRun
+from fxpasses.pass_manager.manager import PassManager
 from fxpasses.stats import Fallback, counters
 
-__all__ = ["Compiler", "Observer", "Pipeline"]
+__all__ = ["Compiler", "Pipeline"]
 
 log = logging.getLogger(__name__)
 
@@ -70,29 +67,6 @@ class Compiler(Protocol):
         """Compile a backward graph."""
 
 
-@dataclass
-class Observer:
-    """Sees each graph at the end of its stage. Base class of reports and of the recorder of ``capture``."""
-
-    runs: list[PassRun] = field(default_factory=list)
-
-    def joint(self, gm: fx.GraphModule) -> None:
-        """The joint graph as AOTAutograd traced it, before any pass. Copy it to keep it."""
-
-    def graph(self, kind: str, gm: fx.GraphModule) -> None:
-        """A joint, forward, backward or inference graph after its passes."""
-
-    def guards(self, shape_env: Any, graph: fx.Graph) -> None:
-        """The shape environment of the sizes in Dynamo's graph, once all stages have asked it what they wanted."""
-
-    def regions(self, report: object) -> None:
-        """The repeats that were found in the Dynamo graph, and what becomes of them."""
-
-    def of_region(self) -> Observer:
-        """What observes the compilation of one region of this graph."""
-        return Observer()
-
-
 class Pipeline:
     """The stages for one Dynamo graph, with the same error handling around each."""
 
@@ -101,18 +75,25 @@ class Pipeline:
         options: Options,
         compiler: Compiler,
         observers: Sequence[Observer] = (),
-        values: ValueCheck | None = None,
+        values: RewriteCheck | None = None,
         *,
         counts: bool = True,
         lowered: LoweringCheck | None = None,
     ) -> None:
-        """``counts`` is false for a piece of a graph that is counted already; ``lowered`` looks at the compiler's work."""
+        """Put the stages together.
+
+        Args:
+            options: of the compilation.
+            compiler: turns graphs into callables.
+            observers: see each graph at the end of its stage.
+            values: compares the graphs before and after each rewrite when they first run.
+            counts: false for a subgraph of a graph that is counted already.
+            lowered: looks at the compiler's work.
+        """
         self._lowered = lowered
         self.options = options
         self._counts = counts
         self.compiler = compiler
-        if values is None and options.check == "values":
-            values = ValueCheck(options.repro_directory())
         self._values = values
         self.manager = PassManager(
             options.passes,
@@ -238,20 +219,16 @@ class Pipeline:
 
     def _with_partition_repro(self, compiled: Callable[..., Any], gm: fx.GraphModule) -> Callable[..., Any]:
         """``compiled``; when the value check finds the partition wrong, its error points to a small program."""
-        if self._values is None:
+        values = self._values
+        if values is None:
             return compiled
-        directory = self.options.repro_directory()
 
         def run(*inputs: Any) -> Any:
             try:
                 return compiled(*inputs)
             except ValueMismatchError as error:
                 if error.pass_name == "partition" and not error.repro:
-                    file, calls, why = stage_repro(gm, inputs, "partition", directory)
-                    if file:
-                        error.add_repro(file, calls)
-                    else:
-                        log.warning("there is no repro file for the partition: %s", why)
+                    values.explain_partition(error, gm, inputs)
                 raise
 
         return run

@@ -4,10 +4,10 @@ Read `partitioner` first; `classify` and `operators` say what may be done, `flow
 `extract` builds the graphs and `report` describes the result.
 """
 
-from .errors import PartitionError, PartitionOptionError
-from .inductor import MinCutPartitioner
-from .partitioner import partition
-from .report import META_KEY, PartitionReport, RecomputedValue, SavedValue
+from fxpasses.partitioner.errors import PartitionError, PartitionOptionError
+from fxpasses.partitioner.inductor import MinCutPartitioner
+from fxpasses.partitioner.partitioner import partition
+from fxpasses.partitioner.report import META_KEY, PartitionReport, RecomputedValue, SavedValue
 
 __all__ = [
     "META_KEY",

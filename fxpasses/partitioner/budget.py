@@ -12,8 +12,8 @@ import dataclasses
 import itertools
 from fractions import Fraction
 
-from .cut import Cut, cut_component, cut_within, cuts_by_price
-from .flow_graph import BACKWARD, FORWARD, Component, Network
+from fxpasses.partitioner.cut import Cut, cut_component, cut_within, cuts_by_price
+from fxpasses.partitioner.flow_graph import BACKWARD, FORWARD, Component, Network
 
 __all__ = ["Chain", "chain_of_cuts", "cut_without_price"]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch.fx as fx
 
-from . import _torch
-from .errors import PartitionError
-from .numbering import number_values
+from fxpasses.partitioner import _torch
+from fxpasses.partitioner.errors import PartitionError
+from fxpasses.partitioner.numbering import number_values
 
 __all__ = ["JointGraph", "read_joint_graph"]
 

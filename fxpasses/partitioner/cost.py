@@ -10,7 +10,7 @@ import torch
 import torch.fx as fx
 from torch.utils import _pytree as pytree
 
-from . import _torch
+from fxpasses.partitioner import _torch
 
 __all__ = ["CostModel"]
 

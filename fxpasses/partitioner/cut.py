@@ -11,7 +11,7 @@ from fractions import Fraction
 import networkx as nx
 from networkx.algorithms.flow import preflow_push
 
-from .flow_graph import SINK, SOURCE, Component
+from fxpasses.partitioner.flow_graph import SINK, SOURCE, Component
 
 __all__ = ["Cut", "cut_component", "cut_within", "cuts_by_price"]
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from . import _torch
-from .classify import JointGraph
+from fxpasses.partitioner import _torch
+from fxpasses.partitioner.classify import JointGraph
 
 __all__ = ["extract"]
 

@@ -20,11 +20,11 @@ from collections.abc import Sequence
 import torch
 import torch.fx as fx
 
-from . import _torch
-from .classify import JointGraph
-from .cost import CostModel, is_view
-from .errors import PartitionError
-from .operators import RecomputePolicy, Terms, Verdict
+from fxpasses.partitioner import _torch
+from fxpasses.partitioner.classify import JointGraph
+from fxpasses.partitioner.cost import CostModel, is_view
+from fxpasses.partitioner.errors import PartitionError
+from fxpasses.partitioner.operators import RecomputePolicy, Terms, Verdict
 
 __all__ = ["SINK", "SOURCE", "Component", "Network", "Place", "build_network", "save_weights"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch.fx as fx
 
-from . import _torch
-from .partitioner import check_budget, partition
+from fxpasses.partitioner import _torch
+from fxpasses.partitioner.partitioner import check_budget, partition
 
 __all__ = ["MinCutPartitioner"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from . import _torch
+from fxpasses.partitioner import _torch
 
 __all__ = ["number_values"]
 

@@ -11,9 +11,9 @@ import torch
 import torch.fx as fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from . import _torch
-from .classify import JointGraph
-from .cost import CostModel, is_view
+from fxpasses.partitioner import _torch
+from fxpasses.partitioner.classify import JointGraph
+from fxpasses.partitioner.cost import CostModel, is_view
 
 __all__ = ["RecomputePolicy", "Terms", "Verdict", "verdicts"]
 

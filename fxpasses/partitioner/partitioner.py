@@ -7,15 +7,15 @@ from typing import Any
 
 import torch.fx as fx
 
-from . import _torch
-from .budget import chain_of_cuts, cut_without_price
-from .classify import JointGraph, read_joint_graph
-from .cost import CostModel
-from .errors import PartitionOptionError
-from .extract import extract
-from .flow_graph import BACKWARD, build_network, save_weights
-from .operators import RecomputePolicy, Verdict, verdicts
-from .report import META_KEY, describe
+from fxpasses.partitioner import _torch
+from fxpasses.partitioner.budget import chain_of_cuts, cut_without_price
+from fxpasses.partitioner.classify import JointGraph, read_joint_graph
+from fxpasses.partitioner.cost import CostModel
+from fxpasses.partitioner.errors import PartitionOptionError
+from fxpasses.partitioner.extract import extract
+from fxpasses.partitioner.flow_graph import BACKWARD, build_network, save_weights
+from fxpasses.partitioner.operators import RecomputePolicy, Verdict, verdicts
+from fxpasses.partitioner.report import META_KEY, describe
 
 __all__ = ["partition"]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch.fx as fx
 
-from . import _torch
-from .classify import JointGraph
-from .cost import CostModel, is_getitem
-from .operators import Terms, Verdict
+from fxpasses.partitioner import _torch
+from fxpasses.partitioner.classify import JointGraph
+from fxpasses.partitioner.cost import CostModel, is_getitem
+from fxpasses.partitioner.operators import Terms, Verdict
 
 __all__ = ["META_KEY", "PartitionReport", "RecomputedValue", "SavedValue", "describe"]
 

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses.checking.memory import Memory, stale_read
 from fxpasses.errors import StructureError
 from fxpasses.graphs.aliasing import AliasInfo, draws_random, has_effect, is_mutating
 from fxpasses.graphs.provenance import locate
 from fxpasses.graphs.rewriting import value_of
 from fxpasses.pass_manager.contract import Check, GraphKind, Pass
+from fxpasses.pass_manager.memory import Memory, stale_read
 from fxpasses.pass_manager.metadata import Difference, metadata_difference, refresh
 from fxpasses.pass_manager.runs import Snapshot
 from fxpasses.pass_manager.sites import MatchSite

@@ -13,13 +13,13 @@ import torch
 from torch import fx
 
 from fxpasses.compiling.inductor import EagerCompiler, InductorCompiler, cache_identity
+from fxpasses.compiling.observing import Observer, RegionCheck
 from fxpasses.compiling.options import Options
-from fxpasses.compiling.pipeline import Compiler, Observer, Pipeline
+from fxpasses.compiling.pipeline import Compiler, Pipeline
 from fxpasses.compiling.shared_kernels import one_unit
 from fxpasses.errors import StageError
 from fxpasses.regional import _torch
 from fxpasses.regional.aliases import outputs_of, return_only, separate, spec_of
-from fxpasses.regional.checking import RegionCheck, exact_run
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.operators import runs_directly
 from fxpasses.regional.piece import Piece
@@ -41,7 +41,8 @@ def compile_piece(piece: Piece, options: Options, observers: Sequence[Observer] 
     # The graph around the regions is what a CUDA graph captures.
     inductor = {**options.inductor_patches(), "triton.cudagraphs": False}
     own = dataclasses.replace(options, inductor=inductor, mode=None, on_failure="raise")
-    values = RegionCheck(options) if options.check == "values" else None
+    checks = (observer.region_check(options) for observer in observers)
+    values = next((check for check in checks if check is not None), None)
     recorder = _Recorder(_compiler(own, piece.gm, inputs), piece, values)
     fake_mode = _torch.detect_fake_mode(piece.inputs)
     try:
@@ -145,7 +146,7 @@ class _Recorder:
         return_only(gm, returned)
         random = any(_is_random(node) for node in gm.graph.nodes)
         self.text += gm.graph.python_code("self").src
-        exact = {"forward": exact_run(gm)} if self._values is not None else {}
+        exact = {"forward": self._values.exact_run(gm)} if self._values is not None else {}
         with _torch.output_strides() as strides:
             compiled = self._compile_forward(gm, inputs, visible, inference)
         if self._values is not None:
@@ -192,7 +193,7 @@ class _Recorder:
         return_only(gm, returned)
         self.text += gm.graph.python_code("self").src
         if self._values is not None:
-            region.exact["backward"] = exact_run(gm)
+            region.exact["backward"] = self._values.exact_run(gm)
         with _torch.output_strides() as strides:
             region.backward = self._compiler.backward(gm, given)
         if self._values is not None:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
-from fxpasses.compiling.pipeline import Observer
 from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.regional import _torch, operators

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 import fake
-from fxpasses.compiling.pipeline import Observer
+from fxpasses.compiling.observing import Observer
 from fxpasses.graphs.provenance import provenance
 from fxpasses.graphs.rewriting import value_of
 from fxpasses.partitioner import META_KEY

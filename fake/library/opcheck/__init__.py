@@ -4,13 +4,23 @@ One check a file: `schema`, `autograd_registration`, `fake_kernel`, `fake_variat
 `functionalization`, `aot_dispatch`, `gradients`. `runner` runs them, `generate` turns a test case into checks.
 """
 
-from ..errors import OpCheckError
-from .failures import FailuresDict, validate_failures_dict_structure
-from .generate import OpCheckMode, dont_generate_opcheck_tests, generate_opcheck_tests, is_inside_opcheck_mode
-from .repro import generate_repro
-from .result import CheckFailure, Evidence, Passed, Verdict
-from .runner import ALL_TEST_UTILS, DEFAULT_TEST_UTILS, opcheck
-from .standalone import aot_autograd_check, assert_raises_regex, autograd_registration_check, fake_check
+from fake.library.errors import OpCheckError
+from fake.library.opcheck.failures import FailuresDict, validate_failures_dict_structure
+from fake.library.opcheck.generate import (
+    OpCheckMode,
+    dont_generate_opcheck_tests,
+    generate_opcheck_tests,
+    is_inside_opcheck_mode,
+)
+from fake.library.opcheck.repro import generate_repro
+from fake.library.opcheck.result import CheckFailure, Evidence, Passed, Verdict
+from fake.library.opcheck.runner import ALL_TEST_UTILS, DEFAULT_TEST_UTILS, opcheck
+from fake.library.opcheck.standalone import (
+    aot_autograd_check,
+    assert_raises_regex,
+    autograd_registration_check,
+    fake_check,
+)
 
 __all__ = [
     "ALL_TEST_UTILS",

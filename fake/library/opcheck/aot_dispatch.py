@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import _torch
-from .inputs import Call
-from .result import CheckFailure
+from fake.library import _torch
+from fake.library.opcheck.inputs import Call
+from fake.library.opcheck.result import CheckFailure
 
 __all__ = ["DYNAMIC", "STATIC", "check_dynamic", "check_static"]
 

@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ..samples import find_operator, read_samples
-from .runner import ALL_TEST_UTILS, opcheck
+from fake.library.opcheck.runner import ALL_TEST_UTILS, opcheck
+from fake.library.samples import find_operator, read_samples
 
 __all__ = ["main"]
 

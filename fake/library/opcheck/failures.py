@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import OpCheckError
+from fake.library.errors import OpCheckError
 
 __all__ = [
     "ACCEPT_VARIABLE",

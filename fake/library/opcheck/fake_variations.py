@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from .. import _torch
-from .fake_kernel import compare, run_fake
-from .inputs import Call, attempt, flat_tensors, layout_variations, size_variations
-from .result import CheckFailure, Evidence
+from fake.library import _torch
+from fake.library.opcheck.fake_kernel import compare, run_fake
+from fake.library.opcheck.inputs import Call, attempt, flat_tensors, layout_variations, size_variations
+from fake.library.opcheck.result import CheckFailure, Evidence
 
 __all__ = ["NAME", "check", "check_sizes"]
 

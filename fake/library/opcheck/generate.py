@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .. import _torch
-from ..errors import OpCheckError
-from .failures import (
+from fake.library import _torch
+from fake.library.errors import OpCheckError
+from fake.library.opcheck.failures import (
     ACCEPT_VARIABLE,
     FailuresDict,
     should_update,
     validate_failures_dict_formatting,
     validate_failures_dict_structure,
 )
-from .inputs import Call
-from .repro import generate_repro
-from .runner import ALL_TEST_UTILS, DEFAULT_TEST_UTILS, resolve
+from fake.library.opcheck.inputs import Call
+from fake.library.opcheck.repro import generate_repro
+from fake.library.opcheck.runner import ALL_TEST_UTILS, DEFAULT_TEST_UTILS, resolve
 
 __all__ = ["OpCheckMode", "dont_generate_opcheck_tests", "generate_opcheck_tests", "is_inside_opcheck_mode"]
 

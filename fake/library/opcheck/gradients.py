@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from .inputs import Call, attempt, flat_tensors, named_tensors
-from .result import CheckFailure, Evidence, describe_tensor
+from fake.library import _torch
+from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors
+from fake.library.opcheck.result import CheckFailure, Evidence, describe_tensor
 
 __all__ = ["NAME", "check"]
 

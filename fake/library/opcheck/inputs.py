@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from .result import describe_tensor
+from fake.library import _torch
+from fake.library.opcheck.result import describe_tensor
 
 __all__ = [
     "Call",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import OpCheckError
+from fake.library.errors import OpCheckError
 
 __all__ = ["CheckFailure", "Evidence", "Passed", "Verdict", "describe_tensor"]
 

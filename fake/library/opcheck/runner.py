@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from ..errors import LibraryError, UnknownOpError
-from ..op_def import CustomOpDef
-from . import (
+from fake.library import _torch
+from fake.library.errors import LibraryError, UnknownOpError
+from fake.library.op_def import CustomOpDef
+from fake.library.opcheck import (
     aot_dispatch,
     autograd_registration,
     fake_kernel,
@@ -20,8 +20,8 @@ from . import (
     schema,
     uninitialized,
 )
-from .inputs import Call
-from .result import CheckFailure, Passed, Verdict
+from fake.library.opcheck.inputs import Call
+from fake.library.opcheck.result import CheckFailure, Passed, Verdict
 
 __all__ = ["ALL_TEST_UTILS", "DEFAULT_TEST_UTILS", "opcheck", "resolve"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from .. import _torch
+from fake.library import _torch
 
 __all__ = ["aot_autograd_check", "assert_raises_regex", "autograd_registration_check", "fake_check"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .. import _torch
-from .inputs import Call, attempt, flat_tensors
-from .result import CheckFailure, Evidence
+from fake.library import _torch
+from fake.library.opcheck.inputs import Call, attempt, flat_tensors
+from fake.library.opcheck.result import CheckFailure, Evidence
 
 __all__ = ["NAME", "check"]
 

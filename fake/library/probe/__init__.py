@@ -5,7 +5,7 @@ fake kernel may see, `shapes`, `solve` and `kinds` propose rules, `derive` keeps
 `source` prints. `score` tries it blind on torch's own operators.
 """
 
-from .api import probe
-from .rule import FakeRule, UndecidedError
+from fake.library.probe.api import probe
+from fake.library.probe.rule import FakeRule, UndecidedError
 
 __all__ = ["FakeRule", "UndecidedError", "probe"]

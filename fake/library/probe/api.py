@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .. import _torch
-from ..errors import ProbeError
-from .derive import derive
-from .experiments import Laboratory
-from .facts import optional_parameters, parameter_names
-from .isolation import can_isolate
-from .questions import open_questions
-from .rule import FakeRule, call_text
+from fake.library import _torch
+from fake.library.errors import ProbeError
+from fake.library.probe.derive import derive
+from fake.library.probe.experiments import Laboratory
+from fake.library.probe.facts import optional_parameters, parameter_names
+from fake.library.probe.isolation import can_isolate
+from fake.library.probe.questions import open_questions
+from fake.library.probe.rule import FakeRule, call_text
 
 __all__ = ["normalize_samples", "probe"]
 

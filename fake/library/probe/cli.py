@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ..samples import find_operator, read_samples
-from .api import probe
+from fake.library.probe.api import probe
+from fake.library.samples import find_operator, read_samples
 
 __all__ = ["main"]
 

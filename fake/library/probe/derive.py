@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .experiments import Laboratory, Observation
-from .kinds import dtype_candidates, stride_candidates
-from .rule import FakeRule, Level, Property, evaluate
-from .shapes import TIER, Vocabulary, shape_candidates
-from .solve import solve_sizes
+from fake.library.probe.experiments import Laboratory, Observation
+from fake.library.probe.kinds import dtype_candidates, stride_candidates
+from fake.library.probe.rule import FakeRule, Level, Property, evaluate
+from fake.library.probe.shapes import TIER, Vocabulary, shape_candidates
+from fake.library.probe.solve import solve_sizes
 
 __all__ = ["derive"]
 

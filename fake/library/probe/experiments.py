@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ..opcheck.inputs import flat_tensors
-from .facts import Facts, OutputFact, bind, describe_outputs, facts_of
-from .isolation import Crash, run_isolated
-from .variations import DATA_CHANGES, Arguments, change_tensors, copy_arguments, variations
+from fake.library.opcheck.inputs import flat_tensors
+from fake.library.probe.facts import Facts, OutputFact, bind, describe_outputs, facts_of
+from fake.library.probe.isolation import Crash, run_isolated
+from fake.library.probe.variations import DATA_CHANGES, Arguments, change_tensors, copy_arguments, variations
 
 __all__ = ["Laboratory", "Observation"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from ..signatures import signature_of
+from fake.library import _torch
+from fake.library.signatures import signature_of
 
 __all__ = [
     "Facts",

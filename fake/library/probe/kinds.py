@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .shapes import TIER, Vocabulary
+from fake.library.probe.shapes import TIER, Vocabulary
 
 __all__ = ["dtype_candidates", "stride_candidates"]
 

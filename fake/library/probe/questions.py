@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .experiments import Observation
-from .facts import Facts, TensorFact
-from .rule import FakeRule, UndecidedError, call_text
+from fake.library.probe.experiments import Observation
+from fake.library.probe.facts import Facts, TensorFact
+from fake.library.probe.rule import FakeRule, UndecidedError, call_text
 
 __all__ = ["open_questions"]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from ..errors import ProbeError
-from ..register import get_ctx, register_fake
-from . import helpers
-from .facts import Facts, bind, facts_of
-from .source import write
+from fake.library import _torch
+from fake.library.errors import ProbeError
+from fake.library.probe import helpers
+from fake.library.probe.facts import Facts, bind, facts_of
+from fake.library.probe.source import write
+from fake.library.register import get_ctx, register_fake
 
 __all__ = ["FakeRule", "Level", "Property", "UndecidedError", "call_text"]
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from ..errors import ProbeError
-from ..opcheck.inputs import flat_tensors
-from .api import probe
-from .facts import bind, describe_outputs, facts_of, parameter_names
-from .rule import UndecidedError
+from fake.library.errors import ProbeError
+from fake.library.opcheck.inputs import flat_tensors
+from fake.library.probe.api import probe
+from fake.library.probe.facts import bind, describe_outputs, facts_of, parameter_names
+from fake.library.probe.rule import UndecidedError
 
 __all__ = ["OperatorScore", "few_samples", "functional_operators", "main", "score_operator"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .experiments import Observation
-from .facts import TensorFact
+from fake.library.probe.experiments import Observation
+from fake.library.probe.facts import TensorFact
 
 __all__ = ["TIER", "Vocabulary", "shape_candidates"]
 

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from .experiments import Observation
+from fake.library.probe.experiments import Observation
 
 __all__ = ["solve_sizes"]
 

@@ -6,10 +6,10 @@ import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
-from . import helpers
+from fake.library.probe import helpers
 
 if TYPE_CHECKING:
-    from .rule import FakeRule, Property
+    from fake.library.probe.rule import FakeRule, Property
 
 __all__ = ["write"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from .. import _torch
-from ..opcheck.inputs import flat_tensors, refill, restride
+from fake.library import _torch
+from fake.library.opcheck.inputs import flat_tensors, refill, restride
 
 __all__ = ["DATA_CHANGES", "Arguments", "change_tensors", "copy_arguments", "variations"]
 

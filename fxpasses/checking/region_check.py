@@ -15,6 +15,7 @@ from torch import fx
 
 from fxpasses.checking.interpret import ExactRun
 from fxpasses.checking.watch import ValueCheck
+from fxpasses.compiling.observing import Observer, RegionCheck
 from fxpasses.compiling.options import Options
 from fxpasses.errors import StageError
 from fxpasses.graphs.rewriting import copy_graph
@@ -22,12 +23,12 @@ from fxpasses.regional.aliases import outputs_of, return_only, separate
 from fxpasses.regional.runtime import Exact, Source
 from fxpasses.stats import Fallback, counters
 
-__all__ = ["RegionCheck", "exact_run"]
+__all__ = ["RegionChecks", "RegionValueCheck"]
 
 log = logging.getLogger(__name__)
 
 
-class RegionCheck(ValueCheck):
+class RegionValueCheck(ValueCheck, RegionCheck):
     """Compares the graphs before and after each pass on a region.
 
     Args:
@@ -61,12 +62,21 @@ class RegionCheck(ValueCheck):
 
         return self.watch("backward", compiled, graph_before)
 
+    def exact_run(self, gm: fx.GraphModule) -> Exact:
+        """What runs a graph of the region in float64, on a copy of it."""
+        graph = copy_graph(gm)
+        values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+        return Exact(
+            [value.dtype for value in values if isinstance(value, torch.Tensor)],
+            lambda inputs: ExactRun(graph)(inputs),
+        )
 
-def exact_run(gm: fx.GraphModule) -> Exact:
-    """What runs a region's graph in float64, on a copy of it."""
-    graph = copy_graph(gm)
-    values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
-    return Exact(
-        [value.dtype for value in values if isinstance(value, torch.Tensor)],
-        lambda inputs: ExactRun(graph)(inputs),
-    )
+
+class RegionChecks(Observer):
+    """Has each region of a graph checked by value."""
+
+    def of_region(self) -> RegionChecks:
+        return self
+
+    def region_check(self, options: Options) -> RegionValueCheck:
+        return RegionValueCheck(options)

@@ -1,0 +1,106 @@
+"""Who looks on while a graph is compiled: the stages know what is here, and none of the checks and reports themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import fx
+
+from fxpasses.compiling.options import Options
+from fxpasses.errors import PassError, StageError, ValueMismatchError
+from fxpasses.pass_manager.contract import Check
+from fxpasses.pass_manager.runs import PassRun
+
+__all__ = ["LoweringCheck", "Observer", "RegionCheck", "RewriteCheck"]
+
+
+@dataclass
+class Observer:
+    """Sees each graph at the end of its stage. Base class of reports and of the recorder of ``capture``."""
+
+    runs: list[PassRun] = field(default_factory=list)
+
+    def joint(self, gm: fx.GraphModule) -> None:
+        """The joint graph as AOTAutograd traced it, before any pass. Copy it to keep it."""
+
+    def graph(self, kind: str, gm: fx.GraphModule) -> None:
+        """A joint, forward, backward or inference graph after its passes."""
+
+    def guards(self, shape_env: Any, graph: fx.Graph) -> None:
+        """The shape environment of the sizes in Dynamo's graph, once all stages have asked it what they wanted."""
+
+    def regions(self, report: object) -> None:
+        """The repeats that were found in the Dynamo graph, and what becomes of them."""
+
+    def of_region(self) -> Observer:
+        """What observes the compilation of one region of this graph."""
+        return Observer()
+
+    def region_check(self, options: Options) -> RegionCheck | None:
+        """What compares the graphs of one region, which ``options`` compile, before and after each pass."""
+        return None
+
+
+class RewriteCheck(Check):
+    """Compares the graphs before and after each rewrite when the compiled function first runs."""
+
+    def to_be_partitioned(self, joint: fx.GraphModule) -> None:
+        """Remember the joint graph that the partition is given."""
+        raise NotImplementedError
+
+    def partitioned(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
+        """Remember the pair that the partition made."""
+        raise NotImplementedError
+
+    def watch(
+        self, kind: str, compiled: Callable[..., Any], instead: Callable[[StageError, Any], Any] | None
+    ) -> Callable[..., Any]:
+        """``compiled``, with its first calls checked before they run.
+
+        Args:
+            kind: the kind of graph that was compiled.
+            compiled: what it was compiled to; takes one list of inputs.
+            instead: called with the error and the graph before the wrong pass; returns what to run, or raises.
+        """
+        raise NotImplementedError
+
+    def explain(self, error: PassError) -> None:
+        """Add a repro file to the error of a pass that raised, or left a graph that is not well formed."""
+
+    def explain_partition(self, error: ValueMismatchError, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        """Add a repro file to the error of a wrong partition.
+
+        Args:
+            error: the error.
+            gm: Dynamo's graph.
+            inputs: what it was called with.
+        """
+
+
+class RegionCheck(RewriteCheck):
+    """The same for a region: its graphs are compared on the first calls of any of its copies."""
+
+    def watch_backward(self, compiled: Callable[..., Any], gradients: Sequence[Any]) -> Callable[..., Any]:
+        """A compiled backward graph with its first calls checked.
+
+        Args:
+            compiled: takes a list of sizes, saved tensors, gradients.
+            gradients: how gradients are made of what it returns: what runs in its place returns the same.
+        """
+        raise NotImplementedError
+
+    def exact_run(self, gm: fx.GraphModule) -> Any:
+        """What runs a graph of the region in float64, on a copy of it."""
+        raise NotImplementedError
+
+
+class LoweringCheck(Protocol):
+    """Compares what the compiler made of each graph with the graph."""
+
+    def watch(self, gm: fx.GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """``compiled``, compared with ``gm`` when it is first called (with one list of inputs)."""
+
+    def failed(self, gm: fx.GraphModule, error: BaseException) -> None:
+        """The compiler raised on ``gm``."""
