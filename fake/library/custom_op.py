@@ -20,7 +20,6 @@ tensor([3., 3.])
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
@@ -30,6 +29,7 @@ from . import _torch
 from .errors import DuplicateOpError, OpReplacedWarning, SchemaError
 from .layout import ArgumentLayout, needs_layout
 from .op_def import CustomOpDef, DeviceTypes
+from .place import warn_user
 from .registry import registry
 from .schema import check_namespace, infer_schema, mutated_arguments, parse, split_qualname
 from .signatures import check_kernel
@@ -168,10 +168,9 @@ def _make(
 def _make_room(qualname: str) -> None:
     if registry.find(qualname) is None and qualname not in _torch.OPDEFS:
         return
-    warnings.warn(
+    warn_user(
         f"{qualname} is registered again; the earlier operator is gone, with its kernels, and cannot be called",
         OpReplacedWarning,
-        stacklevel=5,
     )
     registry.destroy(qualname)
 

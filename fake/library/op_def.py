@@ -14,6 +14,7 @@ from .call_arguments import argument_type
 from .errors import OpDestroyedError, RegistrationError
 from .fast_call import FastCall
 from .layout import ArgumentLayout
+from .place import call_at, users_place
 from .registry import registry
 from .returns import checked_fake_kernel, checked_kernel
 from .signatures import (
@@ -69,6 +70,13 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         if layout is None and op.fast_call.function is not None:
             own.__call__ = op.fast_call.function  # type: ignore[method-assign,assignment]
         return op
+
+    def _register_to_dispatcher(self, tags: Any) -> None:
+        # torch makes the library in a file of its own, which messages of the dispatcher would name.
+        _torch.replace_library(
+            self, call_at(users_place(), torch.library.Library, self._namespace, "FRAGMENT")
+        )
+        super()._register_to_dispatcher(tags)
 
     def _prepare(self, fn: Callable[..., Any]) -> None:
         schema = self._opoverload._schema
