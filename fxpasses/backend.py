@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from fxpasses.checking.limits import Limits, in_force
 from fxpasses.checking.lowered import LoweringCheck
 from fxpasses.checking.staged import in_eager_with_repro
 from fxpasses.contract import GRAPH_KINDS
+from fxpasses.errors import ContractError, OptionsError
 from fxpasses.history import recent, record
 from fxpasses.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
 from fxpasses.manager import PassManager
@@ -46,9 +48,14 @@ def fxpasses(
 
     Raises:
         OptionsError: for a wrong option.
+        ContractError: for passes that cannot be put into one pipeline.
         StageError: when a stage fails; names stage, pass, node and source line.
     """
-    parsed = Options.parse(options, mode)
+    try:
+        parsed = Options.parse(options, mode)
+        PassManager(parsed.passes)
+    except (OptionsError, ContractError) as error:
+        raise _torch.unwrapped(error, inspect.currentframe()) from None
     limits = in_force()
     if limits is not None:
         parsed = limited(parsed, limits)
@@ -105,7 +112,7 @@ def _pipeline(
     lowered = None
     if limits is not None and limits.check and limits.stage == "inductor":
         lowered = LoweringCheck(parsed.repro_directory(), limits.suspect)
-    return Pipeline(parsed, compiler, observers, lowered=lowered)
+    return Pipeline(parsed, compiler, observers, lowered=lowered, advises=True)
 
 
 def limited(options: Options, limits: Limits) -> Options:
