@@ -194,7 +194,8 @@ class StageError(FxPassesError):
         who = f" pass {pass_name!r}" if pass_name else ""
         at = f"\n  at {self.location}" if str(self.location) else ""
         super().__init__(
-            f"stage {self.stage!r}{who} failed{where}: {reason}{at}" + (f"\n  {self.advice}" if self.advice else "")
+            f"stage {self.stage!r}{who} failed{where}: {reason}{at}"
+            + (f"\n  {self.advice}" if self.advice else "")
         )
 
     advice = ""
