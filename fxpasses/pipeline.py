@@ -172,9 +172,8 @@ class Pipeline:
             failure.__cause__ = error
             return self._eager_instead(failure, original.forward)
         self._count_graph()
-        if self._counts:
-            if self.from_cache:
-                counters.count("cache_hits")
+        if self._counts and self.from_cache:
+            counters.count("cache_hits")
         return self._eager_if_wrong(self._with_partition_repro(compiled, original), original.forward)
 
     def _partition(
