@@ -5,6 +5,7 @@ accumulation included, as one `torch.fx.GraphModule`, compiles it, keeps it for 
 kind, and always gives what eager gives. See ``docs/compiled-autograd.md``.
 """
 
+from compiled_autograd import _companions  # noqa: F401  (before anything that imports what it checks)
 from compiled_autograd.api import disable, enable, reset, stats
 from compiled_autograd.config import Config, config
 from compiled_autograd.errors import (

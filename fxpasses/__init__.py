@@ -7,6 +7,7 @@
 * :func:`stats`: what the backend did
 """
 
+from fxpasses import _companions  # noqa: F401  (before anything that imports what it checks)
 from fxpasses.checking.bisect import bisect_script
 from fxpasses.checking.model import check
 from fxpasses.compiling.capture import Captured, SavedValue, capture
@@ -22,6 +23,7 @@ from fxpasses.errors import (
     PartitionError,
     PassError,
     PatternError,
+    ShadowedPackageError,
     StageError,
     StructureError,
     ValueMismatchError,
@@ -67,6 +69,7 @@ __all__ = [
     "Provenance",
     "RegionReport",
     "SavedValue",
+    "ShadowedPackageError",
     "StageError",
     "Stats",
     "StructureError",

@@ -11,6 +11,7 @@ import inspect
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 from unittest import mock
 
@@ -20,7 +21,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import reset_code as _reset_code
-from torch._dynamo.exc import BackendCompilerFailed, TensorifyScalarRestartAnalysis
+from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback, TensorifyScalarRestartAnalysis
 from torch._dynamo.exc import TorchDynamoException as DynamoError
 from torch._dynamo.utils import counters as dynamo_counters
 from torch._dynamo.utils import detect_fake_mode
@@ -130,6 +131,7 @@ __all__ = [
     "statically_known_true",
     "symbol_hints",
     "trace_calls",
+    "unwrapped",
     "wrapper_arguments",
 ]
 
@@ -139,6 +141,21 @@ _AOT_PARAMETERS = inspect.signature(aot_module_simplified).parameters
 def is_control_flow(error: BaseException) -> bool:
     """Whether torch raised ``error`` to restart its own tracing: such an exception must pass unwrapped."""
     return isinstance(error, TensorifyScalarRestartAnalysis)
+
+
+def unwrapped(error: Exception, frame: FrameType | None) -> Exception:
+    """The same error as one that Dynamo lets through, where it wraps what a backend raises into ``BackendCompilerFailed``.
+
+    Args:
+        error: an error about what the user wrote.
+        frame: the first frame that its traceback shows.
+    """
+    kind = type(error)
+    made: Any = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
+    same = made.__new__(made)
+    same.args = error.args
+    same.__dict__ |= {**error.__dict__, "first_useful_frame": frame}
+    return same
 
 
 _names = itertools.count()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from fxpasses.compiling.inductor import EagerCompiler, InductorCompiler, Unparti
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.compiling.pipeline import Compiler, Pipeline
+from fxpasses.errors import ContractError, OptionsError
 from fxpasses.pass_manager.contract import GRAPH_KINDS
 from fxpasses.pass_manager.limits import Limits, in_force
 from fxpasses.pass_manager.manager import PassManager
@@ -49,9 +51,14 @@ def fxpasses(
 
     Raises:
         OptionsError: for a wrong option.
+        ContractError: for passes that cannot be put into one pipeline.
         StageError: when a stage fails; names stage, pass, node and source line.
     """
-    parsed = Options.parse(options, mode)
+    try:
+        parsed = Options.parse(options, mode)
+        PassManager(parsed.passes)
+    except (OptionsError, ContractError) as error:
+        raise _torch.unwrapped(error, inspect.currentframe()) from None
     limits = in_force()
     if limits is not None:
         parsed = limited(parsed, limits)
@@ -111,7 +118,7 @@ def _pipeline(
     if limits is not None and limits.check and limits.stage == "inductor":
         lowered = LoweringCheck(parsed.repro_directory(), limits.suspect)
     values = ValueCheck(parsed.repro_directory()) if parsed.check == "values" else None
-    return Pipeline(parsed, compiler, observers, values, lowered=lowered)
+    return Pipeline(parsed, compiler, observers, values, lowered=lowered, advises=True)
 
 
 def limited(options: Options, limits: Limits) -> Options:

@@ -17,6 +17,7 @@ __all__ = [
     "PartitionError",
     "PassError",
     "PatternError",
+    "ShadowedPackageError",
     "StageError",
     "StructureError",
     "ValueMismatchError",
@@ -34,7 +35,7 @@ class OptionsError(FxPassesError, ValueError):
         option: the name as the user wrote it.
         given: the value that was given.
         expected: what would have been accepted, in words.
-        valid: the names of all valid options (only for an unknown name).
+        valid: the names of all valid options or values, for a name or word that is none of them.
     """
 
     def __init__(
@@ -43,6 +44,43 @@ class OptionsError(FxPassesError, ValueError):
         self.option, self.given, self.expected, self.valid = option, given, expected, tuple(valid)
         super().__init__(
             problem or f"option {option!r}: expected {expected}, got {given!r} ({type(given).__name__})"
+        )
+
+    @classmethod
+    def for_choice(cls, option: str, given: object, valid: Iterable[str]) -> OptionsError:
+        """For a word that is none of the valid ones: says which of them is nearest.
+
+        >>> print(OptionsError.for_choice("check", "value", ["structure", "values", "off"]))
+        option 'check': expected one of 'structure', 'values', 'off', got 'value'; did you mean 'values'?
+        """
+        valid = tuple(valid)
+        choices = ", ".join(map(repr, valid))
+        return cls(
+            option,
+            given,
+            f"one of {choices}",
+            valid=valid,
+            problem=f"option {option!r}: expected one of {choices}, got {given!r}{did_you_mean(given, valid)}",
+        )
+
+
+class ShadowedPackageError(FxPassesError, ImportError):
+    """Another module is imported in the place of one of the packages that come with fxpasses.
+
+    Attributes:
+        package: the name of ours.
+        found: the file that is imported in its place.
+        ours: the directory of ours.
+    """
+
+    def __init__(self, package: str, found: str, ours: str) -> None:
+        self.package, self.found, self.ours = package, found, ours
+        super().__init__(
+            f"'import {package}' gives {found}, which shadows the package {package!r} that comes with fxpasses ({ours}). "
+            "Rename that file, or move it to where Python does not look for modules: it looks beside the script that "
+            "is run, in PYTHONPATH, and in the current directory with 'python -m' and 'python -c'.",
+            name=package,
+            path=found,
         )
 
 
@@ -72,6 +110,21 @@ class PatternError(FxPassesError, ValueError):
     def __init__(self, function: str, problem: str) -> None:
         self.function = function
         super().__init__(f"{function}: {problem}")
+
+
+def did_you_mean(given: object, valid: Iterable[str]) -> str:
+    """The end of a sentence about a wrong word: which valid one is nearest, where one is near.
+
+    >>> did_you_mean("Inductr", ["inductor", "eager"]), did_you_mean(3, ["inductor"])
+    ("; did you mean 'inductor'?", '')
+    """
+    if not isinstance(given, str) or not given:
+        return ""
+    names = {name.lower(): name for name in valid}
+    word = given.lower().strip()
+    near = get_close_matches(word, names, n=1, cutoff=0.5)
+    near = near or [name for name in names if name.startswith(word) or word.startswith(name)]
+    return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 
 def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
@@ -141,11 +194,20 @@ class StageError(FxPassesError):
         who = f" pass {pass_name!r}" if pass_name else ""
         at = f"\n  at {self.location}" if str(self.location) else ""
         super().__init__(
-            f"stage {self.stage!r}{who} failed{where}: {reason}{at}\n"
-            f"  {self.advice} To run this graph in eager instead, pass options={{'on_failure': 'eager'}}."
+            f"stage {self.stage!r}{who} failed{where}: {reason}{at}"
+            + (f"\n  {self.advice}" if self.advice else "")
         )
 
     advice = ""
+    instead = "To run this graph in eager instead, pass options={'on_failure': 'eager'}."
+
+    def advise(self) -> None:
+        """Tell what ``torch.compile`` can be asked to do instead; for an error that leaves it."""
+        self._add(self.instead)
+
+    def _add(self, line: str) -> None:
+        if line not in str(self):
+            self.args = (f"{self.args[0]}\n  {line}",)
 
 
 class CaptureError(StageError):
@@ -171,7 +233,7 @@ class PassError(StageError):
         """Point to a repro file, in the message too."""
         self.repro, self.repro_calls = file, calls
         shown = f"{file} shows it on a graph of {calls} call{'s' * (calls != 1)}."
-        self.args = (f"{self.args[0]}\n  {shown}",)
+        self._add(shown)
 
 
 class StructureError(PassError):

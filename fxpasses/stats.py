@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 __all__ = ["Fallback", "Stats", "reset_stats", "stats"]
@@ -41,8 +44,9 @@ class Stats:
         region_calls: calls of regions in the graphs compiled.
         region_reports: for each graph, the last hundred of them: a :class:`fxpasses.RegionReport`.
         fallbacks: what runs in eager instead, and why.
-        seconds: time spent in each stage, in seconds; ``total`` includes AOTAutograd's tracing, ``passes`` the
-            ``checks`` after each of them.
+        seconds: time spent in each stage, in seconds: ``regions`` (looking for them, and putting calls in their place),
+            ``tracing`` (AOTAutograd), ``passes``, ``checks`` (after each pass), ``partition``, and ``inductor``. What a
+            stage spends in another one counts there only: together they are ``total``.
         pass_changes: for each pass, how many graphs it changed.
     """
 
@@ -68,14 +72,35 @@ class _Counters:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._stats = Stats()
+        self._running = threading.local()
 
     def count(self, name: str, by: int = 1) -> None:
         with self._lock:
             self._stats = replace(self._stats, **{name: getattr(self._stats, name) + by})
 
-    def add_seconds(self, stage: str, seconds: float) -> None:
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """The time of this block, without that of such blocks inside, belongs to a stage."""
+        around = getattr(self._running, "inner", None)
+        self._running.inner = 0.0
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            taken = time.perf_counter() - start
+            self.move_seconds(stage, taken - self._running.inner)
+            if around is None:
+                self.move_seconds("total", taken)
+            self._running.inner = None if around is None else around + taken
+
+    def move_seconds(self, stage: str, seconds: float, from_stage: str = "") -> None:
+        """Count time for one stage, which another one does not have then."""
         with self._lock:
-            self._stats = replace(self._stats, seconds=_added(self._stats.seconds, stage, seconds))
+            spent = dict(self._stats.seconds)
+            spent[stage] = spent.get(stage, 0.0) + seconds
+            if from_stage:
+                spent[from_stage] = spent.get(from_stage, 0.0) - seconds
+            self._stats = replace(self._stats, seconds=spent)
 
     def add_pass_change(self, name: str) -> None:
         with self._lock:

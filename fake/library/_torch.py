@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,6 +61,8 @@ after_autograd_keyset = _C._after_autograd_keyset
 is_grad_enabled = _C.is_grad_enabled
 #: Names of all kernels that Python code registered through any ``torch.library.Library``.
 python_registrations: set[str] = torch_library._impls  # type: ignore[attr-defined]
+#: Files (or beginnings of their names) of torch's code that registers for its callers.
+REGISTRATION_FILES = (torch_library.__file__, str(Path(_utils.__file__).parent))
 
 
 @cache
@@ -147,6 +150,12 @@ def fake_kernel_context() -> Any:
 
 def has_fake_kernel(op: OpOverload) -> bool:
     return _utils.has_fake_kernel(op)
+
+
+def replace_library(op: TorchCustomOpDef, library: Any) -> None:
+    """Have a custom op that is being made register through ``library`` in the place of the one that torch made."""
+    op._lib._destroy()
+    op._lib = OPDEF_TO_LIB[op._qualname] = library
 
 
 def take_library(qualname: str) -> Any | None:
@@ -254,6 +263,7 @@ __all__ = [
     "OPDEFS",
     "OPDEF_TO_LIB",
     "OUT_TAG",
+    "REGISTRATION_FILES",
     "SUPPORTED_PARAM_TYPES",
     "SUPPORTED_RETURN_TYPES",
     "TORCH_VERSION",
@@ -311,6 +321,7 @@ __all__ = [
     "pytree",
     "quiet_overrides",
     "register_opaque_type",
+    "replace_library",
     "resolve_overload",
     "run_functionalized",
     "schema_of",

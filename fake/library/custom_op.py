@@ -20,7 +20,6 @@ tensor([3., 3.])
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
@@ -30,6 +29,7 @@ from fake.library import _torch
 from fake.library.errors import DuplicateOpError, OpReplacedWarning, SchemaError
 from fake.library.layout import ArgumentLayout, needs_layout
 from fake.library.op_def import CustomOpDef, DeviceTypes
+from fake.library.place import warn_user
 from fake.library.registry import registry
 from fake.library.schema import check_namespace, infer_schema, mutated_arguments, parse, split_qualname
 from fake.library.signatures import check_kernel
@@ -168,10 +168,9 @@ def _make(
 def _make_room(qualname: str) -> None:
     if registry.find(qualname) is None and qualname not in _torch.OPDEFS:
         return
-    warnings.warn(
+    warn_user(
         f"{qualname} is registered again; the earlier operator is gone, with its kernels, and cannot be called",
         OpReplacedWarning,
-        stacklevel=5,
     )
     registry.destroy(qualname)
 

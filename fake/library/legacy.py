@@ -8,7 +8,6 @@ A backward formula is ``backward(ctx, saved, *grads)`` and returns a dict from a
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ from fake.library.errors import (
 from fake.library.layout import needs_layout
 from fake.library.legacy_op import DEVICE_KEYS, CustomOp, find_op
 from fake.library.library import Library
+from fake.library.place import warn_user
 from fake.library.register import get_ctx, register_fake
 from fake.library.schema import RESERVED_NAMESPACES, infer_schema, parse, supported_annotations
 from fake.library.signatures import signature_of
@@ -213,17 +213,17 @@ def impl(
     qualname: str, *, device_types: Any = ("cpu", "cuda"), func: Callable[..., Any] | None = None
 ) -> Any:
     """Register a kernel; see `CustomOp.impl`."""
-    return _decorate(lambda: _find(qualname, adopt=True).impl(device_types, _depth=4), func)
+    return _decorate(lambda: _find(qualname, adopt=True).impl(device_types), func)
 
 
 def impl_fake(qualname: str, *, func: Callable[..., Any] | None = None) -> Any:
     """Register the fake kernel; see `CustomOp.impl_fake`."""
-    return register_fake(qualname, func, _stacklevel=1 if func is None else 2)
+    return register_fake(qualname, func)
 
 
 def impl_save_for_backward(qualname: str, *, func: Callable[..., Any] | None = None) -> Any:
     """Register what to save; see `CustomOp.impl_save_for_backward`."""
-    return _decorate(lambda: _find(qualname, adopt=True).impl_save_for_backward(_depth=4), func)
+    return _decorate(lambda: _find(qualname, adopt=True).impl_save_for_backward(), func)
 
 
 def impl_backward(
@@ -233,9 +233,7 @@ def impl_backward(
     func: Callable[..., Any] | None = None,
 ) -> Any:
     """Register the backward formula; see `CustomOp.impl_backward`."""
-    return _decorate(
-        lambda: _find(qualname, adopt=True).impl_backward(output_differentiability, _depth=4), func
-    )
+    return _decorate(lambda: _find(qualname, adopt=True).impl_backward(output_differentiability), func)
 
 
 def _destroy(qualname: str) -> None:
@@ -247,5 +245,5 @@ def impl_abstract(
     qualname: str, func: Callable[..., Any] | None = None, *, lib: Any = None, _stacklevel: int = 1
 ) -> Any:
     """The name of `fake.library.register_fake` before torch 2.4."""
-    warnings.warn("impl_abstract was renamed to register_fake; please use that", FutureWarning, stacklevel=2)
-    return register_fake(qualname, func, lib=lib, _stacklevel=_stacklevel + (func is not None))
+    warn_user("impl_abstract was renamed to register_fake; please use that", FutureWarning)
+    return register_fake(qualname, func, lib=lib, _stacklevel=_stacklevel)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from fake.library import _torch
 from fake.library.errors import RegistrationError, SchemaError, UnknownOpError
 from fake.library.legacy_autograd import make_autograd_kernel
 from fake.library.library import Library
+from fake.library.place import users_place
 
 __all__ = ["DEVICE_KEYS", "CustomOp", "find_op"]
 
@@ -63,17 +63,16 @@ class CustomOp:
         """``file:line`` of a registration."""
         return self._impls[kind].location
 
-    def _record(self, kind: str, fn: Callable[..., Any], depth: int) -> None:
+    def _record(self, kind: str, fn: Callable[..., Any]) -> None:
         if kind in self._impls:
             raise RegistrationError(
                 f"Attempting to register a {kind} impl for operator {self._qualname} that already has a {kind} impl "
                 f"registered from Python at {self._impls[kind].location}. This is not supported.",
                 op=self._qualname,
             )
-        frame = sys._getframe(depth)
-        self._impls[kind] = _Registered(fn, f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        self._impls[kind] = _Registered(fn, str(users_place()))
 
-    def impl(self, device_types: str | Iterable[str], _depth: int = 2) -> Callable[..., Any]:
+    def impl(self, device_types: str | Iterable[str]) -> Callable[..., Any]:
         """Decorator for the kernel of one or more device types.
 
         Raises:
@@ -99,7 +98,7 @@ class CustomOp:
                         "registration.",
                         op=self._qualname,
                     )
-                self._record(device_type, fn, _depth + 1)
+                self._record(device_type, fn)
                 self._library.impl(self._name, fn, key)
             return fn
 
@@ -109,17 +108,17 @@ class CustomOp:
         """Decorator for the kernel of an operator without tensor arguments."""
 
         def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
-            self._record("factory", fn, 2)
+            self._record("factory", fn)
             self._library.impl(self._name, fn, "BackendSelect")
             return fn
 
         return wrap
 
-    def impl_fake(self, _depth: int = 2) -> Callable[..., Any]:
+    def impl_fake(self) -> Callable[..., Any]:
         """Decorator for the fake kernel."""
 
         def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
-            self._record("fake", fn, _depth + 1)
+            self._record("fake", fn)
             self._library._register_fake(self._name, fn)
             return fn
 
@@ -127,13 +126,11 @@ class CustomOp:
 
     impl_abstract = impl_fake
 
-    def impl_save_for_backward(self, _depth: int = 2) -> Callable[..., Any]:
+    def impl_save_for_backward(self) -> Callable[..., Any]:
         """Decorator for ``save(inputs, output)``; ``inputs`` is a named tuple, the result is ``saved``."""
-        return self._impl_half("save_for_backward", None, _depth)
+        return self._impl_half("save_for_backward", None)
 
-    def impl_backward(
-        self, output_differentiability: list[bool] | None = None, _depth: int = 2
-    ) -> Callable[..., Any]:
+    def impl_backward(self, output_differentiability: list[bool] | None = None) -> Callable[..., Any]:
         """Decorator for ``backward(ctx, saved, *grads)``, which returns a dict from argument names to gradients.
 
         Raises:
@@ -149,12 +146,12 @@ class CustomOp:
                 f"with length equal to the number of outputs of this CustomOp got: {output_differentiability}",
                 op=self._qualname,
             )
-        return self._impl_half("backward", output_differentiability, _depth)
+        return self._impl_half("backward", output_differentiability)
 
-    def _impl_half(self, kind: str, differentiability: list[bool] | None, depth: int) -> Callable[..., Any]:
+    def _impl_half(self, kind: str, differentiability: list[bool] | None) -> Callable[..., Any]:
         def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
             self._check_backward_allowed()
-            self._record(kind, fn, depth + 1)
+            self._record(kind, fn)
             if kind == "backward":
                 self.output_differentiability = differentiability
             self.register_autograd_kernel()

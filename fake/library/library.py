@@ -16,6 +16,7 @@ import torch
 
 from fake.library import _torch
 from fake.library.errors import DuplicateOpError, ReservedNamespaceError, SchemaError, UnknownOpError
+from fake.library.place import call_at, users_place
 from fake.library.registry import registry
 from fake.library.signatures import check_kernel, check_torch_dispatch
 
@@ -59,7 +60,7 @@ class Library(torch.library.Library):
     def __init__(self, ns: str, kind: str, dispatch_key: str = "") -> None:
         if ns == "prim" and kind in ("DEF", "FRAGMENT"):
             raise ReservedNamespaceError(ns)
-        super().__init__(ns, kind, dispatch_key)
+        call_at(users_place(), super().__init__, ns, kind, dispatch_key)
 
     def define(self, schema: str, alias_analysis: str = "", *, tags: Any = ()) -> str:
         """Define an operator; returns its name.
@@ -116,7 +117,7 @@ class Library(torch.library.Library):
             check_kernel(
                 f"{self.ns}::{op_name}", "fake kernel", fn, schema, names_matter=False, defaults_matter=False
             )
-        super()._register_fake(op_name, fn, _stacklevel + 1, **options)
+        call_at(users_place(_stacklevel), super()._register_fake, op_name, fn, **options)
 
     def _register_torch_dispatch_rule(
         self, op_name: str, torch_dispatch_class: Any, fn: Callable[..., Any]

@@ -14,6 +14,7 @@ import torch
 from fake.library import _torch
 from fake.library.errors import MissingContextError, UnknownOpError
 from fake.library.library import impl, library_for
+from fake.library.place import call_at, users_place
 from fake.library.signatures import check_backward, check_setup_context, check_torch_dispatch, check_vmap
 
 __all__ = [
@@ -97,16 +98,13 @@ def register_fake(
     if custom is not None:
         return custom.register_fake if func is None else custom.register_fake(func)
     namespace, op_name = _torch.parse_namespace(name)
-    depth = _stacklevel
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        library_for(namespace, lib)._register_fake(op_name, fn, _stacklevel=depth + 1, **options)
+        place = users_place(_stacklevel)
+        call_at(place, library_for(namespace, lib)._register_fake, op_name, fn, **options)
         return fn
 
-    if func is None:
-        return register
-    depth += 1
-    return register(func)
+    return register if func is None else register(func)
 
 
 def register_autograd(

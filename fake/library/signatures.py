@@ -21,13 +21,13 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
 
 from fake.library.errors import SignatureError, SignatureWarning
+from fake.library.place import warn_user
 
 __all__ = [
     "SignatureSchema",
@@ -159,11 +159,10 @@ def check_kernel(
                     argument.name,
                 )
             elif not parameter.name.startswith("_"):
-                warnings.warn(
+                warn_user(
                     f"{op}: parameter {parameter.name!r} of the {role} is called {argument.name!r} in the schema; "
                     "it is passed by position, so this works, but keyword calls read differently",
                     SignatureWarning,
-                    stacklevel=4,
                 )
         if defaults_matter:
             _check_default(fail, argument, parameter)

@@ -156,7 +156,7 @@ def _check_fraction(name: str, value: Any) -> float | None:
 def _check_choice(choices: tuple[str, ...]) -> Any:
     def check(name: str, value: Any) -> str:
         if value not in choices:
-            raise OptionsError(name, value, "one of " + ", ".join(map(repr, choices)))
+            raise OptionsError.for_choice(name, value, choices)
         return value
 
     return check
@@ -194,7 +194,7 @@ def _check_mode(name: str, value: Any) -> str | None:
     if value is not None and value not in modes:
         if isinstance(value, str):
             raise OptionsError(name, value, valid=modes, problem=unknown_name("mode", value, modes))
-        raise OptionsError(name, value, "one of " + ", ".join(map(repr, modes)))
+        raise OptionsError.for_choice(name, value, modes)
     return value
 
 

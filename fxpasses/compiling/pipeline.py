@@ -14,7 +14,6 @@ AOTAutograd functionalizes and traces; everything it calls back is a method of :
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -79,6 +78,7 @@ class Pipeline:
         *,
         counts: bool = True,
         lowered: LoweringCheck | None = None,
+        advises: bool = False,
     ) -> None:
         """Put the stages together.
 
@@ -89,8 +89,10 @@ class Pipeline:
             values: compares the graphs before and after each rewrite when they first run.
             counts: false for a subgraph of a graph that is counted already.
             lowered: looks at the compiler's work.
+            advises: whether errors reach somebody who gave options to ``torch.compile``.
         """
         self._lowered = lowered
+        self._advises = advises
         self.options = options
         self._counts = counts
         self.compiler = compiler
@@ -123,9 +125,12 @@ class Pipeline:
                 ``on_failure="raise"``).
         """
         original = original or gm
-        start = time.perf_counter()
         try:
-            with accelerated(self.options.accelerate, gm), self.compiler.settings():
+            with (
+                counters.timed("tracing"),
+                accelerated(self.options.accelerate, gm),
+                self.compiler.settings(),
+            ):
                 aot = _torch.aot_autograd(
                     fw_compiler=_torch.serializable(self._forward),
                     bw_compiler=_torch.serializable(self._backward),
@@ -148,10 +153,8 @@ class Pipeline:
             failure.__cause__ = error
             return self._eager_instead(failure, original.forward)
         self._count_graph()
-        if self._counts:
-            if self.from_cache:
-                counters.count("cache_hits")
-            counters.add_seconds("total", time.perf_counter() - start)
+        if self._counts and self.from_cache:
+            counters.count("cache_hits")
         return self._eager_if_wrong(self._with_partition_repro(compiled, original), original.forward)
 
     def _partition(
@@ -229,6 +232,8 @@ class Pipeline:
             except ValueMismatchError as error:
                 if error.pass_name == "partition" and not error.repro:
                     values.explain_partition(error, gm, inputs)
+                if self._advises and self.options.on_failure == "raise":
+                    error.advise()
                 raise
 
         return run
@@ -250,15 +255,14 @@ class Pipeline:
         return run
 
     def _run_passes(self, gm: fx.GraphModule, kind: Any) -> None:
-        start = time.perf_counter()
-        try:
-            runs = self.manager.run(gm, kind)
-        except PassError as error:
-            if self._values is not None:
-                self._values.explain(error)
-            raise
-        counters.add_seconds("passes", time.perf_counter() - start)
-        counters.add_seconds("checks", sum(run.check_seconds for run in runs))
+        with counters.timed("passes"):
+            try:
+                runs = self.manager.run(gm, kind)
+            except PassError as error:
+                if self._values is not None:
+                    self._values.explain(error)
+                raise
+        counters.move_seconds("checks", sum(run.check_seconds for run in runs), from_stage="passes")
         for run in runs:
             if run.changed:
                 counters.add_pass_change(run.name)
@@ -268,9 +272,9 @@ class Pipeline:
 
     @contextmanager
     def _stage(self, failure: type[StageError], gm: fx.GraphModule, kind: str) -> Iterator[None]:
-        start = time.perf_counter()
         try:
-            yield
+            with counters.timed(failure.stage):
+                yield
         except StageError:
             raise
         except Exception as error:
@@ -278,11 +282,11 @@ class Pipeline:
                 raise
             reason = f"{type(error).__name__}: {error}"
             raise failure(reason, failing_node(error, gm), graph=kind) from error
-        finally:
-            counters.add_seconds(failure.stage, time.perf_counter() - start)
 
     def _eager_instead(self, error: StageError, eager: Callable[..., Any]) -> Callable[..., Any]:
         if self.options.on_failure == "raise":
+            if self._advises:
+                error.advise()
             raise error
         counters.add_fallback(Fallback(error.stage, error.reason, str(error.location)))
         log.warning("running in eager instead (on_failure='eager'): %s", error)

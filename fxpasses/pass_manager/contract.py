@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import fx
 
-from fxpasses.errors import ContractError
+from fxpasses.errors import ContractError, did_you_mean
 from fxpasses.pass_manager.identity import Identity, identify
 from fxpasses.pass_manager.sites import MatchSite
 
@@ -102,7 +102,8 @@ class Contract:
             ("metadata", {self.metadata}, get_args(Metadata)),
         ):
             if unknown := sorted(set(given) - set(valid)):
-                raise ContractError(f"unknown {field} {unknown[0]!r}; choose from {', '.join(valid)}")
+                choices = f"choose from {', '.join(valid)}{did_you_mean(unknown[0], valid)}"
+                raise ContractError(f"unknown {field} {unknown[0]!r}; {choices}")
 
 
 @dataclass(frozen=True)

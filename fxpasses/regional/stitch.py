@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import operator
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,16 +71,16 @@ def with_regions(
     settle_floats(gm, as_constants=bool(options.inductor_patches().get("triton.cudagraphs")))
     if options.regions == "off":
         return gm, []
-    start = time.perf_counter()
     try:
-        done = regionalize(gm, options, observers)
+        with counters.timed("regions"):
+            done = regionalize(gm, options, observers)
     except StageError as error:
         if options.on_failure == "raise":
+            error.advise()
             raise
         counters.add_fallback(Fallback(error.stage, f"in a region: {error.reason}", str(error.location)))
         log.warning("compiling without regions instead (on_failure='eager'): %s", error)
         return gm, []
-    counters.add_seconds("regions", time.perf_counter() - start)
     log.info("%s", done.report)
     counters.add_region_report(done.report, len(done.report.taken), done.report.region_calls)
     if done.report.taken or done.report.left:

@@ -259,7 +259,7 @@ def test_load_errors(tmp_path):
     with pytest.raises(GraphReloadError, match="defines no forward"):
         compiled_autograd.load_graph(tmp_path / "empty.py")
     with pytest.raises(UnboundOperatorError, match="NoSuchBackward0"):
-        compiled_autograd.persist.operator("NoSuchBackward0")
+        compiled_autograd.program.persist.operator("NoSuchBackward0")
 
 
 def test_activations_are_freed_as_they_are_consumed():

@@ -51,6 +51,9 @@ def test_stats_count_graphs_recompiles_and_passes():
     )
     assert counted.pass_changes["common_subexpressions"] == 2
     assert counted.seconds["total"] > 0
+    assert counted.seconds["total"] == pytest.approx(
+        sum(seconds for stage, seconds in counted.seconds.items() if stage != "total")
+    )
     assert counted.fallbacks == ()
 
 

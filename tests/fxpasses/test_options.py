@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fxpasses import Options, OptionsError, graph_pass
+from fxpasses import ContractError, Options, OptionsError, graph_pass
 from fxpasses.passes import DeadCodeElimination, RemoveNoOps, default_passes
 
 
@@ -25,8 +25,10 @@ def test_defaults():
         ({"memory_budget": True}, "a number"),
         ({"memory_budget": 1.5}, "from 0.0 to 1.0"),
         ({"memory_budget": float("nan")}, "from 0.0 to 1.0"),
-        ({"compiler": "inductr"}, "'inductor', 'eager'"),
-        ({"on_failure": "ignore"}, "'raise', 'eager'"),
+        ({"compiler": "inductr"}, "'inductor', 'eager', got 'inductr'; did you mean 'inductor'"),
+        ({"on_failure": "Eager"}, "'raise', 'eager'.*; did you mean 'eager'"),
+        ({"on_failure": 3}, "'raise', 'eager'.*, got 3$"),
+        ({"check": "value"}, "did you mean 'values'"),
         ({"passes": "dead_code"}, "a list"),
         ({"passes": ["ded_code"]}, "did you mean 'dead_code'"),
         ({"passes": [DeadCodeElimination]}, r"DeadCodeElimination\(\)"),
@@ -70,8 +72,16 @@ def test_modes_are_torchs():
     assert merged["triton.cudagraphs"] is False
 
 
-def test_torch_compile_reports_a_wrong_option():
-    with pytest.raises(Exception, match="did you mean 'memory_budget'"):
+def test_torch_compile_reports_a_wrong_option_as_it_is():
+    with pytest.raises(OptionsError, match="did you mean 'memory_budget'") as caught:
         torch.compile(lambda x: x + 1, backend="fxpasses", options={"memory_budgt": 1.0})(torch.ones(3))
-    with pytest.raises(Exception, match="did you mean 'reduce-overhead'"):
+    assert (caught.value.option, caught.value.given) == ("memory_budgt", 1.0)
+    with pytest.raises(OptionsError, match="did you mean 'reduce-overhead'"):
         torch.compile(lambda x: x + 1, backend="fxpasses", mode="reduce-overhed")(torch.ones(3))
+
+
+def test_torch_compile_reports_passes_that_do_not_go_together_as_they_are():
+    first, second = (graph_pass(lambda gm: False, name="same", graphs=graphs) for graphs in ("joint", "any"))
+    with pytest.raises(ContractError, match="'same'") as caught:
+        torch.compile(lambda x: x + 1, backend="fxpasses", options={"passes": [first, second]})(torch.ones(3))
+    assert caught.value.passes == ("same", "same")

@@ -1,0 +1,67 @@
+"""Where the user's code registers something: the frame that messages name instead of one of this package or of torch."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fake.library import _torch
+
+__all__ = ["Place", "call_at", "users_place", "warn_user"]
+
+#: Code that registers for somebody else. ``contextlib`` calls the body of `scoped_library`.
+_NOT_THE_USERS = (str(Path(__file__).parent), *_torch.REGISTRATION_FILES, contextlib.__file__)
+#: On one line, so that all of it stands where its first line does.
+_CALL = (lambda function, args, kwargs: function(*args, **kwargs)).__code__
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of a file, and the globals of the module that it belongs to."""
+
+    filename: str
+    line: int
+    module_globals: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.filename}:{self.line}"
+
+
+def users_place(stacklevel: int = 1) -> Place:
+    """The innermost line of the call stack that is neither of this package nor of torch's registration.
+
+    Args:
+        stacklevel: 2 for the caller of that line, and so on: for a user's function that registers for its callers.
+            A stack that is not that deep gives its outermost line.
+    """
+    frame: types.FrameType = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame = frame.f_back
+    for _ in range(stacklevel - 1):
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return Place(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_globals)
+
+
+def call_at(place: Place, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call ``function`` from a frame that says it stands at ``place``.
+
+    torch's registration functions take the place that the dispatcher's messages name from their caller's frame.
+    """
+    code = _CALL.replace(co_filename=place.filename, co_firstlineno=place.line)
+    return types.FunctionType(code, place.module_globals)(function, args, kwargs)
+
+
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Warn at the user's line, however deep in this package the reason is found."""
+    place = users_place()
+    module = place.module_globals.get("__name__", "<unknown>")
+    seen = place.module_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, place.filename, place.line, module, seen)
