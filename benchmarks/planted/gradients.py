@@ -38,7 +38,7 @@ def loses_a_summand(gm: fx.GraphModule) -> bool:
     sums = [
         n
         for n in gradients(calls(gm, aten.add.Tensor))
-        if all(isinstance(a, fx.Node) and fxpasses.provenance.is_backward(a) for a in n.args[:2])
+        if all(isinstance(a, fx.Node) and fxpasses.graphs.provenance.is_backward(a) for a in n.args[:2])
     ]
     if len(sums) < 3:
         return False
@@ -71,7 +71,7 @@ def transposed_weight_gradient(gm: fx.GraphModule) -> bool:
     """Returns the transpose of the gradient of a square weight."""
     (output,) = gm.graph.find_nodes(op="output")
     for node in output.all_input_nodes:
-        if fxpasses.provenance.is_backward(node) and node.meta["val"].shape == (16, 16):
+        if fxpasses.graphs.provenance.is_backward(node) and node.meta["val"].shape == (16, 16):
             turned = call_before(output, aten.permute.default, node, [1, 0])
             copy = call_before(output, aten.clone.default, turned, memory_format=torch.contiguous_format)
             output.replace_input_with(node, copy)
@@ -87,7 +87,9 @@ def swaps_gradients(gm: fx.GraphModule) -> bool:
     found = [
         i
         for i, n in enumerate(values)
-        if isinstance(n, fx.Node) and fxpasses.provenance.is_backward(n) and n.meta["val"].shape == (16, 16)
+        if isinstance(n, fx.Node)
+        and fxpasses.graphs.provenance.is_backward(n)
+        and n.meta["val"].shape == (16, 16)
     ]
     if len(found) < 2:
         return False

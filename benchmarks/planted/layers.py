@@ -24,7 +24,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def _forward(nodes: list[fx.Node]) -> list[fx.Node]:
-    return [n for n in nodes if not fxpasses.provenance.is_backward(n)]
+    return [n for n in nodes if not fxpasses.graphs.provenance.is_backward(n)]
 
 
 def _comes_from(node: object, *targets: object) -> fx.Node | None:

@@ -165,8 +165,8 @@ def draws_less(gm: fx.GraphModule) -> bool:
             end = users[0].args[3]
             swap(users[0], node)
             node.args = ([end],)
-            node.meta["val"] = fxpasses.rewriting.compute_value(
-                node, fxpasses.rewriting.fake_mode_of(gm.graph)
+            node.meta["val"] = fxpasses.graphs.rewriting.compute_value(
+                node, fxpasses.graphs.rewriting.fake_mode_of(gm.graph)
             )
             return True
     return False
@@ -209,7 +209,7 @@ def stale_metadata(gm: fx.GraphModule) -> bool:
     """Transposes a square value and leaves what is known about it as it was; a later view trusts that."""
     for node in calls(gm, aten.mm.default, aten.addmm.default):
         value = node.meta["val"]
-        if not fxpasses.provenance.is_backward(node) and value.dim() == 2:
+        if not fxpasses.graphs.provenance.is_backward(node) and value.dim() == 2:
             turned = put_after(node, aten.permute.default, node, [1, 0])
             flat = put_after(turned, aten.as_strided.default, turned, list(value.shape), list(value.stride()))
             flat.meta["val"] = value

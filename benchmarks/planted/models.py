@@ -182,7 +182,7 @@ def lstm(steps: int = 40, dtype: torch.dtype = torch.float32) -> Workload:
 
 
 def _is_forward(node: fx.Node) -> bool:
-    return not fxpasses.provenance.is_backward(node)
+    return not fxpasses.graphs.provenance.is_backward(node)
 
 
 @fxpasses.graph_pass

@@ -220,7 +220,9 @@ def wrong_gradient_at_one_site(gm: fx.GraphModule) -> bool:
 def wrong_in_the_second_layer(gm: fx.GraphModule) -> bool:
     """Every product times one, and the sixth times 1.002, without claiming sites."""
     products = [
-        n for n in calls(gm, aten.mm.default, aten.addmm.default) if not fxpasses.provenance.is_backward(n)
+        n
+        for n in calls(gm, aten.mm.default, aten.addmm.default)
+        if not fxpasses.graphs.provenance.is_backward(n)
     ]
     for position, node in enumerate(products):
         put_after(node, aten.mul.Tensor, node, 1.002 if position == 5 else 1.0)

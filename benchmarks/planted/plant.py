@@ -77,7 +77,7 @@ def known_value(node: object) -> Any:
 
 def gradients(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     """Those of the nodes of a joint graph that belong to the backward pass."""
-    return [node for node in nodes if fxpasses.provenance.is_backward(node)]
+    return [node for node in nodes if fxpasses.graphs.provenance.is_backward(node)]
 
 
 def call_before(node: fx.Node, target: object, *args: Any, **kwargs: Any) -> fx.Node:

@@ -40,7 +40,7 @@ def sums_in_bfloat16(gm: fx.GraphModule) -> bool:
         if (
             x.meta["val"].dtype is torch.float32
             and x.meta["val"].dim()
-            and not fxpasses.provenance.is_backward(node)
+            and not fxpasses.graphs.provenance.is_backward(node)
         ):
             low = call_before(node, prims.convert_element_type.default, x, BF16)
             total = in_place_of(node, aten.sum.dim_IntList, low, *node.args[1:])
@@ -105,7 +105,7 @@ def scales(factor: float, middle: bool) -> FunctionPass:
         products = [
             n
             for n in calls(gm, aten.mm.default, aten.addmm.default)
-            if n.meta["val"].dtype is BF16 and not fxpasses.provenance.is_backward(n)
+            if n.meta["val"].dtype is BF16 and not fxpasses.graphs.provenance.is_backward(n)
         ]
         for position, node in enumerate(products):
             if claim(node):

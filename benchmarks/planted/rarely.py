@@ -183,7 +183,7 @@ def draws_in_two_halves(gm: fx.GraphModule) -> bool:
 def no_gradient(gm: fx.GraphModule) -> bool:
     """A gradient that nobody needs, this pass believes, is zeros."""
     output = next(iter(reversed(gm.graph.nodes)))
-    found = [n for n in output.all_input_nodes if fxpasses.provenance.is_backward(n)]
+    found = [n for n in output.all_input_nodes if fxpasses.graphs.provenance.is_backward(n)]
     for node in found[-1:]:
         kind = {"dtype": known_value(node).dtype}
         zeros = call_before(output, aten.full.default, list(known_value(node).shape), 0.0, **kind)

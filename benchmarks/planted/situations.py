@@ -77,7 +77,7 @@ def _(x: Tensor) -> Tensor:
 def tables_of_cosines(gm: fx.GraphModule) -> bool:
     """The cosines of positions are kept from the first call."""
     _TABLES.clear()
-    found = [n for n in calls(gm, aten.cos.default) if not fxpasses.provenance.is_backward(n)]
+    found = [n for n in calls(gm, aten.cos.default) if not fxpasses.graphs.provenance.is_backward(n)]
     for node in found:
         in_place_of(node, torch.ops.planted.remembered_cos.default, node.args[0])
     return bool(found)
@@ -112,7 +112,7 @@ def no_row_is_empty(gm: fx.GraphModule) -> bool:
     found = [
         n
         for n in calls(gm, aten.where.self)
-        if not fxpasses.provenance.is_backward(n) and n.args[1].target is aten.div.Tensor
+        if not fxpasses.graphs.provenance.is_backward(n) and n.args[1].target is aten.div.Tensor
     ]
     for node in found:
         swap(node, node.args[1])
@@ -141,7 +141,7 @@ def smooth_maximum(x: Tensor) -> Tensor:
 @fxpasses.graph_pass
 def plain_logarithm(gm: fx.GraphModule) -> bool:
     """log(sum(exp(x))) without taking off the maximum: infinite for large numbers."""
-    found = [n for n in calls(gm, aten.amax.default) if not fxpasses.provenance.is_backward(n)]
+    found = [n for n in calls(gm, aten.amax.default) if not fxpasses.graphs.provenance.is_backward(n)]
     for node in found:
         in_place_of(node, aten.full.default, list(node.meta["val"].shape), 0.0)
     return bool(found)
@@ -220,7 +220,7 @@ def made_contiguous(gm: fx.GraphModule) -> bool:
     found = [
         n
         for n in calls(gm, aten.transpose.int, aten.permute.default)
-        if not fxpasses.provenance.is_backward(n)
+        if not fxpasses.graphs.provenance.is_backward(n)
     ]
     for node in found:
         put_after(node, aten.clone.default, node, memory_format=torch.contiguous_format)
@@ -242,9 +242,9 @@ def read_as_it_lies(gm: fx.GraphModule) -> bool:
     changed = False
     for node in calls(gm, aten.view.default, aten._unsafe_view.default):
         source = node.args[0]
-        if getattr(source, "target", None) is aten.clone.default and not fxpasses.provenance.is_backward(
-            node
-        ):
+        if getattr(
+            source, "target", None
+        ) is aten.clone.default and not fxpasses.graphs.provenance.is_backward(node):
             in_place_of(node, aten.as_strided.default, source.args[0], list(node.meta["val"].shape), [1])
             changed = True
     return changed

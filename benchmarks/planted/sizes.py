@@ -42,7 +42,7 @@ def _rows_summed(gm: fx.GraphModule, count: Callable[[int], int], symbolic: Call
     changed = False
     for node in calls(gm, aten.sum.dim_IntList):
         x = node.args[0]
-        if list(node.args[1]) != [0] or fxpasses.provenance.is_backward(node):
+        if list(node.args[1]) != [0] or fxpasses.graphs.provenance.is_backward(node):
             continue
         size = x.meta["val"].shape[0]
         end: Any = (
@@ -127,7 +127,7 @@ def square_is_symmetric(gm: fx.GraphModule) -> bool:
     """Takes a square product for symmetric, and leaves others alone."""
     for node in calls(gm, aten.mm.default):
         rows, columns = node.meta["val"].shape
-        if rows == columns and not fxpasses.provenance.is_backward(node):
+        if rows == columns and not fxpasses.graphs.provenance.is_backward(node):
             a, b = node.args
             turned = [call_before(node, aten.permute.default, m, [1, 0]) for m in (b, a)]
             in_place_of(node, aten.mm.default, *turned)

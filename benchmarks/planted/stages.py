@@ -48,7 +48,7 @@ def halves(gm: fx.GraphModule) -> bool:
     changed = False
     for node in calls(gm, aten.mm.default, aten.addmm.default):
         half = call_before(node, aten.mul.Tensor, node.args[-1], 0.5)
-        if fxpasses.provenance.is_backward(node):
+        if fxpasses.graphs.provenance.is_backward(node):
             continue
         twice = call_before(node, aten.mul.Tensor, half, 2.0)
         node.replace_input_with(node.args[-1], twice)
@@ -125,7 +125,7 @@ def wrong_partition() -> Iterator[None]:
         a, b = next(
             (i, j)
             for i, j in itertools.combinations(calls, 2)
-            if fxpasses.rewriting.same_metadata(values[i].meta["val"], values[j].meta["val"])
+            if fxpasses.graphs.rewriting.same_metadata(values[i].meta["val"], values[j].meta["val"])
         )
         values[a], values[b] = values[b], values[a]
         output.args = (type(output.args[0])(values),)

@@ -112,7 +112,7 @@ def norm_in_the_type_of_its_input(gm: fx.GraphModule) -> bool:
 @fxpasses.graph_pass(graphs=["joint"])
 def slope_of_another_layer(gm: fx.GraphModule) -> bool:
     """The third layer's gradient takes the second layer's activation."""
-    activations = [n for n in calls(gm, aten.tanh.default) if not fxpasses.provenance.is_backward(n)]
+    activations = [n for n in calls(gm, aten.tanh.default) if not fxpasses.graphs.provenance.is_backward(n)]
     for node in gradients(calls(gm, aten.mul.Tensor)):
         if node.args[0] is activations[2] and node.args[1] is activations[2]:
             node.args = (activations[1], activations[1])

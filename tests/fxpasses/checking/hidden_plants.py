@@ -83,7 +83,7 @@ def under_one_percent(gm: fx.GraphModule) -> bool:
     """Takes every product of the forward pass times 1.006: in bfloat16 less than one or two units in the last place."""
     products = [n for n in gm.graph.nodes if n.target in (aten.mm.default, aten.addmm.default)]
     for node in products:
-        if not fxpasses.provenance.is_backward(node):
+        if not fxpasses.graphs.provenance.is_backward(node):
             put_after(node, aten.mul.Tensor, (node, 1.006))
     return bool(products)
 
