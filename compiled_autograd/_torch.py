@@ -13,6 +13,7 @@ import torch
 from torch._dynamo import compiled_autograd as torch_compiled_autograd
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.autograd.function import FunctionCtx
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "STRIDED_CODE",
     "BackwardFunction",
     "Engine",
+    "LazyGraphModule",
     "OptimizedModule",
     "TorchDispatchMode",
     "call_cpp_tensor_pre_hooks",
@@ -35,6 +37,7 @@ __all__ = [
     "dispatch_mode_depth",
     "functional_operators",
     "hook_problem",
+    "is_cache_empty",
     "keeps_graph",
     "materializes_grads",
     "register_hook",
@@ -51,6 +54,7 @@ _hook: Any = torch._C._dynamo.compiled_autograd
 _C: Any = torch._C
 set_autograd_compiler = _hook.set_autograd_compiler
 clear_cache = _hook.clear_cache
+is_cache_empty = _hook.is_cache_empty
 set_verbose_logger = _hook.set_verbose_logger
 call_cpp_tensor_pre_hooks = _hook.call_cpp_tensor_pre_hooks
 

@@ -13,6 +13,7 @@ from compiled_autograd.runtime.running import running
 from compiled_autograd.session.compilers import as_compiler
 from compiled_autograd.session.session import Session, installation, sessions
 from compiled_autograd.stats import Stats
+from compiled_autograd.walking import walks
 
 __all__ = ["disable", "enable", "reset", "stats"]
 
@@ -104,7 +105,7 @@ def reset() -> None:
     """
     if running.captured() is not None:
         raise RuntimeError("compiled_autograd.reset() inside a backward pass would free the graph that runs")
-    _torch.clear_cache()
+    walks.forget_graphs()
     sessions.ledger.clear()
 
 

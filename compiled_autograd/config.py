@@ -41,6 +41,10 @@ class Config:
     keep_records: int = 64
     """How many captures are remembered for cache-miss reasons and for ``explain``."""
 
+    keep_nodes: int = 1_000_000
+    """How many autograd nodes all captured graphs may have together. When they have more, all are forgotten at the
+    next pass, and captured again where they are met again."""
+
     @contextlib.contextmanager
     def patch(self, **changes: Any) -> Iterator["Config"]:
         """Change settings for the length of a ``with`` block; an unknown name raises ``AttributeError``."""

@@ -5,10 +5,9 @@ graph and its arguments back instead of running them, and they run after the eng
 passes may nest, errors and tracebacks are Python's own, and a refusal leaves nothing half done.
 """
 
-import contextlib
-import gc
+import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,14 +16,15 @@ from compiled_autograd import _torch
 from compiled_autograd.capture.build import build_graph, ordered_nodes
 from compiled_autograd.capture.hook import Capture, GraphCompiler
 from compiled_autograd.config import config
-from compiled_autograd.errors import RefusedError
+from compiled_autograd.errors import RefusedError, StrayPassError
 from compiled_autograd.program.graph import CapturedGraph
 from compiled_autograd.runtime import late_hooks, saved_hooks, schedule
 from compiled_autograd.runtime.running import EAGER, LateNodeHook, running
 from compiled_autograd.session.fallback import reason_before, refusal_reason
-from compiled_autograd.session.log import log_capture, log_fallback, log_hit, log_of_cpp
+from compiled_autograd.session.log import log_capture, log_fallback, log_hit
 from compiled_autograd.session.session import Session, sessions
 from compiled_autograd.session.standing import standing
+from compiled_autograd.walking import Handle, walks
 
 __all__ = ["CapturingEngine"]
 
@@ -33,8 +33,8 @@ _UNUSED = (
     "Set allow_unused=True if this is the desired behavior."
 )
 
-_capture_lock = threading.RLock()
-"""Held while C++ walks nodes: its hook and its cache are process-wide."""
+
+def _nothing() -> None: ...
 
 
 class _Pass:
@@ -63,6 +63,7 @@ class _Pass:
         self.node = 0
         self.captured_now = False
         self.started = False
+        self.end_walk: Callable[[], None] = _nothing
         self.pending: tuple[CapturedGraph, tuple[Any, ...]] | None = None
         self._walked: list[schedule.WalkedNode] | None = None
         self.phase = ""
@@ -86,29 +87,28 @@ class _Pass:
     # Capturing
 
     def make_compiler(self) -> GraphCompiler:
+        if _collecting.current is not self:
+            raise StrayPassError
+        walks.pause_collector()
         return GraphCompiler(self.walk, self._finish)
 
     def _finish(self, capture: Capture) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        with collection_paused():  # thousands of small objects that all stay
-            nodes = ordered_nodes(capture)
-            graph = CapturedGraph(capture, nodes, build_graph(capture, nodes))
+        nodes = ordered_nodes(capture)
+        graph = CapturedGraph(capture, nodes, build_graph(capture, nodes))
         sessions.ledger.captured(graph.record)
         log_capture(graph.record)
-        capture.walked = None  # C++ leaks what we return here, and the nodes hold hooks
+        capture.walked = None  # the nodes hold hooks
         self.captured_now = True
-        return _hand_over, graph
+        return walks.handle(_hand_over, graph, len(nodes))
 
     def collect(self, run_backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Have C++ find or record the graph; what the engine returned, where it did not use our graph."""
-        with _capture_lock:
-            _torch.set_verbose_logger(log_of_cpp())
-            before = _torch.set_autograd_compiler(self.make_compiler, self.session.dynamic)
+        with walks.walking(self.make_compiler, self.session.dynamic) as self.end_walk:
             outer, _collecting.current = _collecting.current, self
             try:
                 return run_backward(*args, **kwargs)
             finally:
                 _collecting.current = outer
-                _torch.set_autograd_compiler(*before)
 
     # Running
 
@@ -141,18 +141,6 @@ class _Pass:
         return list(outputs) if graph.needs_engine else tuple(outputs)
 
 
-@contextlib.contextmanager
-def collection_paused() -> Iterator[None]:
-    """No garbage collection inside the block."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 class _Collecting(threading.local):
     current: _Pass | None = None
 
@@ -161,15 +149,18 @@ _collecting = _Collecting()
 
 
 def _hand_over(
-    graph: CapturedGraph, inputs: list[Any], sizes: Any, scalars: Any, hooks: Any, packed: Any
+    handle: Handle, inputs: list[Any], sizes: Any, scalars: Any, hooks: Any, packed: Any
 ) -> Sequence[Any]:
     """The runtime wrapper that C++ calls with a graph and its arguments, found or recorded."""
     arguments = (inputs, sizes, scalars, list(hooks), list(packed))
-    current = _collecting.current
-    if current is None:  # torch's own compiled autograd found our graph in the shared cache
-        return graph(*arguments)
+    current, graph = _collecting.current, handle.graph
+    if current is None:
+        if walks.is_elsewhere():
+            raise StrayPassError
+        return graph(*arguments)  # torch's own compiled autograd found our graph in the shared cache
     current.pending = (graph, arguments)
     if graph.needs_engine:  # C++ hooks live only as long as this call
+        current.end_walk()
         return current.run()
     return [_PLACEHOLDER_GRAD] * graph.num_outputs
 
@@ -181,11 +172,11 @@ class CapturingEngine(_torch.Engine):
     """Stands in for ``torch.autograd.Variable._execution_engine`` while any session is enabled."""
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        if _torch.is_tracing():
-            return super().run_backward(*args, **kwargs)
-        session = sessions.current() if sessions.stack else standing.find(args[0])
+        session = None
+        if not _torch.is_tracing():
+            session = sessions.current() if sessions.stack else standing.find(args[0])
         if session is None:
-            return super().run_backward(*args, **kwargs)
+            return walks.uncaptured(functools.partial(super().run_backward, *args, **kwargs))
         backward_pass = _Pass(session, *args, **kwargs)
         reason = reason_before()
         if reason is None:
@@ -204,16 +195,12 @@ class CapturingEngine(_torch.Engine):
             raise RefusedError(reason)
         record = sessions.ledger.fell_back(reason)
         log_fallback(reason)
-        inside = _collecting.current is not None
-        before = _torch.set_autograd_compiler(None, False) if inside else None
         running.stack.append(EAGER)
         try:
-            return super().run_backward(*args, **kwargs)
+            return walks.uncaptured(functools.partial(super().run_backward, *args, **kwargs))
         finally:
             running.stack.pop()
             sessions.tell("fallback", record)
-            if before is not None:
-                _torch.set_autograd_compiler(*before)
 
     def is_checkpoint_valid(self) -> bool:
         """Whether reentrant checkpointing works here: not in ``grad`` or ``backward(inputs=...)``."""

@@ -6,6 +6,7 @@ __all__ = [
     "InvalidCompilerError",
     "LateHookError",
     "RefusedError",
+    "StrayPassError",
     "UnboundOperatorError",
 ]
 
@@ -34,6 +35,15 @@ class RefusedError(CompiledAutogradError, NotImplementedError):
         super().__init__(
             f"this backward pass cannot be captured: {reason}. "
             "Set compiled_autograd.config.fallback = True to run such passes in eager."
+        )
+
+
+class StrayPassError(CompiledAutogradError):
+    """C++ asked the hook of one thread's walk about a pass of another thread: that pass is tried again."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "C++ met a backward pass in another thread than the one that captures; nothing has run yet"
         )
 
 

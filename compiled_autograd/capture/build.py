@@ -6,6 +6,7 @@ gradients), ``sizes``, ``scalars``, ``hooks`` (hook functions and contexts of cu
 at its start, so that each element is freed after its last use. It returns one gradient per requested input.
 """
 
+import functools
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -14,8 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from compiled_autograd._torch_nodes import NodeWriter
 from compiled_autograd.capture.hook import Capture
 from compiled_autograd.capture.steps import CapturedNode, InputValue, Step, SumValue, Value, leaves
+from compiled_autograd.executing import graph_module
 from compiled_autograd.runtime import functional
 from compiled_autograd.runtime.schedule import eager_order
 
@@ -26,6 +29,7 @@ FREED = ("inputs", "hooks", "packed")
 """Arguments that the graph empties at its start, so that their elements are freed after their last use."""
 
 
+@functools.lru_cache(1024)
 def node_label(name: str) -> str:
     """A name for graph nodes from the name of an autograd node.
 
@@ -49,81 +53,73 @@ class _Emitter:
     def __init__(self, capture: Capture, nodes: Sequence[CapturedNode]) -> None:
         self.graph = fx.Graph()
         self.capture = capture
+        self.writer = NodeWriter(self.graph)
         self.sources = {name: self.graph.placeholder(name) for name in PLACEHOLDERS}
         self.results: dict[int, fx.Node] = {}
         self.elements: dict[tuple[int, int], fx.Node] = {}
-        self.input_elements: dict[InputValue, fx.Node] = {}
+        self.input_elements: dict[str, dict[int, fx.Node]] = {source: {} for source in PLACEHOLDERS}
         self.sums: dict[int, Any] = {}
-        self.contributes: dict[int, dict[int, SumValue]] = {}
+        self.contributes: dict[int, dict[int, tuple[SumValue, list[Any]]]] = {}
+        """Per autograd node, the sums that values of it go into, by identity, with those values."""
         self.meta: dict[str, Any] = {}
-        self.used = self._used_elements(nodes)
-        self._unpack_arguments(nodes)
-
-    def _used_elements(self, nodes: Sequence[CapturedNode]) -> dict[int, set[int]]:
-        used: dict[int, set[int]] = {}
-        seen: set[int] = set()
-
-        def note(argument: Any) -> None:
-            for value in leaves(argument):
-                if isinstance(value, Value) and value.index is not None:
-                    used.setdefault(id(value.step), set()).add(value.index)
-                elif isinstance(value, SumValue) and id(value) not in seen:
-                    seen.add(id(value))
-                    for part in value.parts:
-                        note(part)
-                        producer = part.step.node if isinstance(part, Value) else 0
-                        self.contributes.setdefault(producer, {})[id(value)] = value
-
+        self.used: dict[int, set[int]] = {}
+        """Per step, by identity, the elements of its result that something uses."""
+        self.wanted: dict[str, set[int]] = {source: set() for source in PLACEHOLDERS}
         for node in nodes:
             for step in node.steps:
-                note(step.args)
-        note(self.capture.outputs)
-        return used
+                self._note(step.args)
+        self._note(self.capture.outputs)
+        self._unpack_arguments()
 
-    def _unpack_arguments(self, nodes: Sequence[CapturedNode]) -> None:
-        wanted: dict[InputValue, None] = {}
+    def _note(self, argument: Any) -> None:
+        """Remember what is used of each step and of each argument of the graph, and which sums a node's values go into."""
+        for value in leaves(argument):
+            if isinstance(value, Value):
+                if value.index is not None:
+                    self.used.setdefault(id(value.step), set()).add(value.index)
+            elif isinstance(value, InputValue):
+                self.wanted[value.source].add(value.index)
+            elif id(value) not in self.sums:
+                self.sums[id(value)] = None
+                for part in value.parts:
+                    self._note(part)
+                    producer = part.step.node if isinstance(part, Value) else 0
+                    sums = self.contributes.setdefault(producer, {})
+                    sums.setdefault(id(value), (value, []))[1].append(part)
 
-        def note(argument: Any) -> None:
-            for value in leaves(argument):
-                if isinstance(value, InputValue):
-                    wanted.setdefault(value)
-                elif isinstance(value, SumValue):
-                    note(value.parts)
-
-        for node in nodes:
-            for step in node.steps:
-                note(step.args)
-        note(self.capture.outputs)
-        for value in sorted(wanted, key=lambda value: (PLACEHOLDERS.index(value.source), value.index)):
-            name = f"{value.source.rstrip('s')}_{value.index}"
-            element = self.graph.create_node(
-                "call_function", operator.getitem, (self.sources[value.source], value.index), name=name
-            )
-            if value.source == "inputs":
-                dtype, device, requires_grad = self.capture.input_metadata[value.index]
-                element.meta.update(dtype=dtype, device=device, requires_grad=requires_grad)
-            self.input_elements[value] = element
+    def _unpack_arguments(self) -> None:
+        for source, wanted in self.wanted.items():
+            for index in sorted(wanted):
+                name = f"{source.rstrip('s')}_{index}"
+                element = self.writer.call(operator.getitem, (self.sources[source], index), name)
+                if source == "inputs":
+                    dtype, device, requires_grad = self.capture.input_metadata[index]
+                    element.meta.update(dtype=dtype, device=device, requires_grad=requires_grad)
+                self.input_elements[source][index] = element
         for source in FREED:
-            if source == "inputs" or any(value.source == source for value in wanted):
+            if source == "inputs" or self.wanted[source]:
                 self.graph.create_node("call_method", "clear", (self.sources[source],), name=f"free_{source}")
 
     def argument(self, argument: Any) -> Any:
-        if isinstance(argument, Value):
+        kind = type(argument)
+        if kind is Value:
             if argument.index is None:
                 return self.results[id(argument.step)]
             return self.elements[id(argument.step), argument.index]
-        if isinstance(argument, InputValue):
-            return self.input_elements[argument]
-        if isinstance(argument, SumValue):
+        if kind is InputValue:
+            return self.input_elements[argument.source][argument.index]
+        if kind is list:
+            return [self.argument(element) for element in argument]
+        if kind is tuple:
+            return tuple([self.argument(element) for element in argument])
+        if kind is SumValue:
             return self.sums[id(argument)]
-        if isinstance(argument, (list, tuple)):
-            return type(argument)(self.argument(element) for element in argument)
         return argument
 
     def _create(
         self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
     ) -> fx.Node:
-        node = self.graph.create_node("call_function", target, args, kwargs, name=name)
+        node = self.writer.call(target, args, name, kwargs)
         node.meta.update(self.meta)
         return node
 
@@ -145,14 +141,13 @@ class _Emitter:
         for step in node.steps:
             self.step(step)
         # as the engine's input buffers: each gradient is added when the node that makes it has run
-        for total in self.contributes.get(node.index, {}).values():
-            for part in total.parts:
-                if (part.step.node if isinstance(part, Value) else 0) == node.index:
-                    self._add(total, part)
+        for total, parts in self.contributes.get(node.index, {}).values():
+            for part in parts:
+                self._add(total, part)
 
     def _add(self, total: SumValue, part: Any) -> None:
         value = self.argument(part)
-        before = self.sums.get(id(total))
+        before = self.sums[id(total)]
         if before is not None:
             value = self._create(functional.accumulate, (before, value), {}, "accumulate")
         self.sums[id(total)] = value
@@ -169,4 +164,4 @@ def build_graph(capture: Capture, nodes: Sequence[CapturedNode]) -> fx.GraphModu
     for node in nodes:
         emitter.node(node)
     emitter.graph.output(emitter.argument(capture.outputs))
-    return fx.GraphModule(torch.nn.Module(), emitter.graph, "BackwardGraph")
+    return graph_module(torch.nn.Module(), emitter.graph, "BackwardGraph")

@@ -49,6 +49,9 @@ class _SwallowOps(_torch.TorchDispatchMode):
         return torch.empty(0)
 
 
+_CONSTANTS = {type(None), int, float, bool, str, torch.device, torch.dtype}
+
+
 class GraphCompiler:
     """Records one backward pass; C++ calls the methods, in the order of the module's protocol.
 
@@ -84,6 +87,11 @@ class GraphCompiler:
 
     def _value(self, argument: Any) -> Any:
         """The value that C++'s argument stands for; constants stand for themselves."""
+        kind = type(argument)  # most often asked first: this is called ten times for each node
+        if kind in _CONSTANTS:
+            return argument
+        if kind is list:
+            return [self._value(element) for element in argument]
         if isinstance(argument, torch.Tensor):
             value = self._values.get(id(argument))
             if value is None:

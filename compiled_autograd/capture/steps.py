@@ -78,10 +78,19 @@ class CapturedNode:
     steps: list[Step] = dataclasses.field(default_factory=list)
 
 
+_VALUES = {Value, InputValue, SumValue}
+_NESTED = {tuple, list}
+
+
 def leaves(argument: Any) -> Iterator[Any]:
     """The values inside nested tuples and lists."""
-    if isinstance(argument, (tuple, list)):
-        for element in argument:
-            yield from leaves(element)
-    elif isinstance(argument, (Value, InputValue, SumValue)):
+    kind = type(argument)
+    if kind in _VALUES:
         yield argument
+    elif kind in _NESTED:
+        for element in argument:
+            inner = type(element)
+            if inner in _VALUES:
+                yield element
+            elif inner in _NESTED:
+                yield from leaves(element)

@@ -1,5 +1,6 @@
 """A captured backward pass in the cache: its graph, and what compilers made of it."""
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from compiled_autograd.capture.hook import Capture
 from compiled_autograd.capture.reasons import Shape, miss_reason
 from compiled_autograd.capture.steps import CapturedNode
 from compiled_autograd.config import config
+from compiled_autograd.executing import executable
 from compiled_autograd.program import cudagraphs
 from compiled_autograd.program.program import build_program
 from compiled_autograd.runtime import functional
@@ -45,7 +47,11 @@ class CapturedGraph:
         self._programs: dict[Any, Callable[..., Sequence[Any]]] = {}
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
-        return self.module.forward(*arguments)
+        return self._as_captured(*arguments)
+
+    @functools.cached_property
+    def _as_captured(self) -> Callable[..., Sequence[Any]]:
+        return executable(self.module)
 
     def run(self, compiler: Compiler, dynamic: bool, arguments: tuple[Any, ...]) -> Sequence[Any]:
         """The gradients; ``arguments`` as C++ gave them.
@@ -53,7 +59,7 @@ class CapturedGraph:
         A pass whose result is differentiated again runs as captured: a compiled form has no history.
         """
         if torch.is_grad_enabled():
-            return self.module.forward(*arguments)
+            return self._as_captured(*arguments)
         if config.cudagraphs or _torch.cudagraphs_enabled():
             self._prepare_for_cuda_graphs(arguments[0])
         key = (compiler.key, dynamic)

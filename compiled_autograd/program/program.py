@@ -14,6 +14,7 @@ from torch import fx
 
 from compiled_autograd import _torch
 from compiled_autograd.config import config
+from compiled_autograd.executing import executable, graph_module
 from compiled_autograd.program.lower import Lowered, lower, obstacle
 from compiled_autograd.program.segments import FunctionalSegment, build_driver, split_segments
 from compiled_autograd.program.shapes import ShapePattern, dynamic_module
@@ -32,17 +33,17 @@ _MOST_FORMS = 2
 def build_program(module: fx.GraphModule, compiler: Compiler, dynamic: bool) -> Run:
     """What to call, with the five arguments of the captured graph, to run it with ``compiler``."""
     whole = compiler.whole(module)
-    if whole is module:
-        return module.forward
+    if whole is module or whole == module.forward:
+        return executable(module)
     compile_part = compiler.part(whole, dynamic) if config.lower else None
     if compile_part is None:
-        return whole if whole is not None else module.forward
+        return whole if whole is not None else executable(module)
     stretches = split_segments(module)
     forms: set[str] = set() if compiler.is_backend else {"static"}  # the whole graph was counted
     segments = [
         None if part is None else _Segment(part, compiler, compile_part, forms) for part, _ in stretches
     ]
-    return build_driver(module, stretches, segments).forward
+    return executable(build_driver(module, stretches, segments))
 
 
 class _Segment:
@@ -89,7 +90,7 @@ class _Segment:
             if baked or len(self.statics) + (self.dynamic is not None) < _MOST_FORMS:
                 return self._new_form(values, sizes, scalars, baked)
         sessions.ledger.ran_uncompiled(self.gave_up or f"it has been compiled {_MOST_FORMS} times")
-        return self.part.module.forward(values, sizes, scalars)
+        return self.part.run(values, sizes, scalars)
 
     def _changed_numbers(
         self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
@@ -108,7 +109,7 @@ class _Segment:
             # not given up: the next call may bring plain tensors
             sessions.ledger.ran_uncompiled(problem)
             log_compile(self.part.title, f"runs uncompiled: {problem}")
-            return self.part.module.forward(values, sizes, scalars)
+            return self.part.run(values, sizes, scalars)
         if baked:
             return self._compile_static(values, sizes, scalars, lifted=baked)
         if self.statics:
@@ -165,7 +166,7 @@ class _Segment:
             self._give_up(
                 f"its compiler raised {type(error).__name__} for symbolic sizes: {_first_line(error)}"
             )
-            return self.part.module.forward(kept, sizes, scalars)
+            return self.part.run(kept, sizes, scalars)
         finally:
             sessions.ledger.spend("compile", time.perf_counter() - started)
         self.dynamic = dynamic
@@ -221,7 +222,7 @@ class _Static:
         example = [values[index] for index in self.used]
         backend = segment.compiler.backend()
         if backend is not None:
-            flat = fx.GraphModule(torch.nn.Module(), self.lowered.graph, segment.__name__)
+            flat = graph_module(torch.nn.Module(), self.lowered.graph, segment.__name__)
             with torch.no_grad():
                 compiled = backend(flat, example)
             self.compiled = lambda args: compiled(*args)
@@ -280,7 +281,7 @@ def _list_module(flat: fx.Graph, name: str) -> fx.GraphModule:
         for index, node in enumerate(placeholders)
     }
     graph.output(graph.graph_copy(flat, env))
-    module = fx.GraphModule(torch.nn.Module(), graph, name)
+    module = graph_module(torch.nn.Module(), graph, name)
     _torch.steal_list(module, "inputs")
     return module
 

@@ -7,14 +7,16 @@ replaced by one call.
 """
 
 import dataclasses
+import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from compiled_autograd.capture.steps import Kind
+from compiled_autograd.executing import executable, graph_module
 
 __all__ = ["FunctionalSegment", "build_driver", "pick", "split_segments"]
 
@@ -29,6 +31,11 @@ class FunctionalSegment:
     outputs: list[fx.Node]
     module: fx.GraphModule
     """Called with (values, sizes, scalars): a list that it empties, and the two tuples of the whole graph."""
+
+    @functools.cached_property
+    def run(self) -> Callable[..., Any]:
+        """The module, uncompiled."""
+        return executable(self.module)
 
     @property
     def title(self) -> str:
@@ -113,7 +120,7 @@ def _segment(nodes: list[fx.Node], number: int) -> FunctionalSegment:
             copy_of(argument)
         copies[node] = graph.node_copy(node, copy_of)
     graph.output(tuple(copies[node] for node in outputs))
-    module = fx.GraphModule(torch.nn.Module(), graph, f"BackwardSegment{number}")
+    module = graph_module(torch.nn.Module(), graph, f"BackwardSegment{number}")
     return FunctionalSegment(nodes, ordered, outputs, module)
 
 
@@ -186,7 +193,7 @@ def build_driver(
             env[node] = graph.node_copy(node, env.__getitem__)
     output = next(iter(reversed(module.graph.nodes)))
     graph.output(fx.node.map_arg(output.args[0], env.__getitem__))
-    return fx.GraphModule(torch.nn.Module(), graph, "BackwardDriver")
+    return graph_module(torch.nn.Module(), graph, "BackwardDriver")
 
 
 def _owned_inputs(

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from compiled_autograd.executing import graph_module
+
 __all__ = ["Observation", "ShapePattern", "dynamic_module"]
 
 
@@ -160,4 +162,4 @@ def dynamic_module(module: fx.GraphModule, pattern: ShapePattern) -> tuple[fx.Gr
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
             env[node] = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
             env[node].meta.update(node.meta)
-    return fx.GraphModule(torch.nn.Module(), graph, f"{module._get_name()}Dynamic"), number_sources
+    return graph_module(torch.nn.Module(), graph, f"{module._get_name()}Dynamic"), number_sources

@@ -283,7 +283,7 @@ _OWNED_BY_CALLER_ONLY = 3
 _OWNED_BY_SPARSE_ONLY = 2
 
 
-def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool, *, node: int) -> None:
+def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool, node: int) -> None:
     """Add ``grad`` to ``variable.grad``: in place where eager does, taking over the buffer where eager does."""
     if grad is None:
         return

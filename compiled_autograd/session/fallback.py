@@ -9,8 +9,9 @@ from compiled_autograd.config import config
 from compiled_autograd.errors import RefusedError
 from compiled_autograd.runtime.running import EAGER, running
 
-__all__ = ["reason_before", "refusal_reason"]
+__all__ = ["is_beside_another", "reason_before", "refusal_reason"]
 
+_BESIDE = "within another compiled autograd call"
 # What C++ says when it refuses, and how we say it.
 _REFUSALS: tuple[tuple[str, str], ...] = (
     (r"NestedTensor support not implemented", "a NestedTensor gradient"),
@@ -21,7 +22,7 @@ _REFUSALS: tuple[tuple[str, str], ...] = (
     (r"can not trace unhashable IValues, error: (.*)", r"a C++ Function saved an unhashable value (\1)"),
     (r"TorchDispatchMode not yet implemented", "a TorchDispatchMode is active"),
     (
-        r"within another compiled autograd call",
+        _BESIDE,
         "inside a captured pass with C++ hooks, or beside one of another thread",
     ),
     (r"requires no threads in backwards", "another thread is inside a backward pass"),
@@ -55,7 +56,7 @@ def refusal_reason(error: BaseException) -> str | None:
     if not isinstance(error, (NotImplementedError, RuntimeError)):
         return None
     message = str(error).split("\nException raised from", 1)[0]
-    if "INTERNAL ASSERT FAILED" in message and "within another compiled autograd call" not in message:
+    if "INTERNAL ASSERT FAILED" in message and _BESIDE not in message:
         return None  # a walk that broke off in the middle may have left nodes changed: nothing to retry
     for pattern, reason in _REFUSALS:
         found = re.search(pattern, message)
@@ -63,3 +64,8 @@ def refusal_reason(error: BaseException) -> str | None:
             line = message.strip().splitlines()[0]
             return found.expand(reason) if "\\" in reason else reason.format(message=line)
     return None
+
+
+def is_beside_another(error: BaseException) -> bool:
+    """Whether C++ refused a pass because it is inside, or beside, one that it captures."""
+    return _BESIDE in str(error)

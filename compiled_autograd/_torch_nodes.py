@@ -1,0 +1,75 @@
+"""Private names of ``torch.fx`` for writing long graphs: a node in 3 us instead of 14 (torch 2.11 to 2.15)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import fx
+
+__all__ = ["NodeWriter"]
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+class NodeWriter:
+    """Appends nodes to a graph that no module owns yet, under the names that ``Graph.create_node`` would give.
+
+    That one looks for symbolic numbers in all arguments, and takes every name apart, twice.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        assert graph.owning_module is None, "a graph with an owner may have hooks that want to see its nodes"
+        self.graph = graph
+        self._names: Any = graph._graph_namespace
+        self._counts: dict[str, int] = {}
+
+    def call(
+        self,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        name: str,
+        kwargs: Mapping[str, Any] = _NOTHING,
+    ) -> fx.Node:
+        """A ``call_function`` node at the end of the graph.
+
+        Args:
+            target: what it calls.
+            args: nodes and constants, no symbolic numbers.
+            name: a base; the node's name may get a number behind it.
+            kwargs: likewise.
+        """
+        return self._append("call_function", target, args, name, kwargs)
+
+    def copy(self, node: fx.Node, value_of: Callable[[fx.Node], Any]) -> fx.Node:
+        """The copy of a node of another graph, with its ``meta``."""
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), value_of)
+        made = self._append(node.op, node.target, args, node.name, kwargs)
+        made.meta.update(node.meta)
+        return made
+
+    def _append(self, op: str, target: Any, args: Any, base: str, kwargs: Mapping[str, Any]) -> fx.Node:
+        graph, name = self.graph, self._name(base)
+        node = fx.Node(graph, name, op, target, args, kwargs)  # type: ignore[arg-type]
+        self._names.associate_name_with_obj(name, node)
+        graph._insert(node)
+        graph._find_nodes_lookup_table.insert(node)
+        graph._len += 1
+        return node
+
+    def _name(self, base: str) -> str:
+        used = self._names._used_names
+        if base not in used:
+            if base[-1:].isdigit() and base.isidentifier():  # no keyword and no builtin ends with a digit
+                used.add(base)
+                return base
+            return self._names.create_name(base, None)  # type: ignore[no-any-return]
+        stem, _, digits = base.rpartition("_")
+        if stem and digits.isdigit():  # the number of another graph: counted on from what is used here
+            return self._names.create_name(base, None)  # type: ignore[no-any-return]
+        count = self._counts.get(base, 0) + 1
+        while (name := f"{base}_{count}") in used:
+            count += 1
+        self._counts[base] = count
+        used.add(name)
+        return name

@@ -1,0 +1,233 @@
+"""Run a graph as its generated code would, without generating it.
+
+FX writes a graph as Python source and has Python compile that, which takes longer than everything else of a capture
+together. `executable` reads the graph once into a flat list of calls. Values live in one list, and each is dropped as
+an argument of its last use, as in generated code: functions ask who else holds a gradient. A graph that has run often
+gets its code after all: it is faster by a third.
+"""
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+
+from compiled_autograd import _torch
+from compiled_autograd.collector import collection_paused
+
+__all__ = ["executable", "graph_module"]
+
+_Frame = list[Any]
+_Read = Callable[[_Frame], Any]
+_RUNNABLE = {"placeholder", "call_function", "call_method", "get_attr", "output"}
+_LISTS = (list, immutable_list)
+_DICTS = (dict, immutable_dict)
+_VALUE = "\0"
+_FEW = 16
+"""Values of an argument up to which its shape is likely to be met again."""
+_OFTEN = 32
+"""Runs after which a graph's code pays: it takes the time of some forty."""
+_LONG = 10_000
+"""Nodes beyond which no code is generated: a pause of a second in the middle of a training."""
+
+
+def graph_module(root: Any, graph: fx.Graph, name: str) -> fx.GraphModule:
+    """A `torch.fx.GraphModule` whose code is generated when somebody reads it, or calls the module."""
+    return _torch.LazyGraphModule(root, graph, name)
+
+
+def executable(module: fx.GraphModule) -> Callable[..., Any]:
+    """``module.forward``, without generated code where the graph is plain."""
+    plain = (
+        isinstance(module, _torch.LazyGraphModule)
+        and "forward" not in vars(module)
+        and type(module.graph._codegen) is fx.graph.CodeGen
+        and all(node.op in _RUNNABLE for node in module.graph.nodes)
+    )
+    return _Executable(module) if plain else module.forward
+
+
+class _Executable:
+    """A graph, as calls at first and as code where it runs often."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+        with collection_paused():
+            self._run: Callable[..., Any] = _Calls(module).run
+        self._runs_left = _OFTEN if len(module.graph.nodes) <= _LONG else -1
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._runs_left > 0:
+            self._runs_left -= 1
+            if not self._runs_left:
+                _torch.LazyGraphModule.force_recompile(self._module)
+                self._run = self._module.forward
+        return self._run(*arguments)
+
+
+class _Calls:
+    """The calls of a graph, in order."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+        self._slots: dict[fx.Node, int] = {}
+        self._initial: _Frame = []
+        self._calls: list[tuple[Any, ...]] = []
+        self._loads: list[tuple[Callable[[Any], Sequence[Any]], slice] | None] = []
+        nodes = list(module.graph.nodes)
+        freed = _last_uses(nodes)
+        for place in range(self._load_elements(nodes), len(nodes) - 1):
+            if nodes[place] not in self._slots:
+                self._add(nodes, place, freed.get(nodes[place], ()))
+        self._results = self._reader(nodes[-1].args[0])
+        self._slots.clear()
+
+    def _slot(self, value: Any = None) -> int:
+        self._initial.append(value)
+        return len(self._initial) - 1
+
+    def _load_elements(self, nodes: Sequence[fx.Node]) -> int:
+        """The placeholders, which have the first slots, and the elements that are taken out of them, all of one at once."""
+        place = 0
+        while nodes[place].op == "placeholder":
+            self._slots[nodes[place]] = self._slot()
+            place += 1
+        taken: dict[Any, list[fx.Node]] = {node: [] for node in nodes[:place]}
+        while _is_element(nodes[place]) and nodes[place].args[0] in taken:
+            taken[nodes[place].args[0]].append(nodes[place])
+            place += 1
+        for elements in taken.values():
+            start = len(self._initial)
+            for node in elements:
+                self._slots[node] = self._slot()
+            read = _all_of([node.args[1] for node in elements])
+            self._loads.append((read, slice(start, len(self._initial))) if elements else None)
+        return place
+
+    def _add(self, nodes: Sequence[fx.Node], place: int, freed: Sequence[fx.Node]) -> None:
+        node = nodes[place]
+        function: Any = node.target
+        if node.op == "call_method":
+            function = functools.partial(_call_method, node.target)
+        elif node.op == "get_attr":
+            function = functools.partial(operator.attrgetter(str(node.target)), self._module)
+        args, named = tuple(node.args), dict(node.kwargs)
+        if named and _may_be_positional(function, len(args), named):
+            args, named = (*args, *named.values()), {}
+        read = self._reader(args)
+        keywords = self._reader(named) if named else None
+        elements, fused = [], 0
+        while _is_element(nodes[place + 1]) and nodes[place + 1].args[0] is node:
+            place, fused = place + 1, fused + 1
+            self._slots[nodes[place]] = slot = self._slot()
+            if nodes[place].users:
+                elements.append((nodes[place].args[1], slot))
+        self._slots[node] = target = self._slot() if fused < len(node.users) else -1
+        free = [slot for used in freed if (slot := self._slots[used]) >= 0]
+        self._calls.append((function, read, keywords, free, target, elements))
+
+    def _reader(self, argument: Any) -> _Read:
+        """Reads a value, or builds lists and tuples of values anew."""
+        slots: list[int] = []
+        shape = self._shape(argument, slots)
+        read = operator.itemgetter(*slots) if slots else None
+        if shape == _VALUE:
+            return read  # type: ignore[return-value]
+        if shape == f"({f'{_VALUE}, ' * len(slots)})" and len(slots) > 1:
+            return read  # type: ignore[return-value]
+        if len(slots) == 1:
+            build_one, (slot,) = _builder(shape), slots
+            return lambda frame: build_one(frame[slot])
+        build = _builder(shape) if len(slots) <= _FEW else _builder.__wrapped__(shape)
+        return (lambda frame: build(*read(frame))) if read is not None else (lambda frame: build())
+
+    def _shape(self, argument: Any, slots: list[int]) -> str:
+        """The argument as Python source, with `_VALUE` for each value, whose slot is appended to ``slots``."""
+        if isinstance(argument, fx.Node):
+            slots.append(self._slots[argument])
+            return _VALUE
+        if type(argument) in _LISTS:
+            return f"[{''.join([f'{self._shape(element, slots)}, ' for element in argument])}]"
+        if type(argument) is tuple:
+            return f"({''.join([f'{self._shape(element, slots)}, ' for element in argument])})"
+        if type(argument) in _DICTS and all(isinstance(key, str) for key in argument):
+            items = [f"{key!r}: {self._shape(element, slots)}, " for key, element in argument.items()]
+            return f"{{{''.join(items)}}}"
+        if type(argument) is slice:
+            ends = (argument.start, argument.stop, argument.step)
+            return f"slice({''.join([f'{self._shape(end, slots)}, ' for end in ends])})"
+        slots.append(self._slot(argument))
+        return _VALUE
+
+    def run(self, *arguments: Any) -> Any:
+        """Call the graph."""
+        frame = self._initial.copy()
+        frame[: len(arguments)] = arguments
+        for argument, load in zip(arguments, self._loads, strict=True):
+            if load is not None:
+                frame[load[1]] = load[0](argument)
+        argument = arguments = ()
+        for function, read, keywords, freed, target, elements in self._calls:
+            args = read(frame)
+            for slot in freed:
+                frame[slot] = None
+            result = function(*args) if keywords is None else function(*args, **keywords(frame))
+            if target >= 0:
+                frame[target] = result
+            for index, slot in elements:
+                frame[slot] = result[index]
+            args = result = None
+        return self._results(frame)
+
+
+def _all_of(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads the elements at ``indices``, always as a tuple."""
+    if len(indices) > 1:
+        return operator.itemgetter(*indices)
+    if not indices:
+        return lambda values: ()
+    (only,) = indices
+    return lambda values: (values[only],)
+
+
+def _call_method(name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+    return getattr(value, name)(*args, **kwargs)
+
+
+def _is_element(node: fx.Node) -> bool:
+    return node.target is operator.getitem and type(node.args[1]) is int
+
+
+def _may_be_positional(function: Any, count: int, named: dict[str, Any]) -> bool:
+    """Whether these keywords are the parameters behind the first ``count``: a call with keywords holds one more reference
+    to each argument."""
+    code = getattr(function, "__code__", None)
+    names = () if code is None else code.co_varnames[: code.co_argcount]
+    return names[count : count + len(named)] == tuple(named)
+
+
+@functools.lru_cache(256)
+def _builder(shape: str) -> Callable[..., Any]:
+    """A function of as many values as ``shape`` has `_VALUE`; there are few shapes, however long graphs are.
+
+    >>> _builder(f"([{_VALUE}, ], {_VALUE}, )")(1, 2)
+    ([1], 2)
+    """
+    parts = shape.split(_VALUE)
+    names = [f"v{number}" for number in range(len(parts) - 1)]
+    body = "".join(part + name for part, name in zip(parts, [*names, ""], strict=True))
+    return eval(f"lambda {', '.join(names)}: {body}")  # type: ignore[no-any-return]
+
+
+def _last_uses(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """Per node, the values that nobody needs after it."""
+    last: dict[fx.Node, list[fx.Node]] = {}
+    seen: set[fx.Node] = set()
+    for node in reversed(nodes):
+        for used in node.all_input_nodes:
+            if used not in seen:
+                seen.add(used)
+                last.setdefault(node, []).append(used)
+    return last

@@ -1,0 +1,165 @@
+"""What is process-wide while C++ walks the nodes of a pass: its hook and its cache of graphs.
+
+`Walks` sets all of it, puts it back, and holds one lock meanwhile. Threads with other backward passes wait for a walk,
+which runs no user code, and never for a pass: C++ refuses a pass of another thread that starts during a walk.
+
+C++ keeps a reference to everything that a capture hands back, for good. It gets a `Handle`, which is emptied when the
+graphs are forgotten, and serves again for a later capture.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from compiled_autograd import _torch
+from compiled_autograd.collector import collection_paused
+from compiled_autograd.config import config
+from compiled_autograd.errors import StrayPassError
+from compiled_autograd.fallback import is_beside_another
+from compiled_autograd.log import log_of_cpp
+from compiled_autograd.session import sessions
+
+__all__ = ["Handle", "Walks", "walks"]
+
+
+class Handle:
+    """What C++ holds of one captured graph."""
+
+    __slots__ = ("graph", "result", "size")
+
+    def __init__(self) -> None:
+        self.graph: Any = None
+        """The `CapturedGraph`; None once it is forgotten."""
+        self.size = 0
+        """How many autograd nodes it has."""
+        self.result: tuple[Any, ...] = ()
+        """What ``end_capture`` returns for it: the tuple is what C++ leaks a reference to."""
+
+    def __call__(self, *_: Any) -> Any:
+        raise AssertionError("C++ calls the runtime wrapper, which knows what to do with a handle")
+
+
+class Walks:
+    """The one owner of C++'s hook and cache."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._thread: int | None = None
+        self._begun = 0
+        self._pause: contextlib.ExitStack | None = None
+        self._used: list[Handle] = []
+        self._emptied: list[Handle] = []
+        self._size = 0
+
+    # Walking
+
+    @contextlib.contextmanager
+    def walking(self, make_compiler: Callable[[], Any], dynamic: bool) -> Iterator[Callable[[], None]]:
+        """Let C++ capture the passes of this thread; gives what ends it before the end of the block."""
+        with self._lock:
+            outer = self._thread
+            if outer is None and (self._size > config.keep_nodes or (self._used and _torch.is_cache_empty())):
+                self.forget_graphs()
+            self._begun += 1
+            self._thread = threading.get_ident()
+            try:
+                _torch.set_verbose_logger(log_of_cpp())
+                before = _torch.set_autograd_compiler(make_compiler, dynamic)
+            except BaseException:
+                self._thread = outer
+                raise
+            ended = False
+
+            def end() -> None:
+                nonlocal ended
+                if not ended:
+                    ended = True
+                    _torch.set_autograd_compiler(*before)
+                    self._thread = outer
+                    self._resume_collector()
+                    self._lock.release()
+
+            self._lock.acquire()
+        try:
+            yield end
+        finally:
+            end()
+
+    def is_elsewhere(self) -> bool:
+        """Whether another thread walks."""
+        return self._thread is not None and self._thread != threading.get_ident()
+
+    def pause_collector(self) -> None:
+        """No garbage collection until this walk ends: a capture makes thousands of small objects that all stay."""
+        if self._pause is None:
+            self._pause = contextlib.ExitStack()
+            self._pause.enter_context(collection_paused())
+
+    def _resume_collector(self) -> None:
+        if self._pause is not None and self._thread is None:
+            self._pause.close()
+            self._pause = None
+
+    def uncaptured(self, run_backward: Callable[[], Any]) -> Any:
+        """Run a pass with torch's own engine; wait while another thread walks.
+
+        C++ looks whether its hook is set after it has let go of Python's lock. A pass that sees the hook of another
+        thread's walk is refused before anything has run, and is tried again.
+        """
+        if self._thread == threading.get_ident():  # C++ calls Python in the middle of a walk
+            before = _torch.set_autograd_compiler(None, False)
+            try:
+                return run_backward()
+            finally:
+                _torch.set_autograd_compiler(*before)
+        while True:
+            if self.is_elsewhere():
+                with self._lock:
+                    pass
+            begun, outer = self._begun, _passes.count
+            _passes.count += 1
+            mine = _passes.count
+            try:
+                return run_backward()
+            except StrayPassError:
+                continue
+            except NotImplementedError as error:
+                # a pass that began another one had been let in: then the refusal is not about it
+                beside = self._begun != begun or self.is_elsewhere()
+                if not (beside and _passes.count == mine and is_beside_another(error)):
+                    raise
+            finally:
+                _passes.count = outer
+
+    # Graphs
+
+    def handle(self, runtime_wrapper: Callable[..., Any], graph: Any, size: int) -> tuple[Any, ...]:
+        """What to hand to C++ for a graph of ``size`` autograd nodes."""
+        handle = self._emptied.pop() if self._emptied else Handle()
+        handle.graph, handle.size = graph, size
+        if not handle.result:
+            handle.result = (runtime_wrapper, handle)
+        self._used.append(handle)
+        self._size += size
+        return handle.result
+
+    def forget_graphs(self) -> None:
+        """Empty C++'s cache, and the handles that it keeps."""
+        with self._lock:
+            _torch.clear_cache()
+            for handle in self._used:
+                handle.graph = None
+            self._emptied += self._used
+            self._used.clear()
+            self._size = 0
+            sessions.ledger.captures.clear()  # its records hold the graphs
+
+
+class _Passes(threading.local):
+    count = 0
+
+
+_passes = _Passes()
+
+walks = Walks()
