@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from torch import fx
+from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
@@ -309,6 +310,13 @@ def new_nodes(gm: fx.GraphModule, made: Callable[[fx.Node], None]) -> Iterator[N
         yield
     finally:
         gm._unregister_create_node_hook(made)
+
+
+def decompositions_of(target: OpOverload) -> dict[Any, Any] | None:
+    """torch's decomposition of an operator, with those of what it decomposes to; ``None`` where it has none."""
+    if target not in decomposition_table:
+        return None
+    return {**core_aten_decompositions(), target: decomposition_table[target]}
 
 
 def trace_calls(

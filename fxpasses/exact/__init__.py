@@ -1,0 +1,14 @@
+"""Exact checking: whether two graphs are the same function of real numbers, decided without a tolerance.
+
+* :func:`equivalent`: the verdict on two graphs
+* ``fields``, ``constants``, ``arithmetic``: dual numbers, a float64 witness with residues modulo primes
+* ``rules``: ATen's operators on them
+* ``machine``, ``run``, ``values``: evaluating calls and graphs, comparing results
+* ``draws``: the inputs that are tried
+
+Knows nothing of passes.
+"""
+
+from fxpasses.exact.verdict import Finding, Verdict, equivalent
+
+__all__ = ["Finding", "Verdict", "equivalent"]

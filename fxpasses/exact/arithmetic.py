@@ -1,0 +1,379 @@
+"""Dual numbers: a float tensor as float64 witness and residues, and the arithmetic that is exact on the residues.
+
+The witness decides what a real number decides: comparisons, orders, indices, branches, whether a value is NaN or infinite. The
+residues decide whether two values are the same function of the inputs. Nothing rounds: casts between float types change
+the type that a value has in the graph, and not the value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxpasses.exact.constants import residues_of_number
+from fxpasses.exact.fields import LEVELS, Field
+
+__all__ = ["Arithmetic", "Dual"]
+
+_CANCELLED = 1e-9
+"""A sum so much smaller than its terms may be zero: the residues know."""
+
+
+class Dual:
+    """A float tensor.
+
+    Attributes:
+        witness: float64, of the shape that the tensor has.
+        residues: one int64 tensor a level, of the same shape; 0 where the witness is not finite.
+        dtype: the type that the tensor has in the graph; ``None`` for a Python number.
+    """
+
+    __slots__ = ("dtype", "residues", "witness")
+
+    def __init__(
+        self, witness: Tensor, residues: Sequence[Tensor], dtype: torch.dtype | None = torch.float32
+    ) -> None:
+        self.witness = witness
+        self.residues = list(residues)
+        self.dtype = dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """The sizes of the tensor."""
+        return self.witness.shape
+
+    def dim(self) -> int:
+        """The number of dimensions."""
+        return self.witness.dim()
+
+    def parts(self) -> list[Tensor]:
+        """The witness and the residues."""
+        return [self.witness, *self.residues]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Dual:
+        """The tensor with a function that only moves elements applied to each part."""
+        return Dual(function(self.witness), [function(r) for r in self.residues], self.dtype)
+
+    def as_type(self, dtype: torch.dtype) -> Dual:
+        """The same value in another float type."""
+        return self if self.dtype is dtype else Dual(self.witness, self.residues, dtype)
+
+
+Operand = Dual | Tensor | float | int
+
+
+class Arithmetic:
+    """Operations on dual numbers in one field.
+
+    Args:
+        field: where residues live.
+        largest_by_type: whether a result beyond the range of its type is infinite (see :meth:`typed`).
+    """
+
+    def __init__(self, field: Field, largest_by_type: bool = False) -> None:
+        self.field = field
+        self.primes = field.primes
+        self._largest_by_type = largest_by_type
+
+    # Making duals
+
+    def dual(self, value: Operand, dtype: torch.dtype | None = None) -> Dual:
+        """A tensor or a number as dual number; a dual number as it is."""
+        if isinstance(value, Dual):
+            return value
+        if isinstance(value, Tensor):
+            kind = value.dtype if value.is_floating_point() else torch.float32
+            return Dual(value.double(), self.field.encode(value), dtype or kind)
+        residues = residues_of_number(self.field, type(value), value)
+        return Dual(
+            torch.tensor(float(value), dtype=torch.float64), [torch.tensor(r) for r in residues], dtype
+        )
+
+    def full(self, size: Sequence[int], value: Operand, dtype: torch.dtype) -> Dual:
+        """A tensor with one value everywhere."""
+        number = self.dual(value)
+        return Dual(
+            number.witness.expand(size).clone(), [r.expand(size).clone() for r in number.residues], dtype
+        )
+
+    def finished(
+        self, witness: Tensor, residues: Sequence[Tensor], *operands: Dual, dtype: torch.dtype | None = None
+    ) -> Dual:
+        """A result whose residues obey the rules of what is not finite.
+
+        Elements that are not finite have residue 0. Finite ones that were made of such (``exp(-inf)``, ``1 / inf``) are what the
+        witness says.
+
+        Args:
+            witness: of the result.
+            residues: of the result, as field arithmetic gave them.
+            operands: what it was made of, broadcast against each other elementwise.
+            dtype: of the result; that of the promoted operands if not given.
+        """
+        kept = list(residues)
+        finite = torch.isfinite(witness)
+        if not finite.all():
+            kept = [torch.where(finite, r, 0) for r in kept]
+        touched = torch.zeros((), dtype=torch.bool)
+        for operand in operands:
+            bad = ~torch.isfinite(operand.witness)
+            if bad.any():
+                touched = touched | bad
+        touched = touched & finite
+        if touched.any():
+            encoded = self.field.encode(torch.where(touched, witness, 0.0))
+            kept = [torch.where(touched, e, r) for e, r in zip(encoded, kept, strict=True)]
+        return Dual(witness, kept, dtype or promoted(*operands))
+
+    def typed(self, value: Dual, dtype: torch.dtype) -> Dual:
+        """The value in the type that the graph gives it; infinite where it overflows, if that was asked for."""
+        if self._largest_by_type:
+            over = torch.isfinite(value.witness) & (value.witness.abs() > torch.finfo(dtype).max)
+            if over.any():
+                infinite = torch.where(over, value.witness.sign() * math.inf, value.witness)
+                return Dual(infinite, [torch.where(over, 0, r) for r in value.residues], dtype)
+        return value.as_type(dtype)
+
+    # Field operations
+
+    def add(self, a: Operand, b: Operand, alpha: Operand = 1) -> Dual:
+        """``a + alpha * b``."""
+        a, b = self.dual(a), self.dual(b)
+        if not isinstance(alpha, (int, float)) or alpha != 1:
+            b = self.mul(b, alpha)
+        witness = a.witness + b.witness
+        residues = [(x + y) % p for x, y, p in zip(a.residues, b.residues, self.primes, strict=True)]
+        cancelled = (witness != 0) & (witness.abs() < _CANCELLED * (a.witness.abs() + b.witness.abs()))
+        if cancelled.any():
+            for r in residues:
+                cancelled = cancelled & (r == 0)
+            witness = torch.where(cancelled, 0.0, witness)
+        return self.finished(witness, residues, a, b)
+
+    def neg(self, a: Operand) -> Dual:
+        """``-a``."""
+        a = self.dual(a)
+        return Dual(-a.witness, [(-r) % p for r, p in zip(a.residues, self.primes, strict=True)], a.dtype)
+
+    def sub(self, a: Operand, b: Operand, alpha: Operand = 1) -> Dual:
+        """``a - alpha * b``."""
+        return self.add(a, self.neg(b), alpha)
+
+    def mul(self, a: Operand, b: Operand) -> Dual:
+        """``a * b``."""
+        a, b = self.dual(a), self.dual(b)
+        residues = [x * y % p for x, y, p in zip(a.residues, b.residues, self.primes, strict=True)]
+        return self.finished(a.witness * b.witness, residues, a, b)
+
+    def reciprocal(self, a: Operand) -> Dual:
+        """``1 / a``."""
+        a = self.dual(a)
+        residues = [self.field.inverse(k, r) for k, r in enumerate(a.residues)]
+        return self.finished(1 / a.witness, residues, a)
+
+    def div(self, a: Operand, b: Operand) -> Dual:
+        """``a / b``."""
+        a, b = self.dual(a), self.dual(b)
+        residues = [
+            x * self.field.inverse(k, y) % self.primes[k]
+            for k, (x, y) in enumerate(zip(a.residues, b.residues, strict=True))
+        ]
+        return self.finished(a.witness / b.witness, residues, a, b)
+
+    def integer_power(self, a: Operand, exponent: int) -> Dual:
+        """``a ** exponent``."""
+        a = self.dual(a)
+        residues = [self.field.power(k, r, exponent) for k, r in enumerate(a.residues)]
+        if exponent == 0:
+            residues = [torch.ones_like(r) for r in residues]
+        return self.finished(a.witness**exponent, residues, a)
+
+    def root(self, a: Operand) -> Dual:
+        """``sqrt(a)``; its square is ``a`` up to the sign, which the witness knows."""
+        a = self.dual(a)
+        return self.finished(a.witness.sqrt(), [self.field.root(k, r) for k, r in enumerate(a.residues)], a)
+
+    def pow(self, base: Operand, exponent: Operand) -> Dual:
+        """``base ** exponent``: exact for integers and halves, else ``exp(exponent * log(base))``."""
+        if isinstance(exponent, (Dual, Tensor)):
+            logarithm: Operand = (
+                self.log(base) if isinstance(base, (Dual, Tensor)) else self.log(self.dual(float(base)))
+            )
+            powered = self.exp(self.mul(exponent, logarithm))
+            a, e = self.dual(base), self.dual(exponent)
+            return self.finished(torch.pow(a.witness, e.witness), powered.residues, a, e, dtype=powered.dtype)
+        a = self.dual(base)
+        if float(exponent).is_integer() and abs(exponent) < 2**31:
+            return self.integer_power(a, int(exponent))
+        if float(2 * exponent).is_integer() and abs(exponent) < 2**31:
+            powered = self.integer_power(self.root(a), int(2 * exponent))
+        else:
+            powered = self.exp(self.mul(self.log(a), exponent))
+        return self.finished(a.witness**exponent, powered.residues, a)
+
+    def exp(self, a: Operand) -> Dual:
+        """``exp(a)``; exactly zero where float64 says so: ``exp(-1e30)`` is what ``exp(-inf)`` is."""
+        a = self.dual(a)
+        witness = a.witness.exp()
+        residues = [self.field.exp(k, a.residues[k + 1]) for k in range(LEVELS - 1)]
+        last = a.residues[-1]
+        residues.append(torch.where(last == 0, 1, self.field.hash(LEVELS - 1, "exp", last)))
+        return self.finished(witness, [torch.where(witness == 0, 0, r) for r in residues], a)
+
+    def log(self, a: Operand) -> Dual:
+        """``log(a)``."""
+        a = self.dual(a)
+        first = a.residues[0]
+        residues = [torch.where(first == 1, 0, self.field.hash(0, "log", first))]
+        residues += [self.field.log(k, a.residues[k]) for k in range(LEVELS - 1)]
+        return self.finished(a.witness.log(), residues, a)
+
+    def uninterpreted(self, name: str, a: Operand, witness: Tensor, parity: int = 0) -> Dual:
+        """A function of which only its argument is known.
+
+        Args:
+            name: of the function.
+            a: its argument.
+            witness: its value.
+            parity: 1 for even functions, -1 for odd ones, which know ``f(-x)``.
+        """
+        a = self.dual(a)
+        residues = []
+        for k, (r, p) in enumerate(zip(a.residues, self.primes, strict=True)):
+            negative = (-r) % p
+            least = torch.minimum(r, negative) if parity else r
+            hashed = self.field.hash(k, name, least)
+            if parity < 0:
+                hashed = torch.where(r == 0, 0, torch.where(least == r, hashed, (-hashed) % p))
+            residues.append(hashed)
+        return self.finished(witness, residues, a)
+
+    def with_witness(self, value: Dual, witness: Tensor, *operands: Dual) -> Dual:
+        """The residues of ``value`` with a witness that was computed in a better way."""
+        return self.finished(witness, value.residues, *operands, dtype=value.dtype)
+
+    # Choices by the witness
+
+    def encoded(self, witness: Tensor, like: Operand) -> Dual:
+        """What the witness alone decides, such as ``floor``: its value is its meaning."""
+        return self.finished(witness, self.field.encode(witness), self.dual(like))
+
+    def select(self, condition: Tensor, a: Operand, b: Operand, witness: Tensor | None = None) -> Dual:
+        """``where(condition, a, b)``.
+
+        Args:
+            condition: a bool tensor.
+            a: where it is true.
+            b: where it is not.
+            witness: of the result, where ``where`` would lose a NaN.
+        """
+        a, b = self.dual(a), self.dual(b)
+        if witness is None:
+            witness = torch.where(condition, a.witness, b.witness)
+        finite = torch.isfinite(witness)
+        residues = [
+            torch.where(finite, torch.where(condition, x, y), 0)
+            for x, y in zip(a.residues, b.residues, strict=True)
+        ]
+        return Dual(witness, residues, promoted(a, b))
+
+    # Sums and products of elements
+
+    def linear(self, function: Callable[..., Tensor], *values: Dual) -> Dual:
+        """A function that adds elements up, of duals of one type."""
+        witness = function(*(v.witness for v in values))
+        residues = [function(*(v.residues[k] for v in values)) % p for k, p in enumerate(self.primes)]
+        finite = torch.isfinite(witness)
+        return Dual(witness, [torch.where(finite, r, 0) for r in residues], values[0].dtype)
+
+    def sum(self, a: Dual, dim: Sequence[int] | None = None, keepdim: bool = False) -> Dual:
+        """The sum over dimensions; over all where none is given."""
+        if not dim and a.dim() == 0:
+            return a
+        over = list(range(a.dim())) if dim is None or not len(dim) else list(dim)
+        return self.linear(lambda t: t.sum(over, keepdim), a)
+
+    def mean(self, a: Dual, dim: Sequence[int] | None = None, keepdim: bool = False) -> Dual:
+        """The mean over dimensions."""
+        over = list(range(a.dim())) if dim is None or not len(dim) else list(dim)
+        if not over:
+            return a
+        return self.div(self.sum(a, over, keepdim), math.prod(a.shape[d] for d in over))
+
+    def variance(
+        self, a: Dual, dim: Sequence[int] | None = None, correction: Any = 1, keepdim: bool = False
+    ) -> tuple[Dual, Dual]:
+        """Variance and mean over dimensions.
+
+        Args:
+            a: the values.
+            dim: the dimensions; all if not given.
+            correction: what is subtracted from the number of values.
+            keepdim: whether the dimensions stay, with size 1.
+        """
+        over = list(range(a.dim())) if dim is None or not len(dim) else list(dim)
+        count = math.prod(a.shape[d] for d in over)
+        mean = self.mean(a, over, True)
+        centred = self.sub(a, mean)
+        squares = self.sum(self.mul(centred, centred), over, keepdim)
+        divisor = count - (1 if correction is None else correction)
+        variance = self.div(squares, max(divisor, 0))
+        return variance, mean if keepdim or not over else self.sum(mean, over, False)
+
+    def bilinear(self, function: Callable[[Tensor, Tensor], Tensor], a: Dual, b: Dual) -> Dual:
+        """A function that is linear in both arguments, such as a matmul or a convolution."""
+        residues = [
+            self.field.bilinear(k, function, x, y)
+            for k, (x, y) in enumerate(zip(a.residues, b.residues, strict=True))
+        ]
+        return self.finished(function(a.witness, b.witness), residues, dtype=promoted(a, b))
+
+    def products_along(self, a: Dual, dim: int) -> Dual:
+        """The products of the first 1, 2, ... elements along a dimension."""
+        slices = [a.map(lambda t, i=i: t.select(dim, i)) for i in range(a.shape[dim])]  # type: ignore[misc]
+        if not slices:
+            return a
+        found = [slices[0]]
+        for piece in slices[1:]:
+            found.append(self.mul(found[-1], piece))
+        return stacked(found, dim)
+
+    # Elements chosen by the witness
+
+    def extreme(self, a: Dual, dim: Sequence[int], keepdim: bool, largest: bool) -> Dual:
+        """The largest or smallest element over dimensions."""
+        over = sorted({d % a.dim() for d in dim} or range(a.dim())) if a.dim() else []
+        if not over:
+            return a
+        rest = [d for d in range(a.dim()) if d not in over]
+        outer = [a.shape[d] for d in rest]
+
+        def flat(t: Tensor) -> Tensor:
+            return t.permute(rest + over).reshape([*outer, math.prod(a.shape[d] for d in over)])
+
+        witness = flat(a.witness)
+        place = witness.argmax(-1, True) if largest else witness.argmin(-1, True)
+        size = [1 if d in over else n for d, n in enumerate(a.shape)] if keepdim else outer
+        chosen = a.map(lambda t: flat(t).gather(-1, place).reshape(size))
+        return self.finished(chosen.witness, chosen.residues, dtype=a.dtype)
+
+
+def promoted(*operands: Dual) -> torch.dtype:
+    """The type that torch gives to a result of these operands: those with dimensions count more."""
+    kinds = [o.dtype for o in operands if o.dtype is not None and o.dim()]
+    kinds = kinds or [o.dtype for o in operands if o.dtype is not None]
+    result = kinds[0] if kinds else torch.float32
+    for kind in kinds[1:]:
+        result = torch.promote_types(result, kind)
+    return result
+
+
+def stacked(values: Sequence[Dual], dim: int) -> Dual:
+    """Duals of one shape along a new dimension."""
+    witness = torch.stack([v.witness for v in values], dim)
+    residues = [torch.stack([v.residues[k] for v in values], dim) for k in range(LEVELS)]
+    return Dual(witness, residues, values[0].dtype)

@@ -1,0 +1,103 @@
+"""What a float in a graph stands for: a fraction, a power of e or two, pi, or a root; as residues.
+
+Graphs hold ``0.1`` and mean one tenth, ``0.6931471805599453`` and mean log 2. Read as the dyadic fractions that they are, ``0.9 +
+0.1`` would not be 1, and ``exp2(x)`` not ``exp(x * log 2)``. Numbers that differ by less than an ulp may be taken for the same
+one; a check of rounding stands beside the exact one.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from fractions import Fraction
+
+import torch
+
+from fxpasses.exact.fields import Field, inverses
+
+__all__ = ["residues_of_number"]
+
+_SIMPLE = 1 << 14
+_DIGITS = 13
+_NEAR = 4.5e-16
+_SMALL_MULTIPLE = 64
+_SMALL_SQUARE = 4096
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def residues_of_number(field: Field, kind: type, number: float | int) -> tuple[int, ...]:
+    """One residue a level.
+
+    Args:
+        field: where.
+        kind: the type of the number; ``1`` and ``True`` are equal keys otherwise.
+        number: the number; 0 stands for what is not finite.
+    """
+    primes = field.primes
+    if kind in (bool, int):
+        return tuple(int(number) % p for p in primes)
+    if not math.isfinite(number):
+        return (0,) * len(primes)
+    fraction = _fraction_meant(number)
+    if fraction is not None:
+        return tuple(_of_fraction(fraction, p) for p in primes)
+    for value, residues in _known(field):
+        multiple = Fraction(number / value).limit_denominator(_SMALL_MULTIPLE)
+        if multiple and _is_near(float(multiple) * value, number):
+            return tuple(_of_fraction(multiple, p) * r % p for r, p in zip(residues, primes, strict=True))
+    square = Fraction(number * number).limit_denominator(_SMALL_SQUARE)
+    if square and _is_near(math.copysign(math.sqrt(float(square)), number), number):
+        sign = 1 if number > 0 else -1
+        return tuple(sign * pow(_of_fraction(square, p), (p + 1) // 4, p) % p for p in primes)
+    return tuple(_of_fraction(Fraction(number), p) for p in primes)
+
+
+def _fraction_meant(number: float) -> Fraction | None:
+    if number == int(number) or not 1e-15 <= abs(number) <= 1e15:
+        return Fraction(number)
+    simple = Fraction(number).limit_denominator(_SIMPLE)
+    if float(simple) == number:
+        return simple
+    for digits in range(1, _DIGITS):  # 1e-06 is meant, not the double next to it
+        decimal = Fraction(f"{number:.{digits}g}")
+        if float(decimal) == number:
+            return decimal
+    return None
+
+
+def _is_near(a: float, b: float) -> bool:
+    return abs(a - b) <= _NEAR * abs(b)
+
+
+def _of_fraction(fraction: Fraction, prime: int) -> int:
+    return fraction.numerator * pow(fraction.denominator % prime, prime - 2, prime) % prime
+
+
+@functools.lru_cache(maxsize=8)
+def _known(field: Field) -> tuple[tuple[float, list[int]], ...]:
+    """Transcendental numbers with their residues. Logarithms agree with the field's, square roots with its roots."""
+    primes = field.primes
+
+    def product(a: list[int], b: list[int]) -> list[int]:
+        return [x * y % p for x, y, p in zip(a, b, primes, strict=True)]
+
+    def logarithm(n: int) -> list[int]:
+        deeper = [int(field.log(k, torch.tensor([n]))[0]) for k in range(len(primes) - 1)]
+        return [int(field.hash(0, "log", torch.tensor([n]))[0]), *deeper]
+
+    root_of_two = [pow(2, (p + 1) // 4, p) for p in primes]
+    root_of_pi = field.free
+    pi = product(root_of_pi, root_of_pi)
+    log_2, log_10 = logarithm(2), logarithm(10)
+    return (
+        (math.log(2), log_2),
+        (1 / math.log(2), inverses(log_2, primes)),
+        (math.log(10), log_10),
+        (1 / math.log(10), inverses(log_10, primes)),
+        (math.pi, pi),
+        (1 / math.pi, inverses(pi, primes)),
+        (math.sqrt(math.pi), root_of_pi),
+        (1 / math.sqrt(math.pi), inverses(root_of_pi, primes)),
+        (math.sqrt(2 / math.pi), product(root_of_two, inverses(root_of_pi, primes))),
+        (math.sqrt(math.pi / 2), product(inverses(root_of_two, primes), root_of_pi)),
+    )

@@ -1,0 +1,140 @@
+"""Inputs for a draw: random ones, which carry the bound on the error, and families of values at which rewrites go wrong.
+
+Floats have few bits, so that every float type holds them exactly. Integers stay in the range of the example, and sorted ones stay sorted:
+an index that is in bounds for the example is in bounds for every draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+
+__all__ = ["EDGES", "Family", "drawn", "with_other_sizes"]
+
+Family = Literal[
+    "example", "random", "ties", "rows", "not a number", "infinity", "zeros", "signs", "extreme integers"
+]
+EDGES: tuple[Family, ...] = ("ties", "rows", "not a number", "infinity", "zeros", "signs", "extreme integers")
+"""Families that are no random points: they find faults, and prove nothing."""
+
+_BITS = 2.0**22
+_MASK = 1e30
+"""Values at least this large stand for minus infinity in a mask."""
+
+
+def drawn(example: Tensor, family: Family, generator: torch.Generator, scale: float = 1.0) -> Tensor:
+    """A value for an input.
+
+    Args:
+        example: a value that it has had.
+        family: which kind of value.
+        generator: of random numbers.
+        scale: a factor for floats.
+
+    Returns:
+        A float64 tensor for a float one, else a tensor of the type of the example.
+    """
+    example = example.detach()
+    if family == "example" or example.numel() == 0:
+        value = example.clone()
+        return value.double() * scale if value.is_floating_point() else value
+    if example.dtype is torch.bool:
+        return _truth_values(example, family, generator)
+    if not example.is_floating_point():
+        return _integers(example, family, generator)
+    return _floats(example, family, generator) * scale
+
+
+def _truth_values(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:
+    value = torch.rand(example.shape, generator=generator) < 0.6
+    if family == "rows" and example.dim() and example.shape[-1]:
+        rows = value.view(-1, example.shape[-1])
+        rows[0] = True
+        rows[-1] = False  # a row that is masked as a whole
+    return value
+
+
+def _integers(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:
+    low, high = int(example.min()), int(example.max())
+    ordered = example.dim() == 1 and len(example) > 1 and bool((example.diff() >= 0).all())
+    if (
+        family == "extreme integers"
+        and example.dtype in (torch.int8, torch.uint8, torch.int16)
+        and not ordered
+    ):
+        top = torch.iinfo(example.dtype).max
+        return (top - torch.randint(0, 2, example.shape, generator=generator)).to(example.dtype)
+    value = torch.randint(low, high + 1, example.shape, generator=generator)
+    if ordered:
+        value = value.sort().values
+        value[0] = example[0]  # offsets begin where they began
+        if family == "ties":
+            value = value[torch.arange(len(value)) // 2 * 2]
+    elif family == "ties":
+        value = torch.where(torch.rand(example.shape, generator=generator) < 0.5, high, value)
+    return value.to(example.dtype)
+
+
+def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:
+    values = example.double()
+    usual = values[torch.isfinite(values) & (values.abs() < _MASK)]
+    if len(usual) < values.numel():  # a mask: its values in another order
+        order = torch.randperm(values.numel(), generator=generator)
+        return values.flatten()[order].view(values.shape)
+    scale = float(usual.abs().mean()) or 1.0
+    scale = 2.0 ** round(math.log2(scale)) if 1e-3 < scale < 1e3 else 1.0
+    positive = bool((usual >= 0).all()) and bool((usual > 0).any())
+    value = torch.randn(example.shape, generator=generator, dtype=torch.float64)
+    if positive and family != "signs":  # a variance, say
+        value = value.abs() + 0.25
+    value = (value * _BITS).round() / _BITS
+    if family == "ties":
+        value = torch.randint(-1, 2, example.shape, generator=generator).double() + (1.5 if positive else 0.0)
+    elif family == "zeros":
+        chance = torch.rand(example.shape, generator=generator)
+        value = torch.where(chance < 0.2, 0.0, torch.where(chance < 0.4, -0.0, value))
+    elif family == "rows" and value.dim():
+        rows = value.reshape(-1, value.shape[-1])
+        rows[0] = rows[0, 0]
+        rows[-1] = 1.0 if positive else 0.0
+        value = rows.view(example.shape)
+    elif family in ("not a number", "infinity"):
+        at = torch.randint(value.numel(), (1,), generator=generator)
+        value.view(-1)[at] = math.nan if family == "not a number" else math.inf
+    return value * scale
+
+
+def with_other_sizes(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
+    """Inputs with each symbolic size of the graph one larger; ``None`` where the graph has none.
+
+    Elements are those of the given inputs, repeated.
+    """
+    expected = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    bindings: dict[Any, int] = {}
+    for value, given in zip(expected, inputs, strict=True):
+        sizes = zip(value.shape, given.shape, strict=True) if isinstance(value, Tensor) else [(value, given)]
+        for symbolic, size in sizes:
+            if isinstance(symbolic, torch.SymInt) and symbolic.node.expr.is_Symbol:
+                bindings[symbolic.node.expr] = int(size)
+    if not bindings:
+        return None
+    larger = {symbol: size + 1 for symbol, size in bindings.items()}
+
+    def bound(size: Any) -> int:
+        return int(size.node.expr.xreplace(larger)) if isinstance(size, torch.SymInt) else int(size)
+
+    found: list[Any] = []
+    for value, given in zip(expected, inputs, strict=True):
+        if isinstance(value, torch.SymInt):
+            found.append(bound(value))
+        elif isinstance(value, Tensor) and given.numel():
+            shape = [bound(size) for size in value.shape]
+            at = torch.arange(math.prod(shape)) % given.numel()
+            found.append(given.detach().flatten()[at].view(shape))
+        else:
+            found.append(given)
+    return found

@@ -1,0 +1,156 @@
+"""Chains of prime fields in which sums, products, quotients, exponentials and logarithms are exact.
+
+A *level* is the field of integers modulo a prime. The primes of a chain satisfy ``p[k] = 2 * p[k+1] + 1`` (a Cunningham chain
+of the second kind, of primes below 2**24), so that the squares of level ``k`` form a cyclic group with ``p[k+1]`` elements:
+
+* ``exp`` takes an element of level ``k+1`` to level ``k``: ``g[k] ** x``. Then ``exp(a + b) = exp(a) * exp(b)``.
+* ``log`` takes an element of level ``k`` to level ``k+1``, by a table of discrete logarithms. Then
+  ``log(a * b) = log(a) + log(b)`` and ``log(exp(x)) = x``.
+
+In the last level ``exp``, and in the first one ``log``, is a hash: equal arguments, equal results, and no other law.
+
+The idea of fields for checking tensor programs is that of Mirage (arXiv 2405.05751), which has two levels and one
+exponential on each path; a chain makes nested ones exact, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["LEVELS", "Field", "field"]
+
+_CHAINS = (
+    (16362719, 8181359, 4090679, 2045339),
+    (16295519, 8147759, 4073879, 2036939),
+)
+LEVELS = 3
+"""How many levels a value has."""
+
+_LOWEST_EXPONENT = -1140
+_HIGHEST_EXPONENT = 1030
+
+
+class Field:
+    """Arithmetic in the levels of one chain. Residues are int64 tensors with elements in ``[0, p)``.
+
+    Args:
+        number: which chain.
+
+    Attributes:
+        primes: one prime a level.
+        generators: for each level but the last, a generator of its squares.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.primes = _CHAINS[number % len(_CHAINS)][:LEVELS]
+        self._salt = number * 7919 + 13
+        rng = random.Random(number)
+        self.generators = [pow(rng.randrange(2, p - 1), 2, p) for p in self.primes[:-1]]
+        self.free = [rng.randrange(2, p) for p in self.primes]
+        """A random element of each level, for a number that no law ties to others (the square root of pi)."""
+        self._powers_of_two = [
+            torch.tensor([pow(2, e % (p - 1), p) for e in range(_LOWEST_EXPONENT, _HIGHEST_EXPONENT)])
+            for p in self.primes
+        ]
+        self._low_powers, self._high_powers = [], []
+        for g, p in zip(self.generators, self.primes, strict=False):
+            self._low_powers.append(_powers(g, 4096, p))
+            self._high_powers.append(_powers(pow(g, 4096, p), 4096, p))
+        self._logarithms: dict[int, Tensor] = {}
+
+    def power(self, level: int, base: Tensor, exponent: int) -> Tensor:
+        """``base ** exponent`` in a level; a negative exponent inverts (zero stays zero)."""
+        p = self.primes[level]
+        exponent %= p - 1
+        result = torch.ones_like(base)
+        while exponent:
+            if exponent & 1:
+                result = result * base % p
+            exponent >>= 1
+            if exponent:
+                base = base * base % p
+        return result
+
+    def inverse(self, level: int, value: Tensor) -> Tensor:
+        """``1 / value`` in a level; that of zero is zero."""
+        return self.power(level, value, self.primes[level] - 2)
+
+    def root(self, level: int, value: Tensor) -> Tensor:
+        """A square root of ``value`` or of ``-value``, whichever is a square; multiplicative."""
+        return self.power(level, value, (self.primes[level] + 1) // 4)
+
+    def exp(self, level: int, exponent: Tensor) -> Tensor:
+        """The exponential of an element of level ``level + 1``, as an element of ``level``."""
+        low, high = self._low_powers[level], self._high_powers[level]
+        return low[exponent & 4095] * high[exponent >> 12] % self.primes[level]
+
+    def log(self, level: int, value: Tensor) -> Tensor:
+        """The logarithm of an element of ``level``, as an element of level ``level + 1``; that of ``x`` and ``-x`` is the same."""
+        p, q = self.primes[level], self.primes[level + 1]
+        if level not in self._logarithms:
+            powers = torch.ones(1, dtype=torch.int64)
+            while len(powers) < q:
+                powers = torch.cat([powers, powers * pow(self.generators[level], len(powers), p) % p])
+            table = torch.zeros(p, dtype=torch.int32)
+            table[powers[:q]] = torch.arange(q, dtype=torch.int32)
+            self._logarithms[level] = table
+        squared = value * value % p  # the generator generates squares only
+        return self._logarithms[level][squared].long() * ((q + 1) // 2) % q
+
+    def hash(self, level: int, name: str, value: Tensor) -> Tensor:
+        """An uninterpreted function of one element: equal elements give equal ones, others almost surely others."""
+        mixed = value * 0x5851F42D4C957F2D + (
+            zlib.crc32(name.encode()) * 2654435761 + self._salt * 40503 + level
+        )
+        for factor in (0x2127599BF4325C37, 0x1B03738712FAD5C9):
+            mixed = (mixed ^ ((mixed >> 29) & 0x7FFFFFFFF)) * factor
+        mixed = mixed ^ ((mixed >> 32) & 0xFFFFFFFF)
+        return mixed % self.primes[level]
+
+    def encode(self, values: Tensor) -> list[Tensor]:
+        """Residues of integers, or of floats as the dyadic fractions that they are (0 where they are not finite)."""
+        if not values.is_floating_point():
+            whole = values.long()
+            return [whole % p for p in self.primes]
+        mantissa, exponent = torch.frexp(torch.nan_to_num(values.double(), 0.0, 0.0, 0.0))
+        digits = (mantissa * 2.0**53).long()
+        at = exponent.long() - 53 - _LOWEST_EXPONENT
+        return [
+            digits % p * table[at.clamp(0, len(table) - 1)] % p
+            for p, table in zip(self.primes, self._powers_of_two, strict=True)
+        ]
+
+    def bilinear(self, level: int, function: object, left: Tensor, right: Tensor) -> Tensor:
+        """``function(left, right)`` for a function of float64 tensors that is linear in both, such as a matmul.
+
+        The left factor is split into two halves of 12 bits: sums of up to 2**17 products are exact in float64.
+        """
+        p = self.primes[level]
+        other = right.double()
+        high = function((left >> 12).double(), other).long() % p  # type: ignore[operator]
+        low = function((left & 4095).double(), other).long() % p  # type: ignore[operator]
+        return (high * 4096 + low) % p
+
+
+@functools.cache
+def field(number: int) -> Field:
+    """The field of a chain; its tables are the same for every draw."""
+    return Field(number % len(_CHAINS))
+
+
+def _powers(base: int, count: int, prime: int) -> Tensor:
+    values: list[int] = [1]
+    for _ in range(count - 1):
+        values.append(values[-1] * base % prime)
+    return torch.tensor(values)
+
+
+def inverses(values: Sequence[int], primes: Sequence[int]) -> list[int]:
+    """The inverses of one element of each level."""
+    return [pow(v, p - 2, p) for v, p in zip(values, primes, strict=True)]

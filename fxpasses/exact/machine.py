@@ -1,0 +1,234 @@
+"""Evaluating calls of ATen operators on dual numbers: by a rule, by torch's decomposition, or as an uninterpreted function."""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+
+from fxpasses import _torch
+from fxpasses.exact.arithmetic import Arithmetic, Dual
+from fxpasses.exact.fields import LEVELS, Field
+from fxpasses.exact.rules import RULES
+
+__all__ = ["Machine", "UnsupportedCall", "is_dual", "is_random"]
+
+_DECOMPOSITIONS: dict[Any, fx.GraphModule | None] = {}
+"""Traced decompositions by operator, constants and metadata; owned by this module, emptied by :func:`forget_decompositions`."""
+_MOST_DECOMPOSITIONS = 4096
+
+
+class UnsupportedCall(Exception):
+    """A call that cannot be evaluated, even as an uninterpreted function.
+
+    Attributes:
+        target: what is called.
+        reason: why not.
+    """
+
+    def __init__(self, target: Any, reason: str) -> None:
+        super().__init__(f"{target}: {reason}")
+        self.target, self.reason = target, reason
+
+
+def is_dual(value: Any) -> bool:
+    """Whether a value is a dual number; a leaf where values are nested."""
+    return isinstance(value, Dual)
+
+
+def is_random(target: Any) -> bool:
+    """Whether an operator draws from a random number generator."""
+    return isinstance(target, _torch.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+class Machine:
+    """Evaluates the operators of one draw.
+
+    Args:
+        field: where residues live.
+        seed: of random operators: the n-th one draws the same numbers in each graph.
+        largest_by_type: whether results beyond the range of their type are infinite.
+
+    Attributes:
+        opaque: calls of operators that were taken as uninterpreted functions, by operator.
+    """
+
+    def __init__(self, field: Field, seed: int, largest_by_type: bool = False) -> None:
+        self.arithmetic = Arithmetic(field, largest_by_type)
+        self._seed = seed
+        self.opaque: Counter[str] = Counter()
+
+    def call(
+        self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], random_call: int | None = None
+    ) -> Any:
+        """The result of one call.
+
+        Args:
+            target: what is called: an operator, or a function of sizes.
+            args: its arguments, with a dual number for each float tensor.
+            kwargs: its keyword arguments.
+            random_call: how many random operators its graph calls before it.
+
+        Raises:
+            UnsupportedCall: if nothing is known of it, not even how to take it as an uninterpreted function.
+        """
+        if not isinstance(target, _torch.OpOverload):
+            return self._plain_call(target, args, kwargs)
+        if is_random(target):
+            return self._random(target, args, kwargs, random_call)
+        flat, spec = tree_flatten((tuple(args), dict(kwargs)), is_leaf=is_dual)
+        duals = any(is_dual(x) for x in flat)
+        if not duals:
+            with torch.no_grad():
+                result = target(*args, **kwargs)
+            if not any(isinstance(t, Tensor) and t.is_floating_point() for t in tree_flatten(result)[0]):
+                return result
+        if target._schema.is_mutable:
+            raise UnsupportedCall(target, "it changes its arguments in place")
+        found = NotImplemented
+        known = RULES.get(target.overloadpacket)
+        if known is not None:
+            found = known(self.arithmetic, target, *args, **kwargs)
+        if found is NotImplemented and not duals:
+            found = tree_map(self._as_dual, result)  # made of integers: its value is its meaning
+        if found is NotImplemented:
+            found = self._decomposed(target, flat, spec)
+        return self._uninterpreted(target, flat, spec) if found is NotImplemented else found
+
+    def _plain_call(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if isinstance(target, _torch.HigherOrderOperator):
+            raise UnsupportedCall(target, "higher-order operators have no exact rules")
+        if target is not operator.getitem and any(is_dual(x) for x in (*args, *kwargs.values())):
+            raise UnsupportedCall(target, "not an operator, and it takes a tensor")
+        return target(*args, **kwargs)
+
+    def _as_dual(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return self.arithmetic.dual(value)
+        return value
+
+    def _random(
+        self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], random_call: int | None
+    ) -> Any:
+        if random_call is None:
+            raise UnsupportedCall(target, "a decomposition that draws random numbers")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed * 1000 + random_call)
+            given = tree_map(
+                lambda x: x.witness.to(x.dtype) if is_dual(x) else x,
+                (tuple(args), dict(kwargs)),
+                is_leaf=is_dual,
+            )
+            with torch.no_grad():
+                result = target(*given[0], **given[1])
+        return tree_map(self._as_dual, result)
+
+    def _decomposed(self, target: Any, flat: list[Any], spec: TreeSpec) -> Any:
+        """torch's own decomposition, traced and evaluated; ``NotImplemented`` where there is none."""
+        at = [i for i, x in enumerate(flat) if isinstance(x, (Dual, Tensor))]
+        given = [x.witness.to(x.dtype) if is_dual(x) else x for x in (flat[i] for i in at)]
+        constants = repr([x for x in flat if not isinstance(x, (Dual, Tensor))])
+        key = target, tuple((t.shape, t.dtype) for t in given), constants, str(spec), tuple(at)
+        if key not in _DECOMPOSITIONS:
+            if len(_DECOMPOSITIONS) >= _MOST_DECOMPOSITIONS:
+                _DECOMPOSITIONS.clear()
+            _DECOMPOSITIONS[key] = _traced_decomposition(target, flat, spec, at, given)
+        graph = _DECOMPOSITIONS[key]
+        return NotImplemented if graph is None else _Evaluation(self, graph).run(*(flat[i] for i in at))
+
+    def _uninterpreted(self, target: Any, flat: list[Any], spec: TreeSpec) -> Any:
+        """A function of the whole of its arguments: equal wherever both graphs call it with equal ones."""
+        keys = [self._digest(k, str(target), flat) for k in range(LEVELS)]
+
+        def run(cast: Any) -> Any:
+            args, kwargs = tree_unflatten([cast(x) if is_dual(x) else x for x in flat], spec)
+            with torch.no_grad():
+                return target(*args, **kwargs)
+
+        try:
+            result = run(lambda d: d.witness.clone())
+        except (RuntimeError, TypeError, NotImplementedError):  # kernels for the graph's own types only
+            try:
+                result = run(lambda d: d.witness.to(d.dtype))
+            except (RuntimeError, TypeError, NotImplementedError) as error:
+                raise UnsupportedCall(target, f"it has no exact rule, and does not run: {error}") from error
+        self.opaque[str(target)] += 1
+        field, count = self.arithmetic.field, 0
+
+        def wrapped(value: Any) -> Any:
+            nonlocal count
+            count += 1
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                return value
+            place = torch.arange(value.numel()).view(value.shape)
+            residues = [field.hash(k, f"result {count}", key * 65537 + place) for k, key in enumerate(keys)]
+            return self.arithmetic.finished(value.double(), residues, dtype=value.dtype)
+
+        return tree_map(wrapped, result)
+
+    def _digest(self, level: int, name: str, flat: list[Any]) -> Tensor:
+        field = self.arithmetic.field
+        digest = torch.zeros((), dtype=torch.int64)
+        for position, value in enumerate(flat):
+            part = value.residues[level] if is_dual(value) else value
+            if isinstance(part, Tensor):
+                elements = part.flatten()
+                whole = (
+                    elements.double().view(torch.int64) if elements.is_floating_point() else elements.long()
+                )
+                places = field.hash(level, "at", torch.arange(len(whole)))
+                number = field.hash(level, "element", places * 16777259 + whole).sum() + part.dim()
+            else:
+                number = torch.tensor(zlib.crc32(repr(part).encode()))
+            digest = field.hash(level, f"{name} {position}", digest * 33 + number)
+        return digest
+
+
+class _Evaluation(fx.Interpreter):
+    """A decomposition on dual numbers."""
+
+    def __init__(self, machine: Machine, gm: fx.GraphModule) -> None:
+        super().__init__(gm)
+        self._machine = machine
+
+    def run(self, *args: Any) -> Any:
+        return super().run(*args, enable_io_processing=False)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self._machine.call(target, args, kwargs)
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        return self._machine._as_dual(value)
+
+
+def _traced_decomposition(
+    target: Any, flat: list[Any], spec: TreeSpec, at: list[int], given: list[Tensor]
+) -> fx.GraphModule | None:
+    table = _torch.decompositions_of(target)
+    if table is None:
+        return None
+
+    def call(*tensors: Tensor) -> Any:
+        values = list(flat)
+        for i, tensor in zip(at, tensors, strict=True):
+            values[i] = tensor
+        args, kwargs = tree_unflatten(values, spec)
+        return target(*args, **kwargs)
+
+    try:
+        gm = _torch.trace_calls(call, given, table, guards=False)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError):
+        return None  # a decomposition that refuses these arguments: the operator is opaque for them
+    return None if any(node.target is target for node in gm.graph.nodes) else gm
+
+
+def forget_decompositions() -> None:
+    """Free the traced decompositions."""
+    _DECOMPOSITIONS.clear()

@@ -1,0 +1,221 @@
+"""Operators that move elements, and those that make tensors of one value: exact on each part of a dual number alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fxpasses.exact.arithmetic import Arithmetic, Dual
+from fxpasses.exact.fields import LEVELS
+from fxpasses.exact.rules.registry import named, rule
+
+aten = torch.ops.aten
+
+_VIEWS_BY_SHAPE = named("view _unsafe_view _reshape_alias reshape view_as reshape_as")
+
+
+def parts(m: Arithmetic, op: Any, args: Any, kwargs: Any, reduce: bool) -> Any:
+    """The operator on the witnesses and on the residues of each level.
+
+    Args:
+        m: the arithmetic.
+        op: the operator.
+        args: of the call.
+        kwargs: of the call.
+        reduce: whether elements are added up: sums are taken modulo the prime, and what is not finite has residue 0.
+    """
+
+    def is_dual(value: Any) -> bool:
+        return isinstance(value, Dual)
+
+    operands = [v for v in tree_leaves((args, kwargs), is_leaf=is_dual) if is_dual(v)]
+    dtype = kwargs.get("dtype") or operands[0].dtype
+    kwargs = {k: v for k, v in kwargs.items() if k != "dtype"}
+
+    def part(level: int) -> Any:
+        def one(value: Any) -> Any:
+            if not isinstance(value, Dual):
+                return value
+            return value.witness if level < 0 else value.residues[level]
+
+        called = op(*tree_map(one, tuple(args), is_leaf=is_dual), **{k: one(v) for k, v in kwargs.items()})
+        if not reduce or level < 0:
+            return called
+        return tree_map(lambda t: t % m.primes[level], called)
+
+    witness = part(-1)
+    residues = [part(level) for level in range(LEVELS)]
+
+    def made(w: Tensor, r: list[Tensor]) -> Dual:
+        if not reduce:
+            return Dual(w, r, dtype)
+        finite = torch.isfinite(w)
+        return Dual(w, [torch.where(finite, x, 0) for x in r], dtype)
+
+    if isinstance(witness, Tensor):
+        return made(witness, residues)
+    return type(witness)(made(w, [r[i] for r in residues]) for i, w in enumerate(witness))
+
+
+@rule(
+    *named(
+        "permute transpose t expand slice select unsqueeze squeeze cat stack clone alias detach contiguous split split_with_sizes unbind "
+        "chunk flip roll repeat index index_select gather embedding unfold diagonal as_strided slice_scatter select_scatter diagonal_scatter "
+        "tril triu lift_fresh_copy lift_fresh expand_as narrow flatten unflatten movedim diag_embed as_strided_scatter repeat_interleave "
+        "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d pixel_shuffle "
+        "pixel_unshuffle upsample_nearest1d upsample_nearest2d masked_select take take_along_dim permute_copy split_copy view_copy "
+        "squeeze_copy unsqueeze_copy slice_copy select_copy expand_copy transpose_copy t_copy detach_copy alias_copy index_copy "
+        "swapaxes swapdims channel_shuffle rot90 _to_dense"
+    ),
+    *named("wait_tensor", torch.ops._c10d_functional),
+)
+def moved(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
+    kwargs.pop("memory_format", None)
+    return parts(m, op, args, kwargs, reduce=False)
+
+
+@rule(*_VIEWS_BY_SHAPE)
+def view(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
+    # Strides of parts are not those of the graph: a reshape always works.
+    if op._overloadname == "dtype":
+        bits = a.witness.to(a.dtype).view(args[0])
+        return m.dual(bits) if bits.is_floating_point() else bits
+    size = args[0].shape if isinstance(args[0], (Dual, Tensor)) else args[0]
+    return a.map(lambda t: t.reshape(size))
+
+
+@rule(
+    *named(
+        "cumsum scatter_add embedding_dense_backward select_backward slice_backward unfold_backward diagonal_backward index_put "
+        "_unsafe_index_put im2col col2im upsample_nearest1d_backward upsample_nearest2d_backward trace masked_scatter"
+    )
+)
+def added_up(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
+    kwargs.pop("dtype", None)
+    values = tuple(m.dual(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
+    return parts(m, op, values, kwargs, reduce=True)
+
+
+@rule(aten.index_add)
+def index_add(m: Arithmetic, op: Any, a: Dual, dim: int, index: Tensor, source: Dual, alpha: Any = 1) -> Dual:
+    return parts(m, op, (m.dual(a), dim, index, m.mul(source, alpha)), {}, reduce=True)
+
+
+@rule(aten.scatter)
+def scatter(m: Arithmetic, op: Any, a: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
+    if kwargs:
+        return NotImplemented
+    a = m.dual(a)
+    if not isinstance(source, (Dual, Tensor)):
+        source = m.full(index.shape, source, a.dtype or torch.float32)
+    return parts(m, aten.scatter.src, (a, dim, index, m.dual(source)), {}, reduce=False)
+
+
+@rule(aten.index_fill)
+def index_fill(m: Arithmetic, op: Any, a: Dual, dim: int, index: Tensor, value: Any) -> Dual:
+    mask = torch.zeros(a.shape[dim], dtype=torch.bool).index_fill(0, index, True)
+    size = [1] * a.dim()
+    size[dim] = a.shape[dim]
+    return m.select(mask.view(size), value, a).as_type(a.dtype or torch.float32)
+
+
+@rule(aten.constant_pad_nd)
+def constant_pad(m: Arithmetic, op: Any, a: Dual, pad: Any, value: Any = 0) -> Dual:
+    inside = aten.constant_pad_nd.default(torch.ones(a.shape, dtype=torch.bool), pad, False)
+    return m.select(inside, a.map(lambda t: aten.constant_pad_nd.default(t, pad, 0)), value).as_type(
+        a.dtype or torch.float32
+    )
+
+
+@rule(aten._to_copy, aten.to, *named("convert_element_type", torch.ops.prims))
+def cast(m: Arithmetic, op: Any, a: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    dtype = dtype or next((x for x in args if isinstance(x, torch.dtype)), None)
+    if not isinstance(a, Dual):
+        return m.dual(a, dtype) if dtype is not None and dtype.is_floating_point else NotImplemented
+    if dtype is None or dtype.is_floating_point:
+        return a.as_type(dtype or a.dtype)
+    return a.witness.to(dtype)
+
+
+@rule(aten.type_as)
+def type_as(m: Arithmetic, op: Any, a: Any, other: Any) -> Any:
+    return cast(m, op, a, dtype=other.dtype)
+
+
+@rule(aten.copy)
+def copy(m: Arithmetic, op: Any, a: Any, source: Any, non_blocking: bool = False) -> Any:
+    if not isinstance(a, Dual):
+        return m.dual(source).witness.to(a.dtype).expand(a.shape)
+    return m.dual(source).map(lambda t: t.expand(a.shape)).as_type(a.dtype or torch.float32)
+
+
+# Tensors of one value
+
+
+@rule(aten.full_like)
+def full_like(m: Arithmetic, op: Any, a: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    return _filled(m, a.shape, value, dtype or a.dtype)
+
+
+@rule(aten.zeros_like, aten.empty_like)
+def zeros_like(m: Arithmetic, op: Any, a: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    return _filled(m, a.shape, 0, dtype or a.dtype)
+
+
+@rule(aten.ones_like)
+def ones_like(m: Arithmetic, op: Any, a: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    return _filled(m, a.shape, 1, dtype or a.dtype)
+
+
+@rule(aten.new_full)
+def new_full(m: Arithmetic, op: Any, a: Any, size: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    return _filled(m, size, value, dtype or a.dtype)
+
+
+@rule(aten.new_zeros, aten.new_empty)
+def new_zeros(m: Arithmetic, op: Any, a: Any, size: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    return _filled(m, size, 0, dtype or a.dtype)
+
+
+@rule(aten.new_ones)
+def new_ones(m: Arithmetic, op: Any, a: Any, size: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    return _filled(m, size, 1, dtype or a.dtype)
+
+
+@rule(aten.new_empty_strided, aten.empty_strided, aten.empty, aten.zeros)
+def new_empty(m: Arithmetic, op: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    # What is not written yet is nobody's to read: zeros, so that both graphs have the same.
+    like, size = (args[0], args[1]) if isinstance(args[0], (Dual, Tensor)) else (None, args[0])
+    kind = dtype or (like.dtype if like is not None else torch.get_default_dtype())
+    return _filled(m, size, 0, kind)
+
+
+@rule(aten.full)
+def full(m: Arithmetic, op: Any, size: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    return _filled(m, size, value, dtype or torch.full((), value).dtype)
+
+
+@rule(aten.ones)
+def ones(m: Arithmetic, op: Any, size: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    return _filled(m, size, 1, dtype or torch.get_default_dtype())
+
+
+@rule(aten.scalar_tensor)
+def scalar_tensor(m: Arithmetic, op: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    return _filled(m, (), value, dtype or torch.get_default_dtype())
+
+
+@rule(aten.fill)
+def fill(m: Arithmetic, op: Any, a: Any, value: Any) -> Any:
+    if isinstance(value, (Dual, Tensor)) and value.dim() == 0 and a.dtype.is_floating_point:
+        return m.full(a.shape, value, a.dtype)
+    return _filled(m, a.shape, value, a.dtype)
+
+
+def _filled(m: Arithmetic, size: Any, value: Any, dtype: torch.dtype) -> Any:
+    if dtype.is_floating_point:
+        return m.full(size, value, dtype)
+    return torch.full(tuple(size), value, dtype=dtype)

@@ -1,0 +1,134 @@
+"""Matmuls, convolutions and pooling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxpasses.exact.arithmetic import Arithmetic, Dual, stacked
+from fxpasses.exact.rules.registry import named, rule
+
+aten = torch.ops.aten
+
+
+@rule(*named("mm bmm dot mv matmul outer ger vdot"))
+def matmul(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
+    return m.bilinear(op, m.dual(a), m.dual(b))
+
+
+@rule(aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm)
+def added_matmul(m: Arithmetic, op: Any, addend: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    function = {aten.addmm: aten.mm.default, aten.baddbmm: aten.bmm.default, aten.addmv: aten.mv.default}.get(
+        op.overloadpacket
+    )
+    if function is None:
+        return NotImplemented
+    product = m.bilinear(function, m.dual(a), m.dual(b))
+    return m.add(m.mul(addend, beta) if beta != 1 else addend, product, alpha)
+
+
+@rule(aten.linear)
+def linear(m: Arithmetic, op: Any, a: Dual, weight: Dual, bias: Any = None) -> Dual:
+    product = m.bilinear(lambda x, w: aten.linear.default(x, w), m.dual(a), m.dual(weight))
+    return product if bias is None else m.add(product, bias)
+
+
+@rule(aten.convolution)
+def convolution(m: Arithmetic, op: Any, a: Dual, weight: Dual, bias: Any, *how: Any) -> Dual:
+    result = m.bilinear(lambda x, w: aten.convolution.default(x, w, None, *how), m.dual(a), m.dual(weight))
+    if bias is None:
+        return result
+    size = [-1] + [1] * (len(how[0]) if isinstance(how[0], (list, tuple)) else result.dim() - 2)
+    return m.add(result, m.dual(bias).map(lambda t: t.view(size)))
+
+
+@rule(aten.convolution_backward)
+def convolution_backward(
+    m: Arithmetic, op: Any, grad: Dual, a: Dual, weight: Dual, bias_sizes: Any, *how: Any
+) -> tuple[Dual | None, Dual | None, Dual | None]:
+    *settings, wanted = how
+    a, weight = m.dual(a), m.dual(weight)
+    no_input = torch.zeros(a.shape, dtype=torch.float64)
+    no_weight = torch.zeros(weight.shape, dtype=torch.float64)
+
+    def of_input(g: Tensor, w: Tensor) -> Tensor:
+        return op(g, no_input, w, bias_sizes, *settings, [True, False, False])[0]
+
+    def of_weight(g: Tensor, x: Tensor) -> Tensor:
+        return op(g, x, no_weight, bias_sizes, *settings, [False, True, False])[1]
+
+    return (
+        m.bilinear(of_input, grad, weight) if wanted[0] else None,
+        m.bilinear(of_weight, grad, a) if wanted[1] else None,
+        m.sum(grad, [0, *range(2, grad.dim())]) if wanted[2] else None,
+    )
+
+
+@rule(aten.max_pool2d_with_indices)
+def max_pool2d(m: Arithmetic, op: Any, a: Dual, *how: Any) -> Any:
+    witness, indices = op(a.witness, *how)
+    at = indices.flatten(-2)
+    chosen = a.map(lambda t: t.flatten(-2).gather(-1, at).view(indices.shape))
+    return m.finished(witness, chosen.residues, dtype=a.dtype), indices
+
+
+@rule(aten.max_pool2d_with_indices_backward)
+def max_pool2d_backward(m: Arithmetic, op: Any, grad: Dual, a: Any, *how: Any) -> Dual:
+    at = how[-1].flatten(-2)
+    size = (*a.shape[:-2], a.shape[-2] * a.shape[-1])
+
+    def scattered(t: Tensor) -> Tensor:
+        return torch.zeros(size, dtype=t.dtype).scatter_add(-1, at, t.flatten(-2)).view(a.shape)
+
+    return m.linear(scattered, grad)
+
+
+@rule(aten.avg_pool2d)
+def avg_pool2d(
+    m: Arithmetic,
+    op: Any,
+    a: Dual,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Dual:
+    how = (kernel_size, stride or kernel_size, padding, ceil_mode)
+
+    def window_sum(t: Tensor) -> Tensor:
+        total = op(t.double(), *how, True, 1)
+        return total if t.is_floating_point() else total.round().long()
+
+    ones = torch.ones_like(a.witness)
+    if divisor_override:
+        count: Any = divisor_override
+    else:
+        count = m.dual((window_sum(ones) / op(ones, *how, count_include_pad)).round())
+    return m.div(m.linear(window_sum, a), count).as_type(a.dtype or torch.float32)
+
+
+@rule(aten._adaptive_avg_pool2d, aten.adaptive_avg_pool2d)
+def adaptive_avg_pool2d(m: Arithmetic, op: Any, a: Dual, output_size: Any) -> Dual:
+    height, width = a.shape[-2:]
+    rows, columns = output_size
+    cells = []
+    for i in range(rows):
+        for j in range(columns):
+            down = slice(i * height // rows, -(-(i + 1) * height // rows))
+            across = slice(j * width // columns, -(-(j + 1) * width // columns))
+            cell = a.map(lambda t, d=down, c=across: t[..., d, c])  # type: ignore[misc]
+            cells.append(m.mean(cell, [a.dim() - 2, a.dim() - 1]))
+    size = [*a.shape[:-2], rows, columns]
+    return stacked(cells, -1).map(lambda t: t.reshape(size))
+
+
+@rule(*named("all_reduce", torch.ops._c10d_functional))
+def all_reduce(m: Arithmetic, op: Any, a: Dual, how: str, group: Any) -> Any:
+    # Each element depends on the elements at its place in all processes; of how, only the reduction and the group are known.
+    if not isinstance(a, Dual):
+        return NotImplemented
+    return m.uninterpreted(f"all_reduce {how} {group}", a, a.witness * 2 if how == "sum" else a.witness)

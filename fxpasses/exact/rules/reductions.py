@@ -1,0 +1,187 @@
+"""Sums, means, extremes, orders, and what is made of them: softmax, normalization, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxpasses.exact.arithmetic import Arithmetic, Dual
+from fxpasses.exact.rules.registry import named, rule
+
+aten = torch.ops.aten
+
+
+def _dims(a: Any, dim: Any) -> list[int]:
+    listed = [] if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    return sorted({d % a.dim() for d in listed}) if listed and a.dim() else list(range(a.dim()))
+
+
+def _squeezed(a: Dual, dims: Sequence[int]) -> Dual:
+    return a.map(lambda t: t.squeeze(tuple(dims)))
+
+
+@rule(aten.sum)
+def total(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Dual:
+    a = m.dual(a)
+    result = m.sum(a, _dims(a, dim), keepdim)
+    return result.as_type(dtype) if dtype is not None else result
+
+
+@rule(aten.mean)
+def mean(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Dual:
+    a = m.dual(a)
+    return m.mean(a, _dims(a, dim), keepdim).as_type(dtype or a.dtype or torch.float32)
+
+
+def _correction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, bool]:
+    """``dim``, ``correction``, ``keepdim`` of the overloads of ``var`` and its relatives."""
+    if args and isinstance(args[0], bool):  # (unbiased)
+        return None, int(args[0]), False
+    dim = args[0] if args else kwargs.get("dim")
+    if len(args) > 1:  # (dim, unbiased, keepdim)
+        return dim, int(args[1]), args[2] if len(args) > 2 else kwargs.get("keepdim", False)
+    if "unbiased" in kwargs:
+        return dim, int(kwargs["unbiased"]), kwargs.get("keepdim", False)
+    return dim, kwargs.get("correction", 1), kwargs.get("keepdim", False)
+
+
+@rule(aten.var)
+def variance(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Dual:
+    dim, correction, keepdim = _correction(args, kwargs)
+    return m.variance(a, _dims(a, dim), correction, keepdim)[0]
+
+
+@rule(aten.std)
+def standard_deviation(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Dual:
+    return m.root(variance(m, op, a, *args, **kwargs))
+
+
+@rule(aten.var_mean)
+def variance_and_mean(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> tuple[Dual, Dual]:
+    dim, correction, keepdim = _correction(args, kwargs)
+    return m.variance(a, _dims(a, dim), correction, keepdim)
+
+
+@rule(aten.amax)
+def largest(m: Arithmetic, op: Any, a: Dual, dim: Any = (), keepdim: bool = False) -> Dual:
+    return m.extreme(a, _dims(a, dim), keepdim, largest=True)
+
+
+@rule(aten.amin)
+def smallest(m: Arithmetic, op: Any, a: Dual, dim: Any = (), keepdim: bool = False) -> Dual:
+    return m.extreme(a, _dims(a, dim), keepdim, largest=False)
+
+
+@rule(aten.cumprod)
+def running_product(m: Arithmetic, op: Any, a: Dual, dim: int, dtype: Any = None) -> Dual:
+    return m.products_along(a, dim % max(a.dim(), 1)) if a.dim() else a
+
+
+@rule(aten.prod)
+def product(
+    m: Arithmetic, op: Any, a: Dual, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Dual:
+    if dim is None:
+        a, dim = a.map(lambda t: t.reshape(-1)), 0
+    dim %= max(a.dim(), 1)
+    if not a.dim() or not a.shape[dim]:
+        return NotImplemented
+    result = m.products_along(a, dim).map(lambda t: t.select(dim, -1))
+    return result.map(lambda t: t.unsqueeze(dim)) if keepdim else result
+
+
+@rule(aten._softmax, aten._safe_softmax, aten.softmax)
+def softmax(m: Arithmetic, op: Any, a: Dual, dim: int, *args: Any, **kwargs: Any) -> Dual:
+    if a.dim() == 0:
+        return NotImplemented
+    powers = m.exp(m.sub(a, m.extreme(a, [dim], True, largest=True)))
+    result = m.div(powers, m.sum(powers, [dim % a.dim()], True))
+    if op.overloadpacket is aten._safe_softmax:
+        masked = (a.witness == -torch.inf).all(dim, keepdim=True)
+        result = m.select(masked, 0, result)
+    dtype = kwargs.get("dtype") or next((x for x in args if isinstance(x, torch.dtype)), None)
+    half_to_float = args and args[0] is True
+    return result.as_type(torch.float32 if half_to_float else dtype or a.dtype or torch.float32)
+
+
+@rule(aten._log_softmax, aten.log_softmax)
+def log_softmax(m: Arithmetic, op: Any, a: Dual, dim: int, *args: Any, **kwargs: Any) -> Dual:
+    if a.dim() == 0:
+        return NotImplemented
+    centred = m.sub(a, m.extreme(a, [dim], True, largest=True))
+    return m.sub(centred, m.log(m.sum(m.exp(centred), [dim % a.dim()], True)))
+
+
+@rule(aten._softmax_backward_data)
+def softmax_backward(m: Arithmetic, op: Any, grad: Dual, result: Dual, dim: int, dtype: Any) -> Dual:
+    product = m.mul(grad, result)
+    return m.sub(product, m.mul(result, m.sum(product, [dim % grad.dim()], True)))
+
+
+@rule(aten._log_softmax_backward_data)
+def log_softmax_backward(m: Arithmetic, op: Any, grad: Dual, result: Dual, dim: int, dtype: Any) -> Dual:
+    return m.sub(grad, m.mul(m.exp(result), m.sum(grad, [dim % grad.dim()], True)))
+
+
+@rule(aten.logsumexp)
+def logsumexp(m: Arithmetic, op: Any, a: Dual, dim: Any, keepdim: bool = False) -> Dual:
+    dims = _dims(a, dim)
+    top = m.extreme(a, dims, True, largest=True)
+    result = m.add(m.log(m.sum(m.exp(m.sub(a, top)), dims, True)), top)
+    return result if keepdim else _squeezed(result, dims)
+
+
+# Elements that the witness finds
+
+
+@rule(*named("sort topk kthvalue mode cummax cummin median nanmedian max min"))
+def picked(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
+    if args and isinstance(args[0], (Dual, Tensor)):  # the elementwise overloads
+        from_two = aten.maximum if op.overloadpacket is aten.max else aten.minimum
+        from fxpasses.exact.rules.registry import RULES
+
+        return RULES[from_two](m, op, a, args[0])
+    found = op(a.witness, *args, **kwargs)
+    if isinstance(found, Tensor):  # over all elements
+        place = (a.witness == found).flatten().long().argmax()
+        chosen = a.map(lambda t: t.flatten()[place])
+        return m.finished(found, chosen.residues, dtype=a.dtype)
+    values, indices = found
+    dim = _picked_dim(op, args, kwargs)
+    dropped = indices.dim() < a.dim()
+    at = indices.unsqueeze(dim) if dropped else indices
+
+    def gathered(t: Tensor) -> Tensor:
+        if not t.dim():
+            return t
+        return t.gather(dim, at).squeeze(dim) if dropped else t.gather(dim, at)
+
+    return m.finished(values, a.map(gathered).residues, dtype=a.dtype), indices
+
+
+def _picked_dim(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    names = [argument.name for argument in op._schema.arguments][1:]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    if "dim" in given:
+        return int(given["dim"])
+    default = next(a.default_value for a in op._schema.arguments if a.name == "dim")
+    return -1 if default is None else int(default)
+
+
+def _on_witnesses(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
+    def witness(value: Any) -> Any:
+        return value.witness if isinstance(value, Dual) else value
+
+    listed = [[witness(x) for x in a] if isinstance(a, (list, tuple)) else witness(a) for a in args]
+    return op(*listed, **{k: witness(v) for k, v in kwargs.items()})
+
+
+rule(
+    *named(
+        "lt le gt ge eq ne isnan isinf isfinite isneginf isposinf logical_not logical_and logical_or logical_xor argmax argmin argsort "
+        "searchsorted bucketize nonzero any all signbit sym_size sym_numel sym_stride is_nonzero count_nonzero equal"
+    )
+)(_on_witnesses)

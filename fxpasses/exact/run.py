@@ -1,0 +1,173 @@
+"""One graph on one machine; the second of two graphs shares what the first one has computed.
+
+A node of the second graph that is called with the very values of the node of its name in the first is not evaluated. One that
+turns out equal to the node of its name, or to a node that the rewrite removed, takes that node's value over
+(*adoption*, as in SAT sweeping): what lies below a rewrite is then free, its deeper levels are whole again, and the
+first node that is not equal shows where the fault is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses.exact.arithmetic import Dual
+from fxpasses.exact.machine import Machine, UnsupportedCall, is_random
+from fxpasses.exact.values import Relation, compare, digests
+
+__all__ = ["Run"]
+
+_copy = torch.ops.aten.copy.default
+_copy_in_place = torch.ops.aten.copy_.default
+
+
+class Run(fx.Interpreter):
+    """Evaluates a graph.
+
+    Args:
+        machine: evaluates its calls.
+        gm: the graph. Its constants are copied: a graph that writes to them changes nothing.
+        first: the finished run of the graph before the rewrite.
+        signed_zeros: whether 0.0 and -0.0 are two values.
+
+    Attributes:
+        values: by name of the node.
+        relations: for each evaluated node that both graphs have, how its value is related to the one of the first graph.
+        adopted: for each node whose value is the one of a node of the first graph: the name of that node.
+        evaluated: how many calls were evaluated.
+        written: the values that inputs have at the end, for those that the graph writes to.
+    """
+
+    def __init__(
+        self, machine: Machine, gm: fx.GraphModule, first: Run | None = None, signed_zeros: bool = False
+    ) -> None:
+        super().__init__(gm, garbage_collect_values=False)
+        self._machine, self._first, self._signed_zeros = machine, first, signed_zeros
+        self.values: dict[str, Any] = {}
+        self.relations: dict[str, Relation] = {}
+        self.adopted: dict[str, str] = {}
+        self.evaluated = 0
+        self.written: dict[str, Any] = {}
+        self._calls: dict[str, tuple[Any, Any, Any]] = {}
+        random = [node.name for node in gm.graph.nodes if is_random(node.target)]
+        self._random_calls = {name: number for number, name in enumerate(random)}
+        self._removed: dict[Any, str] = {}
+        if first is not None:
+            here = {node.name for node in gm.graph.nodes}
+            for name, value in first.values.items():
+                if name not in here and isinstance(value, Dual):
+                    for key in digests(value):
+                        self._removed.setdefault(key, name)
+
+    def run(self, *inputs: Any) -> Any:
+        return super().run(*inputs, enable_io_processing=False)
+
+    def outputs(self, returned: Any) -> dict[str, Any]:
+        """What the graph returned and wrote, by name."""
+        listed = returned if isinstance(returned, (list, tuple)) else [returned]
+        found = {f"output {i}": value for i, value in enumerate(listed)}
+        return found | {f"input {name} after the run": value for name, value in self.written.items()}
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "get_attr":
+            value = self._constant(n)
+        elif n.op == "call_function":
+            value = self._call(n)
+        elif n.op in ("call_method", "call_module"):
+            raise UnsupportedCall(n.target, f"a graph of ATen operators has no {n.op}")
+        else:
+            value = super().run_node(n)
+        self.values[n.name] = value
+        return value
+
+    def _constant(self, n: fx.Node) -> Any:
+        value = self.fetch_attr(str(n.target))
+        if not isinstance(value, Tensor):
+            return value
+        made = self._machine.arithmetic.dual(value) if value.is_floating_point() else value.detach().clone()
+        return self._adopt(n, made)
+
+    def _call(self, n: fx.Node) -> Any:
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        self._calls[n.name] = (n.target, args, kwargs)
+        if self._is_call_of_first(n, args, kwargs):
+            self.adopted[n.name] = n.name
+            if n.name in self._first.written_by:  # type: ignore[union-attr]
+                self._write(n, args)
+            return self._first.values[n.name]  # type: ignore[union-attr]
+        self.evaluated += 1
+        if _writes_to_input(n):
+            self._write(n, args)
+            return self._machine.call(_copy, args, kwargs)
+        try:
+            value = self._machine.call(n.target, args, kwargs, self._random_calls.get(n.name))
+        except UnsupportedCall:
+            raise
+        except Exception as error:
+            error.add_note(f"in the exact evaluation of {n.format_node()}")
+            raise
+        expected = n.meta.get("val")
+        if isinstance(value, Dual) and isinstance(expected, Tensor) and expected.is_floating_point():
+            value = self._machine.arithmetic.typed(value, expected.dtype)
+        return self._adopt(n, value)
+
+    def _is_call_of_first(self, n: fx.Node, args: Any, kwargs: Any) -> bool:
+        """Whether the first graph calls the same with the very same values, and as the same one of its random calls."""
+        first = self._first
+        if first is None or n.name not in first._calls:
+            return False
+        target, *given = first._calls[n.name]
+        if target is not n.target or self._random_calls.get(n.name) != first._random_calls.get(n.name):
+            return False
+        return _same(given, [args, kwargs])
+
+    @property
+    def written_by(self) -> set[str]:
+        """Names of nodes that write to inputs."""
+        return {n.name for n in self.module.graph.nodes if _writes_to_input(n)}  # type: ignore[union-attr]
+
+    def _write(self, n: fx.Node, args: Any) -> None:
+        self.written[str(n.args[0])] = self._machine.call(_copy, args, {})
+
+    def _adopt(self, n: fx.Node, value: Any) -> Any:
+        if self._first is None:
+            return value
+        if n.name in self._first.values:
+            old = self._first.values[n.name]
+            relation = compare(old, value, self._machine.arithmetic.field, 0.0, self._signed_zeros).relation
+            self.relations[n.name] = relation
+            if relation == "equal":
+                self.adopted[n.name] = n.name
+                return old
+        elif isinstance(value, Dual):
+            for key in digests(value):
+                name = self._removed.get(key)
+                if name is None:
+                    continue
+                old = self._first.values[name]
+                if (
+                    compare(old, value, self._machine.arithmetic.field, 0.0, self._signed_zeros).relation
+                    == "equal"
+                ):
+                    self.adopted[n.name] = name
+                    return old
+        return value
+
+
+def _writes_to_input(n: fx.Node) -> bool:
+    if n.target is not _copy_in_place or not isinstance(n.args[0], fx.Node):
+        return False
+    return n.args[0].op == "placeholder"
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two arguments are the very same values."""
+    if isinstance(a, (list, tuple)):
+        return isinstance(b, (list, tuple)) and len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+    if isinstance(a, (Dual, Tensor)) or isinstance(b, (Dual, Tensor)):
+        return a is b
+    return type(a) is type(b) and a == b

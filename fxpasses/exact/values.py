@@ -1,0 +1,159 @@
+"""Are two values the same: by residues where they are finite, by class where they are not, by element where they are integers."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fxpasses.exact.arithmetic import Dual
+from fxpasses.exact.fields import Field
+
+__all__ = ["RANKS", "Comparison", "Relation", "compare", "digests"]
+
+Relation = Literal["equal", "unproved", "where not finite", "different"]
+RANKS: tuple[Relation, ...] = ("equal", "unproved", "where not finite", "different")
+"""From best to worst. ``unproved``: the residues differ and the witnesses do not. ``where not finite``: the values differ only
+where the first is infinite or NaN."""
+
+_DRIFT = 1e-10
+"""Witnesses that are closer than this, relative to the largest of their tensor, may differ by the rounding of float64."""
+_GUARD = 1e-5
+"""Witnesses with equal residues that differ by more show that a rule identifies too much, such as ``log(x)`` and ``log(-x)``."""
+_UP_TO_SIGN = 1e-9
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How two values are related.
+
+    Attributes:
+        relation: see :data:`RANKS`.
+        element: index of an element that shows it.
+        first: its value in the first tensor.
+        second: its value in the second tensor.
+        reason: in words, where numbers do not say it.
+    """
+
+    relation: Relation
+    element: tuple[int, ...] = ()
+    first: float | int | None = None
+    second: float | int | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.first is None:
+            return self.reason or self.relation
+        where = f"element {list(self.element)}: " if self.element else ""
+        said = f" ({self.reason})" if self.reason else ""
+        return f"{where}{self.first:.9g} became {self.second:.9g}{said}"
+
+
+EQUAL = Comparison("equal")
+
+
+def compare(a: Any, b: Any, field: Field, scale: float = 0.0, signed_zeros: bool = False) -> Comparison:
+    """Compare two results of a graph, nested ones leaf by leaf.
+
+    Args:
+        a: the first.
+        b: the second.
+        field: where their residues live.
+        scale: the size of values in the graph: a difference far below it may be float64's rounding.
+        signed_zeros: whether 0.0 and -0.0 are two values.
+    """
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        if len(a) != len(b):
+            return Comparison("different", reason=f"{len(a)} values became {len(b)}")
+        found = [compare(x, y, field, scale, signed_zeros) for x, y in zip(a, b, strict=True)]
+        return max(found, key=lambda c: RANKS.index(c.relation), default=EQUAL)
+    if isinstance(a, Dual) and isinstance(b, Dual):
+        return _compare_duals(a, b, field, scale, signed_zeros)
+    if isinstance(a, (Dual, Tensor)) or isinstance(b, (Dual, Tensor)):
+        return _compare_integers(a, b)
+    return EQUAL if a == b else Comparison("different", reason=f"{a} became {b}")
+
+
+def _compare_integers(a: Any, b: Any) -> Comparison:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return Comparison("different", reason=f"{_kind(a)} became {_kind(b)}")
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return Comparison("different", reason=f"{a.dtype}{list(a.shape)} became {b.dtype}{list(b.shape)}")
+    wrong = a != b
+    if not wrong.any():
+        return EQUAL
+    at = _index(wrong.flatten().long().argmax(), a)
+    return Comparison("different", at, a[at].item(), b[at].item())
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Dual):
+        return f"a float tensor of shape {list(value.shape)}"
+    if isinstance(value, Tensor):
+        return f"an integer tensor of shape {list(value.shape)}"
+    return repr(value)
+
+
+def _compare_duals(a: Dual, b: Dual, field: Field, scale: float, signed_zeros: bool) -> Comparison:
+    if a is b:
+        return EQUAL
+    if a.shape != b.shape:
+        return Comparison("different", reason=f"shape {list(a.shape)} became {list(b.shape)}")
+    if a.dtype is not None and b.dtype is not None and a.dtype != b.dtype:
+        return Comparison("different", reason=f"{a.dtype} became {b.dtype}")
+    if a.witness.numel() == 0:
+        return EQUAL
+    x, y = a.witness, b.witness
+    other_class = _class(x) != _class(y)
+    if other_class.any():
+        only_there = not torch.isfinite(x[other_class]).any()
+        at = _index(other_class.flatten().long().argmax(), x)
+        return Comparison("where not finite" if only_there else "different", at, x[at].item(), y[at].item())
+    if signed_zeros:
+        other_sign = (torch.signbit(x) != torch.signbit(y)) & (x == 0) & (y == 0)
+        if other_sign.any():
+            at = _index(other_sign.flatten().long().argmax(), x)
+            return Comparison("different", at, x[at].item(), y[at].item(), "the sign of a zero")
+    finite = torch.isfinite(x)
+    distance = torch.where(finite, (x - y).abs(), 0.0)
+    at = _index(distance.argmax(), x)
+    largest = max(float(torch.where(finite, torch.maximum(x.abs(), y.abs()), 0.0).max()), scale, 1e-300)
+    if any(bool((r == s).all()) for r, s in zip(a.residues, b.residues, strict=True)):
+        if float(distance[at]) <= _GUARD * largest:
+            return EQUAL
+        return Comparison("different", at, x[at].item(), y[at].item(), "equal but for a sign")
+    if _equal_up_to_sign(a, b, field):
+        return EQUAL
+    relation: Relation = "different" if float(distance[at]) > _DRIFT * largest else "unproved"
+    return Comparison(relation, at, x[at].item(), y[at].item())
+
+
+def _equal_up_to_sign(a: Dual, b: Dual, field: Field) -> bool:
+    """``root(x) ** 2`` and ``exp(log(x))`` leave the sign of residues open; the witness knows it."""
+    if not torch.allclose(a.witness, b.witness, _UP_TO_SIGN, 0.0, equal_nan=True):
+        return False
+    return any(
+        bool(((r == s) | (r == (-s) % p)).all())
+        for r, s, p in zip(a.residues, b.residues, field.primes, strict=True)
+    )
+
+
+def _class(witness: Tensor) -> Tensor:
+    """0 for finite elements, else which kind of not finite."""
+    return torch.nan_to_num(witness, nan=9.0, posinf=1.0, neginf=-1.0) * ~torch.isfinite(witness)
+
+
+def _index(flat: Tensor, of: Tensor) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(flat, of.shape))
+
+
+def digests(value: Dual) -> list[tuple[Any, ...]]:
+    """Keys under which equal values meet: one a level."""
+    found = []
+    for level, residues in enumerate(value.residues):
+        data = hashlib.blake2b(residues.contiguous().numpy().tobytes(), digest_size=16).digest()
+        found.append((level, value.shape, value.dtype, data))
+    return found

@@ -1,0 +1,334 @@
+"""Are two graphs of ATen operators the same function of real numbers: the verdict, and what it rests on.
+
+``equivalent(before, after, inputs)`` evaluates both on several draws of inputs with dual numbers
+(:mod:`fxpasses.exact.arithmetic`). By the lemma of Schwartz and Zippel two different polynomials of degree ``d`` are equal at a random point of a
+field with ``p`` elements with a probability of at most ``d / p``; with rational functions, exponentials and logarithms
+that holds in the models that :mod:`fxpasses.exact.fields` describes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses.exact.arithmetic import Dual
+from fxpasses.exact.draws import EDGES, Family, drawn, with_other_sizes
+from fxpasses.exact.fields import field as field_of
+from fxpasses.exact.machine import Machine, UnsupportedCall
+from fxpasses.exact.run import Run
+from fxpasses.exact.values import RANKS, Comparison, compare
+
+__all__ = ["Finding", "Kind", "Verdict", "equivalent"]
+
+Kind = Literal["EQUAL", "DIFFERENT", "UNPROVED"]
+
+_DEGREE = 2000
+"""The degree that the printed bound assumes of the difference of two graphs, relative to values that they share."""
+_SMALLEST_FIELD = 2**21
+_MOST_DOUBLINGS = 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one draw showed where the graphs are not equal.
+
+    Attributes:
+        family: the kind of inputs.
+        output: which result of the graph.
+        comparison: an element, and its two values.
+        node: the first node of the graph after whose value is not the one of the node of its name.
+        note: what else is to be known, such as the factor of all inputs.
+    """
+
+    family: str
+    output: str
+    comparison: Comparison
+    node: str = ""
+    note: str = ""
+
+    def __str__(self) -> str:
+        where = f", first at {self.node}" if self.node else ""
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.output}, {self.comparison}{where}, on {self.family} inputs{note}"
+
+
+@dataclass
+class Verdict:
+    """Whether two graphs are one function.
+
+    Attributes:
+        kind: ``EQUAL``, ``DIFFERENT``, or ``UNPROVED``.
+        finding: what shows it, where they are not equal.
+        draws: how many random draws were equal.
+        bound: the probability that this many draws miss a difference, for a difference of degree 2,000.
+        opaque: operators that were taken as uninterpreted functions, with their number of calls.
+        needed: operators that stand in the way of a proof.
+        evaluated: calls of the graph after that were evaluated in a draw, of all that it has.
+        calls: calls of the graph after.
+        edges: findings on inputs of the families of :data:`fxpasses.exact.draws.EDGES`; not part of ``kind``.
+    """
+
+    kind: Kind = "EQUAL"
+    finding: Finding | None = None
+    draws: int = 0
+    bound: float = 1.0
+    opaque: Counter[str] = field(default_factory=Counter)
+    needed: tuple[str, ...] = ()
+    evaluated: int = 0
+    calls: int = 0
+    edges: list[Finding] = field(default_factory=list)
+
+    @property
+    def adopted(self) -> dict[str, str]:
+        """For nodes of the graph after, the node of the graph before whose value they have, in every draw."""
+        return self._adopted
+
+    _adopted: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        taken = f"; taken as they are: {', '.join(self.opaque)}" if self.opaque else ""
+        if self.kind == "EQUAL":
+            said = f"EQUAL ({self.draws} draws, error below {self.bound:.0e}{taken})"
+        else:
+            needs = f"; no exact rule for {', '.join(self.needed)}" if self.needed else ""
+            said = f"{self.kind}: {self.finding}{needs}{taken}"
+        return "\n".join([said, *(f"  at an edge: {finding}" for finding in self.edges)])
+
+
+def equivalent(
+    before: fx.GraphModule,
+    after: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    draws: int = 2,
+    edges: Sequence[Family] = EDGES,
+    overflow: bool = True,
+    signed_zeros: bool = False,
+) -> Verdict:
+    """Decide whether two graphs compute the same, in exact arithmetic.
+
+    Args:
+        before: a graph of ATen operators with fake tensors as ``meta["val"]``; it is not changed.
+        after: the graph that is to stand in its place, with the same inputs.
+        inputs: example inputs: tensors with data, and sizes.
+        draws: how many random draws; the example is looked at as well.
+        edges: families of values at which rewrites go wrong, looked at where the draws are equal.
+        overflow: whether to look also at inputs so large that the graph before only just stands them.
+        signed_zeros: whether 0.0 and -0.0 are two values.
+
+    Returns:
+        ``EQUAL`` when all draws are; ``DIFFERENT`` with what shows it; ``UNPROVED`` when residues differ and floats do not,
+        or when an operator cannot be evaluated.
+
+    Raises:
+        ValueError: the graphs take other numbers of inputs than are given.
+
+    >>> import torch, fxpasses
+    >>> from fxpasses.exact import equivalent
+    >>> x = torch.randn(4, 3)
+    >>> one = fxpasses.capture(lambda x: torch.exp(x) * torch.exp(2 * x), x).inference
+    >>> other = fxpasses.capture(lambda x: torch.exp(3 * x), x).inference
+    >>> equivalent(one, other, [x]).kind
+    'EQUAL'
+    """
+    for gm in (before, after):
+        count = len(gm.graph.find_nodes(op="placeholder"))
+        if count != len(inputs):
+            raise ValueError(f"a graph with {count} inputs was given {len(inputs)}")
+    verdict = Verdict(calls=len([n for n in after.graph.nodes if n.op == "call_function"]))
+    adopted: dict[str, str] | None = None
+    families: list[Family] = ["example", *("random" for _ in range(draws))]
+    for number, family in enumerate(families):
+        try:
+            draw = _Draw(before, after, inputs, family, number, signed_zeros=signed_zeros)
+        except UnsupportedCall as error:
+            verdict.kind, verdict.needed = "UNPROVED", (str(error.target),)
+            verdict.finding = Finding(family, "the graph", Comparison("unproved", reason=error.reason))
+            return verdict
+        verdict.opaque |= draw.opaque
+        verdict.evaluated = max(verdict.evaluated, draw.evaluated)
+        adopted = draw.adopted if adopted is None else dict(adopted.items() & draw.adopted.items())
+        finding = draw.finding
+        if finding is None:
+            if family == "random":
+                verdict.draws += 1
+                verdict.bound *= _DEGREE / _SMALLEST_FIELD
+            continue
+        kind: Kind = "UNPROVED" if finding.comparison.relation == "unproved" else "DIFFERENT"
+        if kind == "DIFFERENT" or verdict.kind == "EQUAL":
+            verdict.kind, verdict.finding = kind, finding
+        if kind == "DIFFERENT":
+            break
+    verdict._adopted = adopted or {}
+    if verdict.kind == "UNPROVED":
+        verdict.needed = tuple(verdict.opaque)
+    if verdict.kind == "EQUAL":
+        verdict.edges = _at_edges(before, after, inputs, edges, overflow, len(families))
+    return verdict
+
+
+def _at_edges(
+    before: fx.GraphModule,
+    after: fx.GraphModule,
+    inputs: Sequence[Any],
+    families: Sequence[Family],
+    overflow: bool,
+    number: int,
+) -> list[Finding]:
+    found: list[Finding | None] = []
+    for family in families:
+        number += 1
+        draw = _try(before, after, inputs, family, number, signed_zeros=family == "zeros")
+        found.append(None if draw is None else draw.finding)
+    other = with_other_sizes(before, inputs)
+    if other is not None:
+        draw = _try(before, after, other, "random", number + 1)
+        if draw is not None and draw.finding is not None:
+            found.append(
+                Finding(
+                    "random", draw.finding.output, draw.finding.comparison, draw.finding.node, "other sizes"
+                )
+            )
+    if overflow:
+        found.append(_only_just_finite(before, after, inputs, number + 2))
+    return [finding for finding in found if finding is not None]
+
+
+def _try(
+    before: fx.GraphModule,
+    after: fx.GraphModule,
+    inputs: Sequence[Any],
+    family: Family,
+    number: int,
+    **how: Any,
+) -> _Draw | None:
+    """A draw of a family, where the graph before takes such values: an index out of bounds says nothing of a rewrite."""
+    try:
+        return _Draw(before, after, inputs, family, number, **how)
+    except _RefusedByBefore:
+        return None
+
+
+def _only_just_finite(
+    before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any], number: int
+) -> Finding | None:
+    """The largest power of two by which all float inputs can grow until a value of the graph before leaves its type."""
+    low, high, last = 0, _MOST_DOUBLINGS, None
+    while low < high:
+        middle = (low + high + 1) // 2
+        draw = _try(before, after, inputs, "random", number, scale=2.0**middle, largest_by_type=True)
+        if draw is None or draw.overflows:
+            high = middle - 1
+        else:
+            low, last = middle, draw
+    if last is None or last.finding is None:
+        return None
+    finding = last.finding
+    return Finding("random", finding.output, finding.comparison, finding.node, f"inputs times 2**{low}")
+
+
+class _RefusedByBefore(Exception):
+    """The graph before does not take these inputs."""
+
+
+class _Draw:
+    """Both graphs on one draw of inputs.
+
+    Attributes:
+        finding: what is not equal.
+        overflows: whether a result of the graph before is not finite.
+        adopted: see :class:`.Run`.
+        evaluated: calls of the second graph that were evaluated.
+        opaque: operators taken as uninterpreted functions.
+    """
+
+    def __init__(
+        self,
+        before: fx.GraphModule,
+        after: fx.GraphModule,
+        inputs: Sequence[Any],
+        family: Family,
+        number: int,
+        *,
+        scale: float = 1.0,
+        largest_by_type: bool = False,
+        signed_zeros: bool = False,
+    ) -> None:
+        generator = torch.Generator().manual_seed(number * 101 + 5)
+        chain = field_of(number)
+        machine = Machine(chain, number, largest_by_type)
+        given = []
+        for value in inputs:
+            if isinstance(value, Tensor):
+                made = drawn(value, family, generator, scale)
+                given.append(machine.arithmetic.dual(made, value.dtype) if made.is_floating_point() else made)
+            else:
+                given.append(value)
+        first = Run(machine, before)
+        try:
+            results = first.outputs(first.run(*given))
+        except UnsupportedCall:
+            raise
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise _RefusedByBefore(str(error)) from error
+        self.overflows = largest_by_type and any(
+            isinstance(v, Dual) and not bool(torch.isfinite(v.witness).all()) for v in results.values()
+        )
+        second_machine = Machine(chain, number, largest_by_type)
+        second = Run(second_machine, after, first, signed_zeros)
+        self.finding: Finding | None = None
+        self.opaque = machine.opaque | second_machine.opaque
+        try:
+            others = second.outputs(second.run(*given))
+        except UnsupportedCall:
+            raise
+        except (RuntimeError, IndexError, ValueError) as error:
+            reason = f"the graph after raises {type(error).__name__}: {error}"
+            self.finding = Finding(family, "the graph", Comparison("different", reason=reason))
+            others = results
+        self.adopted, self.evaluated = second.adopted, second.evaluated
+        if self.finding is None:
+            self._compare(results, others, first, second, family, signed_zeros)
+
+    def _compare(
+        self,
+        results: dict[str, Any],
+        others: dict[str, Any],
+        first: Run,
+        second: Run,
+        family: Family,
+        signed_zeros: bool,
+    ) -> None:
+        if results.keys() != others.keys():
+            odd = sorted(results.keys() ^ others.keys())
+            reason = f"only one of the graphs has {', '.join(odd)}"
+            self.finding = Finding(family, "the graph", Comparison("different", reason=reason))
+            return
+        chain = first._machine.arithmetic.field
+        scale = _DRIFT_SCALE * min(max(_largest(first), 1.0), 1e3)
+        worst = Comparison("equal")
+        for name, value in results.items():
+            found = compare(value, others[name], chain, scale, signed_zeros)
+            if RANKS.index(found.relation) > RANKS.index(worst.relation):
+                worst = found
+                node = next((k for k, r in second.relations.items() if r != "equal"), "")
+                self.finding = Finding(family, name, found, node)
+
+
+_DRIFT_SCALE = 1e-4
+
+
+def _largest(run: Run) -> float:
+    """The largest finite float in a run."""
+    found = 0.0
+    for value in run.values.values():
+        if isinstance(value, Dual):
+            finite = value.witness[torch.isfinite(value.witness)]
+            if finite.numel():
+                found = max(found, float(finite.abs().max()))
+    return found
