@@ -1,6 +1,6 @@
 """Exact checking: whether two graphs are the same function of real numbers, decided without a tolerance.
 
-* :func:`equivalent`: the verdict on two graphs
+* :func:`equivalent`: the verdict on two graphs; :class:`Original`: on many that are to replace one
 * ``fields``, ``constants``, ``arithmetic``: dual numbers, a float64 witness with residues modulo primes
 * ``rules``: ATen's operators on them
 * ``machine``, ``run``, ``values``: evaluating calls and graphs, comparing results
@@ -9,6 +9,6 @@
 Knows nothing of passes.
 """
 
-from fxpasses.exact.verdict import Finding, Verdict, equivalent
+from fxpasses.exact.verdict import Finding, Original, Verdict, equivalent
 
-__all__ = ["Finding", "Verdict", "equivalent"]
+__all__ = ["Finding", "Original", "Verdict", "equivalent"]

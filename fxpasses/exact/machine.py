@@ -43,8 +43,10 @@ def is_dual(value: Any) -> bool:
 
 
 def is_random(target: Any) -> bool:
-    """Whether an operator draws from a random number generator."""
-    return isinstance(target, _torch.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    """Whether an operator draws from a random number generator. Attention kernels only do with dropout: they have rules."""
+    if not isinstance(target, _torch.OpOverload) or target.overloadpacket in RULES:
+        return False
+    return torch.Tag.nondeterministic_seeded in target.tags
 
 
 class Machine:
@@ -95,6 +97,8 @@ class Machine:
         known = RULES.get(target.overloadpacket)
         if known is not None:
             found = known(self.arithmetic, target, *args, **kwargs)
+        if found is NotImplemented and torch.Tag.nondeterministic_seeded in target.tags:
+            raise UnsupportedCall(target, "it draws random numbers inside")
         if found is NotImplemented and not duals:
             found = tree_map(self._as_dual, result)  # made of integers: its value is its meaning
         if found is NotImplemented:

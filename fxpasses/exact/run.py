@@ -38,6 +38,7 @@ class Run(fx.Interpreter):
         adopted: for each node whose value is the one of a node of the first graph: the name of that node.
         evaluated: how many calls were evaluated.
         written: the values that inputs have at the end, for those that the graph writes to.
+        opaque_nodes: names of calls that were evaluated as uninterpreted functions.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Run(fx.Interpreter):
         self.adopted: dict[str, str] = {}
         self.evaluated = 0
         self.written: dict[str, Any] = {}
+        self.opaque_nodes: set[str] = set()
         self._calls: dict[str, tuple[Any, Any, Any]] = {}
         random = [node.name for node in gm.graph.nodes if is_random(node.target)]
         self._random_calls = {name: number for number, name in enumerate(random)}
@@ -101,6 +103,7 @@ class Run(fx.Interpreter):
         if _writes_to_input(n):
             self._write(n, args)
             return self._machine.call(_copy, args, kwargs)
+        opaque = self._machine.opaque.total()
         try:
             value = self._machine.call(n.target, args, kwargs, self._random_calls.get(n.name))
         except UnsupportedCall:
@@ -108,10 +111,17 @@ class Run(fx.Interpreter):
         except Exception as error:
             error.add_note(f"in the exact evaluation of {n.format_node()}")
             raise
+        if self._machine.opaque.total() > opaque:
+            self.opaque_nodes.add(n.name)
         expected = n.meta.get("val")
         if isinstance(value, Dual) and isinstance(expected, Tensor) and expected.is_floating_point():
             value = self._machine.arithmetic.typed(value, expected.dtype)
         return self._adopt(n, value)
+
+    def rests_on_opaque_kernels(self) -> bool:
+        """Whether the rewrite removed or added a call that was not evaluated exactly, so that witnesses are a kernel's floats."""
+        assert self._first is not None
+        return bool(self.opaque_nodes or self._first.opaque_nodes - set(self.adopted.values()))
 
     def _is_call_of_first(self, n: fx.Node, args: Any, kwargs: Any) -> bool:
         """Whether the first graph calls the same with the very same values, and as the same one of its random calls."""

@@ -12,15 +12,17 @@ from torch import Tensor
 from fxpasses.exact.arithmetic import Dual
 from fxpasses.exact.fields import Field
 
-__all__ = ["RANKS", "Comparison", "Relation", "compare", "digests"]
+__all__ = ["DRIFT", "KERNEL_DRIFT", "RANKS", "Comparison", "Relation", "compare", "digests"]
 
 Relation = Literal["equal", "unproved", "where not finite", "different"]
 RANKS: tuple[Relation, ...] = ("equal", "unproved", "where not finite", "different")
 """From best to worst. ``unproved``: the residues differ and the witnesses do not. ``where not finite``: the values differ only
 where the first is infinite or NaN."""
 
-_DRIFT = 1e-10
+DRIFT = 1e-10
 """Witnesses that are closer than this, relative to the largest of their tensor, may differ by the rounding of float64."""
+KERNEL_DRIFT = 1e-3
+"""The same where a kernel computed a witness of which nobody knows how exact it is."""
 _GUARD = 1e-5
 """Witnesses with equal residues that differ by more show that a rule identifies too much, such as ``log(x)`` and ``log(-x)``."""
 _UP_TO_SIGN = 1e-9
@@ -55,7 +57,9 @@ class Comparison:
 EQUAL = Comparison("equal")
 
 
-def compare(a: Any, b: Any, field: Field, scale: float = 0.0, signed_zeros: bool = False) -> Comparison:
+def compare(
+    a: Any, b: Any, field: Field, scale: float = 0.0, signed_zeros: bool = False, drift: float = DRIFT
+) -> Comparison:
     """Compare two results of a graph, nested ones leaf by leaf.
 
     Args:
@@ -64,14 +68,15 @@ def compare(a: Any, b: Any, field: Field, scale: float = 0.0, signed_zeros: bool
         field: where their residues live.
         scale: the size of values in the graph: a difference far below it may be float64's rounding.
         signed_zeros: whether 0.0 and -0.0 are two values.
+        drift: how far witnesses of one value may be apart.
     """
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         if len(a) != len(b):
             return Comparison("different", reason=f"{len(a)} values became {len(b)}")
-        found = [compare(x, y, field, scale, signed_zeros) for x, y in zip(a, b, strict=True)]
+        found = [compare(x, y, field, scale, signed_zeros, drift) for x, y in zip(a, b, strict=True)]
         return max(found, key=lambda c: RANKS.index(c.relation), default=EQUAL)
     if isinstance(a, Dual) and isinstance(b, Dual):
-        return _compare_duals(a, b, field, scale, signed_zeros)
+        return _compare_duals(a, b, field, scale, signed_zeros, drift)
     if isinstance(a, (Dual, Tensor)) or isinstance(b, (Dual, Tensor)):
         return _compare_integers(a, b)
     return EQUAL if a == b else Comparison("different", reason=f"{a} became {b}")
@@ -97,7 +102,9 @@ def _kind(value: Any) -> str:
     return repr(value)
 
 
-def _compare_duals(a: Dual, b: Dual, field: Field, scale: float, signed_zeros: bool) -> Comparison:
+def _compare_duals(
+    a: Dual, b: Dual, field: Field, scale: float, signed_zeros: bool, drift: float
+) -> Comparison:
     if a is b:
         return EQUAL
     if a.shape != b.shape:
@@ -127,7 +134,7 @@ def _compare_duals(a: Dual, b: Dual, field: Field, scale: float, signed_zeros: b
         return Comparison("different", at, x[at].item(), y[at].item(), "equal but for a sign")
     if _equal_up_to_sign(a, b, field):
         return EQUAL
-    relation: Relation = "different" if float(distance[at]) > _DRIFT * largest else "unproved"
+    relation: Relation = "different" if float(distance[at]) > drift * largest else "unproved"
     return Comparison(relation, at, x[at].item(), y[at].item())
 
 

@@ -8,6 +8,7 @@ that holds in the models that :mod:`fxpasses.exact.fields` describes.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,9 +22,9 @@ from fxpasses.exact.draws import EDGES, Family, drawn, with_other_sizes
 from fxpasses.exact.fields import field as field_of
 from fxpasses.exact.machine import Machine, UnsupportedCall
 from fxpasses.exact.run import Run
-from fxpasses.exact.values import RANKS, Comparison, compare
+from fxpasses.exact.values import DRIFT, KERNEL_DRIFT, RANKS, Comparison, compare
 
-__all__ = ["Finding", "Kind", "Verdict", "equivalent"]
+__all__ = ["Finding", "Kind", "Original", "Verdict", "equivalent"]
 
 Kind = Literal["EQUAL", "DIFFERENT", "UNPROVED"]
 
@@ -50,6 +51,10 @@ class Finding:
     comparison: Comparison
     node: str = ""
     note: str = ""
+
+    def noting(self, note: str) -> Finding:
+        """The same with something else to be known."""
+        return dataclasses.replace(self, note=note)
 
     def __str__(self) -> str:
         where = f", first at {self.node}" if self.node else ""
@@ -136,104 +141,215 @@ def equivalent(
     >>> equivalent(one, other, [x]).kind
     'EQUAL'
     """
-    for gm in (before, after):
-        count = len(gm.graph.find_nodes(op="placeholder"))
-        if count != len(inputs):
-            raise ValueError(f"a graph with {count} inputs was given {len(inputs)}")
-    verdict = Verdict(calls=len([n for n in after.graph.nodes if n.op == "call_function"]))
-    adopted: dict[str, str] | None = None
-    families: list[Family] = ["example", *("random" for _ in range(draws))]
-    for number, family in enumerate(families):
-        try:
-            draw = _Draw(before, after, inputs, family, number, signed_zeros=signed_zeros)
-        except UnsupportedCall as error:
-            verdict.kind, verdict.needed = "UNPROVED", (str(error.target),)
-            verdict.finding = Finding(family, "the graph", Comparison("unproved", reason=error.reason))
-            return verdict
-        verdict.opaque |= draw.opaque
-        verdict.evaluated = max(verdict.evaluated, draw.evaluated)
-        adopted = draw.adopted if adopted is None else dict(adopted.items() & draw.adopted.items())
-        finding = draw.finding
-        if finding is None:
-            if family == "random":
-                verdict.draws += 1
-                verdict.bound *= _DEGREE / _SMALLEST_FIELD
-            continue
-        kind: Kind = "UNPROVED" if finding.comparison.relation == "unproved" else "DIFFERENT"
-        if kind == "DIFFERENT" or verdict.kind == "EQUAL":
-            verdict.kind, verdict.finding = kind, finding
-        if kind == "DIFFERENT":
-            break
-    verdict._adopted = adopted or {}
-    if verdict.kind == "UNPROVED":
-        verdict.needed = tuple(verdict.opaque)
-    if verdict.kind == "EQUAL":
-        verdict.edges = _at_edges(before, after, inputs, edges, overflow, len(families))
-    return verdict
+    return Original(before, inputs).equivalent(
+        after, draws=draws, edges=edges, overflow=overflow, signed_zeros=signed_zeros
+    )
+
+
+class Original:
+    """A graph that others are compared with; what it computes on each draw is kept.
+
+    Args:
+        gm: a graph of ATen operators with fake tensors as ``meta["val"]``; it is not changed.
+        inputs: example inputs: tensors with data, and sizes.
+
+    Raises:
+        ValueError: the graph takes another number of inputs.
+    """
+
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        _check_inputs(gm, inputs)
+        self.gm = gm
+        self.inputs = list(inputs)
+        self._runs: dict[Any, _FirstRun] = {}
+
+    def run(
+        self, inputs: Sequence[Any], family: Family, number: int, scale: float = 1.0, overflows: bool = False
+    ) -> _FirstRun:
+        """The run of the graph on one draw.
+
+        Args:
+            inputs: example inputs.
+            family: the kind of values.
+            number: of the draw.
+            scale: a factor for float inputs.
+            overflows: whether results beyond the range of their type are infinite.
+        """
+        key = family, number, scale, overflows, inputs is self.inputs
+        if key not in self._runs:
+            self._runs[key] = _FirstRun(self.gm, inputs, family, number, scale, overflows)
+        return self._runs[key]
+
+    def equivalent(
+        self,
+        after: fx.GraphModule,
+        *,
+        draws: int = 2,
+        edges: Sequence[Family] = EDGES,
+        overflow: bool = True,
+        signed_zeros: bool = False,
+    ) -> Verdict:
+        """Decide whether a graph computes the same: see :func:`equivalent`.
+
+        Args:
+            after: the graph that is to stand in the place of this one.
+            draws: how many random draws.
+            edges: families of values at which rewrites go wrong.
+            overflow: whether to look at inputs so large that this graph only just stands them.
+            signed_zeros: whether 0.0 and -0.0 are two values.
+
+        Raises:
+            ValueError: the graph takes another number of inputs.
+        """
+        _check_inputs(after, self.inputs)
+        verdict = Verdict(calls=len([n for n in after.graph.nodes if n.op == "call_function"]))
+        families: list[Family] = ["example", *("random" for _ in range(draws))]
+        self._decide(verdict, after, families, signed_zeros)
+        if verdict.kind == "EQUAL":
+            verdict.edges = _at_edges(self, after, edges, overflow, len(families))
+        return verdict
+
+    def _decide(
+        self, verdict: Verdict, after: fx.GraphModule, families: Sequence[Family], signed_zeros: bool
+    ) -> None:
+        adopted: dict[str, str] | None = None
+        for number, family in enumerate(families):
+            try:
+                draw = _Draw(self.run(self.inputs, family, number), after, signed_zeros=signed_zeros)
+            except _RefusedByBefore as error:
+                if family == "example":
+                    raise ValueError(
+                        f"the graph before does not run on the example inputs: {error}"
+                    ) from error
+                continue
+            except UnsupportedCall as error:
+                verdict.kind, verdict.needed = "UNPROVED", (str(error.target),)
+                verdict.finding = Finding(family, "the graph", Comparison("unproved", reason=error.reason))
+                return
+            verdict.opaque |= draw.opaque
+            verdict.evaluated = max(verdict.evaluated, draw.evaluated)
+            adopted = draw.adopted if adopted is None else dict(adopted.items() & draw.adopted.items())
+            finding = draw.finding
+            if finding is None:
+                if family == "random":
+                    verdict.draws += 1
+                    verdict.bound *= _DEGREE / _SMALLEST_FIELD
+                continue
+            kind: Kind = "UNPROVED" if finding.comparison.relation == "unproved" else "DIFFERENT"
+            if kind == "DIFFERENT" or verdict.kind == "EQUAL":
+                verdict.kind, verdict.finding = kind, finding
+            if kind == "DIFFERENT":
+                break
+        verdict._adopted = adopted or {}
+        if verdict.kind == "EQUAL" and not verdict.draws:
+            reason = "the graph before runs on the example alone"
+            verdict.kind, verdict.finding = (
+                "UNPROVED",
+                Finding("random", "the graph", Comparison("unproved", reason=reason)),
+            )
+        if verdict.kind == "UNPROVED":
+            verdict.needed = tuple(verdict.opaque)
+
+
+def _check_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    count = len(gm.graph.find_nodes(op="placeholder"))
+    if count != len(inputs):
+        raise ValueError(f"a graph with {count} inputs was given {len(inputs)}")
 
 
 def _at_edges(
-    before: fx.GraphModule,
-    after: fx.GraphModule,
-    inputs: Sequence[Any],
-    families: Sequence[Family],
-    overflow: bool,
-    number: int,
+    original: Original, after: fx.GraphModule, families: Sequence[Family], overflow: bool, number: int
 ) -> list[Finding]:
     found: list[Finding | None] = []
     for family in families:
         number += 1
-        draw = _try(before, after, inputs, family, number, signed_zeros=family == "zeros")
+        draw = _try(original, after, original.inputs, family, number, signed_zeros=family == "zeros")
         found.append(None if draw is None else draw.finding)
-    other = with_other_sizes(before, inputs)
+    other = with_other_sizes(original.gm, original.inputs)
     if other is not None:
-        draw = _try(before, after, other, "random", number + 1)
-        if draw is not None and draw.finding is not None:
-            found.append(
-                Finding(
-                    "random", draw.finding.output, draw.finding.comparison, draw.finding.node, "other sizes"
-                )
-            )
+        draw = _try(original, after, other, "random", number + 1)
+        found.append(None if draw is None or draw.finding is None else draw.finding.noting("other sizes"))
     if overflow:
-        found.append(_only_just_finite(before, after, inputs, number + 2))
+        found.append(_only_just_finite(original, after, number + 2))
     return [finding for finding in found if finding is not None]
 
 
 def _try(
-    before: fx.GraphModule,
+    original: Original,
     after: fx.GraphModule,
     inputs: Sequence[Any],
     family: Family,
     number: int,
-    **how: Any,
+    signed_zeros: bool = False,
 ) -> _Draw | None:
     """A draw of a family, where the graph before takes such values: an index out of bounds says nothing of a rewrite."""
     try:
-        return _Draw(before, after, inputs, family, number, **how)
+        return _Draw(original.run(inputs, family, number), after, signed_zeros=signed_zeros)
     except _RefusedByBefore:
         return None
 
 
-def _only_just_finite(
-    before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any], number: int
-) -> Finding | None:
-    """The largest power of two by which all float inputs can grow until a value of the graph before leaves its type."""
-    low, high, last = 0, _MOST_DOUBLINGS, None
+def _only_just_finite(original: Original, after: fx.GraphModule, number: int) -> Finding | None:
+    """On the largest power of two by which all float inputs can grow until a value of the graph before leaves its type."""
+    low, high = 0, _MOST_DOUBLINGS
     while low < high:
         middle = (low + high + 1) // 2
-        draw = _try(before, after, inputs, "random", number, scale=2.0**middle, largest_by_type=True)
-        if draw is None or draw.overflows:
-            high = middle - 1
-        else:
-            low, last = middle, draw
-    if last is None or last.finding is None:
+        run = original.run(original.inputs, "random", number, 2.0**middle, overflows=True)
+        low, high = (low, middle - 1) if run.is_not_finite else (middle, high)
+    if low == 0:
         return None
-    finding = last.finding
-    return Finding("random", finding.output, finding.comparison, finding.node, f"inputs times 2**{low}")
+    run = original.run(original.inputs, "random", number, 2.0**low, overflows=True)
+    finding = _Draw(run, after).finding
+    return None if finding is None else finding.noting(f"inputs times 2**{low}")
 
 
 class _RefusedByBefore(Exception):
     """The graph before does not take these inputs."""
+
+
+class _FirstRun:
+    """The graph before on one draw of inputs.
+
+    Attributes:
+        inputs: the drawn inputs.
+        run: the evaluation.
+        results: what it returned and wrote, by name.
+        is_not_finite: whether a result is not finite.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        family: Family,
+        number: int,
+        scale: float,
+        overflows: bool,
+    ) -> None:
+        generator = torch.Generator().manual_seed(number * 101 + 5)
+        self.family, self.number, self.overflows = family, number, overflows
+        self.machine = self.new_machine()
+        self.inputs = []
+        for value in inputs:
+            if isinstance(value, Tensor):
+                made = drawn(value, family, generator, scale)
+                is_float = made.is_floating_point()
+                self.inputs.append(self.machine.arithmetic.dual(made, value.dtype) if is_float else made)
+            else:
+                self.inputs.append(value)
+        self.run = Run(self.machine, gm)
+        try:
+            self.results = self.run.outputs(self.run.run(*self.inputs))
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise _RefusedByBefore(str(error)) from error
+        self.is_not_finite = any(
+            isinstance(v, Dual) and not bool(torch.isfinite(v.witness).all()) for v in self.results.values()
+        )
+        self.scale = _DRIFT_SCALE * min(max(_largest(self.run), 1.0), 1e3)
+
+    def new_machine(self) -> Machine:
+        """A machine that evaluates another graph on this draw."""
+        return Machine(field_of(self.number), self.number, self.overflows)
 
 
 class _Draw:
@@ -241,83 +357,42 @@ class _Draw:
 
     Attributes:
         finding: what is not equal.
-        overflows: whether a result of the graph before is not finite.
         adopted: see :class:`.Run`.
         evaluated: calls of the second graph that were evaluated.
         opaque: operators taken as uninterpreted functions.
     """
 
-    def __init__(
-        self,
-        before: fx.GraphModule,
-        after: fx.GraphModule,
-        inputs: Sequence[Any],
-        family: Family,
-        number: int,
-        *,
-        scale: float = 1.0,
-        largest_by_type: bool = False,
-        signed_zeros: bool = False,
-    ) -> None:
-        generator = torch.Generator().manual_seed(number * 101 + 5)
-        chain = field_of(number)
-        machine = Machine(chain, number, largest_by_type)
-        given = []
-        for value in inputs:
-            if isinstance(value, Tensor):
-                made = drawn(value, family, generator, scale)
-                given.append(machine.arithmetic.dual(made, value.dtype) if made.is_floating_point() else made)
-            else:
-                given.append(value)
-        first = Run(machine, before)
-        try:
-            results = first.outputs(first.run(*given))
-        except UnsupportedCall:
-            raise
-        except (RuntimeError, IndexError, ValueError) as error:
-            raise _RefusedByBefore(str(error)) from error
-        self.overflows = largest_by_type and any(
-            isinstance(v, Dual) and not bool(torch.isfinite(v.witness).all()) for v in results.values()
-        )
-        second_machine = Machine(chain, number, largest_by_type)
-        second = Run(second_machine, after, first, signed_zeros)
+    def __init__(self, first: _FirstRun, after: fx.GraphModule, signed_zeros: bool = False) -> None:
+        machine = first.new_machine()
+        second = Run(machine, after, first.run, signed_zeros)
         self.finding: Finding | None = None
-        self.opaque = machine.opaque | second_machine.opaque
         try:
-            others = second.outputs(second.run(*given))
-        except UnsupportedCall:
-            raise
+            others = second.outputs(second.run(*first.inputs))
         except (RuntimeError, IndexError, ValueError) as error:
             reason = f"the graph after raises {type(error).__name__}: {error}"
-            self.finding = Finding(family, "the graph", Comparison("different", reason=reason))
-            others = results
+            self.finding = Finding(first.family, "the graph", Comparison("different", reason=reason))
+        else:
+            self._compare(first, others, second, signed_zeros)
+        self.opaque = first.machine.opaque | machine.opaque
         self.adopted, self.evaluated = second.adopted, second.evaluated
-        if self.finding is None:
-            self._compare(results, others, first, second, family, signed_zeros)
 
-    def _compare(
-        self,
-        results: dict[str, Any],
-        others: dict[str, Any],
-        first: Run,
-        second: Run,
-        family: Family,
-        signed_zeros: bool,
-    ) -> None:
+    def _compare(self, first: _FirstRun, others: dict[str, Any], second: Run, signed_zeros: bool) -> None:
+        results = first.results
         if results.keys() != others.keys():
             odd = sorted(results.keys() ^ others.keys())
             reason = f"only one of the graphs has {', '.join(odd)}"
-            self.finding = Finding(family, "the graph", Comparison("different", reason=reason))
+            self.finding = Finding(first.family, "the graph", Comparison("different", reason=reason))
             return
-        chain = first._machine.arithmetic.field
-        scale = _DRIFT_SCALE * min(max(_largest(first), 1.0), 1e3)
         worst = Comparison("equal")
+        drift = KERNEL_DRIFT if second.rests_on_opaque_kernels() else DRIFT
         for name, value in results.items():
-            found = compare(value, others[name], chain, scale, signed_zeros)
+            found = compare(
+                value, others[name], first.machine.arithmetic.field, first.scale, signed_zeros, drift
+            )
             if RANKS.index(found.relation) > RANKS.index(worst.relation):
                 worst = found
                 node = next((k for k, r in second.relations.items() if r != "equal"), "")
-                self.finding = Finding(family, name, found, node)
+                self.finding = Finding(first.family, name, found, node)
 
 
 _DRIFT_SCALE = 1e-4

@@ -41,7 +41,9 @@ def parts(m: Arithmetic, op: Any, args: Any, kwargs: Any, reduce: bool) -> Any:
                 return value
             return value.witness if level < 0 else value.residues[level]
 
-        called = op(*tree_map(one, tuple(args), is_leaf=is_dual), **{k: one(v) for k, v in kwargs.items()})
+        called = _called(
+            op, tree_map(one, tuple(args), is_leaf=is_dual), {k: one(v) for k, v in kwargs.items()}
+        )
         if not reduce or level < 0:
             return called
         return tree_map(lambda t: t % m.primes[level], called)
@@ -60,15 +62,29 @@ def parts(m: Arithmetic, op: Any, args: Any, kwargs: Any, reduce: bool) -> Any:
     return type(witness)(made(w, [r[i] for r in residues]) for i, w in enumerate(witness))
 
 
+def _called(op: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return op(*args, **kwargs)
+    except (
+        NotImplementedError
+    ):  # kernels for floats only; residues, and sums of 2**29 of them, are exact in float64
+        in_float = tree_map(lambda t: t.double() if _is_integer(t) else t, (args[0], kwargs))
+        return tree_map(lambda t: t.long(), op(in_float[0], *args[1:], **in_float[1]))
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype is torch.int64
+
+
 @rule(
     *named(
         "permute transpose t expand slice select unsqueeze squeeze cat stack clone alias detach contiguous split split_with_sizes unbind "
-        "chunk flip roll repeat index index_select gather embedding unfold diagonal as_strided slice_scatter select_scatter diagonal_scatter "
-        "tril triu lift_fresh_copy lift_fresh expand_as narrow flatten unflatten movedim diag_embed as_strided_scatter repeat_interleave "
+        "chunk flip roll repeat index index_select gather embedding unfold diagonal slice_scatter select_scatter diagonal_scatter "
+        "tril triu lift_fresh_copy lift_fresh expand_as narrow flatten unflatten movedim diag_embed repeat_interleave "
         "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d pixel_shuffle "
         "pixel_unshuffle upsample_nearest1d upsample_nearest2d masked_select take take_along_dim permute_copy split_copy view_copy "
         "squeeze_copy unsqueeze_copy slice_copy select_copy expand_copy transpose_copy t_copy detach_copy alias_copy index_copy "
-        "swapaxes swapdims channel_shuffle rot90 _to_dense"
+        "swapaxes swapdims im2col channel_shuffle rot90 _to_dense"
     ),
     *named("wait_tensor", torch.ops._c10d_functional),
 )
@@ -90,7 +106,7 @@ def view(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
 @rule(
     *named(
         "cumsum scatter_add embedding_dense_backward select_backward slice_backward unfold_backward diagonal_backward index_put "
-        "_unsafe_index_put im2col col2im upsample_nearest1d_backward upsample_nearest2d_backward trace masked_scatter"
+        "_unsafe_index_put col2im upsample_nearest1d_backward upsample_nearest2d_backward trace masked_scatter"
     )
 )
 def added_up(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -116,6 +132,8 @@ def scatter(m: Arithmetic, op: Any, a: Any, dim: int, index: Tensor, source: Any
 
 @rule(aten.index_fill)
 def index_fill(m: Arithmetic, op: Any, a: Dual, dim: int, index: Tensor, value: Any) -> Dual:
+    if not a.dim():
+        return m.full((), value, a.dtype or torch.float32) if index.numel() else a
     mask = torch.zeros(a.shape[dim], dtype=torch.bool).index_fill(0, index, True)
     size = [1] * a.dim()
     size[dim] = a.shape[dim]

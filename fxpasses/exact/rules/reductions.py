@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fxpasses.exact.arithmetic import Arithmetic, Dual
-from fxpasses.exact.rules.registry import named, rule
+from fxpasses.exact.rules.registry import RULES, named, rule
 
 aten = torch.ops.aten
 
@@ -97,22 +97,33 @@ def product(
 def softmax(m: Arithmetic, op: Any, a: Dual, dim: int, *args: Any, **kwargs: Any) -> Dual:
     if a.dim() == 0:
         return NotImplemented
+    if not a.witness.numel():
+        return _typed_softmax(a, args, kwargs)
     powers = m.exp(m.sub(a, m.extreme(a, [dim], True, largest=True)))
     result = m.div(powers, m.sum(powers, [dim % a.dim()], True))
     if op.overloadpacket is aten._safe_softmax:
         masked = (a.witness == -torch.inf).all(dim, keepdim=True)
         result = m.select(masked, 0, result)
+    return _typed_softmax(result.as_type(a.dtype or torch.float32), args, kwargs)
+
+
+def _typed_softmax(result: Dual, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Dual:
+    """The result in the type that the overload gives it: a third argument is a type, or says "from half to float"."""
     dtype = kwargs.get("dtype") or next((x for x in args if isinstance(x, torch.dtype)), None)
-    half_to_float = args and args[0] is True
-    return result.as_type(torch.float32 if half_to_float else dtype or a.dtype or torch.float32)
+    if args and args[0] is True:
+        dtype = torch.float32
+    return result if dtype is None else result.as_type(dtype)
 
 
 @rule(aten._log_softmax, aten.log_softmax)
 def log_softmax(m: Arithmetic, op: Any, a: Dual, dim: int, *args: Any, **kwargs: Any) -> Dual:
     if a.dim() == 0:
         return NotImplemented
+    if not a.witness.numel():
+        return _typed_softmax(a, args, kwargs)
     centred = m.sub(a, m.extreme(a, [dim], True, largest=True))
-    return m.sub(centred, m.log(m.sum(m.exp(centred), [dim % a.dim()], True)))
+    result = m.sub(centred, m.log(m.sum(m.exp(centred), [dim % a.dim()], True)))
+    return _typed_softmax(result, args, kwargs)
 
 
 @rule(aten._softmax_backward_data)
@@ -141,8 +152,6 @@ def logsumexp(m: Arithmetic, op: Any, a: Dual, dim: Any, keepdim: bool = False) 
 def picked(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
     if args and isinstance(args[0], (Dual, Tensor)):  # the elementwise overloads
         from_two = aten.maximum if op.overloadpacket is aten.max else aten.minimum
-        from fxpasses.exact.rules.registry import RULES
-
         return RULES[from_two](m, op, a, args[0])
     found = op(a.witness, *args, **kwargs)
     if isinstance(found, Tensor):  # over all elements

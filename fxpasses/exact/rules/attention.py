@@ -1,0 +1,121 @@
+"""Attention kernels through their definition: ``softmax(q @ k.T * scale + mask) @ v``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from fxpasses.exact.arithmetic import Arithmetic, Dual
+from fxpasses.exact.rules.registry import named, rule
+
+aten = torch.ops.aten
+
+
+def _transposed(a: Dual) -> Dual:
+    return a.map(lambda t: t.transpose(-1, -2))
+
+
+def _matmul(m: Arithmetic, a: Dual, b: Dual) -> Dual:
+    return m.bilinear(torch.matmul, a, b)
+
+
+def _scores(
+    m: Arithmetic, query: Dual, key: Dual, is_causal: bool, mask: Any, scale: float | None
+) -> tuple[Dual, float]:
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = m.mul(_matmul(m, query, _transposed(key)), factor)
+    if is_causal:
+        kept = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = m.select(kept, scores, -math.inf)
+    if mask is None:
+        return scores, factor
+    if isinstance(mask, Dual):
+        return m.add(scores, mask), factor
+    return m.select(mask, scores, -math.inf), factor
+
+
+def _softmax(m: Arithmetic, scores: Dual) -> tuple[Dual, Dual]:
+    """The weights, and the logarithm of what they were divided by. A row that is masked as a whole has weights zero."""
+    top = m.extreme(scores, [scores.dim() - 1], True, largest=True)
+    masked = top.witness == -math.inf
+    top = m.select(masked, 0, top)
+    powers = m.exp(m.sub(scores, top))
+    total = m.sum(powers, [scores.dim() - 1], True)
+    weights = m.select(masked, 0, m.div(powers, m.select(masked, 1, total)))
+    return weights, m.add(m.log(total), top)
+
+
+@rule(*named("_scaled_dot_product_flash_attention_for_cpu"))
+def flash_attention_for_cpu(
+    m: Arithmetic,
+    op: Any,
+    query: Dual,
+    key: Dual,
+    value: Dual,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Any = None,
+    scale: float | None = None,
+) -> Any:
+    if dropout_p:
+        return NotImplemented
+    scores, _ = _scores(m, query, key, is_causal, attn_mask, scale)
+    weights, total = _softmax(m, scores)
+    kind = torch.float32 if query.dtype in (torch.bfloat16, torch.float16) else query.dtype
+    result = _matmul(m, weights, value).as_type(query.dtype or torch.float32)
+    return result, total.map(lambda t: t.squeeze(-1)).as_type(kind or torch.float32)
+
+
+@rule(*named("_scaled_dot_product_flash_attention_for_cpu_backward"))
+def flash_attention_for_cpu_backward(
+    m: Arithmetic,
+    op: Any,
+    grad: Dual,
+    query: Dual,
+    key: Dual,
+    value: Dual,
+    out: Dual,
+    logsumexp: Dual,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Any = None,
+    scale: float | None = None,
+) -> Any:
+    if dropout_p:
+        return NotImplemented
+    scores, factor = _scores(m, query, key, is_causal, attn_mask, scale)
+    weights, _ = _softmax(m, scores)
+    of_value = _matmul(m, _transposed(weights), grad)
+    of_weights = _matmul(m, grad, _transposed(value))
+    rows = m.sum(m.mul(grad, out), [grad.dim() - 1], True)
+    of_scores = m.mul(m.mul(weights, m.sub(of_weights, rows)), factor)
+    dtype = query.dtype or torch.float32
+    return (
+        _matmul(m, of_scores, key).as_type(dtype),
+        _matmul(m, _transposed(of_scores), query).as_type(dtype),
+        of_value.as_type(dtype),
+    )
+
+
+@rule(aten.scaled_dot_product_attention)
+def attention(
+    m: Arithmetic,
+    op: Any,
+    query: Dual,
+    key: Dual,
+    value: Dual,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    if dropout_p or enable_gqa:
+        return NotImplemented
+    scores, _ = _scores(m, query, key, is_causal, attn_mask, scale)
+    return _matmul(m, _softmax(m, scores)[0], value).as_type(query.dtype or torch.float32)

@@ -1,0 +1,5 @@
+"""For the authors of passes: is a rewrite right, decided in exact arithmetic at each place that it rewrites."""
+
+from fxpasses.testing.proof import NoSiteError, PassProof, SiteProof, WrongPassError, prove
+
+__all__ = ["NoSiteError", "PassProof", "SiteProof", "WrongPassError", "prove"]

@@ -1,0 +1,242 @@
+"""Verdicts on pairs of graphs: identities that people use, and changes that look like them."""
+
+import pytest
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+import fxpasses
+from fxpasses.exact import Original, equivalent
+
+X, W, B = torch.randn(4, 6), torch.randn(6, 5), torch.randn(5)
+IDS = torch.tensor([[0, 2, 1], [1, 1, 3]])
+
+
+def graphs(before, after, *inputs):
+    return make_fx(before)(*inputs), make_fx(after)(*inputs), inputs
+
+
+EQUAL = {
+    "split matmul": (lambda x, w: x @ w, lambda x, w: x[:, :3] @ w[:3] + x[:, 3:] @ w[3:], X, W),
+    "matmul transposed": (lambda x, w: x @ w, lambda x, w: (w.t() @ x.t()).t(), X, W),
+    "softmax": (lambda x: x.softmax(-1), lambda x: x.exp() / x.exp().sum(-1, keepdim=True), X),
+    "log_softmax": (lambda x: x.log_softmax(-1), lambda x: x - x.logsumexp(-1, keepdim=True), X),
+    "layer norm": (
+        lambda x: functional.layer_norm(x, (6,)),
+        lambda x: (x - x.mean(-1, keepdim=True)) * (x.var(-1, keepdim=True, correction=0) + 1e-5).rsqrt(),
+        X,
+    ),
+    "silu": (lambda x: functional.silu(x), lambda x: x / (1 + (-x).exp()), X),
+    "gelu": (lambda x: functional.gelu(x), lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)), X),
+    "tanh": (torch.tanh, lambda x: 2 * torch.sigmoid(2 * x) - 1, X),
+    "exp2": (torch.exp2, lambda x: (x * 0.6931471805599453).exp(), X),
+    "log of products": (
+        lambda x: (x.exp() * (2 * x).exp()).log(),
+        lambda x: 3 * x,
+        X,
+    ),
+    "batch norm folded": (
+        lambda x, w, b: functional.batch_norm(x @ w, b, b.square() + 1),
+        lambda x, w, b: ((x @ w) - b) * (b.square() + 1 + 1e-5).rsqrt(),
+        X,
+        W,
+        B,
+    ),
+    "variance": (
+        lambda x: x.var(0, correction=0),
+        lambda x: x.square().mean(0) - x.mean(0).square(),
+        X,
+    ),
+    "embedding by matmul": (
+        lambda ids, w: functional.embedding(ids, w),
+        lambda ids, w: (ids.unsqueeze(-1) == torch.arange(6)).to(w.dtype) @ w,
+        IDS,
+        W,
+    ),
+    "attention": (
+        lambda q: functional.scaled_dot_product_attention(q, q, q, is_causal=True),
+        lambda q: (
+            (q @ q.transpose(-1, -2) / 2).masked_fill(~torch.ones(3, 3).tril().bool(), -torch.inf).softmax(-1)
+            @ q
+        ),
+        torch.randn(1, 2, 3, 4),
+    ),
+    "convolution of size one": (
+        lambda x, w: functional.conv2d(x, w),
+        lambda x, w: torch.einsum("bchw,oc->bohw", x, w[..., 0, 0]),
+        torch.randn(2, 3, 4, 4),
+        torch.randn(5, 3, 1, 1),
+    ),
+    "decimal constants": (lambda x: x * 0.9 + x * 0.1, lambda x: x.clone(), X),
+    "cast there and back": (lambda x: x.double().float() + 1, lambda x: x + 1, X),
+}
+
+DIFFERENT = {
+    "sum of a product": (
+        lambda x, w: x @ w,
+        lambda x, w: x[:, :3] @ w[:3] + x[:, 3:] @ w[3:] * 1.000001,
+        X,
+        W,
+    ),
+    "epsilon": (lambda x: x.rsqrt(), lambda x: (x + 1e-6).rsqrt(), X.abs() + 1),
+    "dimension": (lambda x: x.softmax(-1), lambda x: x.softmax(0), torch.randn(5, 5)),
+    "tanh approximation": (lambda x: functional.gelu(x), lambda x: functional.gelu(x, approximate="tanh"), X),
+    "unbiased variance": (lambda x: x.var(0), lambda x: x.var(0, correction=0), X),
+    "order": (lambda x: x.cumsum(0), lambda x: x.flip(0).cumsum(0).flip(0), X),
+    "scale of attention": (
+        lambda q: functional.scaled_dot_product_attention(q, q, q),
+        lambda q: functional.scaled_dot_product_attention(q, q, q, scale=0.5000001),
+        torch.randn(1, 2, 3, 4),
+    ),
+    "type": (lambda x: x + 1, lambda x: (x + 1).double(), X),
+    "index": (
+        lambda ids, w: functional.embedding(ids, w),
+        lambda ids, w: functional.embedding(ids.flip(0), w),
+        IDS,
+        W,
+    ),
+    "clamp": (lambda x: x.clamp(-1, 1), lambda x: x.clamp(-1, 1.5), X * 2),
+    "absolute value": (lambda x: x.square().sqrt(), lambda x: x.clone(), X),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_identities_are_certified(name):
+    verdict = equivalent(*graphs(*EQUAL[name]), edges=(), overflow=False)
+    assert (verdict.kind, verdict.draws) == ("EQUAL", 2), verdict
+    assert verdict.bound < 1e-5
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_other_functions_are_told_apart(name):
+    verdict = equivalent(*graphs(*DIFFERENT[name]), edges=(), overflow=False)
+    assert verdict.kind == "DIFFERENT", verdict
+
+
+def test_a_finding_names_output_element_values_and_node():
+    before, after, inputs = graphs(lambda x: (x.exp(), x * 2), lambda x: (x.exp(), x * 3), X)
+    finding = equivalent(before, after, inputs).finding
+    assert finding.output == "output 1"
+    assert finding.node == "mul"
+    assert finding.comparison.second == pytest.approx(1.5 * finding.comparison.first)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "family"),
+    [
+        (lambda x: x.relu(), lambda x: torch.where(x >= 0, x, 0.0), "not a number"),
+        (lambda x: x.softmax(-1), lambda x: x.exp() / x.exp().sum(-1, keepdim=True), "inputs times"),
+        (lambda x: x.abs() + 0.0, lambda x: x.abs(), ""),
+        (lambda x: x.relu() + 0.0, lambda x: x.relu(), "the sign of a zero"),
+        (lambda x: (x > 0).float(), lambda x: (x >= 0).float(), "ties"),
+        (
+            lambda x: x / (x.abs().sum(-1, keepdim=True) + 0.0),
+            lambda x: x * x.abs().sum(-1, keepdim=True).reciprocal(),
+            "",
+        ),
+    ],
+)
+def test_edges_that_random_inputs_do_not_reach(before, after, family):
+    verdict = equivalent(*graphs(before, after, X))
+    assert verdict.kind == "EQUAL", verdict
+    said = "\n".join(map(str, verdict.edges))
+    assert (family in said) if family else not said, said
+
+
+def test_constants_changed_in_place_do_not_reach_the_other_graph():
+    class Table(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = torch.tensor([1, 2, 3, 4])
+
+        def forward(self, x):
+            return x * self.table.view(4, 1)
+
+    before = make_fx(Table())(X)
+    after = make_fx(Table())(X)
+    (constant,) = [n for n in after.graph.nodes if n.op == "get_attr"]
+    getattr(after, constant.target).add_(1)
+    verdict = equivalent(before, after, [X])
+    assert verdict.kind == "DIFFERENT"
+    assert equivalent(before, before, [X]).kind == "EQUAL"
+
+
+def test_random_numbers_are_compared_call_by_call():
+    def dropped(x):
+        return torch.rand_like(x) * x + torch.rand_like(x)
+
+    before, same, inputs = graphs(dropped, dropped, X)
+    assert equivalent(before, same, inputs, edges=(), overflow=False).kind == "EQUAL"
+    swapped = make_fx(lambda x: torch.rand_like(x) + torch.rand_like(x) * x)(X)
+    assert equivalent(before, swapped, inputs, edges=(), overflow=False).kind == "DIFFERENT"
+
+
+def test_values_written_to_inputs_count():
+    def step(amount):
+        def run(x, state):
+            state.add_(x, alpha=amount)
+            return x * 2
+
+        return torch.func.functionalize(run)
+
+    before, after, inputs = graphs(step(1), step(2), X, torch.zeros(4, 6))
+    verdict = equivalent(before, after, inputs)
+    assert verdict.kind == "DIFFERENT"
+    assert "after the run" in verdict.finding.output
+
+
+def test_what_has_no_rule_is_named():
+    before, after, inputs = graphs(
+        lambda x: torch.linalg.det(x) + 1,
+        lambda x: torch.linalg.det(x.t()) + 1,
+        torch.randn(3, 3, dtype=torch.float64),
+    )
+    verdict = equivalent(before, after, inputs, edges=(), overflow=False)
+    assert verdict.kind == "UNPROVED"
+    assert any("det" in name for name in verdict.needed)
+    assert equivalent(before, before, inputs, edges=(), overflow=False).kind == "EQUAL"
+
+
+def test_only_what_changed_is_evaluated():
+    def deep(x):
+        for _ in range(30):
+            x = torch.sin(x) * 2
+        return x
+
+    before, after, inputs = graphs(deep, deep, X)
+    last = [n for n in after.graph.nodes if n.op == "call_function"][-1]
+    last.target = torch.ops.aten.div.Tensor
+    last.args = (last.args[0], 0.5)
+    verdict = Original(before, inputs).equivalent(after)
+    assert verdict.kind == "EQUAL"
+    assert verdict.evaluated == 1 < verdict.calls
+
+
+def test_symbolic_sizes_are_tried_at_others():
+    captured = fxpasses.capture(
+        lambda x: x.sum(-1) / x.shape[-1], torch.randn(4, 6, requires_grad=True), dynamic=True
+    )
+    before = captured.joint
+    size = next(n for n in before.graph.nodes if isinstance(n.meta.get("val"), torch.SymInt) and n.users)
+    assert size.op == "placeholder"
+    inputs = _inputs(before)
+    assert equivalent(before, before, inputs).kind == "EQUAL"
+
+
+def _inputs(gm: fx.GraphModule):
+    def one(value):
+        if isinstance(value, torch.SymInt):
+            return value.node.hint
+        return torch.randn([int(s) if isinstance(s, int) else s.node.hint for s in value.shape])
+
+    return [one(n.meta["val"]) for n in gm.graph.find_nodes(op="placeholder")]
+
+
+def test_wrong_calls_are_errors_of_their_own():
+    before, after, _ = graphs(lambda x: x + 1, lambda x: x + 1, X)
+    with pytest.raises(ValueError, match="1 inputs was given 2"):
+        equivalent(before, after, [X, X])
+    index = make_fx(lambda x, i: x[i])(X, torch.tensor([0]))
+    with pytest.raises(ValueError, match="does not run on the example inputs"):
+        equivalent(index, index, [X, torch.tensor([9])])
