@@ -222,16 +222,10 @@ def compile_frozen(
     extra: Any,
 ) -> Callable[..., Any]:
     """Compile an inference graph with its parameters as constants (``torch._inductor.config.freezing``)."""
-    return fw_compiler_freezing(
-        gm,
-        inputs,  # type: ignore[arg-type]
-        dynamo_graph,
-        num_example_inputs,
-        inner_compile,
-        extra.cudagraphs,
-        extra.graph_id,
-        extra.forward_device,
-    )
+    whole = "compiler_config_extra" in inspect.signature(fw_compiler_freezing).parameters  # not before 2.14
+    shared = (extra,) if whole else (extra.cudagraphs, extra.graph_id, extra.forward_device)
+    compile_: Any = fw_compiler_freezing
+    return compile_(gm, inputs, dynamo_graph, num_example_inputs, inner_compile, *shared)
 
 
 def new_compiler_extra(gm: fx.GraphModule) -> Any:

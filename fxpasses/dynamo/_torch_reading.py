@@ -58,7 +58,7 @@ def quick_settings() -> Iterator[None]:
 
     The values are what ``ConfigModule.__getattr__`` gives: it is asked about all that is not a plain value.
     """
-    if {field.name for field in dataclasses.fields(_ConfigEntry)} != _SETTING_FIELDS:
+    if {field.name for field in dataclasses.fields(_ConfigEntry)} - _READ_ELSEWHERE != _SETTING_FIELDS:
         yield
         return
     original = ConfigModule.__getattr__
@@ -90,4 +90,6 @@ _SETTING_FIELDS = frozenset(
     {"default", "value_type", "user_override", "justknob", "env_value_force", "env_value_default", "hide"}
     | {"alias", "deprecated", "deprecation_message", "_deprecation_warned"}
 )
-"""What describes a setting in the versions of torch that :func:`quick_settings` knows (2.13)."""
+"""What describes a setting in the versions of torch that :func:`quick_settings` knows (2.13 to 2.15)."""
+_READ_ELSEWHERE = {"implies"}
+"""What a class of its own looks at before it asks ``ConfigModule.__getattr__`` (since 2.15: settings that imply others)."""
