@@ -134,7 +134,9 @@ def _maker(metadata: Any, tensor_class: type, mark: Mark) -> Callable[..., Any]:
 
     def make(mode: Any, pattern: torch.Tensor, plain: torch.Tensor) -> Any:
         moved = detach(pattern)
-        put_on_storage_of(moved, plain)  # not of the fake tensor: since 2.14 torch asks for the devices of both
+        put_on_storage_of(
+            moved, plain
+        )  # not of the fake tensor: since 2.14 torch asks for the devices of both
         made: Any = copy(tensor_class, moved, False, dispatch_device=True, device_for_backend_keys=device)
         mark(made)
         made.fake_mode = mode

@@ -256,7 +256,9 @@ def serialization_codes() -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any
 
 # --- opaque arguments ------------------------------------------------------------------------------
 register_opaque_type: Callable[..., Any] = (
-    getattr(_opaque_object, "register_custom_class", None)  # its name since 2.15; the older one logs a warning there
+    getattr(
+        _opaque_object, "register_custom_class", None
+    )  # its name since 2.15; the older one logs a warning there
     or _opaque_object.register_opaque_type
 )
 is_opaque_type: Callable[[Any], bool] = getattr(_opaque_object, "is_opaque_type", lambda _: False)

@@ -248,7 +248,9 @@ def test_flat_operator_is_reachable():
     assert make_codec("y", set) is None
 
 
-_PassedThrough = getattr(opaque_object, "OpaqueBase", None) or opaque_object.CustomClassBase  # its name since 2.15
+_PassedThrough = (
+    getattr(opaque_object, "OpaqueBase", None) or opaque_object.CustomClassBase
+)  # its name since 2.15
 
 
 class Handle(_PassedThrough):
