@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import itertools
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import config as dynamo_config
+from torch._dynamo.backends import registry as backend_registry
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import reset_code as _reset_code
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback, TensorifyScalarRestartAnalysis
@@ -88,6 +90,7 @@ __all__ = [
     "ShapeEnv",
     "StatelessSymbolicContext",
     "TorchDispatchMode",
+    "allow_repeated_registration",
     "aot_autograd",
     "aot_extra_arguments",
     "cache_for_code",
@@ -156,6 +159,42 @@ def unwrapped(error: Exception, frame: FrameType | None) -> Exception:
     same.args = error.args
     same.__dict__ |= {**error.__dict__, "first_useful_frame": frame}
     return same
+
+
+_registered_once = types.FunctionType(
+    backend_registry.register_backend.__code__, vars(backend_registry), "register_backend", (None, None, ())
+)
+_repeatable: dict[str, Callable[..., Any]] = {}
+_registration = threading.Lock()
+
+
+def _register_backend(compiler_fn=None, name=None, tags=()):  # type: ignore[no-untyped-def]
+    from fxpasses._torch import registered_backend
+
+    return registered_backend(compiler_fn, name, tags)
+
+
+def registered_backend(compiler_fn: Any, name: str | None, tags: Sequence[str]) -> Any:
+    """``torch._dynamo.register_backend``, to which a repeated registration is none where it is allowed."""
+    if _repeatable.get(name or "") is not compiler_fn or compiler_fn is None:
+        return _registered_once(compiler_fn, name, tags)
+    with _registration:
+        if backend_registry._COMPILER_FNS.get(str(name)) is compiler_fn:
+            return compiler_fn
+        return _registered_once(compiler_fn, name, tags)
+
+
+def allow_repeated_registration(name: str, backend: Callable[..., Any]) -> None:
+    """Let threads that use a backend for the first time at once all register it under its name.
+
+    ``torch.compile`` loads a backend by its entry point and registers it then, without a lock between the question whether
+    it is registered and the registration, which takes a repeated one for another backend of the same name. The threads hold
+    the function that registers before they load the backend: it is the function's code that is replaced.
+    """
+    _repeatable[name] = backend
+    known, found = (list(inspect.signature(f).parameters) for f in (_register_backend, _registered_once))
+    if found == known:
+        backend_registry.register_backend.__code__ = _register_backend.__code__
 
 
 _names = itertools.count()

@@ -21,6 +21,7 @@ from compiled_autograd.session.compilers import Compiler
 from compiled_autograd.session.log import log_compile
 from compiled_autograd.session.session import sessions
 from compiled_autograd.stats import CaptureRecord
+from fake.tracing.compiling import one_at_a_time
 
 __all__ = ["CapturedGraph"]
 
@@ -65,7 +66,10 @@ class CapturedGraph:
         key = (compiler.key, dynamic)
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = build_program(self.module, compiler, dynamic)
+            with one_at_a_time:
+                program = self._programs.get(key)
+                if program is None:
+                    program = self._programs[key] = build_program(self.module, compiler, dynamic)
         return program(*arguments)
 
     def _prepare_for_cuda_graphs(self, inputs: list[Any]) -> None:

@@ -8,6 +8,7 @@ from compiled_autograd import _torch
 from compiled_autograd.config import config
 from compiled_autograd.errors import RefusedError
 from compiled_autograd.runtime.running import EAGER, running
+from fake.tracing.compiling import one_at_a_time
 
 __all__ = ["is_beside_another", "reason_before", "refusal_reason"]
 
@@ -43,7 +44,9 @@ def reason_before() -> str | None:
     if len(running.stack) > config.max_nested_captures:
         return f"nested deeper than config.max_nested_captures = {config.max_nested_captures}"
     if torch.is_anomaly_enabled():
-        return "anomaly mode"
+        with one_at_a_time:  # another thread that traces has it on meanwhile
+            if torch.is_anomaly_enabled():
+                return "anomaly mode"
     if _torch.dispatch_mode_depth():
         return "a TorchDispatchMode is active"
     return None

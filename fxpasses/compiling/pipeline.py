@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from torch import fx
 
+from fake.tracing.compiling import compiling
 from fxpasses import _torch
 from fxpasses.compiling.observing import LoweringCheck, Observer, RewriteCheck
 from fxpasses.compiling.options import Options
@@ -127,6 +128,7 @@ class Pipeline:
         original = original or gm
         try:
             with (
+                compiling(),
                 counters.timed("tracing"),
                 accelerated(self.options.accelerate, gm),
                 self.compiler.settings(),
@@ -180,8 +182,9 @@ class Pipeline:
 
     def _backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         counters.count("backward")
-        # AOTAutograd may come here as late as in the first backward pass, when nothing is accelerated any more.
-        with accelerated(self.options.accelerate):
+        # AOTAutograd may come here as late as in the first backward pass, when nothing is accelerated
+        # any more and other threads compile.
+        with compiling(), accelerated(self.options.accelerate):
             return self._compile_one(gm, "backward", lambda: self.compiler.backward(gm, inputs))
 
     def _inference(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
