@@ -17,6 +17,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from compiled_autograd import _torch
+from compiled_autograd._torch_nodes import NodeWriter
 from compiled_autograd.program.segments import FunctionalSegment
 
 __all__ = ["Lowered", "lower", "obstacle"]
@@ -71,6 +72,7 @@ class _Recorder(_torch.TorchDispatchMode):
     def __init__(self, graph: fx.Graph) -> None:
         super().__init__()
         self.graph = graph
+        self.writer = NodeWriter(graph)
         self.root = torch.nn.Module()
         self.step: fx.Node | None = None
         self.storages: set[int] = set()
@@ -100,7 +102,7 @@ class _Recorder(_torch.TorchDispatchMode):
         name = func._opname.strip("_")
         if self.step is not None:
             name = f"{self.step.name.rsplit('_grad', 1)[0]}_{name}"
-        node = self.graph.create_node("call_function", func, tensor_args, tensor_kwargs, name=name)
+        node = self.writer.call(func, tensor_args, name, tensor_kwargs)
         if self.step is not None:
             node.meta.update({key: value for key, value in self.step.meta.items() if key != "kind"})
         self._mark_results(result, node)
@@ -113,7 +115,7 @@ class _Recorder(_torch.TorchDispatchMode):
         elif isinstance(result, (tuple, list)):
             for index, element in enumerate(result):
                 if isinstance(element, torch.Tensor):
-                    item = self.graph.call_function(operator.getitem, (node, index))
+                    item = self.writer.call(operator.getitem, (node, index), "getitem")
                     item.meta["dtype"], item.meta["shape"] = element.dtype, tuple(element.shape)
                     self.mark(element, item)
 
@@ -195,7 +197,8 @@ def _describe_outputs(
     recorder: _Recorder, results: Sequence[Any], placeholders: Sequence[fx.Node | None]
 ) -> tuple[list[tuple[str, int] | None], list[fx.Node]]:
     outputs: list[tuple[str, int] | None] = []
-    computed: list[fx.Node] = []
+    computed: dict[fx.Node, int] = {}
+    inputs = {node: index for index, node in enumerate(placeholders) if node is not None}
     for result in results:
         if result is None:
             outputs.append(None)
@@ -205,15 +208,13 @@ def _describe_outputs(
             outputs.append(None)
             continue
         node = recorder.node_of(result)
-        if node in placeholders and node is not None:
-            outputs.append(("input", placeholders.index(node)))
+        if node in inputs:
+            outputs.append(("input", inputs[node]))
         elif node is not None:
-            if node not in computed:
-                computed.append(node)
-            outputs.append(("computed", computed.index(node)))
+            outputs.append(("computed", computed.setdefault(node, len(computed))))
         else:
             outputs.append(None)
-    return outputs, computed
+    return outputs, list(computed)
 
 
 def _interpret(module: fx.GraphModule, recorder: _Recorder, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from compiled_autograd._torch_nodes import NodeWriter
 from compiled_autograd.capture.steps import Kind
 from compiled_autograd.executing import executable, graph_module
 
@@ -96,29 +97,25 @@ def _segment(nodes: list[fx.Node], number: int) -> FunctionalSegment:
     ordered = sorted(inputs, key=lambda node: not _is_owned(node, inside))
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
     graph = fx.Graph()
+    writer = NodeWriter(graph)
     values, sizes, scalars = (graph.placeholder(name) for name in ("values", "sizes", "scalars"))
     numbers = {"sizes": sizes, "scalars": scalars}
     copies: dict[fx.Node, fx.Node] = {}
     for index, node in enumerate(ordered):
-        copies[node] = graph.create_node("call_function", operator.getitem, (values, index), name=node.name)
+        copies[node] = writer.call(operator.getitem, (values, index), node.name)
     graph.create_node("call_method", "clear", (values,), name="free_values")
 
     def copy_of(node: fx.Node) -> fx.Node:
         if node not in copies:  # a size or a scalar
             source: Any = node.args[0]
             index = node.args[1]
-            copies[node] = graph.create_node(
-                "call_function",
-                operator.getitem,
-                (numbers[source.name], index),
-                name=node.name,
-            )
+            copies[node] = writer.call(operator.getitem, (numbers[source.name], index), node.name)
         return copies[node]
 
     for node in nodes:
         for argument in node.all_input_nodes:
             copy_of(argument)
-        copies[node] = graph.node_copy(node, copy_of)
+        copies[node] = writer.copy(node, copy_of)
     graph.output(tuple(copies[node] for node in outputs))
     module = graph_module(torch.nn.Module(), graph, f"BackwardSegment{number}")
     return FunctionalSegment(nodes, ordered, outputs, module)
@@ -158,6 +155,7 @@ def build_driver(
     it can free each after its last use; ``others`` what is needed elsewhere too.
     """
     graph = fx.Graph()
+    writer = NodeWriter(graph)
     env: dict[fx.Node, fx.Node] = {}
     arguments = [node for node in module.graph.nodes if node.op == "call_function" and _is_argument(node)]
     for node in module.graph.nodes:
@@ -172,10 +170,10 @@ def build_driver(
         lists.append(graph.create_node("call_function", pick, (inputs, indices), name=f"values_{number}"))
     for node in arguments:
         if node not in picked and node.users:
-            env[node] = graph.node_copy(node, env.__getitem__)
+            env[node] = writer.copy(node, env.__getitem__)
     for node in module.graph.nodes:
         if node.op == "call_method":  # the clearing of lists
-            graph.node_copy(node, env.__getitem__)
+            writer.copy(node, env.__getitem__)
     for number, (segment, others) in enumerate(stretches):
         if segment is not None:
             rest = tuple(env[node] for node in segment.inputs if node not in owned[number])
@@ -186,11 +184,9 @@ def build_driver(
                 name=f"segment_{number}",
             )
             for index, node in enumerate(segment.outputs):
-                env[node] = graph.create_node(
-                    "call_function", operator.getitem, (call, index), name=node.name
-                )
+                env[node] = writer.call(operator.getitem, (call, index), node.name)
         for node in others:
-            env[node] = graph.node_copy(node, env.__getitem__)
+            env[node] = writer.copy(node, env.__getitem__)
     output = next(iter(reversed(module.graph.nodes)))
     graph.output(fx.node.map_arg(output.args[0], env.__getitem__))
     return graph_module(torch.nn.Module(), graph, "BackwardDriver")
@@ -200,9 +196,9 @@ def _owned_inputs(
     stretches: Sequence[tuple[FunctionalSegment | None, list[fx.Node]]],
 ) -> list[dict[fx.Node, None]]:
     """Per stretch, the elements of ``inputs`` that only its segment uses, in the segment's order."""
-    return [
-        {}
-        if segment is None
-        else {node: None for node in segment.inputs if _is_owned(node, set(segment.nodes))}
-        for segment, _ in stretches
-    ]
+    owned: list[dict[fx.Node, None]] = []
+    for segment, _ in stretches:
+        inside = set() if segment is None else set(segment.nodes)
+        inputs = [] if segment is None else segment.inputs
+        owned.append({node: None for node in inputs if _is_owned(node, inside)})
+    return owned
