@@ -53,10 +53,12 @@ from torch._inductor.compile_fx import (
 )
 from torch._inductor.compile_fx import partition_fn as inductor_partition_fn
 from torch._inductor.compiler_bisector import CompilerBisector
+from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.graph import GraphLowering
 from torch._inductor.output_code import OutputCode
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
 from torch._inductor.virtualized import V
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -94,12 +96,15 @@ __all__ = [
     "aot_autograd",
     "aot_extra_arguments",
     "cache_for_code",
+    "compile_cache_directory",
+    "compile_caches",
     "compile_context",
     "compile_frozen",
     "compile_fx_backward",
     "compile_fx_forward",
     "compile_fx_inner",
     "compile_threads",
+    "cpp_compiler",
     "default_partition",
     "detect_fake_mode",
     "disable_current_modes",
@@ -375,6 +380,28 @@ CPP_ENTRY = CppPythonBindingsCodeCache.entry_function
 def compile_threads() -> int:
     """How many kernels Inductor compiles at the same time."""
     return get_compile_threads()
+
+
+def cpp_compiler() -> tuple[str, str]:
+    """The C++ compiler that Inductor uses, and why there is none."""
+    try:
+        return get_cpp_compiler(), ""
+    except RuntimeError as error:  # InvalidCxxCompiler
+        return "", str(error)
+
+
+def compile_cache_directory() -> str:
+    """Where Inductor keeps what it compiled."""
+    return cache_dir()
+
+
+def compile_caches() -> dict[str, bool]:
+    """Which caches of compiled graphs on disk torch's settings leave on."""
+    wanted = not inductor_config.force_disable_caches
+    return {
+        "Inductor's": wanted and bool(inductor_config.fx_graph_cache),
+        "AOTAutograd's": wanted and bool(functorch_config.enable_autograd_cache),
+    }
 
 
 def load_cpp(source: str, submit: Callable[..., Any] | None) -> Callable[[], Any]:

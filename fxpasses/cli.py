@@ -18,6 +18,7 @@ from fxpasses.checking.bisect import bisect_script
 from fxpasses.checking.model import check
 from fxpasses.demo import DemoSettings
 from fxpasses.demo.show import run_demo
+from fxpasses.doctor.cli import main as doctor
 from fxpasses.errors import BisectError, OptionsError
 from fxpasses.passes.listing import list_passes
 
@@ -32,14 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_bisect(commands)
     _add_check(commands)
     _add_passes(commands)
-    for name, run, text in _OF_CUSTOM_OPERATORS:
+    for name, run, text in _COMMANDS:
         command = commands.add_parser(name, help=text, add_help=False)
         command.set_defaults(run=lambda _, rest, run=run: run(rest))
     arguments, rest = parser.parse_known_args(argv)
     return arguments.run(arguments, rest)
 
 
-_OF_CUSTOM_OPERATORS = (
+_COMMANDS = (
+    ("doctor", doctor, "tell what is in force with this torch and compiler, what is not, and why"),
     ("opcheck", opcheck, "check a custom operator's registrations on sample calls"),
     ("probe", probe, "derive the fake kernel of a custom operator from sample calls"),
 )

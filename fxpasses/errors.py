@@ -20,12 +20,17 @@ __all__ = [
     "ShadowedPackageError",
     "StageError",
     "StructureError",
+    "UnknownTorchWarning",
     "ValueMismatchError",
 ]
 
 
 class FxPassesError(Exception):
     """Base class of every error that fxpasses raises on purpose."""
+
+
+class UnknownTorchWarning(UserWarning):
+    """The installed torch is not a release that was ported to: what rests on its private functions is off."""
 
 
 class OptionsError(FxPassesError, ValueError):
