@@ -78,7 +78,18 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
 def _add_passes(commands: argparse._SubParsersAction) -> None:
     passes = commands.add_parser("passes", help="list the passes that can be asked for by name")
     passes.add_argument("names", nargs="?", help="tell all about these: constants{max_bytes=16},dead_code")
-    passes.set_defaults(run=lambda arguments, rest: list_passes(arguments.names))
+    passes.set_defaults(run=lambda arguments, rest: _passes(passes, arguments, rest))
+
+
+def _passes(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if arguments.names is not None and not arguments.names.strip(" ,"):
+        parser.error("no pass is named; leave the names out for a list of all")
+    try:
+        return list_passes(arguments.names)
+    except OptionsError as error:
+        parser.error(str(error))
 
 
 def _add_bisect(commands: argparse._SubParsersAction) -> None:
