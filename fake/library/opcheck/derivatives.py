@@ -162,6 +162,7 @@ def _along(
     if here is None or not torch.isfinite(torch.tensor([here, said, size])).all():
         return undecided
     constant = 0
+    earlier: float | None = None
     for relative in steps:
         step = relative * scale
         up, down, half_up, half_down = value(step), value(-step), value(step / 2), value(-step / 2)
@@ -180,12 +181,16 @@ def _along(
         one_sided = abs((half_up - here) - (here - half_down)) * 2 / step
         if spread > 0.02 * size_here or (one_sided > 0.05 * size_here and kink < 0.3 * one_sided / 2):
             continue
+        if constant and (earlier is None or abs(earlier - numeric) > 0.05 * size_here):
+            # Constant in smaller steps: either it rounds inside, or it is made of steps. Another step must agree.
+            earlier = numeric
+            continue
         if gradient is None:
             moves = abs(numeric) > 1e-6 * float(cotangent.abs().double().sum())
             return Comparison(name, "no formula" if moves else "right", 0.0, numeric)
         wrong = abs(numeric - said) > tolerance * size_here + 4 * spread
         return Comparison(name, "wrong" if wrong else "right", said, numeric)
-    if constant == len(steps):
+    if constant:
         if size == 0.0:
             return Comparison(name, "right", said, 0.0)
         far = value(10 * scale), value(-10 * scale)

@@ -19,6 +19,7 @@ from fake.library.opcheck.variations import (
     number_variations,
     value_variations,
     with_defaults,
+    with_equal_lists,
 )
 
 __all__ = ["NAME", "check", "check_sizes"]
@@ -61,6 +62,9 @@ def _variations(op: Any, call: Call, plan: SizePlan, *, layouts: bool) -> Iterat
     other = next(plan.different(), None)
     if other is not None:
         parts.append(number_variations(other, strings))
+    equal = with_equal_lists(call)
+    if equal is not None:
+        parts.append(number_variations(equal, strings))
     if layouts:
         parts += [layout_variations(call), dtype_variations(call)]
         if other is not None:

@@ -29,7 +29,11 @@ def joint_size_variations(call: Call) -> Iterator[Call]:
         if may_shrink:
             yield _resized(call, {size: 1}, f"size {size} → 1")
             yield _resized(call, {size: 0}, f"size {size} → 0")
-    yield from (v for v in value_variations(call) if "indices" not in v.label and "masks" not in v.label)
+    yield from (
+        v
+        for v in value_variations(call)
+        if not any(word in v.label for word in ("indices", "integers", "masks"))
+    )
 
 
 def _resized(call: Call, sizes: dict[int, int], label: str) -> Call:

@@ -88,7 +88,7 @@ class SizePlan:
                 around = [c + step for c in constants for step in (0, 1, -1)]
                 sizes += [*around, *_MORE_SIZES]
             # A sum over nothing is a case that kernels leave to whatever happens.
-            lowest = 0 if freedom.in_output else 1
+            lowest = 0 if freedom.in_output or len(freedom.sizes) == 1 else 1
             for new in dict.fromkeys(s for s in sizes if s >= lowest):
                 yield from self.at(freedom, new)
         for new in (1, 2, 0):
@@ -130,7 +130,10 @@ class SizePlan:
             yield call
 
     def _broadcasts(self) -> Iterator[Call]:
-        """Dimensions of one tensor made 1, and left out, while those of its peers (same rank) stay."""
+        """Dimensions of one tensor made 1, and left out, while those of its peers (same rank) stay.
+
+        Only of tensors that the kernel takes with one element: of those, all dimensions are meant to broadcast.
+        """
         tensors = self.call.tensors
         bound: dict[int, set[int]] = {}
         for freedom in self.freedoms:
@@ -140,11 +143,13 @@ class SizePlan:
                 if freedom.relation == "same" and any(p.dim() == tensors[number].dim() for p in peers):
                     bound.setdefault(number, set()).add(dim)
         for number, dims in bound.items():
+            if number not in self.broadcast:
+                continue  # a batch, say: some of the sizes broadcast inside of the kernel by chance
             for dim in sorted(dims):
                 if tensors[number].shape[dim] != 1:
                     label = f"dimension {dim} of {_tensor_name(self.call, number)} broadcast from 1"
                     yield from self._resized({("tensor", number, dim): 1}, label, "broadcast")
-            if len(dims) == tensors[number].dim() and number in self.broadcast:
+            if len(dims) == tensors[number].dim():
                 for left in range(tensors[number].dim()):
                     label = f"{_tensor_name(self.call, number)} with {left} dimensions, broadcast"
                     shape = list(tensors[number].shape[tensors[number].dim() - left :])
@@ -270,7 +275,8 @@ class _Search:
         """The smallest set of places with which ``place`` can change."""
         self.reason = ""
         others = [size + prime, 2 * size, size + 1, 3 * size, size - 1]
-        candidates = [new for new in dict.fromkeys(others) if new > 0 and new != size]
+        # One is broadcast where the other sizes stay: that says nothing of what the size may be.
+        candidates = [new for new in dict.fromkeys(others) if new > 1 and new != size]
         for new in candidates:
             if self.accepts({place: new}):
                 return Freedom({place: size}, "same", new)

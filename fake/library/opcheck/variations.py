@@ -17,6 +17,7 @@ __all__ = [
     "number_variations",
     "value_variations",
     "with_defaults",
+    "with_equal_lists",
 ]
 
 _DIMENSION_NAMES = ("dim", "dims", "axis", "axes")
@@ -55,6 +56,20 @@ def with_defaults(schema: Any, call: Call) -> Call:
     return Call(tuple(args), kwargs, call.label, call.kind, call.names)
 
 
+def with_equal_lists(call: Call) -> Call | None:
+    """The call with the tensors of each list all of the first one's shape, or None where they are already.
+
+    Only then can a list be put together along any dimension.
+    """
+    args, changed = list(call.args), False
+    for place, argument in enumerate(args):
+        if isinstance(argument, (list, tuple)) and argument and isinstance(argument[0], torch.Tensor):
+            shapes = {t.shape for t in argument if isinstance(t, torch.Tensor)}
+            changed |= len(shapes) > 1
+            args[place] = [argument[0].clone() for _ in argument]
+    return Call(tuple(args), call.kwargs, call.label, call.kind, call.names) if changed else None
+
+
 def value_variations(call: Call) -> Iterator[Call]:
     """Other values in the same tensors, and a storage offset. Integers may be indices: they keep to those there are."""
 
@@ -68,11 +83,18 @@ def value_variations(call: Call) -> Iterator[Call]:
 
         return changed
 
-    def one_index(tensor: torch.Tensor) -> torch.Tensor:
-        whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
-        if not whole or tensor.layout is not torch.strided or not tensor.numel():
-            return tensor
-        return torch.full_like(tensor, int(tensor.flatten()[0]))
+    def whole(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        def changed(tensor: torch.Tensor) -> torch.Tensor:
+            other = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool
+            return (
+                tensor
+                if other or tensor.layout is not torch.strided or not tensor.numel()
+                else change(tensor)
+            )
+
+        return changed
+
+    one_index = whole(lambda t: torch.full_like(t, int(t.flatten()[0])))
 
     yield call.map(lambda t: restride(t, "with a storage offset"), "inputs with a storage offset", "layout")
     for label, change in (
@@ -82,6 +104,8 @@ def value_variations(call: Call) -> Iterator[Call]:
         ("values negated", floating(lambda t: t if t.dtype is torch.bool else -t)),
         ("large values", floating(lambda t: t if t.dtype is torch.bool else 100 * t)),
         ("all indices the same", one_index),
+        ("all integers zero", whole(torch.zeros_like)),
+        ("integers reversed", whole(reversed_values)),
     ):
         yield call.map(change, label, "value")
     if any(t.dtype is torch.bool for t in call.tensors):

@@ -319,3 +319,10 @@ wrong(
     lambda x: x.new_empty(x.shape),
     vmap=lambda info, dims, x: (x.contiguous().cumsum(1), dims[0]),
 )
+wrong(
+    "as many as the sample's counts",
+    lambda: (r(3), torch.tensor([2, 2, 2])),
+    "(Tensor x, Tensor n) -> Tensor",
+    lambda x, n: torch.repeat_interleave(x, n),
+    lambda x, n: x.new_empty(2 * x.shape[0]),
+)

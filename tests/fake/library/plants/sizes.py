@@ -253,3 +253,25 @@ wrong(
 NUMBER = "(Tensor x) -> int"
 wrong("constant number", lambda: (r(3, 4),), NUMBER, lambda x: x.shape[0], lambda x: 3)
 right("number", lambda: (r(3, 4),), NUMBER, lambda x: x.shape[0], lambda x: x.shape[0])
+CAT = "(Tensor[] xs, int dim=0) -> Tensor"
+wrong(
+    "concatenates along the first dimension only",
+    lambda: ([r(2, 3), r(4, 3)],),
+    CAT,
+    lambda xs, dim=0: torch.cat(xs, dim),
+    lambda xs, dim=0: xs[0].new_empty(sum(x.shape[0] for x in xs), *xs[0].shape[1:]),
+)
+wrong(
+    "another result for nothing",
+    lambda: (r(3, 2),),
+    T,
+    lambda x: x.sum(0) if len(x) else x.new_zeros(0),
+    lambda x: x.new_empty(x.shape[1:]),
+)
+right(
+    "attention",
+    lambda: (r(2, 4, 5, 8), r(2, 4, 5, 8), r(2, 4, 5, 8)),
+    "(Tensor q, Tensor k, Tensor v, bool causal=False) -> Tensor",
+    lambda q, k, v, causal=False: F.scaled_dot_product_attention(q, k, v, is_causal=causal).contiguous(),
+    lambda q, k, v, causal=False: q.new_empty(*q.shape[:-1], v.shape[-1]),
+)
