@@ -105,6 +105,13 @@ def _add_bisect(commands: argparse._SubParsersAction) -> None:
     )
     bisect.add_argument("--state", metavar="FILE", help="where answers are kept (default DIR/state.json)")
     bisect.add_argument("--timeout", type=float, metavar="SECONDS", help="after which a run counts as failed")
+    bisect.add_argument(
+        "--confirm",
+        type=_positive,
+        default=3,
+        metavar="N",
+        help="how many runs with what is found guilty, and without, have to agree before that is believed (default 3)",
+    )
     bisect.add_argument("script", help="the script; what follows are its arguments")
     bisect.add_argument("args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     bisect.set_defaults(run=lambda arguments, rest: _bisect(bisect, arguments, rest))
@@ -126,6 +133,7 @@ def _bisect(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest
             state=arguments.state,
             output=arguments.output,
             timeout=arguments.timeout,
+            confirm=arguments.confirm,
         )
     except BisectError as error:
         parser.error(str(error))
@@ -146,6 +154,9 @@ def _add_check(commands: argparse._SubParsersAction) -> None:
     check.add_argument("--compiler", choices=["inductor", "eager"], default="inductor")
     check.add_argument("--dynamic", action="store_true", help="with symbolic sizes")
     check.add_argument("--no-backward", action="store_true", help="without gradients")
+    check.add_argument(
+        "--seconds", type=float, help="how long passes are tried on made-up inputs (as long as it takes)"
+    )
     check.add_argument(
         "--option",
         action="append",
@@ -186,6 +197,7 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest:
             options={"compiler": arguments.compiler, **dict(arguments.option)},
             dynamic=arguments.dynamic or None,
             backward=not arguments.no_backward,
+            seconds=arguments.seconds,
         )
     except OptionsError as error:
         parser.error(str(error))

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
@@ -279,16 +279,44 @@ class RoundedMode(TorchDispatchMode):
     """The same for a program that is not a graph: inside, every operator's result is moved by its rounding error.
 
     Its collectives are really called: a program that is run as it is speaks with the other processes, which run it, too.
+
+    Args:
+        seed: of the random amounts.
+        decompositions: how to compute operators by others, as a compiler does: each of these rounds then. What one operator rounds at
+            its end, its parts round on the way, and that is much more where they cancel.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, decompositions: Mapping[Any, Callable[..., Any]] | None = None) -> None:
         super().__init__()
         self._generator = torch.Generator().manual_seed(seed)
+        self._decompositions = decompositions or {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if communicates(func):
-            return func(*args, **(kwargs or {}))
-        return rounded_call(func, args, kwargs or {}, self._generator)
+            return func(*args, **kwargs)
+        decomposition = self._decompositions.get(func) if _rounds(func) else None
+        made = NotImplemented if decomposition is None else self._by_others(decomposition, args, kwargs)
+        if made is NotImplemented:
+            return rounded_call(func, args, kwargs, self._generator)
+        # In the memory layout of the operator itself, which the program may rely on.
+        plain = func(*args, **kwargs)
+        if isinstance(plain, (tuple, list)):
+            return type(plain)(map(_with_values_of, plain, made))
+        return _with_values_of(plain, made)
+
+    def _by_others(self, decomposition: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        try:
+            with self:
+                return decomposition(*args, **kwargs)
+        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, AssertionError):
+            return NotImplemented  # a decomposition for tracing only
+
+
+def _with_values_of(plain: Any, made: Any) -> Any:
+    """The floating tensor ``plain`` with the values of another one of its shape; anything else as it is."""
+    fits = isinstance(plain, Tensor) and isinstance(made, Tensor) and plain.shape == made.shape
+    return plain.copy_(made) if fits and plain.is_floating_point() else plain
 
 
 def rounded_call(target: Any, args: Any, kwargs: Any, generator: torch.Generator) -> Any:

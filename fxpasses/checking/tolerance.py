@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fxpasses.checking.rounding import spacing
 
-__all__ = ["CLEAR", "WORSE", "Deviation", "deviation", "same_bits"]
+__all__ = ["CLEAR", "WORSE", "Deviation", "deviation", "rounding_multiple", "same_bits"]
 
 WORSE = 5.0
 """How much worse than the reference's the rounding of a rewrite may be, as a root mean square over many elements: 5 is
@@ -135,11 +135,8 @@ def deviation(
     single = _allowed(limit, 1)
 
     def multiples(runs: Sequence[Tensor]) -> Tensor:
-        distances = [(s.double() - center)[counts].nan_to_num(math.inf).square() for s in (native, *runs)]
-        # A correctly rounded result is off by 1/sqrt(12) of a unit, root mean square.
-        variance = torch.stack(distances).mean(0) + unit[counts].square() / 12
         found = torch.zeros_like(center)
-        found[counts] = error[counts] / variance.sqrt()
+        found[counts] = error[counts] / _rounding(native, center, runs, dtype or native.dtype)[counts]
         found[broken] = math.inf
         return found
 
@@ -159,6 +156,35 @@ def deviation(
         elements=int(bad.sum()) or int((times > limit).sum()),
         index=tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), times.shape)),
     )
+
+
+def rounding_multiple(
+    native: Tensor, exact: Tensor | None, samples: Sequence[Tensor], candidate: Tensor
+) -> float:
+    """How many times as far from the exact values as rounding takes the reference, as a root mean square over the elements.
+
+    0 where the candidate has the reference's bits, and for integers and flags. The arguments are those of :func:`deviation`.
+    """
+    if not native.numel() or same_bits(native, candidate) or not candidate.is_floating_point():
+        return 0.0
+    center = (native if exact is None else exact).double()
+    got = candidate.double()
+    counts = got.isfinite() & center.isfinite() & native.isfinite()
+    if not counts.any():
+        return 0.0
+    times = (got - center).abs()[counts] / _rounding(native, center, samples, native.dtype)[counts]
+    return times.square().mean().sqrt().item()
+
+
+def _rounding(native: Tensor, center: Tensor, samples: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """How far rounding takes each element of the reference from the exact values, as a root mean square over its runs."""
+    distances = [
+        (run.double() - center).nan_to_num(math.inf, math.inf, math.inf).square()
+        for run in (native, *samples)
+    ]
+    # A correctly rounded result is off by 1/sqrt(12) of a unit, root mean square.
+    unit = spacing(center.nan_to_num(), dtype)
+    return (torch.stack(distances).mean(0) + unit.square() / 12).sqrt()
 
 
 def _allowed(limit: float, elements: int) -> float:
