@@ -22,7 +22,7 @@ from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
 from fxpasses.checking.collectives import communicates, refuse_unknown, simulated
 from fxpasses.checking.reordered import Parts, arranges, parts, parts_of_call
 from fxpasses.checking.rounding import moved, spacing
-from fxpasses.graphs.aliasing import is_random
+from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import subgraphs
 
 __all__ = [
@@ -116,6 +116,8 @@ class Run(fx.Interpreter):
         self.current: fx.Node | None = None
         self.extra_traceback = False  # the node is named in our own message
         self._poison, self._keep = poison, keep
+        self._writes = any(map(is_mutating, gm.graph.nodes))
+        self._constants: dict[str, Tensor] = {}
 
     def __call__(self, inputs: Sequence[Any], seed: int = 0) -> list[Any]:
         """Run on ``inputs``, which the graph may change; returns the outputs as a list.
@@ -124,13 +126,20 @@ class Run(fx.Interpreter):
             Unsupported: when the graph would wait for other processes.
         """
         refuse_unknown(self.module, _RUN_GRAPHS)  # type: ignore[arg-type]
+        self._constants.clear()
         with seeded(seed):
             result = self.run(*inputs, enable_io_processing=False)
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().get_attr(target, args, kwargs)
-        return self._runnable(value) if isinstance(value, fx.GraphModule) else value
+        if isinstance(value, fx.GraphModule):
+            return self._runnable(value)
+        if self._writes and isinstance(
+            value, Tensor
+        ):  # to a constant, perhaps: the next run starts as this one
+            return self._constants.setdefault(str(target), value.detach().clone())
+        return value
 
     def inner(self, gm: fx.GraphModule) -> Run:
         """What runs a graph that an operator of this graph calls."""

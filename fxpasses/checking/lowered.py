@@ -21,7 +21,7 @@ from fxpasses._torch import inductor_config, lowering_of, outside_tracing
 from fxpasses.checking.collectives import UnknownCollective, collectives
 from fxpasses.checking.inputs import Unsupported, cloned, from_hints, placeholders
 from fxpasses.checking.reduce import Case, cut, reduce_nodes, smaller_sizes
-from fxpasses.checking.repro import fresh_directory, graph_text, input_lines, recorded_calls
+from fxpasses.checking.repro import constant_lines, fresh_directory, graph_text, input_lines, recorded_calls
 from fxpasses.checking.source import CannotEmbed, PassSource
 from fxpasses.checking.tolerance import deviation
 from fxpasses.checking.values import Reference
@@ -205,6 +205,7 @@ class LoweringCheck:
         source = PassSource()
         lines, code = _lowerings_of_others(case.gm, source), graph_text(case.gm)
         file = fresh_directory(self._directory, "inductor") / "repro.py"
+        constants, held = constant_lines(case.gm, file)
         drawn, data = input_lines(case.inputs, lambda made: bool(differences(case.gm, made)), file)
         text = [
             f'"""Inductor is wrong on a graph of {case.size} calls: {found}.',
@@ -212,7 +213,7 @@ class LoweringCheck:
             'Exits with 1 as long as it is. Written by fxpasses."""',
             "",
             *(["import sys"] if source.paths else []),
-            *(["from pathlib import Path"] if data else []),
+            *(["from pathlib import Path"] if data or held else []),
             "",
             "import torch",
             *[f"sys.path.insert(0, {path!r})" for path in source.paths],
@@ -224,6 +225,7 @@ class LoweringCheck:
             *source.definitions,
             *lines,
             "",
+            *constants,
             code,
             "",
             *drawn,

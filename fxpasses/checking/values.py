@@ -17,7 +17,7 @@ from fxpasses.checking.interpret import ExactRun, Poison, RoundedRun, Run, alloc
 from fxpasses.checking.local import wrong_places
 from fxpasses.checking.tolerance import Deviation, deviation, same_bits
 from fxpasses.graphs.aliasing import is_mutating
-from fxpasses.graphs.rewriting import subgraphs
+from fxpasses.graphs.rewriting import constants_of, same_constant, subgraphs
 
 __all__ = ["Mismatch", "Outcome", "Reference", "changed_nodes", "compare", "largest_error", "value_names"]
 
@@ -188,16 +188,20 @@ def _at_places(
 def changed_nodes(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[str], set[str]]:
     """Names of the nodes of each graph that the other has not, or has with another target or other arguments."""
 
-    def described(gm: fx.GraphModule) -> dict[str, str]:
-        inner = {name: str(described(graph)) for name, graph in subgraphs(gm).items()}
+    def described(gm: fx.GraphModule, other: fx.GraphModule | None) -> dict[str, str]:
+        theirs = (subgraphs(other), constants_of(other)) if other is not None else ({}, {})
+        told = {name: str(described(graph, theirs[0].get(name))) for name, graph in subgraphs(gm).items()}
+        for name, value in constants_of(gm).items():
+            if name in theirs[1] and not same_constant(value, theirs[1][name]):
+                told[name] = f" {id(value)}"
         found = {n.name: f"{n.op} {n.target} {n.args} {n.kwargs}" for n in gm.graph.nodes}
-        for node in gm.graph.nodes if inner else ():
+        for node in gm.graph.nodes if told else ():
             for value in (node, *node.all_input_nodes):
                 if value.op == "get_attr":
-                    found[node.name] += inner.get(str(value.target), "")
+                    found[node.name] += told.get(str(value.target), "")
         return found
 
-    old, new = described(before), described(after)
+    old, new = described(before, after), described(after, before)
     return (
         {name for name, text in old.items() if new.get(name) != text},
         {name for name, text in new.items() if old.get(name) != text},

@@ -57,7 +57,7 @@ class ValueCheck(RewriteCheck):
         self._latest: Rewrite | None = None
 
     def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> fx.GraphModule:
-        copy = copy_graph(gm)
+        copy = copy_graph(gm, constants=True, like=self._latest.after if self._latest else None)
         self._latest = Rewrite(item, kind, copy, copy)
         return copy
 
@@ -65,17 +65,21 @@ class ValueCheck(RewriteCheck):
         self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Any, sites: tuple[MatchSite, ...]
     ) -> None:
         if item.contract.numerics != "none":
-            self._rewrites.setdefault(kind, []).append(Rewrite(item, kind, remembered, copy_graph(gm), sites))
+            after = copy_graph(gm, constants=True, like=remembered)
+            self._latest = Rewrite(item, kind, remembered, after, sites)
+            self._rewrites.setdefault(kind, []).append(self._latest)
 
     def to_be_partitioned(self, joint: fx.GraphModule) -> None:
         """Remember the joint graph that the partition is given."""
-        self._joint = copy_graph(joint)
+        self._joint = copy_graph(joint, constants=True, like=self._latest.after if self._latest else None)
 
     def partitioned(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
         """Remember the pair that the partition made: it is compared with the joint graph as a pair."""
         if self._joint is None:
             return
-        pair = joined(self._joint, copy_graph(forward), copy_graph(backward))
+        pair = joined(
+            self._joint, *(copy_graph(gm, constants=True, like=self._joint) for gm in (forward, backward))
+        )
         if pair is None:
             log.debug("the partition is not checked by value: it hands random states over")
             return

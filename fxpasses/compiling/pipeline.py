@@ -195,7 +195,8 @@ class Pipeline:
 
     def _compile_one(self, gm: fx.GraphModule, kind: Any, compile: Callable[[], Callable[..., Any]]) -> Any:
         # A failing pass may leave the graph half rewritten: eager then runs the graph as it was.
-        eager = copy_graph(gm).forward if self.options.on_failure == "eager" else gm.forward
+        to_eager = self.options.on_failure == "eager"
+        eager = copy_graph(gm, constants=True).forward if to_eager else gm.forward
         try:
             self._run_passes(gm, kind)
             handed_over = copy_graph(gm) if self._lowered is not None else gm

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import inspect
 import os
+import sysconfig
 import traceback
 
 import torch
 
+import fake
 from fxpasses.pass_manager.contract import FunctionPass, Pass
 
 __all__ = ["lines_of_pass"]
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LIBRARY = os.path.join(_PACKAGE, "passes") + os.sep
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+_STANDARD = sysconfig.get_path("stdlib") + os.sep
+_OTHERS = tuple(os.path.dirname(package.__file__ or "") + os.sep for package in (torch, fake))
 _MOST_LINES = 6
 
 
@@ -36,7 +39,10 @@ def lines_of_pass(item: Pass, error: BaseException) -> list[str]:
 
 
 def _is_of_pass(file: str) -> bool:
-    return not file.startswith(_TORCH) and (not file.startswith(_PACKAGE) or file.startswith(_LIBRARY))
+    if file.startswith(_LIBRARY):
+        return True
+    standard = file.startswith(_STANDARD) and "site-packages" not in file
+    return not (standard or file.startswith((_PACKAGE, *_OTHERS, "<frozen")))
 
 
 def _definition(item: Pass) -> list[str]:
