@@ -23,7 +23,7 @@ from fxpasses.checking.inputs import Unsupported, cloned, from_hints, placeholde
 from fxpasses.checking.reduce import Case, cut, reduce_nodes, smaller_sizes
 from fxpasses.checking.repro import constant_lines, fresh_directory, graph_text, input_lines, recorded_calls
 from fxpasses.checking.source import CannotEmbed, PassSource
-from fxpasses.checking.tolerance import deviation
+from fxpasses.checking.tolerance import deviation, of_kernels
 from fxpasses.checking.values import Reference
 from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import copy_graph
@@ -34,9 +34,6 @@ __all__ = ["LoweringCheck", "differences", "replay_compiled"]
 log = logging.getLogger(__name__)
 
 _SAMPLES = 4
-_WORSE = 100.0
-"""How much worse than an operator's own rounding a kernel may be: vectorised functions (the error function near zero) are off by
-dozens of units in the last place."""
 _FEW_ELEMENTS = 4096
 """Inputs of so many elements are not made smaller: each attempt costs a compilation."""
 _SECONDS = 240.0
@@ -85,7 +82,7 @@ def _wrong_values(reference: Reference, got: Sequence[Any]) -> str:
         if (native.shape, native.dtype) != (value.shape, value.dtype):
             return f"{name}: {native.dtype}{tuple(native.shape)} became {value.dtype}{tuple(value.shape)}"
         samples = [sample[position] for sample in reference.samples(_SAMPLES)]
-        how = deviation(native, reference.exact[position], samples, value, limit=_WORSE)
+        how = deviation(native, reference.exact[position], samples, value, limit=of_kernels(native.dtype))
         if how is not None:
             return f"{name}: {how}"
     return ""

@@ -18,12 +18,27 @@ from torch import Tensor
 
 from fxpasses.checking.rounding import spacing
 
-__all__ = ["CLEAR", "WORSE", "Deviation", "deviation", "rounding_multiple", "same_bits"]
+__all__ = ["CLEAR", "WORSE", "Deviation", "deviation", "of_kernels", "rounding_multiple", "same_bits"]
 
 WORSE = 5.0
 """How much worse than the reference's the rounding of a rewrite may be, as a root mean square over many elements: 5 is
 what 25 times as many roundings of the same size add up to. Over ``n`` elements it is ``5 * (1 + 3 / sqrt(2 n))``, since the
 root mean square of ``n`` errors scatters itself: three of its standard deviations are added."""
+
+
+_KERNELS = 100.0
+
+
+def of_kernels(dtype: torch.dtype) -> float:
+    """How much worse than an operator's own rounding a kernel of Inductor's may be.
+
+    Its vectorised functions are off by dozens of units in the last place (the error function by eight units of its largest value). What is
+    held in low precision is computed in float32, whose units do not count there.
+
+    >>> of_kernels(torch.float32), of_kernels(torch.bfloat16)
+    (100.0, 5.0)
+    """
+    return WORSE if dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize else _KERNELS
 
 
 CLEAR = 500.0
@@ -58,6 +73,8 @@ class Deviation:
 
     def __str__(self) -> str:
         where = f" at {list(self.index)}" if self.index else ""
+        if not self.error:  # found bit by bit only
+            return f"a zero{where} has the other sign, {self.elements} element{'s' * (self.elements != 1)}"
         return (
             f"off by {self.error:.3g} from float64{where} ({self.ulps:.3g} ulp; the reference is off by "
             f"{self.reference_error:.3g}), {self.elements} element{'s' * (self.elements != 1)}"
@@ -136,7 +153,8 @@ def deviation(
 
     def multiples(runs: Sequence[Tensor]) -> Tensor:
         found = torch.zeros_like(center)
-        found[counts] = error[counts] / _rounding(native, center, runs, dtype or native.dtype)[counts]
+        rounding = _rounding(native, center, runs, dtype or native.dtype)
+        found[counts] = (error[counts] / rounding[counts]).nan_to_num(math.inf, math.inf)
         found[broken] = math.inf
         return found
 
@@ -184,7 +202,10 @@ def _rounding(native: Tensor, center: Tensor, samples: Sequence[Tensor], dtype: 
     ]
     # A correctly rounded result is off by 1/sqrt(12) of a unit, root mean square.
     unit = spacing(center.nan_to_num(), dtype)
-    return (torch.stack(distances).mean(0) + unit.square() / 12).sqrt()
+    rounding = (torch.stack(distances).mean(0) + unit.square() / 12).sqrt()
+    return rounding.clamp(
+        min=torch.finfo(torch.float64).tiny
+    )  # the square of float64's smallest unit is zero
 
 
 def _allowed(limit: float, elements: int) -> float:
