@@ -185,11 +185,14 @@ class FirstCalls:
         if not first or rewrite.item is None:
             return
         for variant in variants(rewrite.before, given, rewrite.bitwise, generator):
+            spare = variant.spare
             for values in variant.choices:
                 reference = Reference(rewrite.before, with_gradients(values, bound))
-                if _runs(reference, finite=not (rewrite.bitwise or variant.broken)):
-                    yield Trial(reference, f"made-up inputs of these sizes: {variant.label}")
-                    break
+                if _runs(reference, finite=variant.spare > 0 or not (rewrite.bitwise or variant.broken)):
+                    if not spare:
+                        yield Trial(reference, f"made-up inputs of these sizes: {variant.label}")
+                        break
+                    spare -= 1
         yield from self._sweep(rewrite, given, bound, generator, with_gradients)
 
     def _sweep(
