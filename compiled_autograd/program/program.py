@@ -235,12 +235,12 @@ class _Static:
         example = [values[index] for index in self.used]
         backend = segment.compiler.backend()
         if backend is not None:
-            flat = graph_module(torch.nn.Module(), self.lowered.graph, segment.__name__)
+            flat = graph_module(self.lowered.root, self.lowered.graph, segment.__name__)
             with torch.no_grad(), compiling():
                 compiled = backend(flat, example)
             self.compiled = lambda args: compiled(*args)
         else:
-            self.compiled = segment.compile_part(_list_module(self.lowered.graph, segment.__name__))
+            self.compiled = segment.compile_part(_list_module(self.lowered, segment.__name__))
         segment.count("second" if segment.statics else "static")
         log_compile(segment.part.title, "compiled for one pattern of sizes")
         if self.lowered.random:
@@ -284,17 +284,17 @@ def _same_operand(left: Any, right: Any) -> bool:
     return left == right and (left != 0 or repr(left) == repr(right))
 
 
-def _list_module(flat: fx.Graph, name: str) -> fx.GraphModule:
+def _list_module(lowered: Lowered, name: str) -> fx.GraphModule:
     """The flat graph with one argument, a list whose elements Dynamo may free."""
     graph = fx.Graph()
     inputs = graph.placeholder("inputs")
-    placeholders = [node for node in flat.nodes if node.op == "placeholder"]
+    placeholders = [node for node in lowered.graph.nodes if node.op == "placeholder"]
     env = {
         node: graph.create_node("call_function", operator.getitem, (inputs, index), name=node.name)
         for index, node in enumerate(placeholders)
     }
-    graph.output(graph.graph_copy(flat, env))
-    module = graph_module(torch.nn.Module(), graph, name)
+    graph.output(graph.graph_copy(lowered.graph, env))
+    module = graph_module(lowered.root, graph, name)
     _torch.steal_list(module, "inputs")
     return module
 

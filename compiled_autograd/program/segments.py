@@ -2,7 +2,7 @@
 
 A *segment* is a stretch of pure computation between two calls of user code. Accumulation into ``.grad`` and
 hooks of leaves wait until their stretch is over (nothing later in it can depend on them); any other hook, and
-every Python or opaque C++ backward, ends the stretch. The *driver* is the captured graph with each stretch
+every Python or opaque C++ backward, ends the stretch. What only reads an argument of the graph runs first. The *driver* is the captured graph with each stretch
 replaced by one call.
 """
 
@@ -12,7 +12,6 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from compiled_autograd._torch_nodes import NodeWriter
@@ -61,6 +60,12 @@ def _is_opaque(node: fx.Node) -> bool:
     return node.meta.get("kind", Kind.PURE) is not Kind.PURE
 
 
+def _runs_first(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return _runs_first(node.args[0])  # type: ignore[arg-type]
+    return node.meta.get("kind") is Kind.READ
+
+
 def _belongs_to_leaf(node: fx.Node) -> bool:
     return str(node.meta.get("autograd_node", "")).endswith("AccumulateGrad")
 
@@ -71,7 +76,7 @@ def _regions(graph: fx.Graph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
     ended = False
     waiting: set[fx.Node] = set()
     for node in graph.nodes:
-        if node.op != "call_function" or _is_argument(node):
+        if node.op != "call_function" or _is_argument(node) or _runs_first(node):
             continue
         if _is_opaque(node):
             regions[-1][1].append(node)
@@ -87,12 +92,12 @@ def _regions(graph: fx.Graph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
     return regions
 
 
-def _segment(nodes: list[fx.Node], number: int) -> FunctionalSegment:
+def _segment(whole: fx.GraphModule, nodes: list[fx.Node], number: int) -> FunctionalSegment:
     inside = set(nodes)
     inputs: dict[fx.Node, None] = {}
     for node in nodes:
         for argument in node.all_input_nodes:
-            if argument not in inside and not _is_number(argument):
+            if argument not in inside and not _is_number(argument) and argument.op != "get_attr":
                 inputs.setdefault(argument)
     ordered = sorted(inputs, key=lambda node: not _is_owned(node, inside))
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
@@ -106,6 +111,8 @@ def _segment(nodes: list[fx.Node], number: int) -> FunctionalSegment:
     graph.create_node("call_method", "clear", (values,), name="free_values")
 
     def copy_of(node: fx.Node) -> fx.Node:
+        if node not in copies and node.op == "get_attr":
+            copies[node] = graph.node_copy(node)
         if node not in copies:  # a size or a scalar
             source: Any = node.args[0]
             index = node.args[1]
@@ -117,7 +124,7 @@ def _segment(nodes: list[fx.Node], number: int) -> FunctionalSegment:
             copy_of(argument)
         copies[node] = writer.copy(node, copy_of)
     graph.output(tuple(copies[node] for node in outputs))
-    module = graph_module(torch.nn.Module(), graph, f"BackwardSegment{number}")
+    module = graph_module(whole, graph, f"BackwardSegment{number}")
     return FunctionalSegment(nodes, ordered, outputs, module)
 
 
@@ -139,7 +146,7 @@ def split_segments(module: fx.GraphModule) -> list[tuple[FunctionalSegment | Non
     """Per stretch, the segment (None where nothing is computed) and the nodes that run as they are."""
     stretches = []
     for number, (pure, others) in enumerate(_regions(module.graph)):
-        segment = _segment(pure, number) if _computes(pure) else None
+        segment = _segment(module, pure, number) if _computes(pure) else None
         stretches.append((segment, others))
     return stretches
 
@@ -174,6 +181,8 @@ def build_driver(
     for node in module.graph.nodes:
         if node.op == "call_method":  # the clearing of lists
             writer.copy(node, env.__getitem__)
+        elif node.op == "get_attr" or (node.op == "call_function" and _runs_first(node)):
+            env[node] = writer.copy(node, env.__getitem__)
     for number, (segment, others) in enumerate(stretches):
         if segment is not None:
             rest = tuple(env[node] for node in segment.inputs if node not in owned[number])
@@ -189,7 +198,7 @@ def build_driver(
             env[node] = writer.copy(node, env.__getitem__)
     output = next(iter(reversed(module.graph.nodes)))
     graph.output(fx.node.map_arg(output.args[0], env.__getitem__))
-    return graph_module(torch.nn.Module(), graph, "BackwardDriver")
+    return graph_module(module, graph, "BackwardDriver")
 
 
 def _owned_inputs(

@@ -33,6 +33,7 @@ _REFUSALS: tuple[tuple[str, str], ...] = (
         r"(?:not implemented for|not supported by|doesn't support|does not support) compiled autograd",
         "{message}",
     ),
+    (r"has no attribute 'symints'", "the backward of a compiled function is differentiated"),
     (r"[Cc]ompiled[ _][Aa]utograd", "{message}"),
 )
 
@@ -56,7 +57,7 @@ def refusal_reason(error: BaseException) -> str | None:
     """Why C++, or our own recording, refused a pass; None where ``error`` is the pass's own error."""
     if isinstance(error, RefusedError):
         return error.reason
-    if not isinstance(error, (NotImplementedError, RuntimeError)):
+    if not isinstance(error, (AttributeError, NotImplementedError, RuntimeError)):
         return None
     message = str(error).split("\nException raised from", 1)[0]
     if "INTERNAL ASSERT FAILED" in message and _BESIDE not in message:
