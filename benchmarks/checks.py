@@ -65,6 +65,11 @@ def main(argv: list[str]) -> int:
     tokens = tuple(torch.randint(256, (2, 64)) for _ in range(2))
     models: dict[str, Any] = {name: (GPT(arguments.layers, 128, 4, 128), tokens)}
     models |= {key: (entry.build(), entry.inputs(4)) for key, entry in ZOO.items() if key != "gpt"}
+    unknown = [
+        m for m in arguments.models or () if m not in models and m not in {k.split(",")[0] for k in models}
+    ]
+    if unknown:
+        parser.error(f"no model is called {', '.join(unknown)}; there are {', '.join(models)}")
     first_step(*next(iter(models.values())), "eager", arguments.dynamic)  # what the first compilation imports
     table = Table(
         title=f"First training step, compiler {arguments.compiler}, {'symbolic' if arguments.dynamic else 'fixed'} sizes"

@@ -67,6 +67,9 @@ def main(argv: list[str]) -> int:
     logging.getLogger("fxpasses.checking").addHandler(unchecked)
     alarms = failed = 0
     names = arguments.models or NAMES
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        parser.error(f"no model is called {', '.join(unknown)}; there are {', '.join(NAMES)}")
     for name in names:
         unchecked.said.clear()
         start = time.process_time()

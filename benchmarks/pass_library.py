@@ -112,13 +112,17 @@ def main(argv: list[str]) -> int:
         "--real", action="store_true", help="models of transformers and published architectures"
     )
     arguments = parser.parse_args(argv)
+    measured = {**REAL_CASES, **RECIPES} if arguments.real else CASES
+    unknown = [name for name in arguments.names if name not in measured]
+    if unknown:
+        parser.error(f"no case is called {', '.join(unknown)}; there are {', '.join(measured)}")
     console = Console(width=150)
     table = Table(title="With the pass / without it (CPU, Inductor)")
     for heading in ("pass", "model", "ms without", "step", "saved", "compile", "fired"):
         table.add_column(heading, justify="left" if heading in ("pass", "model") else "right")
     torch.compile(lambda x: x.sin().sum(), backend="fxpasses")(torch.ones(3, requires_grad=True)).backward()
     with torch._inductor.config.patch(force_disable_caches=True, compile_threads=1):
-        for name, cases in ({**REAL_CASES, **RECIPES} if arguments.real else CASES).items():
+        for name, cases in measured.items():
             if arguments.names and name not in arguments.names:
                 continue
             for case in cases:

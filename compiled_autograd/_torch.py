@@ -13,7 +13,6 @@ import torch
 from torch._dynamo import compiled_autograd as torch_compiled_autograd
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.autograd.function import FunctionCtx
-from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "STRIDED_CODE",
     "BackwardFunction",
     "Engine",
-    "LazyGraphModule",
     "OptimizedModule",
     "TorchDispatchMode",
     "call_cpp_tensor_pre_hooks",
@@ -189,6 +187,8 @@ _WATCHED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     ),
     "register_node_hook": (_NodeHooks, "_register_hook", vars(_NodeHooks)["_register_hook"]),
     "remove_hook": (torch.utils.hooks.RemovableHandle, "remove", remove_hook),
+    "set_autograd_compiler": (_hook, "set_autograd_compiler", set_autograd_compiler),
+    "clear_cache": (_hook, "clear_cache", clear_cache),
 }
 
 

@@ -32,6 +32,8 @@ def _install() -> Callable[[], None]:
         register_post_accumulate_grad_hook=late_hooks.register_post_accumulate_grad_hook,
         register_node_hook=late_hooks.register_node_hook,
         remove_hook=queries.remove_hook,
+        set_autograd_compiler=walks.set_by_torch,
+        clear_cache=walks.cleared_by_torch,
     )
 
     def uninstall() -> None:

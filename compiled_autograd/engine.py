@@ -182,7 +182,7 @@ class CapturingEngine(_torch.Engine):
         if reason is None:
             try:
                 result = backward_pass.collect(super().run_backward, args, kwargs)
-            except (NotImplementedError, RuntimeError) as error:
+            except (AttributeError, NotImplementedError, RuntimeError) as error:
                 reason = None if backward_pass.started else refusal_reason(error)
                 if reason is None:
                     raise

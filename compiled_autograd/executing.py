@@ -14,7 +14,7 @@ from typing import Any
 from torch import fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from compiled_autograd import _torch
+from compiled_autograd import _torch_nodes
 from compiled_autograd.collector import collection_paused
 
 __all__ = ["executable", "graph_module"]
@@ -35,17 +35,12 @@ _LONG = 10_000
 
 def graph_module(root: Any, graph: fx.Graph, name: str) -> fx.GraphModule:
     """A `torch.fx.GraphModule` whose code is generated when somebody reads it, or calls the module."""
-    return _torch.LazyGraphModule(root, graph, name)
+    return _torch_nodes.LazyGraphModule(root, graph, name)
 
 
 def executable(module: fx.GraphModule) -> Callable[..., Any]:
     """``module.forward``, without generated code where the graph is plain."""
-    plain = (
-        isinstance(module, _torch.LazyGraphModule)
-        and "forward" not in vars(module)
-        and type(module.graph._codegen) is fx.graph.CodeGen
-        and all(node.op in _RUNNABLE for node in module.graph.nodes)
-    )
+    plain = _torch_nodes.has_plain_code(module) and all(node.op in _RUNNABLE for node in module.graph.nodes)
     return _Executable(module) if plain else module.forward
 
 
@@ -62,7 +57,6 @@ class _Executable:
         if self._runs_left > 0:
             self._runs_left -= 1
             if not self._runs_left:
-                _torch.LazyGraphModule.force_recompile(self._module)
                 self._run = self._module.forward
         return self._run(*arguments)
 

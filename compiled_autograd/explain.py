@@ -58,6 +58,8 @@ class Explanation:
         ]
         for number, record in enumerate(self.passes, 1):
             lines.append(f"{number}. {record.outcome}: {record.reason}")
+        for capture in self.captures:
+            lines += [f"   {name} stays a call: {reason}" for name, reason in capture.called]
         for number, graph in enumerate(self.graphs, 1):
             lines.append(f"graph {number}:\n{graph.code.strip()}")
         return "\n".join(lines)

@@ -30,6 +30,11 @@ class Stats:
     """The same, by reason."""
     uncompiled_reasons: dict[str, int]
     """Runs of a captured graph as it is, because what the compiler made of it could not be used, by reason."""
+    inlined: int
+    """Compiled functions whose backward graph became part of a captured graph."""
+    called_reasons: dict[str, int]
+    """Compiled functions whose compiled backward is called instead, by reason: once per capture, or once per pass
+    where the reason is a setting of the pass."""
     seconds: dict[str, float]
     """Time spent: ``capture`` (recording and building graphs), ``lower`` (to ATen), ``compile`` (the compiler)."""
 
@@ -61,6 +66,10 @@ class CaptureRecord:
     """From the first call of the hook to the finished graph."""
     shape: Shape = dataclasses.field(repr=False)
     """What later captures are compared with."""
+    inlined: tuple[str, ...] = ()
+    """Autograd nodes of compiled functions whose backward graph is part of the graph."""
+    called: tuple[tuple[str, str], ...] = ()
+    """Autograd nodes of compiled functions whose backward stays a call, and why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +92,7 @@ class Ledger:
             self._counts: collections.Counter[str] = collections.Counter()
             self._fallbacks: collections.Counter[str] = collections.Counter()
             self._uncompiled: collections.Counter[str] = collections.Counter()
+            self._called: collections.Counter[str] = collections.Counter()
             self._seconds = {"capture": 0.0, "lower": 0.0, "compile": 0.0}
             self.captures: collections.deque[CaptureRecord] = collections.deque(maxlen=config.keep_records)
             self.fallbacks: collections.deque[FallbackRecord] = collections.deque(maxlen=config.keep_records)
@@ -101,6 +111,8 @@ class Ledger:
         """Enter a capture."""
         with self._lock:
             self._counts["captures"] += 1
+            self._counts["inlined"] += len(record.inlined)
+            self._called.update(reason for _, reason in record.called)
             self._seconds["capture"] += record.seconds
             self.captures.append(record)
 
@@ -117,6 +129,11 @@ class Ledger:
         with self._lock:
             self._uncompiled[reason] += 1
 
+    def kept_calls(self, reason: str, count: int) -> None:
+        """Enter a run of a captured graph with calls of ``count`` compiled functions instead of their backward graphs."""
+        with self._lock:
+            self._called[reason] += count
+
     def stats(self) -> Stats:
         """The counts as they are now."""
         with self._lock:
@@ -127,5 +144,7 @@ class Ledger:
                 fallbacks=self._fallbacks.total(),
                 fallback_reasons=dict(self._fallbacks),
                 uncompiled_reasons=dict(self._uncompiled),
+                inlined=self._counts["inlined"],
+                called_reasons=dict(self._called),
                 seconds=dict(self._seconds),
             )

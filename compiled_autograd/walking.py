@@ -132,6 +132,19 @@ class Walks:
             finally:
                 _passes.count = outer
 
+    def set_by_torch(self, compiler: Any, dynamic: bool) -> Any:
+        """``set_autograd_compiler`` as torch calls it, to switch its own compiled autograd on, or off for a block.
+
+        Torch remembers the hook that it finds, and sets it again later: it must never find that of a walk.
+        """
+        with self._lock:
+            return _torch.set_autograd_compiler(compiler, dynamic)
+
+    def cleared_by_torch(self) -> None:
+        """``clear_cache`` as ``torch._dynamo.reset()`` calls it: not while C++ walks along the cache."""
+        with self._lock:
+            _torch.clear_cache()
+
     # Graphs
 
     def handle(self, runtime_wrapper: Callable[..., Any], graph: Any, size: int) -> tuple[Any, ...]:

@@ -152,7 +152,7 @@ __all__ = [
     "variable_functions",
 ]
 
-SUPPORTED_VERSIONS = ((2, 11), (2, 12), (2, 13))
+SUPPORTED_VERSIONS = ((2, 11), (2, 12), (2, 13), (2, 14), (2, 15))
 """The (major, minor) releases whose private names this file was checked against."""
 
 META_DEVICE = torch.device("meta")

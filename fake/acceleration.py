@@ -70,6 +70,14 @@ class _Switch:
                 OPERATORS.release()
             self.depth -= 1
 
+    def watch(self, mode: Any) -> None:
+        """Remember a mode that dispatches while acceleration is on, perhaps in another thread than the one that ends it."""
+        with self.lock:
+            if self.depth:
+                self.modes.add(mode)
+            else:
+                mode.__dict__["_fake_retired"] = _RETIRED
+
     def _restore(self) -> None:
         for owner, name, _, ours in self.saved:
             if vars(owner).get(name) is not ours:
@@ -112,7 +120,7 @@ def _mode_dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any
     if handler is None:
         handler = _SWITCH.engine.handler(func)
     if self._cache_token is None:
-        _SWITCH.modes.add(self)
+        _SWITCH.watch(self)
     return handler(self, func, types, args, kwargs)
 
 

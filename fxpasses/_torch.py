@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import itertools
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -20,6 +21,7 @@ from torch import fx
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import config as dynamo_config
+from torch._dynamo.backends import registry as backend_registry
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.eval_frame import reset_code as _reset_code
 from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback, TensorifyScalarRestartAnalysis
@@ -52,10 +54,12 @@ from torch._inductor.compile_fx import (
 )
 from torch._inductor.compile_fx import partition_fn as inductor_partition_fn
 from torch._inductor.compiler_bisector import CompilerBisector
+from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.graph import GraphLowering
 from torch._inductor.output_code import OutputCode
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import fresh_cache
 from torch._inductor.virtualized import V
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
@@ -89,15 +93,19 @@ __all__ = [
     "ShapeEnv",
     "StatelessSymbolicContext",
     "TorchDispatchMode",
+    "allow_repeated_registration",
     "aot_autograd",
     "aot_extra_arguments",
     "cache_for_code",
+    "compile_cache_directory",
+    "compile_caches",
     "compile_context",
     "compile_frozen",
     "compile_fx_backward",
     "compile_fx_forward",
     "compile_fx_inner",
     "compile_threads",
+    "cpp_compiler",
     "default_partition",
     "detect_fake_mode",
     "disable_current_modes",
@@ -157,6 +165,42 @@ def unwrapped(error: Exception, frame: FrameType | None) -> Exception:
     same.args = error.args
     same.__dict__ |= {**error.__dict__, "first_useful_frame": frame}
     return same
+
+
+_registered_once = types.FunctionType(
+    backend_registry.register_backend.__code__, vars(backend_registry), "register_backend", (None, None, ())
+)
+_repeatable: dict[str, Callable[..., Any]] = {}
+_registration = threading.Lock()
+
+
+def _register_backend(compiler_fn=None, name=None, tags=()):  # type: ignore[no-untyped-def]
+    from fxpasses._torch import registered_backend
+
+    return registered_backend(compiler_fn, name, tags)
+
+
+def registered_backend(compiler_fn: Any, name: str | None, tags: Sequence[str]) -> Any:
+    """``torch._dynamo.register_backend``, to which a repeated registration is none where it is allowed."""
+    if _repeatable.get(name or "") is not compiler_fn or compiler_fn is None:
+        return _registered_once(compiler_fn, name, tags)
+    with _registration:
+        if backend_registry._COMPILER_FNS.get(str(name)) is compiler_fn:
+            return compiler_fn
+        return _registered_once(compiler_fn, name, tags)
+
+
+def allow_repeated_registration(name: str, backend: Callable[..., Any]) -> None:
+    """Let threads that use a backend for the first time at once all register it under its name.
+
+    ``torch.compile`` loads a backend by its entry point and registers it then, without a lock between the question whether
+    it is registered and the registration, which takes a repeated one for another backend of the same name. The threads hold
+    the function that registers before they load the backend: it is the function's code that is replaced.
+    """
+    _repeatable[name] = backend
+    known, found = (list(inspect.signature(f).parameters) for f in (_register_backend, _registered_once))
+    if found == known:
+        backend_registry.register_backend.__code__ = _register_backend.__code__
 
 
 _names = itertools.count()
@@ -223,16 +267,10 @@ def compile_frozen(
     extra: Any,
 ) -> Callable[..., Any]:
     """Compile an inference graph with its parameters as constants (``torch._inductor.config.freezing``)."""
-    return fw_compiler_freezing(
-        gm,
-        inputs,  # type: ignore[arg-type]
-        dynamo_graph,
-        num_example_inputs,
-        inner_compile,
-        extra.cudagraphs,
-        extra.graph_id,
-        extra.forward_device,
-    )
+    whole = "compiler_config_extra" in inspect.signature(fw_compiler_freezing).parameters  # not before 2.14
+    shared = (extra,) if whole else (extra.cudagraphs, extra.graph_id, extra.forward_device)
+    compile_: Any = fw_compiler_freezing
+    return compile_(gm, inputs, dynamo_graph, num_example_inputs, inner_compile, *shared)
 
 
 def new_compiler_extra(gm: fx.GraphModule) -> Any:
@@ -350,6 +388,28 @@ CPP_ENTRY = CppPythonBindingsCodeCache.entry_function
 def compile_threads() -> int:
     """How many kernels Inductor compiles at the same time."""
     return get_compile_threads()
+
+
+def cpp_compiler() -> tuple[str, str]:
+    """The C++ compiler that Inductor uses, and why there is none."""
+    try:
+        return get_cpp_compiler(), ""
+    except RuntimeError as error:  # InvalidCxxCompiler
+        return "", str(error)
+
+
+def compile_cache_directory() -> str:
+    """Where Inductor keeps what it compiled."""
+    return cache_dir()
+
+
+def compile_caches() -> dict[str, bool]:
+    """Which caches of compiled graphs on disk torch's settings leave on."""
+    wanted = not inductor_config.force_disable_caches
+    return {
+        "Inductor's": wanted and bool(inductor_config.fx_graph_cache),
+        "AOTAutograd's": wanted and bool(functorch_config.enable_autograd_cache),
+    }
 
 
 def load_cpp(source: str, submit: Callable[..., Any] | None) -> Callable[[], Any]:

@@ -142,3 +142,4 @@ def limited(options: Options, limits: Limits) -> Options:
 fxpasses.reset = _torch.reset_cudagraph_trees  # type: ignore[attr-defined]
 
 dynamo.install(fxpasses)
+_torch.allow_repeated_registration("fxpasses", fxpasses)

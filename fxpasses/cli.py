@@ -18,6 +18,7 @@ from fxpasses.checking.bisect import bisect_script
 from fxpasses.checking.model import check
 from fxpasses.demo import DemoSettings
 from fxpasses.demo.show import run_demo
+from fxpasses.doctor.cli import main as doctor
 from fxpasses.errors import BisectError, OptionsError
 from fxpasses.passes.listing import list_passes
 
@@ -32,14 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_bisect(commands)
     _add_check(commands)
     _add_passes(commands)
-    for name, run, text in _OF_CUSTOM_OPERATORS:
+    for name, run, text in _COMMANDS:
         command = commands.add_parser(name, help=text, add_help=False)
         command.set_defaults(run=lambda _, rest, run=run: run(rest))
     arguments, rest = parser.parse_known_args(argv)
     return arguments.run(arguments, rest)
 
 
-_OF_CUSTOM_OPERATORS = (
+_COMMANDS = (
+    ("doctor", doctor, "tell what is in force with this torch and compiler, what is not, and why"),
     ("opcheck", opcheck, "check a custom operator's registrations on sample calls"),
     ("probe", probe, "derive the fake kernel of a custom operator from sample calls"),
 )
@@ -76,7 +78,18 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
 def _add_passes(commands: argparse._SubParsersAction) -> None:
     passes = commands.add_parser("passes", help="list the passes that can be asked for by name")
     passes.add_argument("names", nargs="?", help="tell all about these: constants{max_bytes=16},dead_code")
-    passes.set_defaults(run=lambda arguments, rest: list_passes(arguments.names))
+    passes.set_defaults(run=lambda arguments, rest: _passes(passes, arguments, rest))
+
+
+def _passes(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: Sequence[str]) -> int:
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if arguments.names is not None and not arguments.names.strip(" ,"):
+        parser.error("no pass is named; leave the names out for a list of all")
+    try:
+        return list_passes(arguments.names)
+    except OptionsError as error:
+        parser.error(str(error))
 
 
 def _add_bisect(commands: argparse._SubParsersAction) -> None:
@@ -92,6 +105,13 @@ def _add_bisect(commands: argparse._SubParsersAction) -> None:
     )
     bisect.add_argument("--state", metavar="FILE", help="where answers are kept (default DIR/state.json)")
     bisect.add_argument("--timeout", type=float, metavar="SECONDS", help="after which a run counts as failed")
+    bisect.add_argument(
+        "--confirm",
+        type=_positive,
+        default=3,
+        metavar="N",
+        help="how many runs with what is found guilty, and without, have to agree before that is believed (default 3)",
+    )
     bisect.add_argument("script", help="the script; what follows are its arguments")
     bisect.add_argument("args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     bisect.set_defaults(run=lambda arguments, rest: _bisect(bisect, arguments, rest))
@@ -113,6 +133,7 @@ def _bisect(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest
             state=arguments.state,
             output=arguments.output,
             timeout=arguments.timeout,
+            confirm=arguments.confirm,
         )
     except BisectError as error:
         parser.error(str(error))
@@ -133,6 +154,9 @@ def _add_check(commands: argparse._SubParsersAction) -> None:
     check.add_argument("--compiler", choices=["inductor", "eager"], default="inductor")
     check.add_argument("--dynamic", action="store_true", help="with symbolic sizes")
     check.add_argument("--no-backward", action="store_true", help="without gradients")
+    check.add_argument(
+        "--seconds", type=float, help="how long passes are tried on made-up inputs (as long as it takes)"
+    )
     check.add_argument(
         "--option",
         action="append",
@@ -173,6 +197,7 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest:
             options={"compiler": arguments.compiler, **dict(arguments.option)},
             dynamic=arguments.dynamic or None,
             backward=not arguments.no_backward,
+            seconds=arguments.seconds,
         )
     except OptionsError as error:
         parser.error(str(error))

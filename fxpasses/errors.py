@@ -20,12 +20,17 @@ __all__ = [
     "ShadowedPackageError",
     "StageError",
     "StructureError",
+    "UnknownTorchWarning",
     "ValueMismatchError",
 ]
 
 
 class FxPassesError(Exception):
     """Base class of every error that fxpasses raises on purpose."""
+
+
+class UnknownTorchWarning(UserWarning):
+    """The installed torch is not a release that was ported to: what rests on its private functions is off."""
 
 
 class OptionsError(FxPassesError, ValueError):
@@ -222,12 +227,20 @@ class PassError(StageError):
     Attributes:
         repro: with ``options={"check": "values"}``, a file that shows the fault on a small graph, or "".
         repro_calls: the number of operator calls in that graph.
+        lines: for a pass that raised, ``file:line in function: code`` of the pass and what it calls, the innermost last.
     """
 
     stage = "pass"
+    lines: tuple[str, ...] = ()
     advice = "Leave the pass out with options={'passes': [...]} to see whether the rest works."
     repro = ""
     repro_calls = 0
+
+    def add_lines(self, lines: Iterable[str]) -> None:
+        """Show where in the pass the exception was raised, in the message too."""
+        self.lines = tuple(lines)
+        if self.lines:
+            self._add("\n    ".join(["raised in the pass:", *self.lines]))
 
     def add_repro(self, file: str, calls: int) -> None:
         """Point to a repro file, in the message too."""

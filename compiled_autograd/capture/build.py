@@ -9,7 +9,7 @@ at its start, so that each element is freed after its last use. It returns one g
 import functools
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import fx
 
 from compiled_autograd._torch_nodes import NodeWriter
 from compiled_autograd.capture.hook import Capture
-from compiled_autograd.capture.steps import CapturedNode, InputValue, Step, SumValue, Value, leaves
+from compiled_autograd.capture.steps import CapturedNode, Constant, InputValue, Step, SumValue, Value, leaves
 from compiled_autograd.executing import graph_module
 from compiled_autograd.runtime import functional
 from compiled_autograd.runtime.schedule import eager_order
@@ -50,9 +50,12 @@ def ordered_nodes(capture: Capture) -> list[CapturedNode]:
 class _Emitter:
     """Writes steps into a graph."""
 
-    def __init__(self, capture: Capture, nodes: Sequence[CapturedNode]) -> None:
+    def __init__(self, capture: Capture, nodes: Sequence[CapturedNode], inline: bool) -> None:
         self.graph = fx.Graph()
+        self.root = torch.nn.Module()
         self.capture = capture
+        self.inline = inline and bool(capture.inlined)
+        self.constants: dict[int, fx.Node] = {}
         self.writer = NodeWriter(self.graph)
         self.sources = {name: self.graph.placeholder(name) for name in PLACEHOLDERS}
         self.results: dict[int, fx.Node] = {}
@@ -66,20 +69,34 @@ class _Emitter:
         """Per step, by identity, the elements of its result that something uses."""
         self.wanted: dict[str, set[int]] = {source: set() for source in PLACEHOLDERS}
         for node in nodes:
-            for step in node.steps:
+            for step in self._steps(node):
                 self._note(step.args)
+                if step.kwargs:
+                    self._note(step.kwargs)
         self._note(self.capture.outputs)
         self._unpack_arguments()
 
+    def _steps(self, node: CapturedNode) -> Iterable[Step]:
+        """What the graph calls for ``node``."""
+        if not self.inline:
+            return node.steps
+        return [part for step in node.steps for part in (step.inlined.steps if step.inlined else (step,))]
+
+    def _resolved(self, value: Any) -> Any:
+        """The value inside of an inlined function that an output of its call is."""
+        if self.inline and type(value) is Value and value.step.inlined is not None:
+            return value.step.inlined.outputs[value.index]
+        return value
+
     def _note(self, argument: Any) -> None:
         """Remember what is used of each step and of each argument of the graph, and which sums a node's values go into."""
-        for value in leaves(argument):
+        for value in map(self._resolved, leaves(argument)) if self.inline else leaves(argument):
             if isinstance(value, Value):
                 if value.index is not None:
                     self.used.setdefault(id(value.step), set()).add(value.index)
             elif isinstance(value, InputValue):
                 self.wanted[value.source].add(value.index)
-            elif id(value) not in self.sums:
+            elif isinstance(value, SumValue) and id(value) not in self.sums:
                 self.sums[id(value)] = None
                 for part in value.parts:
                     self._note(part)
@@ -103,6 +120,8 @@ class _Emitter:
     def argument(self, argument: Any) -> Any:
         kind = type(argument)
         if kind is Value:
+            if self.inline and argument.step.inlined is not None:
+                return self.argument(self._resolved(argument))
             if argument.index is None:
                 return self.results[id(argument.step)]
             return self.elements[id(argument.step), argument.index]
@@ -114,7 +133,21 @@ class _Emitter:
             return tuple([self.argument(element) for element in argument])
         if kind is SumValue:
             return self.sums[id(argument)]
+        if kind is dict:
+            return {key: self.argument(element) for key, element in argument.items()}
+        if kind is slice:
+            return slice(*map(self.argument, (argument.start, argument.stop, argument.step)))
+        if kind is Constant:
+            return self._constant(argument)
         return argument
+
+    def _constant(self, constant: Constant) -> fx.Node:
+        node = self.constants.get(id(constant.value))
+        if node is None:
+            name = f"{constant.name}_{len(self.constants)}"
+            setattr(self.root, name, constant.value)
+            node = self.constants[id(constant.value)] = self.graph.get_attr(name)
+        return node
 
     def _create(
         self, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str
@@ -125,9 +158,9 @@ class _Emitter:
 
     def step(self, step: Step) -> None:
         label = node_label(step.label)
-        kwargs = {"node": step.node} if step.takes_node else {}
+        kwargs = {"node": step.node} if step.takes_node else self.argument(step.kwargs)
         result = self._create(step.target, self.argument(step.args), kwargs, label)
-        result.meta["kind"] = step.kind
+        result.meta.update(step.meta, kind=step.kind)
         self.results[id(step)] = result
         for index in sorted(self.used.get(id(step), ())):
             self.elements[id(step), index] = self._create(
@@ -138,7 +171,7 @@ class _Emitter:
         self.meta = {"autograd_node": node.name, "node_index": node.index, "seq_nr": node.sequence_nr}
         if node.stack_trace is not None:
             self.meta["stack_trace"] = node.stack_trace
-        for step in node.steps:
+        for step in self._steps(node):
             self.step(step)
         # as the engine's input buffers: each gradient is added when the node that makes it has run
         for total, parts in self.contributes.get(node.index, {}).values():
@@ -153,15 +186,15 @@ class _Emitter:
         self.sums[id(total)] = value
 
 
-def build_graph(capture: Capture, nodes: Sequence[CapturedNode]) -> fx.GraphModule:
-    """The whole pass as one `torch.fx.GraphModule`.
+def build_graph(capture: Capture, nodes: Sequence[CapturedNode], inline: bool = True) -> fx.GraphModule:
+    """The whole pass as one `torch.fx.GraphModule`, with the backward graphs of compiled functions or calls of them.
 
     ``meta`` of each node says which autograd node it belongs to (``autograd_node``, ``node_index``), that
     node's sequence number (``seq_nr``, the forward's clock), and the forward's stack trace where anomaly
     mode recorded one (``stack_trace``).
     """
-    emitter = _Emitter(capture, nodes)
+    emitter = _Emitter(capture, nodes, inline)
     for node in nodes:
         emitter.node(node)
     emitter.graph.output(emitter.argument(capture.outputs))
-    return graph_module(torch.nn.Module(), emitter.graph, "BackwardGraph")
+    return graph_module(emitter.root, emitter.graph, "BackwardGraph")

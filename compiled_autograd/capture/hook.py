@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from compiled_autograd import _torch
-from compiled_autograd.capture.steps import CapturedNode, InputValue, Kind, Step, SumValue, Value
+from compiled_autograd import _torch, _torch_aot
+from compiled_autograd.capture.aot import CompiledCall, inline, is_compiled
+from compiled_autograd.capture.steps import CapturedNode, Inlined, InputValue, Kind, Step, SumValue, Value
 from compiled_autograd.capture.symbols import SymbolicNode
 from compiled_autograd.errors import RefusedError
 from compiled_autograd.runtime import functional, validation
@@ -35,6 +36,11 @@ class Capture:
         self.accumulates = False
         self.reasons: list[str] = []
         self.refusal: str | None = None
+        self.inlined: list[str] = []
+        """Compiled functions whose backward graph is part of this capture."""
+        self.called: list[tuple[str, str]] = []
+        """Compiled functions whose backward stays a call, and why."""
+        self.deterministic = torch.are_deterministic_algorithms_enabled()
         self.started = time.perf_counter()
 
 
@@ -45,8 +51,20 @@ def _forgotten(*_: Any) -> Any:
 class _SwallowOps(_torch.TorchDispatchMode):
     """C++ fills in missing gradients of Python Functions with zeros while it captures: compute nothing."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.zeros: list[tuple[torch.Tensor, tuple[Any, ...]]] = []
+        """What stands for zeros, with their sizes, dtype and device."""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return torch.empty(0)
+        result = torch.empty(0)
+        if func is torch.ops.aten.zeros.default and kwargs:
+            self.zeros.append((result, (args[0], kwargs.get("dtype"), str(kwargs.get("device")))))
+        return result
+
+    def described(self, grad: Any) -> tuple[Any, ...] | None:
+        """Sizes, dtype and device of zeros that C++ made."""
+        return next((described for stands, described in self.zeros if stands is grad), None)
 
 
 _CONSTANTS = {type(None), int, float, bool, str, torch.device, torch.dtype}
@@ -269,9 +287,57 @@ class GraphCompiler:
         saved = tuple(self._value(tensor) for tensor in saved_tensors)
         is_tensor = [metadata is not None for metadata in output_metadata]
         args = (InputValue("hooks", backward_index), saved, grads, is_tensor)
-        kind = Kind.PYTHON
-        tokens = self._tuple_step(functional.call_backward, args, len(is_tensor), kind, self._node.name, True)
-        return tuple(token if known else None for token, known in zip(tokens, is_tensor, strict=True))
+        step = self._step(functional.call_backward, args, Kind.PYTHON, self._node.name, True)
+        step.produces = [metadata and self._zeros_of(metadata) for metadata in output_metadata]
+        if is_compiled(ctx):
+            objects = [InputValue("hooks", index) for index in opaque_indices]
+            self._inline(step, ctx, inputs, saved, objects, len(is_tensor), backward_state_index is not None)
+        outputs = step.inlined.outputs if step.inlined else is_tensor
+        return tuple(
+            self._token(Value(step, index)) if known and output is not None else None
+            for index, (known, output) in enumerate(zip(is_tensor, outputs, strict=True))
+        )
+
+    def _inline(
+        self,
+        step: Step,
+        ctx: Any,
+        inputs: Sequence[Any],
+        saved: Sequence[Any],
+        objects: Sequence[Any],
+        outputs: int,
+        has_backward_state: bool,
+    ) -> None:
+        """Record the backward graph of a compiled function beside the call of it, where that can be."""
+        if has_backward_state:
+            self.bind_backward_state(-1)
+            return
+        numbers = [self._value(number) for number in _torch_aot.numbers_of(ctx)]
+        grads = [self._described_gradient(grad) for grad in inputs]
+        found: Inlined | str = "the shape of zeros that flow into it is not known"
+        if None not in grads:
+            context = step.args[0]
+            found = inline(
+                CompiledCall(ctx, context, grads, saved, numbers, objects, outputs, self._node.index)
+            )
+        if isinstance(found, str):
+            self.capture.called.append((self._node.name, found))
+        else:
+            step.inlined = found
+            self.capture.inlined.append(self._node.name)
+
+    def _described_gradient(self, grad: Any) -> Any:
+        """As `_incoming_gradient`, with sizes, dtype and device in place of zeros; None where they are not known."""
+        value = self._incoming_gradient(grad)
+        if value is not functional.ZEROS:
+            return value
+        described = self._mode.described(grad) if self._mode is not None else None
+        return None if described is None else (tuple(self._value(list(described[0]))), *described[1:])
+
+    def _zeros_of(self, metadata: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Sizes, dtype and device from what C++ says of an input of a custom Function."""
+        _, device, dtype, sizes = metadata
+        return tuple(self._value(list(sizes))), dtype, str(device)
 
     def _incoming_gradient(self, grad: Any) -> Any:
         if grad is None:

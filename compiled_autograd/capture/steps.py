@@ -9,7 +9,7 @@ import enum
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["CapturedNode", "InputValue", "Kind", "Step", "SumValue", "Value", "leaves"]
+__all__ = ["CapturedNode", "Constant", "Inlined", "InputValue", "Kind", "Step", "SumValue", "Value", "leaves"]
 
 
 class Kind(enum.Enum):
@@ -23,6 +23,8 @@ class Kind(enum.Enum):
     """Anything, in C++: a custom C++ function that is not marked traceable, or a C++ hook."""
     ACCUMULATE = "accumulate"
     """Sets or changes ``.grad`` of a leaf."""
+    READ = "read"
+    """Nothing, and it depends on arguments of the graph alone: it runs before everything else."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -37,6 +39,22 @@ class Step:
     label: str
     takes_node: bool = False
     """Whether the target wants to know the node's index."""
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    meta: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """More for the ``meta`` of its node in the graph."""
+    produces: list[tuple[Any, ...] | None] = dataclasses.field(default_factory=list)
+    """Sizes, dtype and device of each output that a custom backward may leave out."""
+    inlined: "Inlined | None" = None
+    """What it calls, where that is known: a graph has either."""
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Inlined:
+    """The body of a called function."""
+
+    steps: list[Step]
+    outputs: list[Any]
+    """What the call's outputs are; None for one that is always missing."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -53,6 +71,14 @@ class InputValue:
 
     source: str
     index: int
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Constant:
+    """A tensor, or the graph that a higher-order operator takes: an attribute of the whole graph."""
+
+    name: str
+    value: Any
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -79,15 +105,19 @@ class CapturedNode:
 
 
 _VALUES = {Value, InputValue, SumValue}
-_NESTED = {tuple, list}
+_NESTED = {tuple, list, dict, slice}
 
 
 def leaves(argument: Any) -> Iterator[Any]:
-    """The values inside nested tuples and lists."""
+    """The values inside nested tuples, lists, dicts and slices."""
     kind = type(argument)
     if kind in _VALUES:
         yield argument
     elif kind in _NESTED:
+        if kind is dict:
+            argument = argument.values()
+        elif kind is slice:
+            argument = (argument.start, argument.stop, argument.step)
         for element in argument:
             inner = type(element)
             if inner in _VALUES:

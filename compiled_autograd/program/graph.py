@@ -9,6 +9,8 @@ import torch
 from torch import fx
 
 from compiled_autograd import _torch
+from compiled_autograd.capture.aot import reason_to_call
+from compiled_autograd.capture.build import build_graph
 from compiled_autograd.capture.hook import Capture
 from compiled_autograd.capture.reasons import Shape, miss_reason
 from compiled_autograd.capture.steps import CapturedNode
@@ -21,6 +23,7 @@ from compiled_autograd.session.compilers import Compiler
 from compiled_autograd.session.log import log_compile
 from compiled_autograd.session.session import sessions
 from compiled_autograd.stats import CaptureRecord
+from fake.tracing.compiling import one_at_a_time
 
 __all__ = ["CapturedGraph"]
 
@@ -38,41 +41,72 @@ class CapturedGraph:
         reason, node = miss_reason(shape, [record.shape for record in sessions.ledger.captures])
         numbered = tuple((node.name, node.index) for node in nodes)
         seconds = time.perf_counter() - capture.started
-        self.record = CaptureRecord(module, reason, node, numbered, seconds, shape)
+        self.record = CaptureRecord(
+            module, reason, node, numbered, seconds, shape, tuple(capture.inlined), tuple(capture.called)
+        )
         """Why it was captured."""
         self.needs_engine = any(
             step.target is functional.call_cpp_pre_hook for node in nodes for step in node.steps
         )
         self.title = f"{len(nodes)} autograd nodes"
+        self._deterministic = capture.deterministic
+        self._with_calls = _Form(functools.partial(build_graph, capture, nodes, inline=False))
+        self._as_captured = _Form(lambda: module)
         self._programs: dict[Any, Callable[..., Sequence[Any]]] = {}
 
     def __call__(self, *arguments: Any) -> Sequence[Any]:
-        return self._as_captured(*arguments)
+        return self._form().run(*arguments)
 
-    @functools.cached_property
-    def _as_captured(self) -> Callable[..., Sequence[Any]]:
-        return executable(self.module)
+    def _form(self) -> "_Form":
+        """The graph for the current settings: as captured, or with calls of compiled functions."""
+        if not self.record.inlined:
+            return self._as_captured
+        reason = reason_to_call(self._deterministic)
+        if reason is None:
+            return self._as_captured
+        sessions.ledger.kept_calls(reason, len(self.record.inlined))
+        return self._with_calls
 
     def run(self, compiler: Compiler, dynamic: bool, arguments: tuple[Any, ...]) -> Sequence[Any]:
         """The gradients; ``arguments`` as C++ gave them.
 
         A pass whose result is differentiated again runs as captured: a compiled form has no history.
         """
+        form = self._form()
         if torch.is_grad_enabled():
-            return self._as_captured(*arguments)
+            return form.run(*arguments)
         if config.cudagraphs or _torch.cudagraphs_enabled():
-            self._prepare_for_cuda_graphs(arguments[0])
-        key = (compiler.key, dynamic)
+            self._prepare_for_cuda_graphs(form.module, arguments[0])
+        key = (compiler.key, dynamic, form)
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = build_program(self.module, compiler, dynamic)
+            with one_at_a_time:
+                program = self._programs.get(key)
+                if program is None:
+                    program = self._programs[key] = build_program(form.module, compiler, dynamic)
         return program(*arguments)
 
-    def _prepare_for_cuda_graphs(self, inputs: list[Any]) -> None:
-        scalars = cudagraphs.liftable_scalars(self.module, inputs)
+    def _prepare_for_cuda_graphs(self, module: fx.GraphModule, inputs: list[Any]) -> None:
+        scalars = cudagraphs.liftable_scalars(module, inputs)
         if scalars:
             device = next(t.device for t in inputs if isinstance(t, torch.Tensor) and t.device.type == "cuda")
             cudagraphs.lift_scalars(inputs, scalars, device)
-        reason = cudagraphs.skip_reason(self.module, inputs)
+        reason = cudagraphs.skip_reason(module, inputs)
         if reason is not None:
             log_compile(self.title, f"no CUDA graph: {reason}")
+
+
+class _Form:
+    """One graph of a pass, made when it is first wanted."""
+
+    def __init__(self, make: Callable[[], fx.GraphModule]) -> None:
+        self._make = make
+
+    @functools.cached_property
+    def module(self) -> fx.GraphModule:
+        return self._make()
+
+    @functools.cached_property
+    def run(self) -> Callable[..., Sequence[Any]]:
+        """The graph as it is, to call."""
+        return executable(self.module)

@@ -16,7 +16,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from compiled_autograd import _torch
+from compiled_autograd import _torch, _torch_aot
+from compiled_autograd._torch_nodes import NodeWriter
 from compiled_autograd.program.segments import FunctionalSegment
 
 __all__ = ["Lowered", "lower", "obstacle"]
@@ -30,6 +31,8 @@ class Lowered:
 
     graph: fx.Graph
     """Flat ATen: one placeholder per used input, a tuple of computed outputs."""
+    root: torch.nn.Module
+    """Holds the constants that the graph names."""
     used_inputs: list[int]
     """Which of the segment's inputs the graph takes."""
     outputs: list[tuple[str, int] | None]
@@ -71,10 +74,11 @@ class _Recorder(_torch.TorchDispatchMode):
     def __init__(self, graph: fx.Graph) -> None:
         super().__init__()
         self.graph = graph
+        self.writer = NodeWriter(graph)
         self.root = torch.nn.Module()
         self.step: fx.Node | None = None
         self.storages: set[int] = set()
-        self.marked: list[torch.Tensor] = []
+        self.constants: list[torch.Tensor] = []
         self.problem: str | None = None
         self.random = False
 
@@ -85,6 +89,39 @@ class _Recorder(_torch.TorchDispatchMode):
                 self.problem = self.problem or "it uses a tensor that is none of its inputs"
             return node
         return value
+
+    def constant(self, name: str, value: Any) -> Any:
+        """A tensor that is part of the graph; anything else is part of it as it is."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.__dict__.get(_NODE) is None:
+            setattr(self.root, name, value)
+            self.mark(value, self.graph.get_attr(name))
+            self.constants.append(value)
+        return value
+
+    def higher_order(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Record a call of a higher-order operator as one node, with the graphs that it takes."""
+        with _torch.disable_modes():
+            result = target(*args, **kwargs)
+        self.random = True  # its graphs may draw random numbers
+
+        def node_of(value: Any) -> Any:
+            if not isinstance(value, torch.nn.Module):
+                return self.node_of(value)
+            name = f"graph_{len(self.graph.nodes)}"
+            setattr(self.root, name, value)
+            return self.graph.get_attr(name)
+
+        graph_args, graph_kwargs = pytree.tree_map(node_of, (tuple(args), dict(kwargs)))
+        node = self.graph.create_node("call_function", target, graph_args, graph_kwargs)
+        self._describe(node)
+        self._mark_results(result, node)
+        return result
+
+    def _describe(self, node: fx.Node) -> None:
+        if self.step is not None:
+            node.meta.update({key: value for key, value in self.step.meta.items() if key != "kind"})
 
     def mark(self, tensor: torch.Tensor, node: fx.Node) -> None:
         tensor.__dict__[_NODE] = node
@@ -100,9 +137,8 @@ class _Recorder(_torch.TorchDispatchMode):
         name = func._opname.strip("_")
         if self.step is not None:
             name = f"{self.step.name.rsplit('_grad', 1)[0]}_{name}"
-        node = self.graph.create_node("call_function", func, tensor_args, tensor_kwargs, name=name)
-        if self.step is not None:
-            node.meta.update({key: value for key, value in self.step.meta.items() if key != "kind"})
+        node = self.writer.call(func, tensor_args, name, tensor_kwargs)
+        self._describe(node)
         self._mark_results(result, node)
         return result
 
@@ -113,7 +149,7 @@ class _Recorder(_torch.TorchDispatchMode):
         elif isinstance(result, (tuple, list)):
             for index, element in enumerate(result):
                 if isinstance(element, torch.Tensor):
-                    item = self.graph.call_function(operator.getitem, (node, index))
+                    item = self.writer.call(operator.getitem, (node, index), "getitem")
                     item.meta["dtype"], item.meta["shape"] = element.dtype, tuple(element.shape)
                     self.mark(element, item)
 
@@ -171,8 +207,8 @@ def lower(
         results = _interpret(segment.module, recorder, (list(inputs), sizes, scalars))
         outputs, computed = _describe_outputs(recorder, results, placeholders)
     finally:
-        for value in (*inputs, *locals().get("results", ())):
-            if value is not None:
+        for value in (*inputs, *recorder.constants, *locals().get("results", ())):
+            if isinstance(value, torch.Tensor):
                 value.__dict__.pop(_NODE, None)
     graph.output(tuple(computed))
     graph.eliminate_dead_code()
@@ -188,14 +224,15 @@ def lower(
     problem = recorder.problem
     if problem is not None:
         graph = fx.Graph()
-    return Lowered(graph, used, outputs, baked, results, problem, recorder.random)
+    return Lowered(graph, recorder.root, used, outputs, baked, results, problem, recorder.random)
 
 
 def _describe_outputs(
     recorder: _Recorder, results: Sequence[Any], placeholders: Sequence[fx.Node | None]
 ) -> tuple[list[tuple[str, int] | None], list[fx.Node]]:
     outputs: list[tuple[str, int] | None] = []
-    computed: list[fx.Node] = []
+    computed: dict[fx.Node, int] = {}
+    inputs = {node: index for index, node in enumerate(placeholders) if node is not None}
     for result in results:
         if result is None:
             outputs.append(None)
@@ -205,15 +242,13 @@ def _describe_outputs(
             outputs.append(None)
             continue
         node = recorder.node_of(result)
-        if node in placeholders and node is not None:
-            outputs.append(("input", placeholders.index(node)))
+        if node in inputs:
+            outputs.append(("input", inputs[node]))
         elif node is not None:
-            if node not in computed:
-                computed.append(node)
-            outputs.append(("computed", computed.index(node)))
+            outputs.append(("computed", computed.setdefault(node, len(computed))))
         else:
             outputs.append(None)
-    return outputs, computed
+    return outputs, list(computed)
 
 
 def _interpret(module: fx.GraphModule, recorder: _Recorder, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -238,6 +273,10 @@ def _interpret(module: fx.GraphModule, recorder: _Recorder, arguments: tuple[Any
             recorder.step = node
             if node.op == "call_method":
                 getattr(args[0], node.target)(*args[1:], **kwargs)
+            elif node.op == "get_attr":
+                env[node] = recorder.constant(node.target, getattr(module, node.target))
+            elif isinstance(node.target, _torch_aot.HigherOrderOperator):
+                env[node] = recorder.higher_order(node.target, args, kwargs)
             else:
                 env[node] = node.target(*args, **kwargs)
             del args, kwargs

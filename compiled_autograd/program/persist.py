@@ -22,13 +22,14 @@ _HEADER = '''"""A captured backward pass, written by compiled_autograd.save_grap
 import torch
 from math import inf, nan
 from torch import device
+from compiled_autograd.runtime import aot_functional as compiled_autograd_runtime_aot_functional
 from compiled_autograd.runtime import functional as compiled_autograd_runtime_functional
 from compiled_autograd.runtime import validation as compiled_autograd_runtime_validation
 from compiled_autograd.program.persist import operator as autograd_node
 
 '''
 _OPERATOR = "torch__dynamo_compiled_autograd_ops_"
-_OURS = ("compiled_autograd_runtime_functional", "compiled_autograd_runtime_validation")
+_OURS = tuple(f"compiled_autograd_runtime_{name}" for name in ("aot_functional", "functional", "validation"))
 
 
 def operator(name: str) -> Any:
@@ -47,9 +48,14 @@ def save_graph(graph: fx.GraphModule, path: str | pathlib.Path) -> None:
     """Write ``graph``, as captured, to ``path``.
 
     Raises:
-        GraphReloadError: if the graph calls something that has no name outside this process.
+        GraphReloadError: if the graph calls something that has no name outside this process, or holds constants.
     """
     code = graph.code.strip()
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            raise GraphReloadError(
+                str(path), f"{node.name}, a constant of a compiled function, has no place in a file"
+            )
     for name, target in sorted(_targets(graph).items()):
         if name.startswith((_OPERATOR, *_OURS)) or name.split("_")[0] in (
             "torch",
@@ -72,9 +78,11 @@ def _targets(graph: fx.GraphModule) -> dict[str, Any]:
         for node in graph.graph.nodes
         if node.op == "call_function"
         and not isinstance(node.target, str)
+        and not getattr(node.target, "__module__", "").startswith("torch._ops.")
         and getattr(node.target, "__module__", None)
         not in (
             "_operator",
+            "compiled_autograd.runtime.aot_functional",
             "compiled_autograd.runtime.functional",
             "compiled_autograd.runtime.validation",
             "torch._dynamo.compiled_autograd.ops",

@@ -21,6 +21,7 @@ from compiled_autograd.program.shapes import ShapePattern, dynamic_module
 from compiled_autograd.session.compilers import Compiler
 from compiled_autograd.session.log import log_compile
 from compiled_autograd.session.session import sessions
+from fake.tracing.compiling import compiling, one_at_a_time
 
 __all__ = ["build_program"]
 
@@ -33,7 +34,7 @@ _MOST_FORMS = 2
 def build_program(module: fx.GraphModule, compiler: Compiler, dynamic: bool) -> Run:
     """What to call, with the five arguments of the captured graph, to run it with ``compiler``."""
     whole = compiler.whole(module)
-    if whole is module or whole == module.forward:
+    if whole is module:
         return executable(module)
     compile_part = compiler.part(whole, dynamic) if config.lower else None
     if compile_part is None:
@@ -78,19 +79,32 @@ class _Segment:
         self, values: list[Any], rest: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]
     ) -> Any:
         values.extend(rest)
-        for static in self.statics:
-            if static.matches(values, sizes, scalars):
-                return static.run(values)
-        if self.lifted is not None and self.lifted.matches(values, sizes, scalars):
-            return self.lifted.run(values)
-        if self.dynamic is not None and self.dynamic.matches(values, sizes, scalars):
-            return self.dynamic.run(values, sizes)
-        if self.gave_up is None:
-            baked = self._changed_numbers(values, sizes, scalars)
-            if baked or len(self.statics) + (self.dynamic is not None) < _MOST_FORMS:
-                return self._new_form(values, sizes, scalars, baked)
+        form = self._fitting(values, sizes, scalars)
+        if form is None and self.gave_up is None and self._may_compile(values, sizes, scalars):
+            with one_at_a_time:
+                form = self._fitting(values, sizes, scalars)  # another thread may have compiled it meanwhile
+                if form is None and self.gave_up is None and self._may_compile(values, sizes, scalars):
+                    return self._new_form(values, sizes, scalars)
+        if form is not None:
+            return form.run(values, sizes)
         sessions.ledger.ran_uncompiled(self.gave_up or f"it has been compiled {_MOST_FORMS} times")
         return self.part.run(values, sizes, scalars)
+
+    def _fitting(
+        self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
+    ) -> "_Static | _Dynamic | None":
+        """What was compiled for such a call."""
+        for static in self.statics:
+            if static.matches(values, sizes, scalars):
+                return static
+        for form in (self.lifted, self.dynamic):
+            if form is not None and form.matches(values, sizes, scalars):
+                return form
+        return None
+
+    def _may_compile(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
+        forms = len(self.statics) + (self.dynamic is not None)
+        return forms < _MOST_FORMS or bool(self._changed_numbers(values, sizes, scalars))
 
     def _changed_numbers(
         self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
@@ -101,15 +115,14 @@ class _Segment:
         fitting = (static for static in self.statics if static.fits(values, sizes, scalars))
         return next((static.lowered.baked for static in fitting), ())
 
-    def _new_form(
-        self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any], baked: Sequence[int]
-    ) -> Any:
+    def _new_form(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Any:
         problem = obstacle(values)
         if problem is not None:
             # not given up: the next call may bring plain tensors
             sessions.ledger.ran_uncompiled(problem)
             log_compile(self.part.title, f"runs uncompiled: {problem}")
             return self.part.run(values, sizes, scalars)
+        baked = self._changed_numbers(values, sizes, scalars)
         if baked:
             return self._compile_static(values, sizes, scalars, lifted=baked)
         if self.statics:
@@ -222,12 +235,12 @@ class _Static:
         example = [values[index] for index in self.used]
         backend = segment.compiler.backend()
         if backend is not None:
-            flat = graph_module(torch.nn.Module(), self.lowered.graph, segment.__name__)
-            with torch.no_grad():
+            flat = graph_module(self.lowered.root, self.lowered.graph, segment.__name__)
+            with torch.no_grad(), compiling():
                 compiled = backend(flat, example)
             self.compiled = lambda args: compiled(*args)
         else:
-            self.compiled = segment.compile_part(_list_module(self.lowered.graph, segment.__name__))
+            self.compiled = segment.compile_part(_list_module(self.lowered, segment.__name__))
         segment.count("second" if segment.statics else "static")
         log_compile(segment.part.title, "compiled for one pattern of sizes")
         if self.lowered.random:
@@ -243,7 +256,7 @@ class _Static:
                     f"eager's is {tuple(result.shape)} {result.dtype}"
                 )
 
-    def run(self, values: list[Any]) -> Sequence[Any]:
+    def run(self, values: list[Any], sizes: Sequence[int] = ()) -> Sequence[Any]:
         passed_on = {
             output[1]: values[output[1]] for output in self.outputs if output and output[0] == "input"
         }
@@ -271,17 +284,17 @@ def _same_operand(left: Any, right: Any) -> bool:
     return left == right and (left != 0 or repr(left) == repr(right))
 
 
-def _list_module(flat: fx.Graph, name: str) -> fx.GraphModule:
+def _list_module(lowered: Lowered, name: str) -> fx.GraphModule:
     """The flat graph with one argument, a list whose elements Dynamo may free."""
     graph = fx.Graph()
     inputs = graph.placeholder("inputs")
-    placeholders = [node for node in flat.nodes if node.op == "placeholder"]
+    placeholders = [node for node in lowered.graph.nodes if node.op == "placeholder"]
     env = {
         node: graph.create_node("call_function", operator.getitem, (inputs, index), name=node.name)
         for index, node in enumerate(placeholders)
     }
-    graph.output(graph.graph_copy(flat, env))
-    module = graph_module(torch.nn.Module(), graph, name)
+    graph.output(graph.graph_copy(lowered.graph, env))
+    module = graph_module(lowered.root, graph, name)
     _torch.steal_list(module, "inputs")
     return module
 

@@ -2,7 +2,7 @@
 
 A *segment* is a stretch of pure computation between two calls of user code. Accumulation into ``.grad`` and
 hooks of leaves wait until their stretch is over (nothing later in it can depend on them); any other hook, and
-every Python or opaque C++ backward, ends the stretch. The *driver* is the captured graph with each stretch
+every Python or opaque C++ backward, ends the stretch. What only reads an argument of the graph runs first. The *driver* is the captured graph with each stretch
 replaced by one call.
 """
 
@@ -12,9 +12,9 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
+from compiled_autograd._torch_nodes import NodeWriter
 from compiled_autograd.capture.steps import Kind
 from compiled_autograd.executing import executable, graph_module
 
@@ -60,6 +60,12 @@ def _is_opaque(node: fx.Node) -> bool:
     return node.meta.get("kind", Kind.PURE) is not Kind.PURE
 
 
+def _runs_first(node: fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return _runs_first(node.args[0])  # type: ignore[arg-type]
+    return node.meta.get("kind") is Kind.READ
+
+
 def _belongs_to_leaf(node: fx.Node) -> bool:
     return str(node.meta.get("autograd_node", "")).endswith("AccumulateGrad")
 
@@ -70,7 +76,7 @@ def _regions(graph: fx.Graph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
     ended = False
     waiting: set[fx.Node] = set()
     for node in graph.nodes:
-        if node.op != "call_function" or _is_argument(node):
+        if node.op != "call_function" or _is_argument(node) or _runs_first(node):
             continue
         if _is_opaque(node):
             regions[-1][1].append(node)
@@ -86,41 +92,39 @@ def _regions(graph: fx.Graph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
     return regions
 
 
-def _segment(nodes: list[fx.Node], number: int) -> FunctionalSegment:
+def _segment(whole: fx.GraphModule, nodes: list[fx.Node], number: int) -> FunctionalSegment:
     inside = set(nodes)
     inputs: dict[fx.Node, None] = {}
     for node in nodes:
         for argument in node.all_input_nodes:
-            if argument not in inside and not _is_number(argument):
+            if argument not in inside and not _is_number(argument) and argument.op != "get_attr":
                 inputs.setdefault(argument)
     ordered = sorted(inputs, key=lambda node: not _is_owned(node, inside))
     outputs = [node for node in nodes if any(user not in inside for user in node.users)]
     graph = fx.Graph()
+    writer = NodeWriter(graph)
     values, sizes, scalars = (graph.placeholder(name) for name in ("values", "sizes", "scalars"))
     numbers = {"sizes": sizes, "scalars": scalars}
     copies: dict[fx.Node, fx.Node] = {}
     for index, node in enumerate(ordered):
-        copies[node] = graph.create_node("call_function", operator.getitem, (values, index), name=node.name)
+        copies[node] = writer.call(operator.getitem, (values, index), node.name)
     graph.create_node("call_method", "clear", (values,), name="free_values")
 
     def copy_of(node: fx.Node) -> fx.Node:
+        if node not in copies and node.op == "get_attr":
+            copies[node] = graph.node_copy(node)
         if node not in copies:  # a size or a scalar
             source: Any = node.args[0]
             index = node.args[1]
-            copies[node] = graph.create_node(
-                "call_function",
-                operator.getitem,
-                (numbers[source.name], index),
-                name=node.name,
-            )
+            copies[node] = writer.call(operator.getitem, (numbers[source.name], index), node.name)
         return copies[node]
 
     for node in nodes:
         for argument in node.all_input_nodes:
             copy_of(argument)
-        copies[node] = graph.node_copy(node, copy_of)
+        copies[node] = writer.copy(node, copy_of)
     graph.output(tuple(copies[node] for node in outputs))
-    module = graph_module(torch.nn.Module(), graph, f"BackwardSegment{number}")
+    module = graph_module(whole, graph, f"BackwardSegment{number}")
     return FunctionalSegment(nodes, ordered, outputs, module)
 
 
@@ -142,7 +146,7 @@ def split_segments(module: fx.GraphModule) -> list[tuple[FunctionalSegment | Non
     """Per stretch, the segment (None where nothing is computed) and the nodes that run as they are."""
     stretches = []
     for number, (pure, others) in enumerate(_regions(module.graph)):
-        segment = _segment(pure, number) if _computes(pure) else None
+        segment = _segment(module, pure, number) if _computes(pure) else None
         stretches.append((segment, others))
     return stretches
 
@@ -158,6 +162,7 @@ def build_driver(
     it can free each after its last use; ``others`` what is needed elsewhere too.
     """
     graph = fx.Graph()
+    writer = NodeWriter(graph)
     env: dict[fx.Node, fx.Node] = {}
     arguments = [node for node in module.graph.nodes if node.op == "call_function" and _is_argument(node)]
     for node in module.graph.nodes:
@@ -172,10 +177,12 @@ def build_driver(
         lists.append(graph.create_node("call_function", pick, (inputs, indices), name=f"values_{number}"))
     for node in arguments:
         if node not in picked and node.users:
-            env[node] = graph.node_copy(node, env.__getitem__)
+            env[node] = writer.copy(node, env.__getitem__)
     for node in module.graph.nodes:
         if node.op == "call_method":  # the clearing of lists
-            graph.node_copy(node, env.__getitem__)
+            writer.copy(node, env.__getitem__)
+        elif node.op == "get_attr" or (node.op == "call_function" and _runs_first(node)):
+            env[node] = writer.copy(node, env.__getitem__)
     for number, (segment, others) in enumerate(stretches):
         if segment is not None:
             rest = tuple(env[node] for node in segment.inputs if node not in owned[number])
@@ -186,23 +193,21 @@ def build_driver(
                 name=f"segment_{number}",
             )
             for index, node in enumerate(segment.outputs):
-                env[node] = graph.create_node(
-                    "call_function", operator.getitem, (call, index), name=node.name
-                )
+                env[node] = writer.call(operator.getitem, (call, index), node.name)
         for node in others:
-            env[node] = graph.node_copy(node, env.__getitem__)
+            env[node] = writer.copy(node, env.__getitem__)
     output = next(iter(reversed(module.graph.nodes)))
     graph.output(fx.node.map_arg(output.args[0], env.__getitem__))
-    return graph_module(torch.nn.Module(), graph, "BackwardDriver")
+    return graph_module(module, graph, "BackwardDriver")
 
 
 def _owned_inputs(
     stretches: Sequence[tuple[FunctionalSegment | None, list[fx.Node]]],
 ) -> list[dict[fx.Node, None]]:
     """Per stretch, the elements of ``inputs`` that only its segment uses, in the segment's order."""
-    return [
-        {}
-        if segment is None
-        else {node: None for node in segment.inputs if _is_owned(node, set(segment.nodes))}
-        for segment, _ in stretches
-    ]
+    owned: list[dict[fx.Node, None]] = []
+    for segment, _ in stretches:
+        inside = set() if segment is None else set(segment.nodes)
+        inputs = [] if segment is None else segment.inputs
+        owned.append({node: None for node in inputs if _is_owned(node, inside)})
+    return owned

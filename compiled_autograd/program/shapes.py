@@ -162,4 +162,4 @@ def dynamic_module(module: fx.GraphModule, pattern: ShapePattern) -> tuple[fx.Gr
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
             env[node] = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
             env[node].meta.update(node.meta)
-    return graph_module(torch.nn.Module(), graph, f"{module._get_name()}Dynamic"), number_sources
+    return graph_module(module, graph, f"{module._get_name()}Dynamic"), number_sources

@@ -33,6 +33,7 @@ __all__ = [
     "call_unpack_hook",
     "copy_slices_epilogue",
     "copy_slices_prologue",
+    "materialize",
 ]
 
 Grad = torch.Tensor | None
@@ -192,7 +193,8 @@ def _unpack(value: Any) -> Any:
     return value
 
 
-def _materialize(ctx: Any, grads: Sequence[Any]) -> tuple[Grad, ...]:
+def materialize(ctx: Any, grads: Sequence[Any]) -> tuple[Grad, ...]:
+    """The gradients that the engine passes to a custom backward: zeros for missing ones, where it wants them."""
     wanted = _torch.materializes_grads(ctx)
     result: list[Grad] = []
     for position, grad in enumerate(grads):
@@ -250,7 +252,7 @@ def call_backward(
     running.enter(node)
     view: Any = ctx if running.keeps_graph() else _Context(ctx, saved)
     del saved
-    arguments = _materialize(ctx, grads)
+    arguments = materialize(ctx, grads)
     del grads
     try:
         # the method of the node's class, so that a subclass's own apply is honoured, as by the engine

@@ -8,6 +8,7 @@ from compiled_autograd import _torch
 from compiled_autograd.config import config
 from compiled_autograd.errors import RefusedError
 from compiled_autograd.runtime.running import EAGER, running
+from fake.tracing.compiling import one_at_a_time
 
 __all__ = ["is_beside_another", "reason_before", "refusal_reason"]
 
@@ -32,6 +33,7 @@ _REFUSALS: tuple[tuple[str, str], ...] = (
         r"(?:not implemented for|not supported by|doesn't support|does not support) compiled autograd",
         "{message}",
     ),
+    (r"has no attribute 'symints'", "the backward of a compiled function is differentiated"),
     (r"[Cc]ompiled[ _][Aa]utograd", "{message}"),
 )
 
@@ -43,7 +45,9 @@ def reason_before() -> str | None:
     if len(running.stack) > config.max_nested_captures:
         return f"nested deeper than config.max_nested_captures = {config.max_nested_captures}"
     if torch.is_anomaly_enabled():
-        return "anomaly mode"
+        with one_at_a_time:  # another thread that traces has it on meanwhile
+            if torch.is_anomaly_enabled():
+                return "anomaly mode"
     if _torch.dispatch_mode_depth():
         return "a TorchDispatchMode is active"
     return None
@@ -53,7 +57,7 @@ def refusal_reason(error: BaseException) -> str | None:
     """Why C++, or our own recording, refused a pass; None where ``error`` is the pass's own error."""
     if isinstance(error, RefusedError):
         return error.reason
-    if not isinstance(error, (NotImplementedError, RuntimeError)):
+    if not isinstance(error, (AttributeError, NotImplementedError, RuntimeError)):
         return None
     message = str(error).split("\nException raised from", 1)[0]
     if "INTERNAL ASSERT FAILED" in message and _BESIDE not in message:

@@ -27,22 +27,38 @@ class Installation:
         """Installs, and returns how to undo it; set once, by the module that knows what to install."""
         self._lock = threading.Lock()
         self._users = 0
+        self._finalized: list[None] = []
         self._uninstall: Callable[[], None] | None = None
 
     def acquire(self) -> None:
         """One more session."""
         with self._lock:
-            if self._users == 0 and self.install is not None:
-                self._uninstall = self.install()
-            self._users += 1
+            self._count(+1)
 
     def release(self) -> None:
         """One session less; the last one puts torch back as it was."""
         with self._lock:
+            self._count(-1)
+
+    def release_from_finalizer(self) -> None:
+        """`release`, where the garbage collector may have come in between, in a thread that holds the lock."""
+        self._finalized.append(None)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._count(0)
+            finally:
+                self._lock.release()
+
+    def _count(self, change: int) -> None:
+        if change > 0 and self._users == 0 and self.install is not None:
+            self._uninstall = self.install()
+        self._users += change
+        while self._finalized:
+            self._finalized.pop()
             self._users -= 1
-            if self._users == 0 and self._uninstall is not None:
-                self._uninstall()
-                self._uninstall = None
+        if self._users == 0 and self._uninstall is not None:
+            self._uninstall()
+            self._uninstall = None
 
 
 installation = Installation()

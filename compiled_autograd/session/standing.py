@@ -30,7 +30,7 @@ class Standing:
             if node_class not in self._sessions:
                 # Ours for as long as the class lives; the engine must stand in for torch's until then.
                 installation.acquire()
-                weakref.finalize(node_class, installation.release)
+                weakref.finalize(node_class, installation.release_from_finalizer)
             self._sessions[node_class] = session
 
     def find(self, roots: Sequence[Any]) -> Session | None:

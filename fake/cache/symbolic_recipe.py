@@ -125,16 +125,19 @@ def _numbers_given(trace: int, args: Any) -> dict[Any, Any]:
 
 
 def _maker(metadata: Any, tensor_class: type, mark: Mark) -> Callable[..., Any]:
-    """``make(mode, pattern, owner, plain)``: a tensor like a pattern, on the storage of ``owner``.
+    """``make(mode, pattern, plain)``: a tensor like a pattern, on the storage of a plain tensor.
 
-    ``plain`` is a plain tensor on that storage, or None; the tensor keeps it, to cut views from.
+    The tensor keeps ``plain``, to cut views from.
     """
     device, interned = metadata.device, metadata.to_keep()
-    copy, put_on_storage_of = _t.make_subclass, _t.put_on_storage_of
+    copy, put_on_storage_of, detach = _t.make_subclass, _t.put_on_storage_of, _t.variable_functions.detach
 
-    def make(mode: Any, pattern: torch.Tensor, owner: torch.Tensor, plain: torch.Tensor | None) -> Any:
-        made: Any = copy(tensor_class, pattern, False, dispatch_device=True, device_for_backend_keys=device)
-        put_on_storage_of(made, owner)
+    def make(mode: Any, pattern: torch.Tensor, plain: torch.Tensor) -> Any:
+        moved = detach(pattern)
+        put_on_storage_of(
+            moved, plain
+        )  # not of the fake tensor: since 2.14 torch asks for the devices of both
+        made: Any = copy(tensor_class, moved, False, dispatch_device=True, device_for_backend_keys=device)
         mark(made)
         made.fake_mode = mode
         setattr(made, DEVICE_ATTRIBUTE, device)
@@ -169,7 +172,7 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
             whole = lazy_clone(pattern)
             return make_fake(whole, metadata.device, mode, metadata.to_keep(), mark, tensor_class)
         plain = lazy_clone(storage)
-        return make(mode, pattern, plain, plain)
+        return make(mode, pattern, plain)
 
     return rebuild
 
@@ -255,7 +258,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
         if pattern is None or not copies_are_apart():
             element = plain_of(base).as_strided(*place)
             return make_fake(element, metadata.device, mode, metadata.to_keep(), mark, tensor_class)
-        return make(mode, pattern, base, base._plain)
+        return make(mode, pattern, plain_of(base))
 
     return rebuild
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -17,12 +18,16 @@ from fake.conformance.overlaps import measure_overlaps
 from fake.conformance.refusals import sweep_refusals
 from fake.conformance.report import Tally
 from fake.conformance.sweep import TABLES, Options, sweep
+from fake.errors import ConformanceOptionsError
 
 FINDINGS = (Verdict.MISMATCH, Verdict.UNSUPPORTED, Verdict.ERROR, Verdict.ACCEPTED, Verdict.OTHER_TYPE)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns 1 if there is a mismatch, an unsupported operator or an error, else 0."""
+    """Run the command; returns 1 if there is a mismatch, an unsupported operator or an error, else 0.
+
+    Options that select nothing are an error of the command: it exits with 2.
+    """
     parser = argparse.ArgumentParser(prog="python -m fake.conformance", description=__doc__)
     parser.add_argument(
         "patterns", nargs="*", help="names of entries, as shell patterns ('fft.*'); default: all"
@@ -56,40 +61,62 @@ def main(arguments: list[str] | None = None) -> int:
     )
     choice = parser.parse_args(arguments)
 
-    if choice.merge:
-        tally = Tally()
-        for path in choice.merge:
-            tally.merge(Tally.read(path))
-    else:
-        index, count = map(int, choice.shard.split("/"))
-        options = Options(
-            engine=choice.engine,
-            symbolic=choice.symbolic,
-            tables=choice.tables.split(","),
-            layouts=list(LAYOUTS) if choice.layouts == "all" else choice.layouts.split(","),
-            dtypes=[getattr(torch, name) for name in choice.dtypes.split(",")],
-            patterns=choice.patterns,
-            databases=choice.databases.split(","),
-            samples=choice.samples,
-            shard=(index, count),
-            repeat=choice.repeat,
-        )
-        progress = (lambda name: print(name, file=sys.stderr)) if choice.progress else (lambda name: None)
-        if choice.measure:
-            dtypes, overlaps = measure_dtypes(options, progress), measure_overlaps(options, progress)
-            print(
-                write_table(dtypes, overlaps, choice.measure),
-                "operators refuse dtypes",
-                len(overlaps),
-                "overlaps",
-            )
-            return 0
-        tally = (sweep_refusals if choice.refusals else sweep)(options, progress)
+    try:
+        if choice.merge:
+            tally = Tally()
+            for path in choice.merge:
+                tally.merge(Tally.read(path))
+        else:
+            options = _options(choice)
+            progress = (lambda name: print(name, file=sys.stderr)) if choice.progress else (lambda name: None)
+            if choice.measure:
+                dtypes, overlaps = measure_dtypes(options, progress), measure_overlaps(options, progress)
+                count = write_table(dtypes, overlaps, choice.measure)
+                print(count, "operators refuse dtypes", len(overlaps), "overlaps")
+                return 0
+            tally = (sweep_refusals if choice.refusals else sweep)(options, progress)
+    except (ConformanceOptionsError, OSError, json.JSONDecodeError) as error:
+        parser.error(str(error))
+    if not tally.count(*Verdict):
+        parser.error("nothing was compared: no sample has these tables, layouts and dtypes")
     if choice.json:
         tally.write(choice.json)
     shown = [v for name in choice.show for v in (FINDINGS if name == "findings" else (Verdict(name),))]
     tally.print(Console(width=150), details=shown, title=f"{choice.engine} against eager")
     return 1 if tally.count(*FINDINGS) else 0
+
+
+def _options(choice: argparse.Namespace) -> Options:
+    index, slash, count = choice.shard.partition("/")
+    if not (slash and index.isdigit() and count.isdigit()):
+        raise ConformanceOptionsError(
+            f"shard: {choice.shard!r} is not INDEX/COUNT, such as 0/4", argument="shard"
+        )
+    return Options(
+        engine=choice.engine,
+        symbolic=choice.symbolic,
+        tables=_listed(choice.tables),
+        layouts=list(LAYOUTS) if choice.layouts == "all" else _listed(choice.layouts),
+        dtypes=[_dtype(name) for name in _listed(choice.dtypes)],
+        patterns=choice.patterns,
+        databases=_listed(choice.databases),
+        samples=choice.samples,
+        shard=(int(index), int(count)),
+        repeat=choice.repeat,
+    )
+
+
+def _listed(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ConformanceOptionsError(
+            f"dtypes: there is no torch.{name}, or it is no dtype", argument="dtypes"
+        )
+    return found
 
 
 if __name__ == "__main__":

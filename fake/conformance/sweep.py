@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -12,19 +13,26 @@ import torch
 from torch.utils import _pytree as pytree
 
 from fake.conformance.compare import Outcome, Verdict, compare, of_error
-from fake.conformance.engines import active, make_mode, to_fake
+from fake.conformance.engines import ENGINES, active, make_mode, to_fake
+from fake.conformance.layouts import LAYOUTS
 from fake.conformance.observe import Observation, observe
 from fake.conformance.report import Case, Tally
 from fake.conformance.subjects import Subject, entry_name, names, seed, subjects
+from fake.errors import ConformanceOptionsError
 
-__all__ = ["TABLES", "Options", "sweep"]
+__all__ = ["DATABASES", "TABLES", "Options", "sweep"]
 
 TABLES = ("forward", "backward", "in-place", "out")
+DATABASES = ("op", "custom", "module")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to sweep over. All choices are deterministic: the same options give the same cases."""
+    """What to sweep over. All choices are deterministic: the same options give the same cases.
+
+    Raises:
+        ConformanceOptionsError: an option names something that there is not, or would select nothing.
+    """
 
     #: "torch", "rules" or "fake".
     engine: str = "rules"
@@ -36,7 +44,7 @@ class Options:
     #: Shell patterns for entries' names; all entries if empty.
     patterns: Sequence[str] = ()
     #: Databases: "op", "custom", "module".
-    databases: Sequence[str] = ("op", "custom", "module")
+    databases: Sequence[str] = DATABASES
     #: At most so many samples an entry, evenly spread; 0 for all.
     samples: int = 8
     #: Every ``count``-th entry from ``index`` on.
@@ -44,16 +52,65 @@ class Options:
     #: Run the fake side so often and judge the last: with 2, an engine's cached answer is what is judged.
     repeat: int = 1
 
-    def entries(self) -> list[tuple[str, Any]]:
-        """The database entries that these options select."""
+    def __post_init__(self) -> None:
+        _check_names("engine", [self.engine], ENGINES)
+        _check_names("tables", self.tables, TABLES)
+        _check_names("layouts", self.layouts, tuple(LAYOUTS))
+        _check_names("databases", self.databases, DATABASES)
+        for dtype in self.dtypes:
+            if not isinstance(dtype, torch.dtype):
+                raise ConformanceOptionsError(f"dtypes: {dtype!r} is not a torch.dtype", argument="dtypes")
+        if not self.dtypes:
+            raise ConformanceOptionsError("dtypes: name at least one", argument="dtypes")
         index, count = self.shard
+        if not 0 <= index < count:
+            raise ConformanceOptionsError(
+                f"shard: {index}/{count} is no part of the whole: INDEX/COUNT with 0 <= INDEX < COUNT",
+                argument="shard",
+            )
+        for name, value, least in (("samples", self.samples, 0), ("repeat", self.repeat, 1)):
+            if value < least:
+                raise ConformanceOptionsError(f"{name}: {value} is less than {least}", argument=name)
+
+    def entries(self) -> list[tuple[str, Any]]:
+        """The database entries that these options select.
+
+        Raises:
+            ConformanceOptionsError: a pattern matches no entry, or nothing is selected.
+        """
+        index, count = self.shard
+        known = [entry_name(entry) for database, entry in names() if database in self.databases]
+        for pattern in self.patterns:
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
+                near = difflib.get_close_matches(pattern, known, n=3)
+                hint = f"; did you mean {', '.join(near)}?" if near else ""
+                raise ConformanceOptionsError(
+                    f"patterns: {pattern!r} matches no entry of the databases {', '.join(self.databases)}{hint}",
+                    argument="patterns",
+                )
         selected = [
             (database, entry)
             for database, entry in names()
             if database in self.databases
             and (not self.patterns or any(fnmatch.fnmatchcase(entry_name(entry), p) for p in self.patterns))
         ]
+        if not selected[index::count]:
+            raise ConformanceOptionsError(
+                f"shard: {index}/{count} of {len(selected)} entries holds none", argument="shard"
+            )
         return selected[index::count]
+
+
+def _check_names(option: str, given: Sequence[str], allowed: Sequence[str]) -> None:
+    if not given:
+        raise ConformanceOptionsError(f"{option}: name at least one of {', '.join(allowed)}", argument=option)
+    for name in given:
+        if name not in allowed:
+            near = difflib.get_close_matches(str(name), allowed, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConformanceOptionsError(
+                f"{option}: {name!r} is not one of {', '.join(allowed)}{hint}", argument=option
+            )
 
 
 def sweep(options: Options, progress: Callable[[str], None] = lambda name: None) -> Tally:

@@ -241,6 +241,69 @@ def run_functionalized(op: OpOverload, args: Any, kwargs: Any) -> Any:
     return compiled(*(leaves[place] for place in places))
 
 
+#: Errors that say that an operator has no fake kernel.
+MISSING_FAKE_KERNEL = (UnsupportedOperatorException,)
+#: Errors that say that a fake kernel asked for data.
+READS_DATA = (DataDependentOutputException, GuardOnDataDependentSymNode)
+
+
+def storage_of(tensor: torch.Tensor) -> int | None:
+    """What two tensors in the same memory have in common; None for tensors without memory of that kind."""
+    if tensor.layout is not torch.strided:
+        return None
+    return tensor.untyped_storage()._cdata
+
+
+def refuses_aliasing(error: Exception | None) -> bool:
+    """Whether an error is the one of a custom op whose output is in the memory of an argument."""
+    return isinstance(error, RuntimeError) and "may not alias any inputs" in str(error)
+
+
+def range_of_size(size: torch.SymInt) -> tuple[Any, Any]:
+    """The smallest and the largest value that a symbolic size may have."""
+    bounds = size.node.shape_env.bound_sympy(size.node.expr)
+    return bounds.lower, bounds.upper
+
+
+def expression_of_size(size: torch.SymInt) -> Any:
+    """The expression of a symbolic size."""
+    return size.node.expr
+
+
+def python_functions_of(op: OpOverload) -> list[Any]:
+    """The kernels, fake kernel and autograd formula of a custom op that are Python functions."""
+    custom = maybe_get_opdef(op)
+    if custom is None:
+        return []
+    found = [custom._init_fn, custom._abstract_fn, custom._backward_fn, custom._setup_context_fn]
+    return [function for function in (*found, *custom._backend_fns.values()) if function is not None]
+
+
+def kernel_for_all_devices(op: OpOverload) -> Callable[..., Any] | None:
+    """The Python kernel of a custom op that runs on every device, or None where it has others."""
+    custom = maybe_get_opdef(op)
+    if custom is None or set(custom._backend_fns) != {None}:
+        return None
+    return custom._backend_fns[None]
+
+
+def has_vmap_rule(op: OpOverload) -> bool:
+    """Whether an operator that Python defines has a vmap rule."""
+    custom = maybe_get_opdef(op)
+    return custom is not None and custom._vmap_fn is not None
+
+
+def has_autograd_formula(op: OpOverload) -> bool:
+    """Whether Python code registered a backward formula for an operator."""
+    custom = maybe_get_opdef(op)
+    if custom is not None:
+        return custom._backward_fn is not None
+    name = op_overload_name(op)
+    return any(
+        _C._dispatch_has_kernel_for_dispatch_key(name, k) for k in ("Autograd", "AutogradCPU", "AutogradCUDA")
+    )
+
+
 # --- codes of dtypes and layouts in saved profiles ---------------------------------------------------
 def serialization_codes() -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]]:
     """dtype → code, layout → code, and the two inverses, as torch.export writes them."""
@@ -255,11 +318,17 @@ def serialization_codes() -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any
 
 
 # --- opaque arguments ------------------------------------------------------------------------------
-register_opaque_type: Callable[..., Any] = _opaque_object.register_opaque_type
+register_opaque_type: Callable[..., Any] = (
+    getattr(
+        _opaque_object, "register_custom_class", None
+    )  # its name since 2.15; the older one logs a warning there
+    or _opaque_object.register_opaque_type
+)
 is_opaque_type: Callable[[Any], bool] = getattr(_opaque_object, "is_opaque_type", lambda _: False)
 
 __all__ = [
     "INPLACE_TAG",
+    "MISSING_FAKE_KERNEL",
     "OPDEFS",
     "OPDEF_TO_LIB",
     "OUT_TAG",
@@ -289,14 +358,17 @@ __all__ = [
     "dispatch_keys",
     "dispatch_table",
     "eval_frame_callback",
+    "expression_of_size",
     "fake_kernel_context",
     "fallthrough_kernel",
     "fill_defaults",
     "find_schema",
+    "has_autograd_formula",
     "has_computed_kernel_for_key",
     "has_fake_kernel",
     "has_kernel_for_key",
     "has_kwarg_only_tensors",
+    "has_vmap_rule",
     "increment_version",
     "is_defined_in_python",
     "is_functional_schema",
@@ -306,6 +378,7 @@ __all__ = [
     "is_tensor_like_type",
     "is_tensorlist_like_type",
     "is_view_schema",
+    "kernel_for_all_devices",
     "key_for_device",
     "local_exclude_set",
     "local_include_set",
@@ -317,9 +390,12 @@ __all__ = [
     "parse_namespace",
     "parse_schema",
     "profiler_enabled",
+    "python_functions_of",
     "python_registrations",
     "pytree",
     "quiet_overrides",
+    "range_of_size",
+    "refuses_aliasing",
     "register_opaque_type",
     "replace_library",
     "resolve_overload",
@@ -331,6 +407,7 @@ __all__ = [
     "set_source_of_fake",
     "simple_registry",
     "source_of_fake",
+    "storage_of",
     "supports_tensorlist",
     "take_library",
     "torch_aot_check",

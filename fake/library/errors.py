@@ -23,6 +23,7 @@ __all__ = [
     "ProfileError",
     "RegistrationError",
     "ReservedNamespaceError",
+    "SamplesError",
     "SchemaError",
     "SignatureError",
     "SignatureWarning",
@@ -159,6 +160,10 @@ class OpCheckError(LibraryError, RuntimeError):
     def __init__(self, message: str, *, op: str | None = None, result: object = None) -> None:
         super().__init__(message, op=op)
         self.result = result
+
+
+class SamplesError(LibraryError, ValueError):
+    """The sample calls that a command was given cannot be read, or there are none."""
 
 
 class ProbeError(LibraryError, RuntimeError):

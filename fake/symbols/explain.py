@@ -124,7 +124,7 @@ def _explain(guards: Guards, guard: Guard) -> ExplainedGuard:
 
 def _why(guards: Guards, guard: Guard, last: Reason | None) -> str:
     match guard.kind:
-        case "specialized" if last is not None and last.operator in _PLAIN_READS:
+        case "specialized" if last is not None and last.is_read_in_cpp:
             return "a part of torch that is written in C++ read it as a plain number: every other value needs a graph of its own"
         case "specialized":
             return "the value was made a constant of the graph: every other value needs a graph of its own"
@@ -172,6 +172,11 @@ def _avoid(guard: Guard, last: Reason | None) -> str:
         return "nothing known"
     if last.kind == "declared":
         return "change the declaration"
+    if guard.kind == "specialized" and last.is_read_in_cpp:
+        return (
+            "run the program inside torch._dispatch.python.enable_python_dispatcher(), as torch.compile does: such parts are "
+            "then decomposed with symbolic sizes"
+        )
     if last.operator is None and _is_assertion(last):
         return "nothing to avoid: other sizes are refused by the program itself"
     if last.operator is None and not last.is_of_program:
@@ -180,11 +185,6 @@ def _avoid(guard: Guard, last: Reason | None) -> str:
         return (
             f"at {last.where or 'the program'}: keep sizes out of int(), if and range(); assert them with torch._check, "
             "choose with torch.where or torch.cond"
-        )
-    if guard.kind == "specialized" and last.operator in _PLAIN_READS:
-        return (
-            "run the program inside torch._dispatch.python.enable_python_dispatcher(), as torch.compile does: such parts are "
-            "then decomposed with symbolic sizes"
         )
     if guard.kind == "specialized" and guard.tied is not None and guard.tied.kind == "number":
         return "nothing to avoid if the number never changes; else let the program take it as a tensor"
@@ -200,10 +200,6 @@ def _avoid(guard: Guard, last: Reason | None) -> str:
     if _is_divisibility(guard.condition):
         return "pad to a multiple, and declare it: fake.Dim(name, multiple_of=...)"
     return "nothing to avoid if all sizes in use satisfy it; else split the inputs by it before the compiled part"
-
-
-_PLAIN_READS = frozenset(f"aten.{name}.default" for name in ("size", "stride", "numel", "storage_offset"))
-"""What C++ code dispatches that asks a tensor for numbers, and knows no symbolic ones."""
 
 
 _REFUSED = "the operator is an error for all other sizes"

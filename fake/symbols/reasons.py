@@ -51,6 +51,8 @@ _LOOKS = re.compile(
     r"\b(if|elif|while|for|assert|and|or|not|in|match)\b|[<>]|[!=]=|\b(int|bool|float|range|min|max|sorted|len|round)\(|math\.|_check|guard_"
 )
 """What in a line of a program looks at the value of a size."""
+_PLAIN_READS = frozenset(f"aten.{name}.default" for name in ("size", "stride", "numel", "storage_offset"))
+"""What C++ code dispatches that asks a tensor for numbers."""
 _IN_MODULES = re.compile(r"(^|/)nn/(modules/\w+|functional)\.py$")
 """Files of torch whose lines Dynamo takes for the user's."""
 _PLAIN_CALLS = frozenset(("getattr", "getitem", "size", "shape"))
@@ -103,6 +105,17 @@ class Reason:
     def is_of_program(self) -> bool:
         """Whether the user's line may have asked by itself: it compares or converts something, or cannot be read."""
         return self.where is None or not self.where.code or _LOOKS.search(self.where.code) is not None
+
+    @property
+    def is_read_in_cpp(self) -> bool:
+        """Whether a part of torch that is written in C++ asked a tensor for a number, and knows no symbolic ones.
+
+        It dispatches the question, or (since 2.14) asks the symbolic number in the middle of a line that does not look at it.
+        """
+        if self.operator is not None:
+            return self.operator in _PLAIN_READS
+        asked = self.framework or self.where
+        return not self.is_of_program and asked is not None and _LOOKS.search(asked.code) is None
 
     @property
     def asked_by(self) -> str:

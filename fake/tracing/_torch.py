@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
 import torch
 from torch._C._functorch import peek_interpreter_stack
+from torch._dynamo.convert_frame import compile_lock
 from torch._functorch._aot_autograd import graph_compile
 from torch._subclasses import functional_tensor
 from torch._subclasses.fake_tensor import FakeTensor as TorchFakeTensor
@@ -27,6 +29,8 @@ __all__ = [
     "TorchFakeTensor",
     "_pytree",
     "_traceback",
+    "compile_lock",
+    "compile_session",
     "dense_key_sets",
     "dispatch_keys",
     "graph_compile",
@@ -36,6 +40,9 @@ __all__ = [
     "structured_log_is_on",
     "walkers_of_arguments",
 ]
+
+compile_session: Any = getattr(torch.compiler, "_compile_session_context", contextlib.nullcontext)
+"""Sets what ``torch.compiler.is_compiling()`` answers; versions without it have no flag that asks for it."""
 
 
 def walkers_of_arguments() -> list[Any]:

@@ -19,7 +19,8 @@ def patches() -> list[tuple[Any, str, Any]]:
     """Attributes of torch and what to put there (owner, name, value)."""
     name = "_create_symbolic_sizes_strides_storage_offset"
     found = [(_t.ShapeEnv, name, sizes_strides_storage_offset)] if hasattr(_t.ShapeEnv, name) else []
-    return found + [(_t.ShapeEnv, name, _numbers_first(getattr(_t.ShapeEnv, name))) for name in _READERS]
+    readers = (name for name in _READERS if hasattr(_t.ShapeEnv, name))
+    return found + [(_t.ShapeEnv, name, _numbers_first(getattr(_t.ShapeEnv, name))) for name in readers]
 
 
 def sizes_strides_storage_offset(

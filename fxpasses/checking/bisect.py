@@ -6,6 +6,10 @@ other, Inductor. Of two neighbours one works and one fails. What costs least is 
 Inductor. Is it a pass, then the search goes on with its match sites. Is it Inductor, then one run compares each graph with
 what Inductor made of it, and two more confirm the operator that was found; only where nothing was found, the operators
 that Inductor lowers are searched. Each answer is written to a state file, so that a search that was killed goes on.
+
+A script may fail now and then only. So a verdict is believed when more runs, just before the guilty part and with it, do not refute it. If
+they do, both rates of failure are estimated, with all of the compilation and without, and each question is asked as often as these rates
+make necessary (:mod:`fxpasses.checking.odds`).
 """
 
 from __future__ import annotations
@@ -14,18 +18,30 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fxpasses.checking.odds import Answer, Odds, by_chance
 from fxpasses.checking.warm import Runner
 from fxpasses.errors import BisectError
 from fxpasses.pass_manager.limits import VARIABLE, Limits
 
 __all__ = ["Verdict", "bisect_script"]
+
+_FORMAT = 2
+"""Of the state file."""
+_ATTEMPTS = 4
+"""How many searches are made before a script is called too flaky for one."""
+_LEAST_ESTIMATES, _MOST_ESTIMATES = 10, 40
+"""How often a flaky script runs with all of the compilation, and as often without: at least, and until the counts differ."""
+_NEVER_FAILED = 3
+"""How many times as many runs confirm that there is nothing to find: whoever asks has seen the script fail."""
+_BY_CHANCE = 0.002
+"""How likely two numbers of failures are by chance, where they count as no different. Asked again and again: hence so small."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,7 @@ class Verdict:
         repro: a file that shows the fault, or "".
         runs: how many processes were needed, those of an earlier search with the same state included.
         text: all that in one paragraph.
+        flaky: whether the script fails now and then only.
     """
 
     stage: str
@@ -49,15 +66,26 @@ class Verdict:
     repro: str
     runs: int
     text: str
+    flaky: bool = False
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """One run of the script."""
+class _Found:
+    """A verdict that runs could still refute.
 
-    failed: bool
-    record: dict[str, Any]
-    output: str
+    Attributes:
+        verdict: what was found.
+        works: the compilation just before, with which the script works; ``None`` where there is none.
+        fails: the one with which it fails; ``None`` when it does not.
+    """
+
+    verdict: Verdict
+    works: Limits | None
+    fails: Limits | None
+
+
+class _Refuted(Exception):
+    """A compilation with which the script worked fails, or the other way round: it is flaky, or more so than it seemed."""
 
 
 class _Search:
@@ -75,28 +103,60 @@ class _Search:
     ) -> None:
         self._runner = runner
         self._state, self._output, self._timeout, self._tick = state, output, timeout, tick
+        self.odds = Odds()
         key = hashlib.sha256(script.read_bytes() + repr(list(args)).encode()).hexdigest()
-        self._answers: dict[str, dict[str, Any]] = {}
+        self._answers: dict[str, Answer] = {}
         if state.exists():
             known = json.loads(state.read_text())
-            if known.get("script") == key:  # otherwise the answers are another script's
-                self._answers = known["answers"]
+            if known.get("script") == key and known.get("format") == _FORMAT:
+                self._answers = {name: Answer(**answer) for name, answer in known["answers"].items()}
         self._key = key
 
     @property
     def runs(self) -> int:
-        return len(self._answers)
+        return sum(answer.runs for answer in self._answers.values())
 
-    def answer(self, limits: Limits) -> _Answer:
-        """Run the script so, or remember that it was."""
-        key = limits.to_json()
-        if key not in self._answers:
-            self._answers[key] = self._run(limits)
-            self._save()
+    @property
+    def is_flaky(self) -> bool:
+        """Whether some compilation both worked and failed."""
+        return any(answer.is_mixed for answer in self._answers.values())
+
+    def known(self, limits: Limits) -> Answer:
+        """The runs so far."""
+        return self._answers.get(limits.to_json(), Answer())
+
+    def fails(self, limits: Limits, sure: float = 1.0) -> bool:
+        """Run the script so until it is clear whether it fails, or remember that it was.
+
+        Args:
+            limits: where the compilation ends.
+            sure: how clear it has to be: as a multiple of what one run of a script says that is not flaky.
+
+        Raises:
+            _Refuted: when that contradicts what is thought of the script.
+        """
+        verdict = self.odds.verdict(self.known(limits), sure)
+        while verdict is None:
+            self.run(limits)
+            if self.known(limits).is_mixed and not self.odds.flaky:
+                raise _Refuted
+            verdict = self.odds.verdict(self.known(limits), sure)
         self._tick()
-        return _Answer(**self._answers[key])
+        return verdict
 
-    def _run(self, limits: Limits) -> dict[str, Any]:
+    def record(self, limits: Limits) -> dict[str, Any]:
+        """What a run of the script so met."""
+        if not self.known(limits).runs:
+            self.run(limits)
+        return self.known(limits).record
+
+    def run(self, limits: Limits) -> None:
+        """Run the script once."""
+        self._answers[limits.to_json()] = self.known(limits).plus(self._run(limits))
+        self._save()
+        self._tick()
+
+    def _run(self, limits: Limits) -> Answer:
         self._output.mkdir(parents=True, exist_ok=True)
         record = self._output.resolve() / "record.json"
         record.unlink(missing_ok=True)
@@ -105,19 +165,20 @@ class _Search:
         if status is None:
             text = f"no end after {self._timeout} seconds"
         found = json.loads(record.read_text()) if record.exists() else {}
-        return {"failed": status != 0, "record": found, "output": text[-2000:]}
+        return Answer(1, int(status != 0), found, text[-2000:])
 
     def _save(self) -> None:
         self._state.parent.mkdir(parents=True, exist_ok=True)
         partial = self._state.with_suffix(".part")
-        partial.write_text(json.dumps({"script": self._key, "answers": self._answers}, indent=1))
+        answers = {name: asdict(answer) for name, answer in self._answers.items()}
+        partial.write_text(json.dumps({"format": _FORMAT, "script": self._key, "answers": answers}, indent=1))
         partial.replace(self._state)
 
     def first_failing(self, works: int, fails: int, limits: Callable[[int], Limits]) -> int:
         """The smallest number that fails, between one that works and one that fails."""
         while fails - works > 1:
             middle = (works + fails) // 2
-            if self.answer(limits(middle)).failed:
+            if self.fails(limits(middle)):
                 fails = middle
             else:
                 works = middle
@@ -131,6 +192,7 @@ def bisect_script(
     state: str | Path | None = None,
     output: str | Path = "fxpasses_bisect",
     timeout: float | None = None,
+    confirm: int = 3,
     console: Console | None = None,
 ) -> Verdict:
     """Find out which part of the compilation makes a script fail.
@@ -145,11 +207,15 @@ def bisect_script(
             state goes on where the last one ended.
         output: a directory for the state and the repro file.
         timeout: after how many seconds a run counts as failed.
+        confirm: how often the script runs with what is found to be guilty, and how often without, before that is believed; of a
+            script that fails now and then, as often as says what two runs of another one say.
         console: where the progress bar is drawn; standard error by default.
 
     Raises:
-        BisectError: when the script does not exist, or fails without being compiled by fxpasses.
+        BisectError: when the script does not exist, or fails without being compiled by fxpasses; for ``confirm`` below one.
     """
+    if confirm < 1:
+        raise BisectError(f"confirm: expected a number of runs of at least 1, got {confirm!r}")
     script, output = Path(script), Path(output)
     if not script.is_file():
         raise BisectError(f"there is no script {str(script)!r}")
@@ -163,23 +229,20 @@ def bisect_script(
     # What comes from a cache ran through no pass.
     with bar, Runner([str(script), *args], {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}) as runner:
         task = bar.add_task("running the script as it is", total=8)
+
+        def tick() -> None:
+            done = bar.tasks[0].completed + 1
+            bar.update(task, completed=done, total=max(bar.tasks[0].total or 0, done))
+
         search = _Search(
-            script,
-            args,
-            Path(state) if state else output / "state.json",
-            output,
-            timeout,
-            lambda: bar.advance(task),
-            runner,
+            script, args, Path(state) if state else output / "state.json", output, timeout, tick, runner
         )
 
         def say(text: str, more: int) -> None:
             bar.update(task, description=text, total=int(bar.tasks[0].completed) + more)
 
-        verdict = _find(search, say)
+        verdict = _confirmed(search, say, confirm)
         bar.update(task, description="done", total=bar.tasks[0].completed)
-        if verdict.stage and (words := last_words(search.answer(Limits()).output)):
-            verdict = replace(verdict, text=f"{verdict.text} As it is, the script ends with: {words}")
     (output / "verdict.txt").write_text(verdict.text + "\n")
     return verdict
 
@@ -194,23 +257,106 @@ def last_words(output: str) -> str:
     return str(found[-1])[:200] if found else ""
 
 
-def _find(search: _Search, say: Callable[[str, int], None]) -> Verdict:
-    full = search.answer(Limits())
-    if not full.failed:
-        return Verdict("", "", "", -1, "", search.runs, "The script does not fail: there is nothing to find.")
+def _confirmed(search: _Search, say: Callable[[str, int], None], confirm: int) -> Verdict:
+    """The verdict, once runs that could have refuted it did not."""
+    for _ in range(_ATTEMPTS):
+        try:
+            found = _find(search, say)
+            for limits, failing in ((found.works, False), (found.fails, True)):
+                if limits is not None:
+                    say("trying to refute the verdict", 2 * confirm)
+                    sure = min(confirm, 2) if search.odds.flaky else confirm
+                    sure *= _NEVER_FAILED if found.fails is None else 1
+                    if search.fails(limits, sure) != failing:
+                        raise _Refuted
+            return _told(search, found)
+        except _Refuted:
+            say("the script is flaky: how often does it fail?", _MOST_ESTIMATES)
+            if (verdict := _estimated(search)) is not None:
+                return verdict
+    return replace(
+        _NOTHING,
+        runs=search.runs,
+        flaky=True,
+        text=f"The script is flaky: {_counts(search, Limits())}. Each of {_ATTEMPTS} searches was refuted by runs that came after it, so that "
+        f"nothing can be said about what is to blame. {search.runs} runs.",
+    )
+
+
+def _estimated(search: _Search) -> Verdict | None:
+    """Find out how often the script fails with all of the compilation and without; a verdict where that is about the same."""
+    full, eager = Limits(), Limits(stage="eager")
+    for count in range(_MOST_ESTIMATES):
+        for limits in (full, eager):
+            if search.known(limits).runs <= count:
+                search.run(limits)
+        if count >= _LEAST_ESTIMATES and by_chance(search.known(full), search.known(eager)) < _BY_CHANCE:
+            break
+    with_it, without = search.known(full), search.known(eager)
+    search.odds = Odds.of(with_it, without)
+    if with_it.failed and "passes" not in with_it.record:
+        raise BisectError(
+            "the script fails before anything is compiled with backend='fxpasses'; its last words:\n"
+            + with_it.output
+        )
+    if by_chance(with_it, without) < _BY_CHANCE:
+        return None
+    stage = "eager" if without.failed else ""
+    text = (
+        f"The script is flaky, whether it is compiled or not: {_counts(search, full)}, and with the graphs run in eager as Dynamo captured "
+        f"them {without}. That is no clear difference: no stage of fxpasses is to blame. {search.runs} runs."
+    )
+    return replace(_NOTHING, stage=stage, runs=search.runs, text=_with_last_words(text, with_it), flaky=True)
+
+
+def _told(search: _Search, found: _Found) -> Verdict:
+    """The verdict with what the runs say for it."""
+    text = found.verdict.text
+    if found.fails is None:
+        text += f" It failed in {search.known(Limits())}."
+    elif found.works is not None:
+        text += f" Just before, it fails in {search.known(found.works)}, from there on in {search.known(found.fails)}."
+    else:
+        text += f" It fails in {search.known(found.fails)}."
+    if search.is_flaky:
+        text = f"The script is flaky: {_counts(search, Limits())}. {text}"
+    text += f" {search.runs} runs."
+    if found.verdict.stage:
+        text = _with_last_words(text, search.known(Limits()))
+    return replace(found.verdict, text=text, runs=search.runs, flaky=search.is_flaky)
+
+
+def _counts(search: _Search, limits: Limits) -> str:
+    return f"as it is, it fails in {search.known(limits)}"
+
+
+def _with_last_words(text: str, answer: Answer) -> str:
+    words = last_words(answer.output)
+    return f"{text} As it is, the script ends with: {words}" if words else text
+
+
+_NOTHING = Verdict("", "", "", -1, "", 0, "")
+
+
+def _find(search: _Search, say: Callable[[str, int], None]) -> _Found:
+    if not search.fails(Limits()):
+        text = "The script did not fail: there is nothing to find."
+        return _Found(replace(_NOTHING, text=text), Limits(), None)
+    full = search.known(Limits())
     if "passes" not in full.record:
         raise BisectError(
             "the script fails before anything is compiled with backend='fxpasses'; its last words:\n"
             + full.output
         )
     say("without compiling", 6)
-    if search.answer(Limits(stage="eager")).failed:
+    eager = Limits(stage="eager")
+    if search.fails(eager):
         text = "The script fails even when the graphs run in eager as Dynamo captured them: no stage of fxpasses is to blame."
-        return Verdict("eager", "", "", -1, "", search.runs, text)
+        return _Found(replace(_NOTHING, stage="eager", text=text), None, eager)
     names: list[str] = full.record["passes"]
     say("without Inductor", 5)
-    if not search.answer(Limits(stage="passes", passes=len(names))).failed:
-        return _inductor(search, say)
+    if not search.fails(Limits(stage="passes", passes=len(names))):
+        return _inductor(search, say, len(names))
     steps = [
         Limits(stage="eager"),
         Limits(stage="capture"),
@@ -219,81 +365,87 @@ def _find(search: _Search, say: Callable[[str, int], None]) -> Verdict:
     ]
     say("which stage", len(steps).bit_length() + 4)
     first = search.first_failing(0, len(steps) - 1, steps.__getitem__)
-    guilty = steps[first]
+    before, guilty = steps[first - 1], steps[first]
     if guilty.stage == "passes":
-        return _pass(search, guilty, names[(guilty.passes or 1) - 1], say)
+        return _pass(search, before, guilty, names[(guilty.passes or 1) - 1], say)
     what = {
         "capture": "AOTAutograd's capture of the joint graph (its decompositions and functionalization)",
         "partition": "the partition into a forward and a backward graph",
     }[guilty.stage]
     say(f"writing a repro file for the {guilty.stage} stage", 1)
-    repro = search.answer(replace(guilty, check=True)).record.get("repro", "")
-    return _whole_stage(search, guilty.stage, what, repro)
+    repro = search.record(replace(guilty, check=True)).get("repro", "")
+    return _Found(_whole_stage(guilty.stage, what, repro), before, guilty)
 
 
-def _whole_stage(search: _Search, stage: str, what: str, repro: str) -> Verdict:
+def _whole_stage(stage: str, what: str, repro: str) -> Verdict:
     shown = f" `python {repro}` shows it on a small graph." if repro else ""
-    text = f"The script works up to the stage before and fails with {what}.{shown} {search.runs} runs."
-    return Verdict(stage, "", "", -1, repro, search.runs, text)
+    text = f"The script works up to the stage before and fails with {what}.{shown}"
+    return replace(_NOTHING, stage=stage, repro=repro, text=text)
 
 
-def _pass(search: _Search, limits: Limits, name: str, say: Callable[[str, int], None]) -> Verdict:
-    sites: list[str] = search.answer(limits).record.get("sites", [])
+def _pass(
+    search: _Search, before: Limits, limits: Limits, name: str, say: Callable[[str, int], None]
+) -> _Found:
+    sites: list[str] = search.record(limits).get("sites", [])
     say(f"which match site of {name}", len(sites).bit_length() + 1)
     place, position = "", -1
     if sites:
         position = search.first_failing(0, len(sites), lambda count: replace(limits, sites=count)) - 1
         place = sites[position]
+        before, limits = (replace(limits, sites=count) for count in (position, position + 1))
     say(f"writing a repro file for {name}", 1)
-    repro = search.answer(replace(limits, check=True)).record.get("repro", "")
+    repro = search.record(replace(limits, sites=None, check=True)).get("repro", "")
     where = f" at match site {position + 1} of {len(sites)}, {place}" if sites else ""
     shown = (
         f" `python {repro}` shows it on a small graph." if repro else " The value check finds no difference."
     )
     text = (
         f"The script fails because of pass {name!r}{where}: it works with the passes before it and fails as soon as "
-        f"this pass runs, with the graphs run operator by operator.{shown} {search.runs} runs."
+        f"this pass runs, with the graphs run operator by operator.{shown}"
     )
-    return Verdict("pass", name, place, position, repro, search.runs, text)
+    return _Found(Verdict("pass", name, place, position, repro, 0, text), before, limits)
 
 
-def _inductor(search: _Search, say: Callable[[str, int], None]) -> Verdict:
+def _inductor(search: _Search, say: Callable[[str, int], None], passes: int) -> _Found:
     """Without Inductor the script works."""
+    without = Limits(stage="passes", passes=passes)
     say("comparing what Inductor made of each graph", 4)
-    compared = search.answer(Limits(check=True)).record
+    compared = search.record(Limits(check=True))
     suspects: list[str] = compared.get("suspects", [])
-    nodes: list[str] = search.answer(Limits()).record.get("lowerings", [])
+    nodes: list[str] = search.record(Limits()).get("lowerings", [])
     for position in [i for i, node in enumerate(nodes) if suspects == [node]]:
         # The operator that the comparison names, confirmed: with those before it the script works, with it it fails.
         say(f"confirming {nodes[position]}", 2)
         before, after = (Limits(lowerings=count) for count in (position, position + 1))
-        if not search.answer(before).failed and search.answer(after).failed:
-            return _lowering(search, nodes, position, compared.get("repro", ""))
+        if not search.fails(before) and search.fails(after):
+            return _lowering(nodes, position, compared.get("repro", ""))
     say("without any lowering", len(nodes).bit_length() + 2)
-    if search.answer(Limits(lowerings=0)).failed:
+    none = Limits(lowerings=0)
+    if search.fails(none):
         what = (
             "Inductor, even when it lowers no operator itself: its own passes, its scheduler or its wrapper"
         )
-        return _whole_stage(search, "inductor", what, compared.get("repro", ""))
+        return _Found(_whole_stage("inductor", what, compared.get("repro", "")), without, none)
     if not nodes:
-        text = f"The script fails only with Inductor, on graphs without an operator to lower. {search.runs} runs."
-        return Verdict("inductor", "", "", -1, "", search.runs, text)
+        text = "The script fails only with Inductor, on graphs without an operator to lower."
+        return _Found(replace(_NOTHING, stage="inductor", text=text), without, Limits())
     say("which of Inductor's lowerings", len(nodes).bit_length() + 1)
     position = search.first_failing(0, len(nodes), lambda count: Limits(lowerings=count)) - 1
     repro = compared.get("repro", "")
     if suspects != [nodes[position]]:
         say(f"writing a repro file for {nodes[position]}", 1)
-        own = search.answer(Limits(check=True, suspect=nodes[position])).record
+        own = search.record(Limits(check=True, suspect=nodes[position]))
         repro = own.get("repro", "") or repro
-    return _lowering(search, nodes, position, repro)
+    return _lowering(nodes, position, repro)
 
 
-def _lowering(search: _Search, nodes: Sequence[str], position: int, repro: str) -> Verdict:
+def _lowering(nodes: Sequence[str], position: int, repro: str) -> _Found:
     shown = f" `python {repro}` shows it on a small graph." if repro else ""
     limits = Limits(lowerings=position + 1)
     text = (
         f"The script fails because of Inductor: it works with the first {position} of {len(nodes)} operators lowered and "
         f"the others called as they are, and fails as soon as operator {position + 1}, {nodes[position]}, is lowered, too. "
-        f"{VARIABLE}='{limits.to_json()}' makes the script fail so.{shown} {search.runs} runs."
+        f"{VARIABLE}='{limits.to_json()}' makes the script fail so.{shown}"
     )
-    return Verdict("inductor", "", nodes[position], position, repro, search.runs, text)
+    verdict = Verdict("inductor", "", nodes[position], position, repro, 0, text)
+    return _Found(verdict, Limits(lowerings=position), limits)

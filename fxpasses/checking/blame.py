@@ -41,7 +41,7 @@ def apply_pass(
     Raises:
         Exception: whatever the pass raises.
     """
-    copy = copy_graph(gm)
+    copy = copy_graph(gm, constants=True)
     with collect_sites(allowed) as sites:
         item.apply(copy)
     copy.recompile()
@@ -151,7 +151,7 @@ def partners(
 
 def _without_marks(gm: fx.GraphModule, captured: fx.GraphModule) -> fx.GraphModule:
     """A copy of a graph with only those kinds of metadata that it had when it was captured."""
-    copy = copy_graph(gm)
+    copy = copy_graph(gm, constants=True)
     known = {key for node in captured.graph.nodes for key in node.meta}
     for node in copy.graph.nodes:
         node.meta = {key: value for key, value in node.meta.items() if key in known}
@@ -161,7 +161,7 @@ def _without_marks(gm: fx.GraphModule, captured: fx.GraphModule) -> fx.GraphModu
 
 def after_passes(items: Sequence[Pass], gm: fx.GraphModule, kind: GraphKind) -> fx.GraphModule:
     """A copy of ``gm`` that the passes rewrote one after the other, whatever their contracts require."""
-    copy = copy_graph(gm)
+    copy = copy_graph(gm, constants=True)
     for item in items:
         alone = FunctionPass(function=item.apply, name=item.name, contract=Contract(item.graphs))
         PassManager([alone], structure=False).run(copy, kind)

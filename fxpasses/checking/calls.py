@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +26,7 @@ from fxpasses.checking.variants import variants
 from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.sites import MatchSite
 
-__all__ = ["FirstCalls", "Rewrite"]
-
-log = logging.getLogger(__name__)
+__all__ = ["Examiner", "FirstCalls", "Rewrite", "Trial"]
 
 _CALLS = 2
 """How many calls of a graph are checked in any case; after them, only calls with new sizes are."""
@@ -79,24 +76,32 @@ class Trial:
     """Inputs to try a rewrite on.
 
     Attributes:
-        inputs: the values.
+        reference: the graph before, on these inputs.
         where: what they are, in words.
-        traced: inputs of the sizes of this call, when ``inputs`` have other ones.
+        real: whether they are those of a call, but for gradients of outputs.
+        traced: inputs of the sizes of this call, when the trial's have other ones.
     """
 
-    inputs: list[Any]
+    reference: Reference
     where: str
+    real: bool = False
     traced: list[Any] | None = None
 
 
-class _Examiner(Protocol):
+class Examiner(Protocol):
+    """Who is shown each rewrite on each set of inputs."""
+
     def rewrites(self, kind: str) -> list[Rewrite]:
         """What was changed in graphs of one kind."""
 
-    def examine(
-        self, rewrite: Rewrite, inputs: Sequence[Any], where: str, traced: Sequence[Any] | None
-    ) -> None:
+    def examine(self, rewrite: Rewrite, trial: Trial) -> None:
         """Compare one rewrite on one set of inputs."""
+
+    def has_time(self, rewrite: Rewrite) -> bool:
+        """Whether to go on with made-up inputs."""
+
+    def cannot_examine(self, rewrite: Rewrite, why: str) -> None:
+        """The graph before cannot be run on any inputs."""
 
 
 class FirstCalls:
@@ -110,7 +115,7 @@ class FirstCalls:
         before_error: the graph before the rewrite that was looked at last.
     """
 
-    def __init__(self, check: _Examiner, kinds: Sequence[str]) -> None:
+    def __init__(self, check: Examiner, kinds: Sequence[str]) -> None:
         self._check, self._kinds = check, kinds
         self._seen: list[tuple[int, ...]] = []
         self._told: set[str] = set()
@@ -147,12 +152,12 @@ class FirstCalls:
             self.before_error = rewrite.before
             try:
                 for trial in self._trials(rewrite, args, first):
-                    self._check.examine(rewrite, trial.inputs, trial.where, trial.traced)
+                    if not trial.real and not self._check.has_time(rewrite):
+                        break
+                    self._check.examine(rewrite, trial)
             except Unsupported as reason:
                 if rewrite.name not in self._told:
-                    log.warning(
-                        "%s on the %s graph is not checked by value: %s", rewrite.name, rewrite.kind, reason
-                    )
+                    self._check.cannot_examine(rewrite, str(reason))
                 self._told.add(rewrite.name)
 
     def _trials(self, rewrite: Rewrite, args: Sequence[Any], first: bool) -> Iterator[Trial]:
@@ -168,20 +173,26 @@ class FirstCalls:
             others = iter(v for n, v in zip(nodes, values, strict=False) if not is_tangent(n))
             return [next(new) if is_tangent(n) else next(others) for n in nodes]
 
+        def real(values: list[Any], label: str = "") -> Trial:
+            return Trial(Reference(rewrite.before, values), f"the inputs of this call{label}", real=True)
+
         if backward:
-            yield Trial(cloned(given), "the inputs of this call")
+            yield real(given)
         kinds = ("random", "ones", "zero") if first else ("random",)
         for kind in kinds if gradients else kinds[:1]:
             label = f" with {kind} output gradients" if gradients else ""
-            yield Trial(with_gradients(cloned(given), bound, kind), f"the inputs of this call{label}")
+            yield real(with_gradients(given, bound, kind), label)
         if not first or rewrite.item is None:
             return
         for variant in variants(rewrite.before, given, rewrite.bitwise, generator):
+            spare = variant.spare
             for values in variant.choices:
-                values = with_gradients(values, bound)
-                if _runs(rewrite.before, values, finite=not (rewrite.bitwise or variant.broken)):
-                    yield Trial(values, f"made-up inputs of these sizes: {variant.label}")
-                    break
+                reference = Reference(rewrite.before, with_gradients(values, bound))
+                if _runs(reference, finite=variant.spare > 0 or not (rewrite.bitwise or variant.broken)):
+                    if not spare:
+                        yield Trial(reference, f"made-up inputs of these sizes: {variant.label}")
+                        break
+                    spare -= 1
         yield from self._sweep(rewrite, given, bound, generator, with_gradients)
 
     def _sweep(
@@ -200,19 +211,20 @@ class FirstCalls:
                 return
             try:
                 values = with_gradients(resized(nodes[: len(given)], given, sizes, generator), sizes)
-                Reference(rewrite.before, values).native  # noqa: B018  (made-up inputs that do not fit are left out)
+                reference = Reference(rewrite.before, values)
+                reference.native  # noqa: B018  (made-up inputs that do not fit are left out)
             except Unsupported:
                 continue
             label = "made-up inputs with " + ", ".join(
                 f"{k}={v}" for k, v in sizes.items() if v != bound.get(k)
             )
-            yield Trial(values, label, with_gradients(cloned(given), bound))
+            yield Trial(reference, label, traced=with_gradients(cloned(given), bound))
 
 
-def _runs(gm: fx.GraphModule, values: Sequence[Any], finite: bool) -> bool:
+def _runs(reference: Reference, finite: bool) -> bool:
     """Whether the graph can be run on made-up values, and gives finite results where that is asked for."""
     try:
-        results = Reference(gm, values).native.values
+        results = reference.native.values
     except Unsupported:
         return False
     if not finite:

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, get_args
 
@@ -22,7 +22,7 @@ from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
 from fxpasses.checking.collectives import communicates, refuse_unknown, simulated
 from fxpasses.checking.reordered import Parts, arranges, parts, parts_of_call
 from fxpasses.checking.rounding import moved, spacing
-from fxpasses.graphs.aliasing import is_random
+from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import subgraphs
 
 __all__ = [
@@ -116,6 +116,8 @@ class Run(fx.Interpreter):
         self.current: fx.Node | None = None
         self.extra_traceback = False  # the node is named in our own message
         self._poison, self._keep = poison, keep
+        self._writes = any(map(is_mutating, gm.graph.nodes))
+        self._constants: dict[str, Tensor] = {}
 
     def __call__(self, inputs: Sequence[Any], seed: int = 0) -> list[Any]:
         """Run on ``inputs``, which the graph may change; returns the outputs as a list.
@@ -124,13 +126,20 @@ class Run(fx.Interpreter):
             Unsupported: when the graph would wait for other processes.
         """
         refuse_unknown(self.module, _RUN_GRAPHS)  # type: ignore[arg-type]
+        self._constants.clear()
         with seeded(seed):
             result = self.run(*inputs, enable_io_processing=False)
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().get_attr(target, args, kwargs)
-        return self._runnable(value) if isinstance(value, fx.GraphModule) else value
+        if isinstance(value, fx.GraphModule):
+            return self._runnable(value)
+        if self._writes and isinstance(
+            value, Tensor
+        ):  # to a constant, perhaps: the next run starts as this one
+            return self._constants.setdefault(str(target), value.detach().clone())
+        return value
 
     def inner(self, gm: fx.GraphModule) -> Run:
         """What runs a graph that an operator of this graph calls."""
@@ -279,16 +288,44 @@ class RoundedMode(TorchDispatchMode):
     """The same for a program that is not a graph: inside, every operator's result is moved by its rounding error.
 
     Its collectives are really called: a program that is run as it is speaks with the other processes, which run it, too.
+
+    Args:
+        seed: of the random amounts.
+        decompositions: how to compute operators by others, as a compiler does: each of these rounds then. What one operator rounds at
+            its end, its parts round on the way, and that is much more where they cancel.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, decompositions: Mapping[Any, Callable[..., Any]] | None = None) -> None:
         super().__init__()
         self._generator = torch.Generator().manual_seed(seed)
+        self._decompositions = decompositions or {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if communicates(func):
-            return func(*args, **(kwargs or {}))
-        return rounded_call(func, args, kwargs or {}, self._generator)
+            return func(*args, **kwargs)
+        decomposition = self._decompositions.get(func) if _rounds(func) else None
+        made = NotImplemented if decomposition is None else self._by_others(decomposition, args, kwargs)
+        if made is NotImplemented:
+            return rounded_call(func, args, kwargs, self._generator)
+        # In the memory layout of the operator itself, which the program may rely on.
+        plain = func(*args, **kwargs)
+        if isinstance(plain, (tuple, list)):
+            return type(plain)(map(_with_values_of, plain, made))
+        return _with_values_of(plain, made)
+
+    def _by_others(self, decomposition: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        try:
+            with self:
+                return decomposition(*args, **kwargs)
+        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, AssertionError):
+            return NotImplemented  # a decomposition for tracing only
+
+
+def _with_values_of(plain: Any, made: Any) -> Any:
+    """The floating tensor ``plain`` with the values of another one of its shape; anything else as it is."""
+    fits = isinstance(plain, Tensor) and isinstance(made, Tensor) and plain.shape == made.shape
+    return plain.copy_(made) if fits and plain.is_floating_point() else plain
 
 
 def rounded_call(target: Any, args: Any, kwargs: Any, generator: torch.Generator) -> Any:

@@ -21,9 +21,9 @@ from fxpasses._torch import inductor_config, lowering_of, outside_tracing
 from fxpasses.checking.collectives import UnknownCollective, collectives
 from fxpasses.checking.inputs import Unsupported, cloned, from_hints, placeholders
 from fxpasses.checking.reduce import Case, cut, reduce_nodes, smaller_sizes
-from fxpasses.checking.repro import fresh_directory, graph_text, input_lines, recorded_calls
+from fxpasses.checking.repro import constant_lines, fresh_directory, graph_text, input_lines, recorded_calls
 from fxpasses.checking.source import CannotEmbed, PassSource
-from fxpasses.checking.tolerance import deviation
+from fxpasses.checking.tolerance import deviation, of_kernels
 from fxpasses.checking.values import Reference
 from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import copy_graph
@@ -34,9 +34,6 @@ __all__ = ["LoweringCheck", "differences", "replay_compiled"]
 log = logging.getLogger(__name__)
 
 _SAMPLES = 4
-_WORSE = 100.0
-"""How much worse than an operator's own rounding a kernel may be: vectorised functions (the error function near zero) are off by
-dozens of units in the last place."""
 _FEW_ELEMENTS = 4096
 """Inputs of so many elements are not made smaller: each attempt costs a compilation."""
 _SECONDS = 240.0
@@ -85,7 +82,7 @@ def _wrong_values(reference: Reference, got: Sequence[Any]) -> str:
         if (native.shape, native.dtype) != (value.shape, value.dtype):
             return f"{name}: {native.dtype}{tuple(native.shape)} became {value.dtype}{tuple(value.shape)}"
         samples = [sample[position] for sample in reference.samples(_SAMPLES)]
-        how = deviation(native, reference.exact[position], samples, value, limit=_WORSE)
+        how = deviation(native, reference.exact[position], samples, value, limit=of_kernels(native.dtype))
         if how is not None:
             return f"{name}: {how}"
     return ""
@@ -205,6 +202,7 @@ class LoweringCheck:
         source = PassSource()
         lines, code = _lowerings_of_others(case.gm, source), graph_text(case.gm)
         file = fresh_directory(self._directory, "inductor") / "repro.py"
+        constants, held = constant_lines(case.gm, file)
         drawn, data = input_lines(case.inputs, lambda made: bool(differences(case.gm, made)), file)
         text = [
             f'"""Inductor is wrong on a graph of {case.size} calls: {found}.',
@@ -212,7 +210,7 @@ class LoweringCheck:
             'Exits with 1 as long as it is. Written by fxpasses."""',
             "",
             *(["import sys"] if source.paths else []),
-            *(["from pathlib import Path"] if data else []),
+            *(["from pathlib import Path"] if data or held else []),
             "",
             "import torch",
             *[f"sys.path.insert(0, {path!r})" for path in source.paths],
@@ -224,6 +222,7 @@ class LoweringCheck:
             *source.definitions,
             *lines,
             "",
+            *constants,
             code,
             "",
             *drawn,

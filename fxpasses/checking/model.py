@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import dataclasses
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch import Tensor, fx, nn
 
 from fxpasses import _torch
-from fxpasses.checking.blame import first_difference
-from fxpasses.checking.calls import Rewrite
-from fxpasses.checking.interpret import RoundedMode
+from fxpasses.checking._torch_dynamo import compile_apart
+from fxpasses.checking.calls import Rewrite, Trial
 from fxpasses.checking.lowered import LoweringCheck
 from fxpasses.checking.region_calls import RegionCalls
 from fxpasses.checking.staged import Stage, in_eager_with_repro
-from fxpasses.checking.tolerance import deviation
+from fxpasses.checking.steps import Results, Steps
+from fxpasses.checking.telling import Telling
+from fxpasses.checking.tolerance import WORSE, deviation, of_kernels, rounding_multiple, same_bits
 from fxpasses.checking.values import Reference, compare, largest_error, value_names
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
 from fxpasses.compiling.options import Options
 from fxpasses.compiling.pipeline import Compiler, Pipeline
+from fxpasses.errors import OptionsError
 from fxpasses.regional import kept_by, runs_directly, with_regions
 
 __all__ = ["ModelCheck", "StageCheck", "check"]
@@ -44,15 +42,15 @@ class StageCheck:
     Attributes:
         stage: ``"eager"``, ``"capture"``, ``"pass NAME (joint)"``, ``"partition"``, ``"regions"``, or the compiler's name.
         max_error: the largest distance of any result from float64.
-        ulps: the largest distance in units in the last place of the result's type, among elements that matter (not
-            smaller than a thousandth of their tensor's largest).
+        times: how many times as far from float64 as rounding takes what the stage is compared with (eager, or the graph before a
+            pass): the root mean square over a result's elements, for the result where that is largest. 0 where all bits are the same.
         module: path of the first module whose values differ, "" when none does.
         problems: what is wrong; empty when the stage is right.
     """
 
     stage: str
     max_error: float
-    ulps: float
+    times: float
     module: str
     problems: tuple[str, ...]
 
@@ -69,28 +67,38 @@ class ModelCheck:
     Attributes:
         stages: one entry a stage.
         notes: what could not be compared, and why.
+        graphs: how many graphs Dynamo made of the model; more than one where it breaks the graph, none where nothing was compiled.
     """
 
     stages: tuple[StageCheck, ...]
     notes: tuple[str, ...] = ()
+    graphs: int = 1
 
     @property
     def ok(self) -> bool:
-        """Whether every stage is right."""
-        return all(stage.ok for stage in self.stages)
+        """Whether something was compiled, and every stage is right."""
+        return self.graphs > 0 and all(stage.ok for stage in self.stages)
 
     def __bool__(self) -> bool:
         return self.ok
 
     def __rich__(self) -> Table:
-        table = Table(title="compiled against eager", title_justify="left")
-        for name in ("stage", "max error", "ulp", "first difference", "verdict"):
+        broken = f", {self.graphs} graphs" if self.graphs > 1 else ""
+        table = Table(title=f"compiled against eager{broken}", title_justify="left")
+        for name in ("stage", "max error", "x rounding", "first difference", "verdict"):
             table.add_column(
-                name, justify="right" if name in ("max error", "ulp") else "left", overflow="fold"
+                name, justify="right" if name in ("max error", "x rounding") else "left", overflow="fold"
             )
         for stage in self.stages:
             verdict = "ok" if stage.ok else "WRONG"
-            table.add_row(stage.stage, f"{stage.max_error:.2g}", f"{stage.ulps:.3g}", stage.module, verdict)
+            times = f"{stage.times:.2g}" if stage.times else "same bits"
+            table.add_row(
+                stage.stage,
+                f"{stage.max_error:.2g}",
+                "" if stage.stage == "eager" else times,
+                stage.module,
+                verdict,
+            )
         return table
 
     @property
@@ -102,126 +110,174 @@ class ModelCheck:
     def __str__(self) -> str:
         console = Console(width=100, force_terminal=False)
         with console.capture() as captured:
-            console.print(self, *self.details, sep="\n")
+            console.print(self, *self.details, sep="\n", markup=False)
         return captured.get()
 
 
 def check(
     model: nn.Module | Callable[..., Any],
-    inputs: Any,
+    *inputs: Any,
     kwargs: Mapping[str, Any] | None = None,
-    *,
     options: Mapping[str, Any] | None = None,
     dynamic: bool | None = None,
     backward: bool = True,
     show: bool = True,
+    seconds: float | None = None,
 ) -> ModelCheck:
     """Compare a model in eager, after each stage of the compilation, and compiled: results and gradients.
 
     The model itself is left alone: copies run. Its results, the gradients of parameters and inputs, and its buffers are
-    compared; the loss is a fixed weighted sum of the outputs.
+    compared; the loss is a fixed weighted sum of the outputs. On standard error it says what it is at.
 
     Args:
         model: a module, or a function of tensors.
-        inputs: its positional arguments: a tuple or list, or a single value.
+        *inputs: its positional arguments. A single tuple or list holds all of them, and may be followed by a mapping of keyword
+            arguments; so an argument that is a tuple or list itself, and the only one, goes into a tuple.
         kwargs: its keyword arguments.
         options: as for ``torch.compile(backend="fxpasses")``.
         dynamic: as for ``torch.compile``.
         backward: whether gradients are compared.
-        show: whether the table is printed.
+        show: whether the table is printed, and what it is at.
+        seconds: after how long passes are no more tried on made-up inputs, but on the model's own only; a note then says so.
 
     Raises:
-        OptionsError: for a wrong option.
+        OptionsError: for a wrong option, or ``seconds`` below zero.
         StageError: when a stage fails.
 
     >>> import torch, fxpasses
     >>> fxpasses.check(torch.nn.Linear(3, 2), torch.ones(4, 3), options={"compiler": "eager"}, show=False).ok
     True
     """
-    given = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    args, named = _arguments(inputs, kwargs)
+    if seconds is not None and not seconds >= 0:
+        raise OptionsError("seconds", seconds, "a number of seconds, or None")
     parsed = Options.parse({"report": None, **(options or {})})
-    run = _Runs(model, given, dict(kwargs or {}), dynamic, backward)
-    with tempfile.TemporaryDirectory() as scratch:
-        result = run.stages(parsed, Path(scratch))
+    with Telling(show) as tell:
+        run = _Stages(Steps(model, args, named, backward), parsed, dynamic, tell, seconds)
+        result = run.check()
     if show:
-        Console().print(result, *result.details, sep="\n")
+        Console().print(result, *result.details, sep="\n", markup=False)
     return result
 
 
-class _Runs:
-    """The same step of a model, run in different ways."""
+def _arguments(
+    inputs: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if inputs and isinstance(inputs[0], (tuple, list)):
+        if len(inputs) == 1:
+            return tuple(inputs[0]), dict(kwargs or {})
+        if len(inputs) == 2 and isinstance(inputs[1], Mapping) and kwargs is None:
+            return tuple(inputs[0]), dict(inputs[1])
+    return inputs, dict(kwargs or {})
+
+
+class _Stages:
+    """The stages of one model, one after the other."""
 
     def __init__(
-        self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool | None, backward: bool
+        self, steps: Steps, options: Options, dynamic: bool | None, tell: Telling, seconds: float | None
     ) -> None:
-        self._model, self._args, self._kwargs = model, args, kwargs
-        self._dynamic, self._backward = dynamic, backward
+        self._steps, self._options, self._dynamic, self._tell = steps, options, dynamic, tell
+        self._seconds = seconds
+        self._quiet = dataclasses.replace(options, check="off", report=None)
+        self._found: list[StageCheck] = []
+        self._notes: list[str] = []
+        self._graphs: dict[str, int] = {}
+        """How many graphs each stage compiled."""
 
-    def stages(self, options: Options, scratch: Path) -> ModelCheck:
+    def check(self) -> ModelCheck:
         """Run every stage."""
-        notes: list[str] = []
+        self._tell("eager, float64, and the rounding of eager")
         try:
-            eager = self._step(lambda f: f)
+            self._eager = self._steps.eager()
         except Exception as error:
             error.add_note("fxpasses.check: this is the model itself, in eager; nothing was compiled yet")
             raise
-        exact = self._exact(notes)
-        samples = [self._step(lambda f: f, RoundedMode(seed)) for seed in range(_SAMPLES)]
-        stages = [_stage("eager", eager, exact, [], eager)]
-        random = self._draws_random()
-        if random:
-            notes.append(
-                "the model draws random numbers: compiled graphs draw them in another way than eager, so that only graphs are compared with graphs"
+        self._exact = self._in_float64()
+        self._samples = self._steps.samples()
+        self._varies = self._steps.variation(self._eager)
+        self._found.append(self._stage("eager", self._eager))
+        if self._varies:
+            self._notes.append(f"{self._varies}, so that only graphs are compared with graphs")
+        operators = dataclasses.replace(self._quiet, compiler="eager")
+        self._whole("capture", dataclasses.replace(self._quiet, passes=()), _unpartitioned)
+        if not self._found[-1].ok:
+            self._stage_repro("capture")
+        if not self._graphs["capture"]:
+            self._notes.append("Dynamo made no graph of the model: nothing was compiled, and nothing checked")
+            return ModelCheck(tuple(self._found), tuple(self._notes), 0)
+        self._passes(operators)
+        self._whole("passes and partition", operators, _eager)
+        self._whole("regions", operators, _eager, RegionCalls())
+        if self._options.compiler == "inductor":
+            self._inductor()
+        counts = {count for name, count in self._graphs.items() if "regions" not in name}
+        if len(counts) > 1:
+            told = ", ".join(f"{name}: {count}" for name, count in self._graphs.items())
+            self._notes.append(f"Dynamo did not make the same graphs each time ({told}): some ran in eager")
+        return ModelCheck(tuple(self._found), tuple(self._notes), max(counts))
+
+    def _passes(self, operators: Options) -> None:
+        """Each pass, and the partition, graph by graph."""
+        collector = _Collector(self._options.repro_directory(), self._tell, self._seconds)
+        self._compiled("passes", operators, _eager, values=collector.of_next_graph)
+        self._found += collector.stages()
+        self._notes += collector.told()
+        if any(stage.stage == "partition" and not stage.ok for stage in self._found):
+            self._stage_repro("partition")
+
+    def _inductor(self) -> None:
+        self._whole("inductor", self._quiet, InductorCompiler)
+        wrong = not self._varies and not self._found[-1].ok
+        regions = RegionCalls()
+        self._whole("inductor with regions", self._quiet, InductorCompiler, regions)
+        if not wrong and not self._found[-1].ok:
+            self._notes.append(
+                "only repeated layers that are compiled once are wrong: options={'regions': 'off'} does without them"
+            )
+        lowered = LoweringCheck(self._options.repro_directory())
+        if wrong:
+            self._tell("looking for the calls that Inductor gets wrong")
+            with _torch.inductor_config.patch(force_disable_caches=True):
+                self._compiled("inductor", self._quiet, InductorCompiler, lowered=lowered)
+        elif not self._found[-1].ok:
+            for graph in regions.graphs.found:
+                lowered.look_alone(graph)
+        if lowered.repro:
+            self._notes.append(
+                f"`python {lowered.repro}` shows what Inductor does on {_calls(lowered.calls)}"
             )
 
-        def whole(name: str, compile: Callable[[Any], Any], regions: RegionCalls | None = None) -> None:
-            got = self._step(compile)
-            if not random and (regions is None or regions.found):
-                stage = _stage(name, eager, exact, samples, got)
-                if regions is not None and any(p.startswith("output") for p in stage.problems):
-                    stage = dataclasses.replace(stage, module=regions.first_wrong_module())
-                stages.append(stage)
-
-        quiet = dataclasses.replace(options, check="off", report=None)
-        whole("capture", self._compiled(dataclasses.replace(quiet, passes=()), _unpartitioned))
-        if not stages[-1].ok:
-            self._stage_repro("capture", options, notes)
-        collector = _Collector(scratch)
-        self._step(self._compiled(dataclasses.replace(quiet, compiler="eager"), _eager, collector))
-        stages += collector.stages()
-        notes += collector.notes
-        if any(stage.stage == "partition" and not stage.ok for stage in stages):
-            self._stage_repro("partition", options, notes)
-        whole("passes and partition", self._compiled(dataclasses.replace(quiet, compiler="eager"), _eager))
-        regions = RegionCalls()
-        whole("regions", self._compiled(dataclasses.replace(quiet, compiler="eager"), _eager, regions=regions), regions)  # fmt: skip
-        if options.compiler == "inductor":
-            whole("inductor", self._compiled(quiet, InductorCompiler))
-            wrong = not random and not stages[-1].ok
-            regions = RegionCalls()
-            whole("inductor with regions", self._compiled(quiet, InductorCompiler, regions=regions), regions)
-            if not wrong and not stages[-1].ok:
-                notes.append("only repeated layers that are compiled once are wrong: options={'regions': 'off'} does without them")  # fmt: skip
-            lowered = LoweringCheck(options.repro_directory())
-            if wrong:
-                with _torch.inductor_config.patch(force_disable_caches=True):
-                    self._step(self._compiled(quiet, InductorCompiler, lowered=lowered))
-            elif not stages[-1].ok:
-                for graph in regions.graphs.found:
-                    lowered.look_alone(graph)
-            if lowered.repro:
-                notes.append(f"`python {lowered.repro}` shows what Inductor does on {lowered.calls} calls")
-        return ModelCheck(tuple(stages), tuple(notes))
+    def _whole(
+        self,
+        name: str,
+        options: Options,
+        compiler: Callable[..., Compiler],
+        regions: RegionCalls | None = None,
+    ) -> None:
+        """A stage of which the results are compared with eager's."""
+        self._tell(name)
+        got = self._compiled(name, options, compiler, regions=regions)
+        if self._varies or (regions is not None and not regions.found):
+            return
+        stage = self._stage(name, got)
+        if regions is not None and any(p.startswith("output") for p in stage.problems):
+            stage = dataclasses.replace(stage, module=regions.first_wrong_module())
+        self._found.append(stage)
 
     def _compiled(
         self,
+        name: str,
         options: Options,
         compiler: Callable[..., Compiler],
-        values: ValueCheck | None = None,
+        values: Callable[[], ValueCheck] | None = None,
         lowered: LoweringCheck | None = None,
         regions: RegionCalls | None = None,
-    ) -> Callable[[Any], Any]:
+    ) -> Results:
+        self._graphs[name] = 0
+
         def backend(gm: Any, example_inputs: Sequence[Any]) -> Any:
+            self._graphs[name] += 1
             whole = gm
             kept: list[Any] = []
             if regions is not None:
@@ -229,69 +285,59 @@ class _Runs:
             made: Any = compiler(options, gm, example_inputs)
             if kept:
                 made.runs_directly = runs_directly
-            pipeline = Pipeline(options, made, values=values, lowered=lowered)
+            pipeline = Pipeline(options, made, values=values() if values else None, lowered=lowered)
             compiled = kept_by(pipeline.compile(gm, example_inputs, whole), kept)
             return regions.watch(whole, gm, compiled) if regions is not None and kept else compiled
 
-        return lambda function: torch.compile(function, backend=backend, dynamic=self._dynamic)
+        return self._steps.compiled(lambda function: compile_apart(function, backend, self._dynamic))
 
-    def _stage_repro(self, stage: Stage, options: Options, notes: list[str]) -> None:
+    def _stage_repro(self, stage: Stage) -> None:
+        self._tell(f"looking for the calls that the {stage} gets wrong")
+
         def tell(file: str, calls: int, why: str) -> None:
             if file:
-                notes.append(f"`python {file}` shows what the {stage} does on {calls} calls")
+                self._notes.append(f"`python {file}` shows what the {stage} does on {_calls(calls)}")
 
         def backend(gm: Any, example_inputs: Sequence[Any]) -> Any:
-            return in_eager_with_repro(gm, stage, options.repro_directory(), tell)
+            return in_eager_with_repro(gm, stage, self._options.repro_directory(), tell)
 
-        self._step(lambda function: torch.compile(function, backend=backend, dynamic=self._dynamic))
+        self._steps.compiled(lambda function: compile_apart(function, backend, self._dynamic))
 
-    def _exact(self, notes: list[str]) -> dict[str, Tensor] | None:
+    def _in_float64(self) -> Results | None:
         try:
-            return self._step(lambda f: f, wide=True)
-        except (RuntimeError, TypeError, NotImplementedError) as error:
-            notes.append(f"the model does not run in float64 ({error}): errors are distances from eager")
+            return self._steps.exact()
+        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError) as error:
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            self._notes.append(f"the model does not run in float64 ({why}): errors are distances from eager")
             return None
 
-    def _draws_random(self) -> bool:
-        first = self._step(lambda f: f)
-        return any(not torch.equal(v, other) for v, other in zip(first.values(), self._step(lambda f: f, seed=1).values(), strict=True) if not v.isnan().any())  # fmt: skip
+    def _stage(self, name: str, got: Results) -> StageCheck:
+        problems: list[str] = []
+        module, largest, most = "", 0.0, 0.0
+        for key, usual in self._eager.items():
+            value = got.get(key)
+            if value is None or (value.shape, value.dtype) != (usual.shape, usual.dtype):
+                problems.append(f"{key} is missing or of another type")
+                continue
+            center = None if self._exact is None else self._exact.get(key)
+            center = center if center is not None and center.shape == usual.shape else None
+            samples = [s[key] for s in self._samples if key in s and s[key].shape == usual.shape]
+            largest = max(largest, largest_error(usual if center is None else center, value))
+            if got is self._eager:
+                continue
+            most = max(most, rounding_multiple(usual, center, samples, value))
+            limit = of_kernels(usual.dtype) if name.startswith("inductor") else WORSE
+            how = deviation(usual, center, samples, value, limit=limit)
+            if how is not None:
+                problems.append(f"{key}: {how}")
+                if not module:
+                    module = key.removeprefix("gradient of ").removeprefix("buffer ").rpartition(".")[0]
+        problems += [f"{key}: eager has none" for key in got if key not in self._eager]
+        return StageCheck(name, largest, most, module, tuple(problems))
 
-    def _step(
-        self, compile: Callable[[Any], Any], mode: Any = None, wide: bool = False, seed: int = 0
-    ) -> dict[str, Tensor]:
-        """Outputs, gradients and buffers of one step, by name, in the order in which they are computed."""
-        model = copy.deepcopy(self._model)
-        if wide and isinstance(model, nn.Module):
-            model = model.double()
-        args, kwargs = tree_map(lambda v: _fresh(v, wide), (self._args, self._kwargs))
 
-        # A function of its own: Dynamo's cache of the user's code is left alone, and this one's is emptied each time.
-        @_torch.with_own_code
-        def step(*args: Any, **kwargs: Any) -> Any:
-            return model(*args, **kwargs)
-
-        try:
-            with torch.random.fork_rng(), mode or contextlib.nullcontext():
-                torch.manual_seed(seed)
-                with torch.enable_grad() if self._backward else torch.no_grad():
-                    outputs = [v for v in _leaves(compile(step)(*args, **kwargs)) if isinstance(v, Tensor)]
-                    losses = [(v * _weights(v)).sum() for v in outputs if v.requires_grad]
-                    if losses:
-                        torch.stack([loss.double() for loss in losses]).sum().backward()
-        finally:
-            _torch.reset_code(step)
-        found = {f"output {i}": v for i, v in enumerate(outputs)}
-        inputs = [v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
-        found |= {f"input {i}": v for i, v in enumerate(inputs)}
-        if isinstance(model, nn.Module):
-            found |= {
-                f"gradient of {n}": p.grad
-                for n, p in reversed(list(model.named_parameters()))
-                if p.grad is not None
-            }
-            found |= {f"buffer {n}": b for n, b in model.named_buffers()}
-        found |= {f"gradient of input {i}": v.grad for i, v in enumerate(inputs) if v.grad is not None}
-        return {name: value.detach().clone() for name, value in found.items()}
+def _calls(count: int) -> str:
+    return f"{count} call{'s' * (count != 1)}"
 
 
 def _unpartitioned(options: Options, gm: Any, inputs: Any) -> Compiler:
@@ -302,94 +348,116 @@ def _eager(options: Options, gm: Any, inputs: Any) -> Compiler:
     return EagerCompiler(options, decompose=True)
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """The tensors in a result, in dataclasses such as transformers' outputs, too."""
-    for leaf in tree_leaves(value):
-        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from tree_leaves([getattr(leaf, f.name) for f in dataclasses.fields(leaf)])
-        else:
-            yield leaf
+class _Collector:
+    """What the value checks of a model's graphs find, written down instead of raised."""
 
-
-def _fresh(value: Any, wide: bool) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    copied = value.detach().clone()
-    if wide and copied.is_floating_point():
-        copied = copied.double()
-    return copied.requires_grad_(value.requires_grad)
-
-
-def _weights(value: Tensor) -> Tensor:
-    # A plain sum would not see values that are exchanged for each other.
-    weights = torch.linspace(-1.0, 1.3, value.numel(), dtype=torch.float64, device=value.device)
-    return weights.reshape(value.shape).to(value.dtype)
-
-
-def _stage(
-    name: str,
-    eager: Mapping[str, Tensor],
-    exact: Mapping[str, Tensor] | None,
-    samples: Sequence[Mapping[str, Tensor]],
-    got: Mapping[str, Tensor],
-) -> StageCheck:
-    problems: list[str] = []
-    module, largest, most = "", 0.0, 0.0
-    for key, usual in eager.items():
-        value = got.get(key)
-        if value is None or (value.shape, value.dtype) != (usual.shape, usual.dtype):
-            problems.append(f"{key} is missing or of another type")
-            continue
-        center = (exact or eager)[key]
-        error, ulps = largest_error(center, value)
-        largest, most = max(largest, error), max(most, ulps)
-        how = (
-            deviation(usual, center if exact else None, [s[key] for s in samples], value)
-            if got is not eager
-            else None
-        )
-        if how is not None:
-            problems.append(f"{key}: {how}")
-            if not module:
-                module = key.removeprefix("gradient of ").removeprefix("buffer ").rpartition(".")[0]
-    return StageCheck(name, largest, most, module, tuple(problems))
-
-
-class _Collector(ValueCheck):
-    """A value check that writes down what it finds instead of raising."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
+    def __init__(self, directory: Path, tell: Telling, seconds: float | None) -> None:
+        self._directory, self._tell = directory, tell
+        self._until = None if seconds is None else time.monotonic() + seconds
+        self._seconds = seconds
+        self._graphs = 0
         self._found: dict[str, StageCheck] = {}
-        self.notes: list[str] = []
+        self._notes: list[str] = []
+        self._cut_short: dict[str, None] = {}
+
+    def of_next_graph(self) -> ValueCheck:
+        """The check of one more graph: each is made of graphs and inputs of its own."""
+        self._graphs += 1
+        return _GraphCheck(self, self._graphs, self._directory)
 
     def stages(self) -> list[StageCheck]:
-        """One entry a rewrite, the worst of its inputs."""
+        """One entry a rewrite, the worst of its inputs, over all graphs."""
         return list(self._found.values())
 
-    def examine(
-        self, rewrite: Rewrite, inputs: Sequence[Any], where: str, traced: Sequence[Any] | None
-    ) -> None:
-        name = f"pass {rewrite.item.name} ({rewrite.kind})" if rewrite.item else "partition"
-        reference = Reference(rewrite.before, inputs)
-        found = compare(reference, rewrite.after, value_names(rewrite.before, rewrite.kind), rewrite.bitwise)
-        errors = [(0.0, 0.0)]
-        outcome = (
-            Reference(rewrite.after, inputs).native if not any(m.fault == "error" for m in found) else None
+    def told(self) -> list[str]:
+        """What could not be looked at, and where repro files are."""
+        if not self._cut_short:
+            return self._notes
+        names = ", ".join(self._cut_short)
+        left_out = f"after {self._seconds:g} seconds made-up inputs were left out: {names}"
+        return [*self._notes, left_out]
+
+    def note(self, text: str) -> None:
+        """Keep a sentence for the end."""
+        if text not in self._notes:
+            self._notes.append(text)
+
+    def has_time(self, rewrite: Rewrite) -> bool:
+        """Whether made-up inputs are still tried."""
+        if self._until is None or time.monotonic() < self._until:
+            return True
+        self._cut_short[_stage_name(rewrite)] = None
+        return False
+
+    def looks_at(self, rewrite: Rewrite, graph: int, where: str) -> None:
+        """Say so."""
+        self._tell(f"{_stage_name(rewrite)}{f', graph {graph}' if graph > 1 else ''}", where)
+
+    def add(self, stage: StageCheck) -> None:
+        """Put one comparison to those of the same rewrite."""
+        known = self._found.get(stage.stage, StageCheck(stage.stage, 0.0, 0.0, "", ()))
+        self._found[stage.stage] = StageCheck(
+            stage.stage,
+            max(known.max_error, stage.max_error),
+            max(known.times, stage.times),
+            known.module or stage.module,
+            known.problems or stage.problems,
         )
+
+
+class _GraphCheck(ValueCheck):
+    """The value check of one graph, for a collector."""
+
+    def __init__(self, collector: _Collector, number: int, directory: Path) -> None:
+        super().__init__(directory)
+        self._collector, self._number = collector, number
+        self._blamed: set[str] = set()
+
+    def has_time(self, rewrite: Rewrite) -> bool:
+        return self._collector.has_time(rewrite)
+
+    def cannot_examine(self, rewrite: Rewrite, why: str) -> None:
+        self._collector.note(f"{_stage_name(rewrite)} is not compared by value: {why}")
+
+    def examine(self, rewrite: Rewrite, trial: Trial) -> None:
+        name = _stage_name(rewrite)
+        self._collector.looks_at(rewrite, self._number, trial.where)
+        found = compare(
+            trial.reference, rewrite.after, value_names(rewrite.before, rewrite.kind), rewrite.bitwise
+        )
+        error, times = 0.0, 0.0
         # Made-up values may be any number of times as large: their errors say nothing about the model.
-        real = outcome.values if outcome is not None and where.startswith("the inputs of this call") else []
-        for center, value in zip(reference.exact if real else [], real, strict=False):
-            if isinstance(value, Tensor) and isinstance(center, Tensor) and center.shape == value.shape:
-                errors.append(largest_error(center, value))
+        if trial.real and not any(m.fault in ("error", "metadata") for m in found):
+            error, times = _errors(trial.reference, rewrite.after)
         module = ""
-        if found:
-            module = first_difference(rewrite.before, rewrite.after, inputs).module
-        known = self._found.get(name, StageCheck(name, 0.0, 0.0, "", ()))
-        self._found[name] = StageCheck(
-            name,
-            max(known.max_error, *(e for e, _ in errors)),
-            max(known.ulps, *(u for _, u in errors)),
-            known.module or module,
-            known.problems or tuple(f"{m}, on {where}" for m in found),
-        )
+        problems = tuple(f"{m}, on {trial.where}" for m in found)
+        if found and name not in self._blamed:
+            self._blamed.add(name)
+            self._collector.looks_at(rewrite, self._number, "looking for the calls that are wrong")
+            blame = self.blame(rewrite, trial, found)
+            module = blame.location.module
+            problems = (
+                (f"{problems[0]}, {blame.location}", *problems[1:]) if str(blame.location) else problems
+            )
+            if blame.repro:
+                self._collector.note(f"`python {blame.repro}` shows what {name} does")
+        self._collector.add(StageCheck(name, error, times, module, problems))
+
+
+def _stage_name(rewrite: Rewrite) -> str:
+    return f"pass {rewrite.item.name} ({rewrite.kind})" if rewrite.item else "partition"
+
+
+def _errors(reference: Reference, after: fx.GraphModule) -> tuple[float, float]:
+    """The largest distance of a graph's results from float64, and how many times as far it is as rounding takes the reference."""
+    error = times = 0.0
+    got = Reference(after, reference.inputs).native.values
+    for position, (native, value) in enumerate(zip(reference.native.values, got, strict=True)):
+        if not isinstance(native, Tensor):
+            continue
+        exact = reference.exact[position]
+        error = max(error, largest_error(native if exact is None else exact, value))
+        if not same_bits(native, value):
+            samples = [run[position] for run in reference.samples(_SAMPLES)]
+            times = max(times, rounding_multiple(native, exact, samples, value))
+    return error, times

@@ -15,7 +15,7 @@ from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run
 from fxpasses.checking.values import changed_nodes
 from fxpasses.graphs.aliasing import is_mutating
-from fxpasses.graphs.rewriting import subgraphs, value_of
+from fxpasses.graphs.rewriting import constants_of, subgraphs, value_of
 
 __all__ = ["Case", "cut", "reduce_nodes", "smaller_sizes"]
 
@@ -62,22 +62,27 @@ def reduce_nodes(case: Case, after: fx.GraphModule | None, suspects: Collection[
     traced = _recorded(case.gm, case.traced) if case.traced is not None else None
     calls = [n for n in case.gm.graph.nodes if n.op == "call_function"]
 
+    constants = False
+
     def part(chosen: Iterable[fx.Node]) -> Case | None:
-        return cut(case.gm, set(chosen), values, traced)
+        return cut(case.gm, set(chosen), values, traced, constants=constants)
 
     def still(chosen: list[fx.Node]) -> bool:
         smaller = part(chosen)
         return smaller is not None and fails(smaller)
 
-    start = calls
-    for near in _surroundings(case.gm, after, suspects):
-        ordered = [n for n in calls if n in near]
-        if 0 < len(ordered) < len(calls) and still(ordered):
-            start = ordered
-            break
-    if start is calls and not still(calls):
-        return case  # it fails only with the graph's own inputs and outputs
-    return part(minimise(start, still)) or case
+    # First with the graph's constants as inputs, then with those that it holds: a pass may look for them.
+    for keep in (False, True) if constants_of(case.gm) else (False,):
+        constants = keep
+        start = calls
+        for near in _surroundings(case.gm, after, suspects):
+            ordered = [n for n in calls if n in near]
+            if 0 < len(ordered) < len(calls) and still(ordered):
+                start = ordered
+                break
+        if start is not calls or still(calls):
+            return part(minimise(start, still)) or case
+    return case  # it fails only with the graph's own inputs and outputs
 
 
 def _surroundings(
@@ -108,17 +113,18 @@ def cut(
     values: dict[str, Any],
     traced: dict[str, Any] | None = None,
     returned: Collection[fx.Node] = (),
+    constants: bool = False,
 ) -> Case | None:
     """The graph of the chosen calls alone, with recorded values as inputs; ``None`` if nothing is left.
 
     A call that returns several values goes together with those that take them apart. What is used elsewhere is returned, in the
-    order of the graph, or else what ``returned`` lists.
+    order of the graph, or else what ``returned`` lists. With ``constants``, tensors that the graph holds stay so; they are inputs else.
     """
     chosen = {n for n in chosen if n.target is not operator.getitem or n.args[0] in chosen}
     for node in list(chosen):
         chosen |= {user for user in node.users if user.target is operator.getitem and _many(node)}
     graph = fx.Graph()
-    graphs = subgraphs(gm)
+    held = {*subgraphs(gm), *(constants_of(gm) if constants else ())}
     made: dict[fx.Node, fx.Node] = {}
     inputs: list[str] = []
     outputs: list[fx.Node] = []
@@ -127,7 +133,7 @@ def cut(
     if traced is not None:  # a pass may ask for the sizes themselves
         needed |= {n for n in gm.graph.find_nodes(op="placeholder") if isinstance(value_of(n), torch.SymInt)}
     for node in gm.graph.nodes:
-        if node in needed and node.op == "get_attr" and str(node.target) in graphs:
+        if node in needed and node.op == "get_attr" and str(node.target) in held:
             made[node] = graph.node_copy(node)  # a graph cannot be an input
         elif node in needed:
             made[node] = graph.placeholder(node.name)

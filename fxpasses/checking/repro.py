@@ -8,7 +8,7 @@ import io
 import itertools
 import re
 import runpy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +27,12 @@ from fxpasses.checking.source import CannotEmbed, pass_sources
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
 from fxpasses.errors import PassError, StructureError
 from fxpasses.graphs.provenance import is_backward
-from fxpasses.graphs.rewriting import copy_graph, subgraphs
+from fxpasses.graphs.rewriting import constants_of, copy_graph, subgraphs
 from fxpasses.pass_manager.contract import Contract, FunctionPass, Pass
 from fxpasses.pass_manager.manager import PassManager
 
 __all__ = [
+    "constant_lines",
     "fresh_directory",
     "graph_text",
     "higher_order",
@@ -128,7 +129,10 @@ def recorded_calls(function: Callable[..., Any]) -> fx.GraphModule:
             graph = tracer.trace(function)
         finally:
             _recording.reset(token)
-    return fx.GraphModule({**record.graphs}, graph)
+    # Tensors that the function calls operators with have become attributes of the tracer's module.
+    held = {name: value for name, value in vars(tracer.root).items() if isinstance(value, Tensor)}
+    held |= dict(tracer.root.named_parameters(recurse=False)) | dict(tracer.root.named_buffers(recurse=False))
+    return fx.GraphModule({**held, **record.graphs}, graph)
 
 
 _recording: ContextVar[_RecordCalls | None] = ContextVar("recording", default=None)
@@ -145,7 +149,7 @@ def structural_faults(item: Pass, case: Case) -> list[Mismatch]:
     contract = Contract(item.graphs, numerics=item.contract.numerics, metadata=item.contract.metadata)
     alone = FunctionPass(function=item.apply, name=item.name, contract=contract)
     try:
-        PassManager([alone]).run(copy_graph(case.gm), min(item.graphs))
+        PassManager([alone]).run(copy_graph(case.gm, constants=True), min(item.graphs))
     except PassError as error:
         return [Mismatch("structure" if isinstance(error, StructureError) else "error", "", -1, error.reason)]
     return []
@@ -279,6 +283,7 @@ def make_repro(
     call += f", backward={marks}" * bool(marks)
     call += ", after=EARLIER" * bool(earlier)
     code = graph_text(case.gm)
+    constants, saved_constants = constant_lines(case.gm, file)
     paths = [f"sys.path.insert(0, {path!r})" for path in source.paths]
     lines = [
         f'"""{headline}',
@@ -286,7 +291,7 @@ def make_repro(
         'Exits with 1 as long as the pass is wrong. Written by fxpasses."""',
         "",
         *(["import sys"] if paths else []),
-        *(["from pathlib import Path"] if saved else []),
+        *(["from pathlib import Path"] if saved or saved_constants else []),
         "",
         "import torch",
         *(["", *paths] if paths else []),
@@ -299,6 +304,7 @@ def make_repro(
         *([f"EARLIER = [{', '.join(expressions[1:])}]"] if earlier else []),
         "",
         "",
+        *constants,
         code,
         "",
     ]
@@ -337,10 +343,46 @@ def graph_text(gm: fx.GraphModule, name: str = "graph") -> str:
     code = code.replace("def forward(self, ", f"def {name}(").replace("def forward(self", f"def {name}(")
     for other in subgraphs(gm):
         code = re.sub(rf"\bself\.{other}\b", f"_{other}", code)
+    for constant in constants_of(gm):
+        code = re.sub(rf"\bself\.{re.escape(constant)}\b", f'CONSTANTS["{name}.{constant}"]', code)
     code = re.sub(r"torch\.ops\.higher_order\.(\w+)\(", r"higher_order(torch.ops.higher_order.\1, ", code)
     code = re.sub(r"\bdevice\(", "torch.device(", code).replace("torch.torch.", "torch.")
     code = re.sub(r"(?<![\w.])(inf|nan)(?!\w)", r"float('\1')", code)
     return "\n".join([*inner, *(line.rstrip() for line in code.strip().splitlines() if line.strip())])
+
+
+def constant_lines(gm: fx.GraphModule, file: Path) -> tuple[list[str], bool]:
+    """Lines that make the tensors that :func:`graph_text` calls ``CONSTANTS``: as numbers, or saved beside the file.
+
+    Returns:
+        The lines, none where the graph holds no tensors; and whether data was saved (the lines then need ``pathlib.Path``).
+    """
+    held = dict(_constants(gm, "graph"))
+    if not held:
+        return [], False
+    if sum(value.numel() for value in held.values()) <= _FEW_NUMBERS and all(map(_is_plain, held.values())):
+        made = [
+            f"    {name!r}: torch.tensor({value.tolist()}, dtype={value.dtype}),"
+            for name, value in held.items()
+        ]
+        return ["CONSTANTS = {", *made, "}", "", ""], False
+    torch.save({name: value.detach() for name, value in held.items()}, file.with_name("constants.pt"))
+    return ['CONSTANTS = torch.load(Path(__file__).with_name("constants.pt"))', "", ""], True
+
+
+_FEW_NUMBERS = 32
+
+
+def _constants(gm: fx.GraphModule, name: str) -> Iterator[tuple[str, Tensor]]:
+    yield from ((f"{name}.{target}", value) for target, value in constants_of(gm).items())
+    for inner, graph in subgraphs(gm).items():
+        yield from _constants(graph, f"_{inner}")
+
+
+def _is_plain(value: Tensor) -> bool:
+    if value.device.type != "cpu" or value.layout is not torch.strided or value.is_complex():
+        return False
+    return value.is_contiguous() and value.numel() > 0 and bool(value.isfinite().all())
 
 
 def input_lines(

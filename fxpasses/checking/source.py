@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import ast
 import builtins
+import enum
+import functools
 import importlib.util
 import inspect
+import itertools
+import re
 import sys
 import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fxpasses._torch import OpOverload
-from fxpasses.pass_manager.contract import FunctionPass, Pass
+from fxpasses.pass_manager.contract import FunctionPass, Pass, option_fields
+from fxpasses.patterns.pattern_pass import PatternPass
+from fxpasses.patterns.tracing import ExampleTensor
 
 __all__ = ["CannotEmbed", "PassSource", "pass_sources"]
 
@@ -68,35 +74,89 @@ class PassSource:
             self.imports.append(
                 f"from {module} import {attribute}" + (f" as {name}" if attribute != name else "")
             )
+        elif isinstance(value, types.FunctionType) and value.__name__ == "<lambda>":
+            tree = _lambda_of(value)
+            self._bind_names_in(tree, value)
+            self.definitions += ["", f"{name} = {ast.unparse(tree)}", ""]
         elif isinstance(value, (types.FunctionType, type)):
-            self._embed(value)
-            if value.__name__ != name:
-                self.definitions.append(f"{name} = {value.__name__}")
+            self._embed(value, name)
         else:
-            raise CannotEmbed(f"{name!r} is a {type(value).__name__}")
+            try:
+                self.definitions.append(f"{name} = {self.written(value)}")
+            except CannotEmbed as reason:
+                raise CannotEmbed(f"{name!r} is {reason}") from reason
 
     def make(self, item: Pass) -> str:
-        """An expression for the pass."""
-        if isinstance(item, FunctionPass):
+        """An expression for the pass.
+
+        Raises:
+            CannotEmbed: when it cannot be written.
+        """
+        if isinstance(item, (FunctionPass, PatternPass)):
             self.bind("fxpasses", sys.modules["fxpasses"])
-            self.bind(item.function.__name__, item.function)
             contract = item.contract
-            promises = f"numerics={contract.numerics!r}, metadata={contract.metadata!r}"
-            return (
-                f"fxpasses.graph_pass({item.function.__name__}, name={item.name!r}, "
-                f"graphs={sorted(item.graphs)!r}, {promises})"
-            )
-        self.bind(type(item).__name__, type(item))
+            promises = f"graphs={sorted(item.graphs)!r}, numerics={contract.numerics!r}, metadata={contract.metadata!r}"
+            named = f"name={item.name!r}, {promises}"
+        if isinstance(item, PatternPass):
+            functions = [self.written(f) for f in (item.pattern, item.replacement)]
+            guard = f", where={self.written(item.where)}" if item.where is not None else ""
+            examples = ", ".join(map(self.written, item.inputs))
+            return f"fxpasses.pattern_pass({', '.join(functions)}, [{examples}], {named}{guard}, expect_match=False)"
         options = []
-        for field in fields(item):
+        for field in option_fields(item) if isinstance(item, FunctionPass) else fields(item):
             value = getattr(item, field.name)
             if field.default is not MISSING and value == field.default:
                 continue
-            text = _literal(value)
-            if text is None:
-                raise CannotEmbed(f"option {field.name!r} is a {type(value).__name__}")
-            options.append(f"{field.name}={text}")
-        return f"{type(item).__name__}({', '.join(options)})"
+            try:
+                options.append(f"{field.name}={self.written(value)}")
+            except CannotEmbed as reason:
+                raise CannotEmbed(f"option {field.name!r}: {reason}") from reason
+        if isinstance(item, FunctionPass):
+            made = f"fxpasses.graph_pass({self.written(item.function)}, {named})"
+            return made + (f"({', '.join(options)})" if options else "")
+        return f"{self.written(type(item))}({', '.join(options)})"
+
+    def written(self, value: Any) -> str:
+        """An expression for a value, with what it needs defined.
+
+        Raises:
+            CannotEmbed: when there is none.
+        """
+        if (text := _literal(value)) is not None:
+            return text
+        if isinstance(value, Pass):
+            return self.make(value)
+        if isinstance(value, enum.Enum):
+            return f"{self.written(type(value))}.{value.name}"
+        if isinstance(value, torch.device):
+            return f"torch.device({str(value)!r})"
+        if isinstance(value, ExampleTensor):
+            place = "" if value.device.type == "cpu" else f", device={str(value.device)!r}"
+            return f"torch.empty_strided({value.shape}, {value.stride}, dtype={value.dtype}{place})"
+        if isinstance(value, functools.partial):
+            given = [self.written(v) for v in value.args]
+            given += [f"{name}={self.written(v)}" for name, v in value.keywords.items()]
+            self.bind("functools", functools)
+            return f"functools.partial({', '.join([self.written(value.func), *given])})"
+        if isinstance(value, (tuple, list, set, frozenset)) and type(value) in _BRACKETS:
+            return _BRACKETS[type(value)]([self.written(v) for v in value])
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{self.written(k)}: {self.written(v)}" for k, v in value.items()) + "}"
+        if isinstance(value, (types.FunctionType, types.ModuleType, type)):
+            name = self._name_of(value)
+            self.bind(name, value)
+            return name
+        if is_dataclass(value) and not isinstance(value, type):
+            given = [f"{f.name}={self.written(getattr(value, f.name))}" for f in fields(value) if f.init]
+            return f"{self.written(type(value))}({', '.join(given)})"
+        raise CannotEmbed(f"a {type(value).__name__}")
+
+    def _name_of(self, value: Any) -> str:
+        """A name in the file for something that has one of its own: another one where that is taken, or none that Python takes."""
+        own = value.__name__.rpartition(".")[2]
+        own = own if own.isidentifier() else "function"
+        names = itertools.chain([own], (f"{own}_{number}" for number in itertools.count(2)))
+        return next(name for name in names if self._bound.get(name, value) is value)
 
     def _importable_as(self, value: Any) -> tuple[str, str] | None:
         module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
@@ -124,7 +184,7 @@ class PassSource:
                 self.paths.append(root)
         return True
 
-    def _embed(self, definition: Any) -> None:
+    def _embed(self, definition: Any, name: str) -> None:
         try:
             text = textwrap.dedent(inspect.getsource(definition))
         except (OSError, TypeError) as error:
@@ -135,7 +195,18 @@ class PassSource:
             # Its decorators made a pass of it; the pass is made anew.
             text = "\n".join(text.splitlines()[body.lineno - 1 :])
             body.decorator_list = []
-        local = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+        self._bind_names_in(body, definition)
+        text = re.sub(
+            rf"(?m)^((?:async )?(?:def|class) +){re.escape(definition.__name__)}\b",
+            rf"\g<1>{name}",
+            text,
+            count=1,
+        )
+        self.definitions += ["", text, ""]
+
+    def _bind_names_in(self, body: ast.AST, definition: Any) -> None:
+        """Bind what the code of a definition takes from around it."""
+        local = {n.arg for n in ast.walk(body) if isinstance(n, ast.arg)}
         local |= {n.name for n in ast.walk(body) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
         local |= {
             a.asname or a.name
@@ -143,7 +214,7 @@ class PassSource:
             if isinstance(n, (ast.Import, ast.ImportFrom))
             for a in n.names
         }
-        local |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        local |= {n.id for n in ast.walk(body) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         known = _names_around(definition)
         annotations = {id(m) for n in ast.walk(body) for a in _annotations(n) for m in ast.walk(a)}
         for node in ast.walk(body):
@@ -153,7 +224,27 @@ class PassSource:
                     self.bind(node.id, known[node.id], line)
                 elif not hasattr(builtins, node.id) and id(node) not in annotations:
                     raise CannotEmbed(f"{node.id!r} is not known where {definition.__qualname__} is defined")
-        self.definitions += ["", text, ""]
+
+
+def _lambda_of(function: types.FunctionType) -> ast.Lambda:
+    """The expression that made a lambda: that of its line in the file whose code is the same."""
+    try:
+        lines, _ = inspect.findsource(function)
+        tree = ast.parse("".join(lines))
+    except (OSError, TypeError, SyntaxError) as error:
+        raise CannotEmbed("the source of a lambda cannot be read") from error
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Lambda) and node.lineno == function.__code__.co_firstlineno:
+            (code,) = (c for c in compile(ast.Expression(node), "", "eval").co_consts if inspect.iscode(c))
+            if _described(code) == _described(function.__code__):
+                return node
+    raise CannotEmbed("the source of a lambda cannot be found")
+
+
+def _described(code: types.CodeType) -> tuple[Any, ...]:
+    """What tells lambdas of one line apart; compiled alone, what they take from the function around is a global."""
+    constants = [repr(c) for c in code.co_consts if not inspect.iscode(c)]
+    return code.co_varnames, {*code.co_names, *code.co_freevars}, constants
 
 
 def _names_around(definition: Any) -> Mapping[str, Any]:
@@ -241,11 +332,11 @@ def pass_sources(items: Sequence[Pass]) -> tuple[PassSource, list[str]]:
 
 
 def _expression(item: Pass, source: PassSource) -> str:
-    if isinstance(item, FunctionPass):
-        module = item.function.__module__
-        loaded = sys.modules.get(module)
-        for name, value in (vars(loaded) if loaded and module != "__main__" else {}).items():
-            if value is item and source._importable(module, getattr(loaded, "__file__", None)):
-                source.imports.append(f"from {module} import {name}")
-                return name
+    made_of = getattr(item, "function", getattr(item, "pattern", None))
+    module = getattr(made_of, "__module__", None) or "__main__"
+    loaded = sys.modules.get(module)
+    for name, value in (vars(loaded) if loaded and module != "__main__" else {}).items():
+        if value is item and source._importable(module, getattr(loaded, "__file__", None)):
+            source.imports.append(f"from {module} import {name}")
+            return name
     return source.make(item)

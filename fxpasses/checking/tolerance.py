@@ -18,12 +18,27 @@ from torch import Tensor
 
 from fxpasses.checking.rounding import spacing
 
-__all__ = ["CLEAR", "WORSE", "Deviation", "deviation", "same_bits"]
+__all__ = ["CLEAR", "WORSE", "Deviation", "deviation", "of_kernels", "rounding_multiple", "same_bits"]
 
 WORSE = 5.0
 """How much worse than the reference's the rounding of a rewrite may be, as a root mean square over many elements: 5 is
 what 25 times as many roundings of the same size add up to. Over ``n`` elements it is ``5 * (1 + 3 / sqrt(2 n))``, since the
 root mean square of ``n`` errors scatters itself: three of its standard deviations are added."""
+
+
+_KERNELS = 100.0
+
+
+def of_kernels(dtype: torch.dtype) -> float:
+    """How much worse than an operator's own rounding a kernel of Inductor's may be.
+
+    Its vectorised functions are off by dozens of units in the last place (the error function by eight units of its largest value). What is
+    held in low precision is computed in float32, whose units do not count there.
+
+    >>> of_kernels(torch.float32), of_kernels(torch.bfloat16)
+    (100.0, 5.0)
+    """
+    return WORSE if dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize else _KERNELS
 
 
 CLEAR = 500.0
@@ -58,6 +73,8 @@ class Deviation:
 
     def __str__(self) -> str:
         where = f" at {list(self.index)}" if self.index else ""
+        if not self.error:  # found bit by bit only
+            return f"a zero{where} has the other sign, {self.elements} element{'s' * (self.elements != 1)}"
         return (
             f"off by {self.error:.3g} from float64{where} ({self.ulps:.3g} ulp; the reference is off by "
             f"{self.reference_error:.3g}), {self.elements} element{'s' * (self.elements != 1)}"
@@ -135,11 +152,9 @@ def deviation(
     single = _allowed(limit, 1)
 
     def multiples(runs: Sequence[Tensor]) -> Tensor:
-        distances = [(s.double() - center)[counts].nan_to_num(math.inf).square() for s in (native, *runs)]
-        # A correctly rounded result is off by 1/sqrt(12) of a unit, root mean square.
-        variance = torch.stack(distances).mean(0) + unit[counts].square() / 12
         found = torch.zeros_like(center)
-        found[counts] = error[counts] / variance.sqrt()
+        rounding = _rounding(native, center, runs, dtype or native.dtype)
+        found[counts] = (error[counts] / rounding[counts]).nan_to_num(math.inf, math.inf)
         found[broken] = math.inf
         return found
 
@@ -159,6 +174,38 @@ def deviation(
         elements=int(bad.sum()) or int((times > limit).sum()),
         index=tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), times.shape)),
     )
+
+
+def rounding_multiple(
+    native: Tensor, exact: Tensor | None, samples: Sequence[Tensor], candidate: Tensor
+) -> float:
+    """How many times as far from the exact values as rounding takes the reference, as a root mean square over the elements.
+
+    0 where the candidate has the reference's bits, and for integers and flags. The arguments are those of :func:`deviation`.
+    """
+    if not native.numel() or same_bits(native, candidate) or not candidate.is_floating_point():
+        return 0.0
+    center = (native if exact is None else exact).double()
+    got = candidate.double()
+    counts = got.isfinite() & center.isfinite() & native.isfinite()
+    if not counts.any():
+        return 0.0
+    times = (got - center).abs()[counts] / _rounding(native, center, samples, native.dtype)[counts]
+    return times.square().mean().sqrt().item()
+
+
+def _rounding(native: Tensor, center: Tensor, samples: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """How far rounding takes each element of the reference from the exact values, as a root mean square over its runs."""
+    distances = [
+        (run.double() - center).nan_to_num(math.inf, math.inf, math.inf).square()
+        for run in (native, *samples)
+    ]
+    # A correctly rounded result is off by 1/sqrt(12) of a unit, root mean square.
+    unit = spacing(center.nan_to_num(), dtype)
+    rounding = (torch.stack(distances).mean(0) + unit.square() / 12).sqrt()
+    return rounding.clamp(
+        min=torch.finfo(torch.float64).tiny
+    )  # the square of float64's smallest unit is zero
 
 
 def _allowed(limit: float, elements: int) -> float:

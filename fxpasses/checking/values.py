@@ -15,10 +15,9 @@ from fxpasses.checking.focus import Rewritten, focused_deviations, has_few_digit
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import ExactRun, Poison, RoundedRun, Run, allocates
 from fxpasses.checking.local import wrong_places
-from fxpasses.checking.rounding import spacing
 from fxpasses.checking.tolerance import Deviation, deviation, same_bits
 from fxpasses.graphs.aliasing import is_mutating
-from fxpasses.graphs.rewriting import subgraphs
+from fxpasses.graphs.rewriting import constants_of, same_constant, subgraphs
 
 __all__ = ["Mismatch", "Outcome", "Reference", "changed_nodes", "compare", "largest_error", "value_names"]
 
@@ -189,16 +188,20 @@ def _at_places(
 def changed_nodes(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[str], set[str]]:
     """Names of the nodes of each graph that the other has not, or has with another target or other arguments."""
 
-    def described(gm: fx.GraphModule) -> dict[str, str]:
-        inner = {name: str(described(graph)) for name, graph in subgraphs(gm).items()}
+    def described(gm: fx.GraphModule, other: fx.GraphModule | None) -> dict[str, str]:
+        theirs = (subgraphs(other), constants_of(other)) if other is not None else ({}, {})
+        told = {name: str(described(graph, theirs[0].get(name))) for name, graph in subgraphs(gm).items()}
+        for name, value in constants_of(gm).items():
+            if name in theirs[1] and not same_constant(value, theirs[1][name]):
+                told[name] = f" {id(value)}"
         found = {n.name: f"{n.op} {n.target} {n.args} {n.kwargs}" for n in gm.graph.nodes}
-        for node in gm.graph.nodes if inner else ():
+        for node in gm.graph.nodes if told else ():
             for value in (node, *node.all_input_nodes):
                 if value.op == "get_attr":
-                    found[node.name] += inner.get(str(value.target), "")
+                    found[node.name] += told.get(str(value.target), "")
         return found
 
-    old, new = described(before), described(after)
+    old, new = described(before, after), described(after, before)
     return (
         {name for name, text in old.items() if new.get(name) != text},
         {name for name, text in new.items() if old.get(name) != text},
@@ -231,23 +234,15 @@ def describe_input(node: fx.Node) -> str:
     return f"{node.name} ({target})" if isinstance(target, str) else node.name
 
 
-def largest_error(exact: Tensor, value: Tensor) -> tuple[float, float]:
-    """The largest distance from the exact values, and in units in the last place of ``value``'s type.
-
-    For the latter, elements count that are at least a thousandth of the largest one: what is nearly zero by
-    cancellation is off by any number of its own units. Both are 0 for whole numbers.
-    """
-    if not value.numel() or not value.is_floating_point():
-        return 0.0, 0.0
+def largest_error(exact: Tensor, value: Tensor) -> float:
+    """The largest distance from the exact values; 0 for integers and flags."""
+    if not value.numel() or not (value.is_floating_point() or value.is_complex()):
+        return 0.0
+    if value.is_complex():
+        exact, value = torch.view_as_real(exact.resolve_conj()), torch.view_as_real(value.resolve_conj())
     center, got = exact.double(), value.double()
     known = center.isfinite()
-    if not known.any():
-        return 0.0, 0.0
-    distance = (got - center)[known].abs().nan_to_num(math.inf)
-    magnitude = center[known].abs()
-    units = distance / spacing(center[known], value.dtype)
-    matter = magnitude >= magnitude.max() / 1000
-    return distance.max().item(), units[matter].max().item()
+    return (got - center)[known].abs().nan_to_num(math.inf).max().item() if known.any() else 0.0
 
 
 def _run(gm: fx.GraphModule, inputs: Sequence[Any], poison: Poison = "nan") -> Outcome:

@@ -13,14 +13,17 @@ most of a vocabulary out. So a rewrite is tried on other values, too:
 * with NaN and infinities in places: a pass that promises the same bits keeps them, others may not make more of them
 * whole numbers that are only calculated with: any that their type can hold
 * whole numbers that the graph compares with a constant (the label to ignore, the token of padding): that constant, in places
-* flags that are only calculated with: rows where none holds, where some do, where all do (a mask that leaves nothing over)
+* flags: rows where none holds, where some do, where all do (a mask that leaves nothing over), each at least once; where the graph cannot do with
+  that (a count of flags that is an index), one at least in each row
+* rows of equal values: no variance, and every element the largest
+* in float16, values as large as the graph stands, but for a factor of four
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +43,18 @@ leads to NaN or infinities (the root of a variance, an overflow)."""
 _MILLION = 2.0**20
 """Beyond what is often taken for infinite (a mask of -10000); an exact factor, so that nothing else changes where nothing is added."""
 
+_POWERS = range(14, -1, -1)
+"""Powers of two by which values in float16 are made larger: its largest number is below 2**16."""
+_SPARE = 2
+"""How many of these powers are left: a right rewrite adds parts that may be larger than their sum."""
+
 _BROKEN = (0.0, 0.25)
 """Which share of a tensor's elements is not finite, for each of NaN and the two infinities: in few places (one each) what is
 computed between them stays to be seen, in many each row has one."""
+
+
+_SHARES = (0.0, 1.0, 0.5)
+"""How many flags of a row hold, row by row."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +65,13 @@ class Variant:
         choices: the inputs; each is tried where the graph does not stay finite on the one before.
         label: what they are, in words.
         broken: whether they hold NaN and infinities on purpose.
+        spare: how many choices after the first with which the graph stays finite the one is that is taken.
     """
 
-    choices: list[list[Any]]
+    choices: Iterable[list[Any]]
     label: str
     broken: bool = False
+    spare: int = 0
 
 
 def variants(
@@ -102,13 +116,19 @@ def variants(
                 _put_in_places(value, constants.get(node.name, ()), generator)
         return values
 
-    def with_flags() -> list[Any]:
+    flags = [
+        node.name
+        for node, value in zip(nodes, given, strict=False)
+        if _is_flag(value, node.name in bounds or node.name in free)
+    ]
+    # An index that does not exist is an error on the CPU; elsewhere it ends the process's work with the device.
+    looked_up = any(name not in free for name in flags) and all(_is_on_cpu(v) for v in given)
+
+    def with_flags(turn: int, names: Collection[str], least: int) -> list[Any]:
         values = cloned(given)
         for node, value in zip(nodes, values, strict=False):
-            if node.name not in free or value.dtype is not torch.bool:
-                continue
-            if value.numel() and not _overlaps_itself(value):
-                value.copy_(_rows_of_flags(value, generator))
+            if node.name in names and value.numel() and not _overlaps_itself(value):
+                value.copy_(_rows_of_flags(value, generator, turn, least))
         return values
 
     def moved(value: Tensor) -> Tensor:
@@ -142,6 +162,9 @@ def variants(
 
         return change
 
+    def constant_rows(value: Tensor) -> Tensor:
+        return value[..., :1].expand_as(value) if value.dim() else value
+
     def broken(share: float) -> Any:
         def change(value: Tensor) -> Tensor:
             value = value.clone(memory_format=torch.contiguous_format)
@@ -164,9 +187,15 @@ def variants(
         [made(halves(0.0, empty_rows=True)), made(halves(0.0)), made(halves(0.5))],
         "multiples of a half, many of them equal, some rows zero",
     )
-    if any(node.name in free and value_of(node).dtype is torch.bool for node in nodes):
+    yield Variant([made(constant_rows)], "rows of equal values")
+    if any(isinstance(v := value_of(node), Tensor) and v.dtype is torch.float16 for node in gm.graph.nodes):
+        larger = (made(enlarged(-(2.0**power), False)) for power in _POWERS)
+        yield Variant(larger, "values nearly as large as float16 stands", spare=_SPARE)
+    for turn in range(_turns(given, flags, nodes)):
         # Where the graph makes NaN of a row without flags, nothing can be said about such rows.
-        yield Variant([with_flags()], "rows of flags that hold nowhere or everywhere")
+        choices = [with_flags(turn, flags, least) for least in (0, 1)] if looked_up else []
+        choices.append(with_flags(turn, [name for name in flags if name in free], 0))
+        yield Variant(choices, "rows of flags that hold nowhere or everywhere")
     for share in _BROKEN if bitwise else _BROKEN[:1]:
         yield Variant([made(broken(share))], "NaN and infinities in places", broken=True)
 
@@ -196,15 +225,37 @@ def _clear_rows(value: Tensor, generator: torch.Generator) -> None:
             value.select(dim, int(torch.randint(size, (), generator=generator))).zero_()
 
 
-def _rows_of_flags(value: Tensor, generator: torch.Generator) -> Tensor:
-    """Rows of flags: one of three has none that holds, one has only such, and one is drawn."""
+def _rows_of_flags(value: Tensor, generator: torch.Generator, turn: int, least: int) -> Tensor:
+    """Rows of flags: one of three has none that holds (or one, with ``least``), one has only such, and one is drawn; which one is first is its turn."""
     if not value.dim():
-        return ~value
-    shares = (
-        torch.randperm(max(3, value[..., :1].numel()), generator=generator)[: value[..., :1].numel()] % 3 / 2
-    )
-    drawn = torch.rand(value.shape, generator=generator) < shares.view(value[..., :1].shape)
+        return ~value if turn % 2 == 0 else value
+    rows = value[..., :1]
+    kinds = (torch.arange(rows.numel()) + turn) % len(_SHARES)
+    shares = torch.tensor(_SHARES)[kinds].view(rows.shape)
+    drawn = torch.rand(value.shape, generator=generator) < shares
+    if least:
+        drawn[..., 0] = True  # the first one: what counts them is an index from there on
     return drawn.to(value.device)
+
+
+def _turns(given: Sequence[Any], flags: Collection[str], nodes: Sequence[fx.Node]) -> int:
+    """How often flags are made up until each kind of row was there, in the input with the fewest rows."""
+    values = [v for node, v in zip(nodes, given, strict=False) if node.name in flags]
+    rows = [max(v[..., :1].numel(), 1) if v.dim() else 1 for v in values]
+    return -(-len(_SHARES) // min(len(_SHARES), *rows)) if rows else 0
+
+
+def _is_flag(value: Any, is_known: bool) -> bool:
+    """Whether an input holds flags: truth values, or zeros and ones that are neither an index nor only calculated with."""
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+        return False
+    if value.dtype is torch.bool:
+        return True
+    return not is_known and value.dim() > 0 and bool(((value == 0) | (value == 1)).all())
+
+
+def _is_on_cpu(value: Any) -> bool:
+    return not isinstance(value, Tensor) or value.device.type == "cpu"
 
 
 def _is_positive(value: Tensor) -> bool:

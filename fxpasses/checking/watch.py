@@ -22,7 +22,7 @@ from fxpasses.checking.blame import (
     place_to_blame,
     rewritten_places,
 )
-from fxpasses.checking.calls import FirstCalls, Rewrite
+from fxpasses.checking.calls import FirstCalls, Rewrite, Trial
 from fxpasses.checking.inputs import Unsupported, from_hints, placeholders
 from fxpasses.checking.pair import joined
 from fxpasses.checking.repro import make_repro
@@ -57,7 +57,7 @@ class ValueCheck(RewriteCheck):
         self._latest: Rewrite | None = None
 
     def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> fx.GraphModule:
-        copy = copy_graph(gm)
+        copy = copy_graph(gm, constants=True, like=self._latest.after if self._latest else None)
         self._latest = Rewrite(item, kind, copy, copy)
         return copy
 
@@ -65,17 +65,21 @@ class ValueCheck(RewriteCheck):
         self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Any, sites: tuple[MatchSite, ...]
     ) -> None:
         if item.contract.numerics != "none":
-            self._rewrites.setdefault(kind, []).append(Rewrite(item, kind, remembered, copy_graph(gm), sites))
+            after = copy_graph(gm, constants=True, like=remembered)
+            self._latest = Rewrite(item, kind, remembered, after, sites)
+            self._rewrites.setdefault(kind, []).append(self._latest)
 
     def to_be_partitioned(self, joint: fx.GraphModule) -> None:
         """Remember the joint graph that the partition is given."""
-        self._joint = copy_graph(joint)
+        self._joint = copy_graph(joint, constants=True, like=self._latest.after if self._latest else None)
 
     def partitioned(self, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
         """Remember the pair that the partition made: it is compared with the joint graph as a pair."""
         if self._joint is None:
             return
-        pair = joined(self._joint, copy_graph(forward), copy_graph(backward))
+        pair = joined(
+            self._joint, *(copy_graph(gm, constants=True, like=self._joint) for gm in (forward, backward))
+        )
         if pair is None:
             log.debug("the partition is not checked by value: it hands random states over")
             return
@@ -113,35 +117,29 @@ class ValueCheck(RewriteCheck):
         """What was changed in graphs of one kind, in order."""
         return self._rewrites.get(kind, [])
 
-    def examine(
-        self, rewrite: Rewrite, inputs: Sequence[Any], where: str, traced: Sequence[Any] | None
-    ) -> None:
+    def examine(self, rewrite: Rewrite, trial: Trial) -> None:
         """Compare one rewrite on one set of inputs.
-
-        Args:
-            rewrite: what to look at.
-            inputs: what to run the graphs on.
-            where: a description of the inputs.
-            traced: the inputs of this call, when ``inputs`` have other sizes.
 
         Raises:
             ValueMismatchError: when it is wrong.
             Unsupported: when the graph before cannot be run on the inputs.
         """
         names = value_names(rewrite.before, rewrite.kind)
-        found = compare(Reference(rewrite.before, inputs), rewrite.after, names, rewrite.bitwise)
+        found = compare(trial.reference, rewrite.after, names, rewrite.bitwise)
         if found:
-            raise self._blame(rewrite, list(inputs), found, where, traced)
+            raise self.blame(rewrite, trial, found)
 
-    def _blame(
-        self,
-        rewrite: Rewrite,
-        inputs: list[Any],
-        found: list[Mismatch],
-        where: str,
-        traced: Sequence[Any] | None,
-    ) -> ValueMismatchError:
-        item = rewrite.item
+    def has_time(self, rewrite: Rewrite) -> bool:
+        """Whether to go on with made-up inputs: as long as there are any."""
+        return True
+
+    def cannot_examine(self, rewrite: Rewrite, why: str) -> None:
+        """Say that a rewrite is not checked."""
+        log.warning("%s on the %s graph is not checked by value: %s", rewrite.name, rewrite.kind, why)
+
+    def blame(self, rewrite: Rewrite, trial: Trial, found: list[Mismatch]) -> ValueMismatchError:
+        """The error for a wrong rewrite, with the match site or the place that is to blame, and a repro file."""
+        item, inputs, where, traced = rewrite.item, trial.reference.inputs, trial.where, trial.traced
         location = place_to_blame(rewrite.before, rewrite.after, found[0].place) or first_difference(
             rewrite.before, rewrite.after, inputs
         )

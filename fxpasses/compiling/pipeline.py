@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from torch import fx
 
+from fake.tracing.compiling import compiling
 from fxpasses import _torch
 from fxpasses.compiling.observing import LoweringCheck, Observer, RewriteCheck
 from fxpasses.compiling.options import Options
@@ -127,6 +128,7 @@ class Pipeline:
         original = original or gm
         try:
             with (
+                compiling(),
                 counters.timed("tracing"),
                 accelerated(self.options.accelerate, gm),
                 self.compiler.settings(),
@@ -180,8 +182,9 @@ class Pipeline:
 
     def _backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         counters.count("backward")
-        # AOTAutograd may come here as late as in the first backward pass, when nothing is accelerated any more.
-        with accelerated(self.options.accelerate):
+        # AOTAutograd may come here as late as in the first backward pass, when nothing is accelerated
+        # any more and other threads compile.
+        with compiling(), accelerated(self.options.accelerate):
             return self._compile_one(gm, "backward", lambda: self.compiler.backward(gm, inputs))
 
     def _inference(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -192,7 +195,8 @@ class Pipeline:
 
     def _compile_one(self, gm: fx.GraphModule, kind: Any, compile: Callable[[], Callable[..., Any]]) -> Any:
         # A failing pass may leave the graph half rewritten: eager then runs the graph as it was.
-        eager = copy_graph(gm).forward if self.options.on_failure == "eager" else gm.forward
+        to_eager = self.options.on_failure == "eager"
+        eager = copy_graph(gm, constants=True).forward if to_eager else gm.forward
         try:
             self._run_passes(gm, kind)
             handed_over = copy_graph(gm) if self._lowered is not None else gm

@@ -61,6 +61,7 @@ __all__ = [
     "is_asked_about",
     "is_from_class",
     "is_functorch_wrapped_tensor",
+    "is_surrounded",
     "made_so_far",
     "plain_module",
     "read_in_order",
@@ -109,6 +110,11 @@ def surround_compilations(around: Callable[[Any, Mapping[str, Any]], AbstractCon
     setattr(compile_frame, _ORIGINAL, original)
     convert_frame._compile = compile_frame
     return True
+
+
+def is_surrounded() -> bool:
+    """Whether :func:`surround_compilations` is in force."""
+    return hasattr(convert_frame._compile, _ORIGINAL)
 
 
 def restore_compilations() -> None:

@@ -13,7 +13,7 @@ from torch._guards import ChainedSource
 from torch.utils._config_module import _UNSET_SENTINEL as _UNSET
 from torch.utils._config_module import ConfigModule, _ConfigEntry
 
-__all__ = ["quick_settings", "quick_sources"]
+__all__ = ["knows_settings", "quick_settings", "quick_sources"]
 
 
 @contextmanager
@@ -24,17 +24,23 @@ def quick_sources() -> Iterator[None]:
     anew for each value that guards need: ten microseconds, for each of the hundreds of steps under a layer.
     """
 
-    def get_value(self: Any, globals_: dict[str, Any], locals_: dict[str, Any], cache: dict[Any, Any]) -> Any:
+    def get_value(
+        self: Any, globals_: dict[str, Any], locals_: dict[str, Any], cache: dict[Any, Any], **told: Any
+    ) -> Any:  # told: since 2.15 on_error(source, value of its base, error), for the source that fails
         try:
             return cache[self]
         except KeyError:
             pass
         if _STEP in locals_:
-            return original(self, globals_, locals_, cache)
-        base = self.base.get_value(globals_, locals_, cache)
+            return original(self, globals_, locals_, cache, **told)
+        base = self.base.get_value(globals_, locals_, cache, **told)
         locals_[_STEP] = base
         try:
             value = cache[self] = eval(_step_code(self._name_template), globals_, locals_)
+        except Exception as error:
+            if told.get("on_error") is not None:
+                told["on_error"](self, base, error)
+            raise
         finally:
             del locals_[_STEP]
         return value
@@ -52,13 +58,18 @@ def _step_code(template: str) -> Any:
     return compile(template.format(_STEP), "<source>", "eval")
 
 
+def knows_settings() -> bool:
+    """Whether torch's settings are made of what :func:`quick_settings` knows."""
+    return {field.name for field in dataclasses.fields(_ConfigEntry)} - _READ_ELSEWHERE == _SETTING_FIELDS
+
+
 @contextmanager
 def quick_settings() -> Iterator[None]:
     """While this is open, a setting of torch is read in a third of the time; Dynamo reads some for every guard and node.
 
     The values are what ``ConfigModule.__getattr__`` gives: it is asked about all that is not a plain value.
     """
-    if {field.name for field in dataclasses.fields(_ConfigEntry)} != _SETTING_FIELDS:
+    if not knows_settings():
         yield
         return
     original = ConfigModule.__getattr__
@@ -90,4 +101,6 @@ _SETTING_FIELDS = frozenset(
     {"default", "value_type", "user_override", "justknob", "env_value_force", "env_value_default", "hide"}
     | {"alias", "deprecated", "deprecation_message", "_deprecation_warned"}
 )
-"""What describes a setting in the versions of torch that :func:`quick_settings` knows (2.13)."""
+"""What describes a setting in the versions of torch that :func:`quick_settings` knows (2.13 to 2.15)."""
+_READ_ELSEWHERE = {"implies"}
+"""What a class of its own looks at before it asks ``ConfigModule.__getattr__`` (since 2.15: settings that imply others)."""

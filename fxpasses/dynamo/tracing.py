@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import logging
+import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import fx
 
 import fake
 from fxpasses.dynamo import _torch, _torch_reading
 from fxpasses.dynamo.replay import Replay
+from fxpasses.errors import UnknownTorchWarning
 
-__all__ = ["accelerated", "install", "uninstall"]
-
-log = logging.getLogger(__name__)
+__all__ = ["accelerated", "install", "uninstall", "warn_of_torch"]
 
 
 @contextmanager
@@ -32,9 +33,21 @@ def accelerated(wanted: bool, captured: fx.GraphModule | None = None) -> Iterato
                 if captured is not None:
                     stack.enter_context(_torch.without_function_metadata(captured))
             except fake.UnsupportedTorchVersionError as unknown:
-                log.debug("tracing without acceleration: %s", unknown)
+                warn_of_torch(unknown.found)
                 wanted = False
         yield wanted
+
+
+@functools.cache
+def warn_of_torch(found: str) -> None:
+    """Say once what an unknown release of torch means."""
+    warnings.warn(
+        f"torch {found} is not a release that fxpasses knows: it traces without fake.accelerate(), copies of repeated modules and "
+        "lean symbols. Graphs and results are the same; tracing takes about half as long again, and longer in models of many equal "
+        "layers. `python -m fxpasses doctor` says what is off and what to do.",
+        UnknownTorchWarning,
+        stacklevel=2,
+    )
 
 
 def install(backend: Callable[..., Any]) -> None:
@@ -54,7 +67,7 @@ def install(backend: Callable[..., Any]) -> None:
             yield
 
     if not _torch.surround_compilations(around):
-        log.debug("this version of torch compiles frames in another way: Dynamo traces without acceleration")
+        warn_of_torch(torch.__version__)
 
 
 def uninstall() -> None:

@@ -13,15 +13,23 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fxpasses._torch import FakeTensor, LazyGraphModule, detect_fake_mode, enable_python_dispatcher
+from fxpasses._torch import (
+    FakeTensor,
+    LazyGraphModule,
+    detect_fake_mode,
+    disable_current_modes,
+    enable_python_dispatcher,
+)
 
 __all__ = [
     "PROVENANCE",
     "compute_value",
+    "constants_of",
     "copy_graph",
     "fake_mode_of",
     "insert_call",
     "replace",
+    "same_constant",
     "same_metadata",
     "same_size",
     "subgraphs",
@@ -131,17 +139,80 @@ def subgraphs(gm: fx.GraphModule) -> dict[str, fx.GraphModule]:
     return found
 
 
-def copy_graph(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy that shares tensors and fake values with the original, but no nodes, those of subgraphs included."""
+def copy_graph(
+    gm: fx.GraphModule, *, constants: bool = False, like: fx.GraphModule | None = None
+) -> fx.GraphModule:
+    """A copy that shares tensors and fake values with the original, but no nodes, those of subgraphs included.
+
+    Args:
+        gm: the graph.
+        constants: whether the copy gets constants of its own, so that it stays as it is when somebody writes to those of the original.
+        like: an earlier such copy, whose constants are taken over where they have the same bits: that saves memory.
+    """
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     copied = LazyGraphModule(gm, graph)
+    known = subgraphs(like) if like is not None else {}
     for name, inner in subgraphs(gm).items():
-        copied.set_submodule(name, copy_graph(inner))
+        copied.set_submodule(name, copy_graph(inner, constants=constants, like=known.get(name)))
     for old, new in zip(gm.graph.nodes, graph.nodes, strict=True):
         new.meta = copy.copy(old.meta)
     copied.meta = copy.copy(gm.meta)
+    if constants:
+        _own_constants(copied, constants_of(like) if like is not None else {})
     return copied
+
+
+def constants_of(gm: fx.GraphModule) -> dict[str, torch.Tensor]:
+    """The tensors that the graph holds, by the name of the attribute."""
+    found: dict[str, torch.Tensor] = {}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value: object = gm
+        for part in str(node.target).split("."):
+            value = getattr(value, part, None)
+        if isinstance(value, torch.Tensor):
+            found[str(node.target)] = value
+    return found
+
+
+def same_constant(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two constants have the same type, layout and bits."""
+    if a is b:
+        return True
+    if (a.shape, a.dtype, a.device, a.layout) != (b.shape, b.dtype, b.device, b.layout):
+        return False
+    if type(a) is not type(b) or a.layout is not torch.strided or a.stride() != b.stride():
+        return False
+    with disable_current_modes():
+        return torch.equal(*(_bytes(value) for value in (a, b)))
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def _own_constants(gm: fx.GraphModule, known: Mapping[str, torch.Tensor]) -> None:
+    """Put copies in the place of the graph's constants; constants that share memory still do."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    for name, value in constants_of(gm).items():
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+            continue
+        mine = known.get(name)
+        if mine is None or not same_constant(value, mine):
+            with disable_current_modes(), torch.no_grad():
+                storage = value.untyped_storage()
+                own = storages.setdefault(storage._cdata, storage.clone())
+                plain = torch.empty((), dtype=value.dtype, device=value.device)
+                mine = plain.set_(own, value.storage_offset(), value.shape, value.stride())
+                mine = mine.conj() if value.is_conj() else mine
+            if isinstance(value, torch.nn.Parameter):
+                mine = torch.nn.Parameter(mine, value.requires_grad)
+        *path, last = name.split(".")
+        owner: Any = gm
+        for part in path:
+            owner = getattr(owner, part)
+        if isinstance(value, torch.nn.Parameter) or last not in owner._parameters:
+            setattr(owner, last, mine)
 
 
 def replace(old: fx.Node, new: fx.Node) -> None:

@@ -170,7 +170,7 @@ def _limited(item: Pass, sites: int | None) -> Pass:
 
     def apply(gm: fx.GraphModule) -> bool:
         with collect_sites() as found:
-            trial = copy_graph(gm)
+            trial = copy_graph(gm, constants=True)
             changed = item.apply(trial)
         if not found.claimed:
             return item.apply(gm) if changed and allowed(f"graph of {len(gm.graph.nodes)} nodes") else False

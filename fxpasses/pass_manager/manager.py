@@ -19,6 +19,7 @@ from fxpasses.pass_manager.groups import Fixpoint, FixpointWarning
 from fxpasses.pass_manager.inheritance import inherit_provenance
 from fxpasses.pass_manager.metadata import Difference, refresh
 from fxpasses.pass_manager.ordering import in_order
+from fxpasses.pass_manager.raised import lines_of_pass
 from fxpasses.pass_manager.runs import PassRun, Snapshot
 from fxpasses.pass_manager.sites import Sites, collect_sites
 from fxpasses.pass_manager.structure import Facts, check_structure
@@ -272,12 +273,14 @@ class _Graph:
         except PassError:
             raise
         except Exception as error:
-            raise PassError(
+            failure = PassError(
                 f"{type(error).__name__}: {error}",
                 failing_node(error, self.gm),
                 pass_name=item.name,
                 graph=self.kind,
-            ) from error
+            )
+            failure.add_lines(lines_of_pass(item, error))
+            raise failure from error
         if not isinstance(changed, bool):
             raise PassError(
                 f"apply returned {changed!r}; it must return whether it changed anything, True or False",

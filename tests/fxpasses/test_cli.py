@@ -89,3 +89,13 @@ def test_check_says_that_the_model_itself_raises(tmp_path, monkeypatch):
     with pytest.raises(IndexError) as caught:
         main(["check", "raises.py:raises", "--compiler", "eager"])
     assert any("the model itself, in eager" in note for note in caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["passes", ""], ["passes", ","], ["passes", "--bogus"], ["passes", "bogus"]]
+)
+def test_a_list_of_no_passes_is_an_error(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "error" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from fake.kernels._torch import OpOverload
+from fake.kernels._torch import OpOverload, no_dispatch
 
 __all__ = [
     "Check",
@@ -22,6 +22,7 @@ __all__ = [
     "extent",
     "has_checks",
     "refuse",
+    "refused_with",
     "wrapped_dim",
 ]
 
@@ -86,6 +87,17 @@ def refuse(condition: bool, func: OpOverload, problem: str, error: type[Exceptio
     """Raise eager's error if ``condition`` holds."""
     if condition:
         raise error(f"{func}: {problem}")
+
+
+@functools.cache
+def refused_with(call: Callable[[], Any]) -> type[Exception]:
+    """The class of error with which eager refuses a call on small tensors of its own: it differs between releases of torch."""
+    with no_dispatch():
+        try:
+            call()
+        except (RuntimeError, TypeError) as error:
+            return type(error)
+    raise AssertionError("eager takes a call that it is known to refuse")
 
 
 def wrapped_dim(func: OpOverload, dim: int, rank: int) -> int:

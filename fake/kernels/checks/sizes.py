@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import OpOverload
-from fake.kernels.checks.registry import check_for, refuse, wrapped_dim
+from fake.kernels.checks.registry import check_for, refuse, refused_with, wrapped_dim
 
 __all__ = [
     "blocks_fill_image",
@@ -57,21 +57,30 @@ def subtracts_no_flags(func: OpOverload, given: dict[str, Any]) -> None:
     flags = [
         o for o in operands if isinstance(o, bool) or (isinstance(o, torch.Tensor) and o.dtype is torch.bool)
     ]
-    refuse(
-        bool(flags), func,
-        "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, use the "
-        "`~` or `logical_not()` operator instead.",
-    )  # fmt: skip
+    if flags:
+        refuse(
+            True, func,
+            "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, use the "
+            "`~` or `logical_not()` operator instead.",
+            refused_with(_difference_of_flags),
+        )  # fmt: skip
+
+
+def _difference_of_flags() -> torch.Tensor:
+    return torch.ones(1, dtype=torch.bool) - torch.ones(1, dtype=torch.bool)
 
 
 @check_for("var", "std", "var_mean", "std_mean")
 def spreads_of_numbers(func: OpOverload, given: dict[str, Any]) -> None:
     """Only floating point and complex numbers have a deviation."""
     dtype = given["self"].dtype
-    refuse(
-        not dtype.is_floating_point and not dtype.is_complex, func,
-        f"std and var only support floating point and complex dtypes, got {dtype}",
-    )  # fmt: skip
+    if not dtype.is_floating_point and not dtype.is_complex:
+        problem = f"std and var only support floating point and complex dtypes, got {dtype}"
+        refuse(True, func, problem, refused_with(_deviation_of_integers))
+
+
+def _deviation_of_integers() -> torch.Tensor:
+    return torch.ones(2, dtype=torch.int64).std()
 
 
 @check_for("sort", "argsort", "msort")
@@ -250,7 +259,13 @@ def reduces_dimension(func: OpOverload, given: dict[str, Any]) -> None:
 @check_for("aminmax")
 def extremes_are_ordered(func: OpOverload, given: dict[str, Any]) -> None:
     """Complex numbers have no order, not even a single one."""
-    refuse(given["self"].is_complex(), func, f"aminmax not implemented for {given['self'].dtype}")
+    if given["self"].is_complex():
+        problem = f"aminmax not implemented for {given['self'].dtype}"
+        refuse(True, func, problem, refused_with(_order_of_complex_numbers))
+
+
+def _order_of_complex_numbers() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.ones(1, dtype=torch.complex64).aminmax()
 
 
 @check_for("nll_loss2d_forward")

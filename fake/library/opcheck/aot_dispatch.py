@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fake.library import _torch
-from fake.library.opcheck.inputs import Call
+from fake.library.opcheck.inputs import Call, attempt
 from fake.library.opcheck.result import CheckFailure
 
 __all__ = ["DYNAMIC", "STATIC", "check_dynamic", "check_static"]
@@ -22,10 +22,27 @@ def _check(name: str, op: Any, call: Call, tolerances: dict[str, float], *, dyna
             name,
             _torch.op_overload_name(op),
             str(error),
-            fix="the operator must depend on its arguments only, its fake kernel must be exact, and setup_context and "
-            "the backward formula must be traceable: put untraceable work into another custom operator",
+            fix=_fix(op, call, str(error)),
         ) from error
     return ""
+
+
+def _fix(op: Any, call: Call, said: str) -> str:
+    if attempt(lambda *a, **k: op(*a, **k), call).error is not None:
+        return "give a sample that the operator accepts: it raised this error outside of the compiler, too"
+    if "Outputs of the operator are different" in said:
+        return "the kernel must compute its outputs from its arguments only: no counters, caches or other global state"
+    if "Gradients of the operator are different" in said:
+        return (
+            "the backward formula must be made of traceable torch operations on what ctx saved: put other work (numpy, "
+            ".item(), memory tricks) into another custom operator"
+        )
+    if "alias annotations" in said:
+        return "return a clone and drop the annotation of the output: only ATen's views can be functionalized"
+    return (
+        "the operator runs, but cannot be traced: it needs a fake kernel that is exact (see test_faketensor), and "
+        "setup_context and the backward formula that do not read data"
+    )
 
 
 def check_static(op: Any, call: Call, tolerances: dict[str, float]) -> str:

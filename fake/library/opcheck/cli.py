@@ -6,14 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from fake.library.opcheck.runner import ALL_TEST_UTILS, opcheck
+from fake.library.errors import SamplesError, UnknownOpError
+from fake.library.opcheck.runner import ALL_TEST_UTILS, opcheck, resolve
 from fake.library.samples import find_operator, read_samples
 
 __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the verdicts; returns 1 if a check failed."""
+    """Print the verdicts; returns 1 if a check failed. Without an operator or a sample it exits with 2."""
     parser = argparse.ArgumentParser(
         prog="opcheck", description="Check an operator's registrations on sample calls."
     )
@@ -28,8 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--all", action="store_true", help="report every check, not only torch's four and failures"
     )
     options = parser.parse_args(argv)
-    samples = read_samples(options.samples)
-    op = find_operator(options.op)
+    try:
+        samples = read_samples(options.samples)
+        op = find_operator(options.op)
+        resolve(op)
+    except (SamplesError, UnknownOpError, RuntimeError) as error:
+        parser.error(str(error))
     checks = options.check or ("ALL" if options.all else None)
     failed = 0
     for number, (args, kwargs) in enumerate(samples):

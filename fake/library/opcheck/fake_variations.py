@@ -1,31 +1,36 @@
-"""Fake kernels that are right only for the sample: the same comparison for other sizes, strides, dtypes and values."""
+"""Fake kernels that are right only for the sample: the same comparison for other calls that the kernel accepts."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from fake.library import _torch
-from fake.library.opcheck.fake_kernel import compare, run_fake
-from fake.library.opcheck.inputs import Call, attempt, flat_tensors, layout_variations, size_variations
+from fake.library.opcheck.comparison import compare, fix_for, run_real, try_fake
+from fake.library.opcheck.inputs import Call
+from fake.library.opcheck.joint_sizes import joint_size_variations
 from fake.library.opcheck.result import CheckFailure, Evidence
+from fake.library.opcheck.sizes import SizePlan, plan_sizes
+from fake.library.opcheck.variations import (
+    code_constants,
+    dtype_variations,
+    layout_variations,
+    number_variations,
+    value_variations,
+    with_defaults,
+    with_equal_lists,
+)
 
 __all__ = ["NAME", "check", "check_sizes"]
 
 NAME = "test_fake_variations"
 
-_FIXES = {
-    "size": "compute the output's sizes from the inputs' sizes; sizes that depend on data need new_dynamic_size()",
-    "inputs": "use empty_like (keeps strides) where the kernel keeps them, new_empty (contiguous) where it does not",
-    "tensor": "use empty_like (keeps strides) where the kernel keeps them, new_empty (contiguous) where it does not",
-    "value": "the size depends on data: use get_ctx().new_dynamic_size() for it",
-}
-
 
 def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
-    """Other sizes, storage offsets, values, strides and dtypes.
+    """Other sizes, values, numbers, lists, storage offsets, strides and dtypes.
 
-    Inputs that the real kernel refuses say nothing and are skipped.
+    Inputs that the real kernel refuses say nothing and are skipped; the note names the sizes that it keeps fixed.
 
     Raises:
         CheckFailure: the real kernel accepts a variation, and the fake one fails or answers something else.
@@ -34,47 +39,61 @@ def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
 
 
 def check_sizes(op: Any, call: Call, tolerances: dict[str, float]) -> str:
-    """As `check`, without strides and dtypes: what operators of other libraries are held to by default."""
+    """As `check`, without strides and dtypes, and with index tensors in the shape of what they index where they have
+    that shape in the sample: what operators of other libraries are held to by default."""
     return _check(op, call, layouts=False)
 
 
 def _check(op: Any, call: Call, *, layouts: bool) -> str:
-    name = _torch.op_overload_name(op)
-    baseline = attempt(lambda *a, **k: run_fake(op, Call(a, k)), call.detached())
-    if baseline.error is not None:
+    if try_fake(op, call.detached()).error is not None:
         return "no fake kernel that works on the sample"
-    ran = 0
-    calls = [size_variations(call, may_shrink=_torch.is_defined_in_python(op) or not _indexes(call))]
+    if not _torch.is_defined_in_python(op):
+        return _try_all(op, joint_size_variations(call)) + "; sizes that are equal changed together only"
+    call = with_defaults(op._schema, call.detached())
+    plan = plan_sizes(op, call, tied=not layouts)
+    note = _try_all(op, _variations(op, call, plan, layouts=layouts))
+    fixed = [f"{place}: {reason}" for place, reason in plan.stuck.items()]
+    return "\n".join([note, *(f"not varied: {text}" for text in fixed)])
+
+
+def _variations(op: Any, call: Call, plan: SizePlan, *, layouts: bool) -> Iterator[Call]:
+    numbers, strings = code_constants(_torch.python_functions_of(op))
+    parts = [plan.calls(numbers), value_variations(call), number_variations(call, strings)]
+    other = next(plan.different(), None)
+    if other is not None:
+        parts.append(number_variations(other, strings))
+    equal = with_equal_lists(call)
+    if equal is not None:
+        parts.append(number_variations(equal, strings))
     if layouts:
-        calls.append(layout_variations(call))
-    for variation in itertools.chain(*calls):
-        real = attempt(lambda *a, **k: op(*a, **k), variation)
+        parts += [layout_variations(call), dtype_variations(call)]
+        if other is not None:
+            parts += [layout_variations(other), dtype_variations(other)]
+    return itertools.chain(*parts)
+
+
+def _try_all(op: Any, variations: Iterator[Call]) -> str:
+    ran = 0
+    for variation in variations:
+        real = run_real(op, variation)
         if real.error is not None:
             continue
-        ran += 1
-        inputs = f"{variation.label}: {variation.describe()}"
-        fake = attempt(lambda *a, **k: run_fake(op, Call(a, k)), variation)
-        if fake.error is not None:
-            if isinstance(fake.error, (_torch.UnsupportedOperatorException, NotImplementedError)):
-                continue
-            evidence = [
-                Evidence("fake kernel", "an answer", f"{type(fake.error).__name__}: {fake.error}", inputs)
-            ]
+        fake = try_fake(op, variation)
+        if fake.error is None:
+            evidence = compare(variation, real.value, fake.value)
+        elif isinstance(fake.error, (*_torch.MISSING_FAKE_KERNEL, NotImplementedError)):
+            continue
         else:
-            evidence = compare(real.value, fake.value, inputs)
+            said = f"{type(fake.error).__name__}: {fake.error}"
+            inputs = f"{variation.label}: {variation.describe()}"
+            evidence = [Evidence("fake kernel", "an answer", said, inputs, "error")]
+        ran += 1
         if evidence:
-            kind = next((k for k in _FIXES if k in variation.label.split(":")[0]), "")
             raise CheckFailure(
                 NAME,
-                name,
+                _torch.op_overload_name(op),
                 f"the fake kernel is right for the sample but wrong with {variation.label}",
                 evidence=tuple(evidence),
-                fix=_FIXES.get(kind, "derive the output's dtype from the inputs' as the kernel does"),
+                fix=fix_for(evidence[0], variation),
             )
     return f"{ran} variations"
-
-
-def _indexes(call: Call) -> bool:
-    return any(
-        not t.is_floating_point() and not t.is_complex() for t in flat_tensors((call.args, call.kwargs))
-    )

@@ -1,19 +1,26 @@
-"""A backward formula that is wrong only for gradients or inputs that are not contiguous."""
+"""A backward formula: its values, for other calls, and for gradients and inputs in other layouts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fake.library import _torch
+from fake.library.opcheck.derivatives import Comparison, compare_formula, differentiable, in_double, jittered
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors
 from fake.library.opcheck.result import CheckFailure, Evidence, describe_tensor
+from fake.library.opcheck.sizes import plan_sizes
+from fake.library.opcheck.variations import code_constants, number_variations, with_defaults
 
 __all__ = ["NAME", "check"]
 
 NAME = "test_gradients"
+
+Gradients = dict[str, torch.Tensor | None]
 
 
 def _transposed(grad: torch.Tensor) -> torch.Tensor:
@@ -34,16 +41,29 @@ _LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a gradient with gaps": _gapped,
     "a gradient with a storage offset": _offset,
 }
+_LAYOUT_FIX = (
+    "do not assume that gradients are contiguous: index them by size and stride, or call .contiguous()"
+)
+_INPUT_FIX = "save what the formula needs with ctx.save_for_backward, and index it by size and stride, or call .contiguous()"
 
 
 def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
-    """The same gradient values in other layouts, and the same inputs in other strides, must give the same result.
+    """Compare the formula with differences of the operator's values, then with itself.
+
+    The first for the sample, for other sizes, and for other numbers and flags; the second for the same gradient values
+    in other layouts, for inputs in other strides, for one input at a time, and after another call has come between.
+    Where the sample requires no gradient and there is a formula, all inputs that can require one.
 
     Raises:
-        CheckFailure: they do not.
+        CheckFailure: something disagrees.
     """
-    if not any(t.requires_grad for t in flat_tensors((call.args, call.kwargs))):
-        return "no input requires a gradient"
+    if not any(t.requires_grad for t in call.tensors):
+        if not _torch.has_autograd_formula(op) or op._schema.is_mutable:
+            return "no input requires a gradient"
+        call = call.map(lambda t: t.detach().requires_grad_(differentiable(t)))
+        claimed = False
+    else:
+        claimed = True
     torch.manual_seed(0)
     reference = _gradients(op, call, lambda g: g, ones=False)
     if isinstance(reference, str):
@@ -51,16 +71,146 @@ def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
     again = _gradients(op, call, lambda g: g, ones=False)
     if isinstance(again, str) or _difference(reference, again, tolerances):
         return "not deterministic"
+    notes = _check_values(op, call, claimed) if _torch.is_defined_in_python(op) else []
+    _check_layouts(op, call, reference, tolerances)
+    _check_each_input_alone(op, call, reference, tolerances)
+    _check_state(op, call, reference, tolerances)
+    return "\n".join(notes)
+
+
+# --- values ----------------------------------------------------------------------------------------
+def _calls(op: Any, call: Call) -> Iterator[Call]:
+    """The calls for which the formula is compared: the sample, other sizes, other numbers."""
+    yield call
+    whole = with_defaults(op._schema, call)
+    needs = [t.requires_grad for t in whole.tensors]
+
+    def demanding(other: Call) -> Call:
+        wanted = dict(zip(map(id, other.tensors), needs, strict=False))
+        return other.map(lambda t: t.detach().requires_grad_(wanted.get(id(t), False)))
+
+    _, strings = code_constants(_torch.python_functions_of(op))
+    plan = plan_sizes(op, whole)
+    # Integers may say something of each other (an order and its inverse): their tensors keep their sizes.
+    numbers = {i for i, t in enumerate(plan.call.tensors) if not differentiable(t)}
+    free = [f for f in plan.freedoms if not any(what == "tensor" and n in numbers for what, n, _ in f.sizes)]
+    plan = replace(plan, freedoms=free)
+    for other in plan.different():
+        yield demanding(other)
+    for freedom, new in itertools.product(plan.freedoms, (1, 2)):
+        for other in plan.at(freedom, new):
+            yield demanding(other)
+    for other in itertools.islice(number_variations(whole, strings), 16):
+        if other.kind == "number" and len(other.tensors) == len(needs):
+            yield demanding(other)
+
+
+def _check_values(op: Any, call: Call, claimed: bool) -> list[str]:
+    notes: dict[str, None] = {}
+    compared = 0
+    for variation in _calls(op, call):
+        double = in_double(op, variation)
+        found = compare_formula(op, double, 2 if variation is call else 1)
+        if found is None:
+            continue
+        doubtful = [c for c in found if c.verdict in ("wrong", "no formula", "undecided")]
+        if doubtful:
+            # The sample may sit on a kink; what is wrong there must be wrong beside it, too.
+            moved = {c.name: c for c in reversed(compare_formula(op, jittered(double)) or []) if _bad(c)}
+            if not moved and any(c.verdict == "undecided" for c in doubtful):
+                notes["the operator's values do not decide the gradient of " + doubtful[0].name] = None
+            _raise_wrong(op, variation, [moved[c.name] for c in doubtful if c.name in moved], claimed)
+        compared += 1
+        for one in found:
+            if one.verdict == "straight-through":
+                notes[
+                    f"straight-through: the operator is constant in small steps of {one.name}, the formula is not zero"
+                ] = None
+    return [f"values compared for {compared} calls", *notes]
+
+
+def _bad(comparison: Comparison) -> bool:
+    return comparison.verdict in ("wrong", "no formula")
+
+
+def _raise_wrong(op: Any, call: Call, wrong: list[Comparison], claimed: bool) -> None:
+    if not claimed:
+        wrong = [c for c in wrong if c.verdict != "no formula"]
+    if not wrong:
+        return
+    with_ = "" if call.label == "the sample" else f" with {call.label}"
+    evidence = tuple(
+        Evidence(
+            f"gradient of {c.name}, along a direction",
+            f"{c.numeric:.5g}",
+            c.text.split(",")[0],
+            call.describe(),
+        )
+        for c in wrong[:1]
+    )
+    if wrong[0].verdict == "no formula":
+        fix = f"return the gradient of {wrong[0].name}; None says that the output does not depend on it"
+    elif with_:
+        fix = "make the formula use the sizes and numbers of the call (save them in setup_context), not those of one call"
+    else:
+        fix = (
+            "correct the backward formula, or what setup_context saves for it; for a surrogate gradient that differs on "
+            "purpose, leave test_gradients out of test_utils"
+        )
+    raise CheckFailure(
+        NAME,
+        _torch.op_overload_name(op),
+        f"the backward formula's gradient of {wrong[0].name} is not the derivative{with_}",
+        evidence=evidence,
+        fix=fix,
+    )
+
+
+# --- the formula against itself --------------------------------------------------------------------
+def _check_layouts(op: Any, call: Call, reference: Gradients, tolerances: dict[str, float]) -> None:
     for label, change in _LAYOUTS.items():
-        _compare(op, call, reference, _gradients(op, call, change, ones=False), label, tolerances)
+        _compare(
+            op, call, reference, _gradients(op, call, change, ones=False), label, tolerances, _LAYOUT_FIX
+        )
     constant = _gradients(op, call, lambda g: g, ones=True)
     expanded = _gradients(op, call, lambda g: g.new_ones(()).expand(g.shape), ones=True)
     if not isinstance(constant, str):
-        _compare(op, call, constant, expanded, "an expanded gradient (as .sum() makes)", tolerances)
+        label = "an expanded gradient (as .sum() makes)"
+        _compare(op, call, constant, expanded, label, tolerances, _LAYOUT_FIX)
     for label, layout in (("transposed inputs", _transposed), ("inputs with gaps", _gapped)):
         changed = call.map(lambda t, layout=layout: _relayout(t, layout), label)  # type: ignore[misc]
-        _compare(op, call, reference, _gradients(op, changed, lambda g: g, ones=False), label, tolerances)
-    return ""
+        found = _gradients(op, changed, lambda g: g, ones=False)
+        if not isinstance(found, str):  # a kernel may refuse inputs that are not contiguous
+            _compare(op, call, reference, found, label, tolerances, _INPUT_FIX)
+
+
+def _check_each_input_alone(op: Any, call: Call, reference: Gradients, tolerances: dict[str, float]) -> None:
+    needing = [t for t in call.tensors if t.requires_grad]
+    for one in needing if len(needing) > 1 else ():
+        alone = call.map(lambda t, one=one: t.detach().requires_grad_(t is one))  # type: ignore[misc]
+        found = _gradients(op, alone, lambda g: g, ones=False)
+        if found == "no gradient":
+            continue
+        names = {n for n, _, t in named_tensors(op._schema, alone) if t.requires_grad}
+        expected = {n: g for n, g in reference.items() if n in names}
+        label = f"a gradient required by {' and '.join(sorted(names))} only"
+        fix = "return one gradient for each argument, in their order, whatever ctx.needs_input_grad says"
+        _compare(op, call, expected, found, label, tolerances, fix)
+
+
+def _check_state(op: Any, call: Call, reference: Gradients, tolerances: dict[str, float]) -> None:
+    def other_values(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach() * 0.5 + 0.25 if differentiable(tensor) else tensor.detach()
+
+    def between() -> None:
+        attempt(lambda *a, **k: op(*a, **k), call.map(other_values))
+        grads = call.map(lambda t: other_values(t).requires_grad_(t.requires_grad))
+        attempt(lambda *a, **k: op(*a, **k), grads)
+
+    found = _gradients(op, call, lambda g: g, ones=False, between=between)
+    label = "another call of the operator between forward and backward"
+    fix = "keep what the formula needs on ctx, not in variables that outlive the call"
+    _compare(op, call, reference, found, label, tolerances, fix)
 
 
 def _relayout(tensor: torch.Tensor, layout: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -70,14 +220,20 @@ def _relayout(tensor: torch.Tensor, layout: Callable[[torch.Tensor], torch.Tenso
 
 
 def _gradients(
-    op: Any, call: Call, change: Callable[[torch.Tensor], torch.Tensor], *, ones: bool
-) -> dict[str, torch.Tensor | None] | str:
+    op: Any,
+    call: Call,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    ones: bool,
+    between: Callable[[], None] = lambda: None,
+) -> Gradients | str:
     """Gradients of all inputs that require one, for random (or constant) gradients in a given layout."""
 
-    def run(*args: Any, **kwargs: Any) -> dict[str, torch.Tensor | None]:
+    def run(*args: Any, **kwargs: Any) -> Gradients:
         inner = Call(args, kwargs)
         named = [(n, t) for n, _, t in named_tensors(op._schema, inner) if t.requires_grad]
         result = op(*args, **kwargs)
+        between()
         outputs = [o for o in flat_tensors(result) if o.requires_grad]
         generator = torch.Generator().manual_seed(1)
         grads = []
@@ -95,9 +251,7 @@ def _gradients(
     return outcome.value
 
 
-def _difference(
-    left: dict[str, torch.Tensor | None], right: dict[str, torch.Tensor | None], tolerances: dict[str, float]
-) -> tuple[Evidence, ...]:
+def _difference(left: Gradients, right: Gradients, tolerances: dict[str, float]) -> tuple[Evidence, ...]:
     wrong = []
     for name, a in left.items():
         b = right[name]
@@ -117,14 +271,13 @@ def _difference(
 def _compare(
     op: Any,
     call: Call,
-    reference: dict[str, torch.Tensor | None],
-    actual: dict[str, torch.Tensor | None] | str,
+    reference: Gradients,
+    actual: Gradients | str,
     label: str,
     tolerances: dict[str, float],
+    fix: str,
 ) -> None:
     if isinstance(actual, str):
-        if "inputs" in label:
-            return  # a kernel may refuse inputs that are not contiguous
         evidence: tuple[Evidence, ...] = (Evidence("backward", "gradients", actual, call.describe()),)
     else:
         evidence = _difference(reference, actual, tolerances)
@@ -134,5 +287,5 @@ def _compare(
             _torch.op_overload_name(op),
             f"the backward formula is wrong with {label}",
             evidence=evidence,
-            fix="do not assume that gradients are contiguous: index them by size and stride, or call .contiguous()",
+            fix=fix,
         )

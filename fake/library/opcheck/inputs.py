@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,11 +16,10 @@ __all__ = [
     "Outcome",
     "attempt",
     "flat_tensors",
-    "layout_variations",
     "named_tensors",
     "refill",
+    "refill_like",
     "restride",
-    "size_variations",
 ]
 
 pytree = _torch.pytree
@@ -33,12 +32,62 @@ class Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     label: str = "the sample"
+    #: What was varied: "size", "broadcast", "value", "layout", "dtype", "number", "list"; empty for the sample.
+    kind: str = ""
+    #: Names of the positional arguments, where they are known.
+    names: tuple[str, ...] = ()
+
+    @property
+    def leaves(self) -> list[Any]:
+        """All arguments, those in lists one by one."""
+        return pytree.tree_leaves((self.args, self.kwargs))
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors, each once."""
+        return list({id(t): t for t in self.leaves if isinstance(t, torch.Tensor)}.values())
+
+    def leaf_names(self) -> list[str]:
+        """The name of each leaf: ``x``, ``xs[1]``."""
+        paths = pytree.tree_flatten_with_path((self.args, self.kwargs))[0]
+        return [self._name_of(list(path)) for path, _ in paths]
+
+    def _name_of(self, path: list[Any]) -> str:
+        first, *rest = path[1:]
+        if path[0].idx == 1:
+            name = str(first.key)
+        else:
+            name = self.names[first.idx] if first.idx < len(self.names) else f"argument {first.idx}"
+        return name + "".join(f"[{key.idx}]" if hasattr(key, "idx") else str(key) for key in rest)
+
+    def tensor_names(self) -> list[str]:
+        """The name of each of `tensors`."""
+        named = {
+            id(leaf): name for name, leaf in reversed(list(zip(self.leaf_names(), self.leaves, strict=True)))
+        }
+        return [named[id(t)] for t in self.tensors]
+
+    def replace_leaves(
+        self, changes: Mapping[int, Any], label: str | None = None, kind: str | None = None
+    ) -> Call:
+        """The call with other values for some leaves, by number."""
+        leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
+        for number, value in changes.items():
+            leaves[number] = value
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        label, kind = self.label if label is None else label, self.kind if kind is None else kind
+        return replace(self, args=tuple(args), kwargs=kwargs, label=label, kind=kind)
 
     def copy(self) -> Call:
         """The same values in fresh memory with the same strides; ``requires_grad`` is kept."""
         return self.map(_clone)
 
-    def map(self, change: Callable[[torch.Tensor], torch.Tensor], label: str | None = None) -> Call:
+    def map(
+        self,
+        change: Callable[[torch.Tensor], torch.Tensor],
+        label: str | None = None,
+        kind: str | None = None,
+    ) -> Call:
         """The call with every tensor replaced. A tensor that is passed twice stays one tensor."""
         replaced: dict[int, torch.Tensor] = {}
 
@@ -48,7 +97,8 @@ class Call:
             return replaced[id(tensor)]
 
         args, kwargs = pytree.tree_map_only(torch.Tensor, once, (self.args, self.kwargs))
-        return Call(tuple(args), kwargs, self.label if label is None else label)
+        label, kind = self.label if label is None else label, self.kind if kind is None else kind
+        return replace(self, args=tuple(args), kwargs=kwargs, label=label, kind=kind)
 
     def detached(self) -> Call:
         """The call without autograd."""
@@ -112,18 +162,21 @@ class Outcome:
     error: Exception | None = None
 
 
-def attempt(function: Callable[..., Any], call: Call) -> Outcome:
-    """Call with copied arguments and record the outcome; the random state is the same each time."""
+def attempt(function: Callable[..., Any], call: Call, seed: int = 0) -> Outcome:
+    """Call with copied arguments and record the outcome; the random state is the same for the same ``seed``."""
     copied = call.copy()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         try:
             return Outcome(value=function(*copied.args, **copied.kwargs))
         except Exception as error:  # noqa: BLE001  an operator may refuse inputs with any error: that is the outcome
             return Outcome(error=error)
 
 
-# --- variations -----------------------------------------------------------------------------------
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+# --- other tensors with the same kind of values ----------------------------------------------------
 def refill(original: torch.Tensor, shape: list[int], dtype: torch.dtype | None = None) -> torch.Tensor:
     """Values of ``original``, repeated or cut, in another shape: indices stay in range."""
     count = 1
@@ -136,16 +189,27 @@ def refill(original: torch.Tensor, shape: list[int], dtype: torch.dtype | None =
     return repeated if dtype is None else repeated.to(dtype)
 
 
-def _resized(call: Call, sizes: dict[int, int], label: str) -> Call:
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        shape = [sizes.get(size, size) for size in tensor.shape]
-        return tensor.detach() if shape == list(tensor.shape) else refill(tensor, shape)
-
-    return call.map(change, label)
+def refill_like(original: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    """As `refill`, with the dimensions in the same order in memory where the rank is the same."""
+    filled = refill(original, shape)
+    if original.layout is not torch.strided or original.dim() != len(shape) or original.is_contiguous():
+        return filled
+    order = sorted(range(len(shape)), key=lambda dim: -original.stride(dim))
+    back = sorted(range(len(shape)), key=lambda dim: order[dim])
+    return filled.permute(order).contiguous().permute(back)
 
 
 def restride(tensor: torch.Tensor, kind: str) -> torch.Tensor:
+    """The same values (for ``"expanded"`` those of the first row) in other strides; ``tensor`` where that cannot be."""
     tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        return tensor
+    if kind == "channels last" and tensor.dim() in _CHANNELS_LAST:
+        return tensor.contiguous(memory_format=_CHANNELS_LAST[tensor.dim()])
+    if kind == "with the last two dimensions swapped" and tensor.dim() > 2:
+        return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if kind == "row-major":
+        return tensor.contiguous()
     if kind == "column-major" and tensor.dim() > 1:
         order = list(range(tensor.dim()))[::-1]
         return tensor.permute(order).contiguous().permute(order)
@@ -159,58 +223,3 @@ def restride(tensor: torch.Tensor, kind: str) -> torch.Tensor:
     if kind == "expanded" and tensor.dim() > 0 and tensor.shape[0] > 1:
         return tensor[:1].expand(tensor.shape)
     return tensor
-
-
-# Within a family only: a kernel for floating point may well accept integers by accident.
-_DTYPES = {
-    "float64 for floating point": lambda d: torch.float64 if d.is_floating_point else d,
-    "float16 for floating point": lambda d: torch.float16 if d.is_floating_point else d,
-    "bfloat16 for floating point": lambda d: torch.bfloat16 if d.is_floating_point else d,
-    "float32 for floating point": lambda d: torch.float32 if d.is_floating_point else d,
-    "int32 for int64": lambda d: torch.int32 if d is torch.int64 else d,
-}
-
-
-def size_variations(call: Call, *, may_shrink: bool) -> Iterator[Call]:
-    """Calls with other sizes, storage offsets and values.
-
-    Equal sizes in the sample change together, so that relations between arguments survive. ``may_shrink=False``
-    leaves out smaller sizes: an operator that indexes without checking would read past the end.
-    """
-    call = call.detached()
-    sizes = sorted({s for t in flat_tensors((call.args, call.kwargs)) for s in t.shape if s > 1})
-    primes = [7, 11, 13, 17, 19, 23, 29, 31]
-    larger = {s: s + primes[i % len(primes)] for i, s in enumerate(sizes)}
-    if sizes:
-        yield _resized(call, larger, "all sizes larger")
-    for size in sizes:
-        yield _resized(call, {size: larger[size]}, f"size {size} → {larger[size]}")
-        if may_shrink:
-            yield _resized(call, {size: 1}, f"size {size} → 1")
-            yield _resized(call, {size: 0}, f"size {size} → 0")
-    yield call.map(lambda t: restride(t, "with a storage offset"), "inputs with a storage offset")
-    for label, values in (
-        ("all values zero", torch.zeros_like),
-        ("all values one", torch.ones_like),
-        ("values reversed", lambda t: t.flatten().flip(0).reshape(t.shape)),
-        ("values negated", lambda t: t if t.dtype is torch.bool else -t),
-    ):
-        yield call.map(
-            lambda t, values=values: values(t) if t.is_floating_point() or t.dtype is torch.bool else t,  # type: ignore[misc]
-            label,
-        )
-
-
-def layout_variations(call: Call) -> Iterator[Call]:
-    """Calls with other strides and dtypes: all tensors at once, and each alone."""
-    call = call.detached()
-    tensors = flat_tensors((call.args, call.kwargs))
-    for kind in ("column-major", "with gaps", "expanded"):
-        yield call.map(lambda t, kind=kind: restride(t, kind), f"inputs {kind}")  # type: ignore[misc]
-        for index, tensor in enumerate(tensors if len(tensors) > 1 else []):
-            yield call.map(
-                lambda t, one=tensor, kind=kind: restride(t, kind) if t is one else t,  # type: ignore[misc]
-                f"tensor {index} {kind}",
-            )
-    for label, change in _DTYPES.items():
-        yield call.map(lambda t, change=change: t.detach().to(change(t.dtype)), label)  # type: ignore[misc]

@@ -30,12 +30,14 @@ class Evidence:
         expected: what should have been seen.
         actual: what was seen.
         inputs: the inputs of the call that showed it.
+        aspect: what differs, for example ``"sizes"`` or ``"dtype"``; decides what the fix says.
     """
 
     where: str
     expected: str
     actual: str
     inputs: str = ""
+    aspect: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.where}:", f"  expected {self.expected}", f"  got      {self.actual}"]
@@ -80,13 +82,15 @@ class Verdict(dict[str, Any]):
 
     Attributes:
         op: the operator's name.
-        also_passed: checks beyond the requested ones that ran and found nothing.
+        also_passed: checks beyond the requested ones that ran and found nothing, with what they note.
     """
 
-    def __init__(self, op: str, results: Mapping[str, Any] = {}, also_passed: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, op: str, results: Mapping[str, Any] = {}, also_passed: Mapping[str, Passed] = {}
+    ) -> None:
         super().__init__(results)
         self.op = op
-        self.also_passed = also_passed
+        self.also_passed = dict(also_passed)
 
     @property
     def ok(self) -> bool:
@@ -103,14 +107,16 @@ class Verdict(dict[str, Any]):
             f"{self.op}: "
             + ("all checks passed" if self.ok else f"{len(self.failures)} of {len(self)} failed")
         ]
-        for name, result in self.items():
+        for name, result in (*self.items(), *self.also_passed.items()):
             if not isinstance(result, CheckFailure):
-                note = f" ({result.note})" if isinstance(result, Passed) and result.note else ""
-                lines.append(f"  ok    {name}{note}")
+                first, *more = (
+                    result.note.splitlines() if isinstance(result, Passed) and result.note else ("",)
+                )
+                lines.append(f"  ok    {name} ({first})" if first else f"  ok    {name}")
+                lines += [f"          {line}" for line in more]
                 continue
             lines.append(f"  FAIL  {name}: {result.problem}")
             for item in result.evidence:
                 lines += [f"          {line}" for line in str(item).splitlines()]
             lines.append(f"          fix: {result.fix}")
-        lines += [f"  ok    {name}" for name in self.also_passed]
         return "\n".join(lines)

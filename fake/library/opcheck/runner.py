@@ -13,12 +13,15 @@ from fake.library.op_def import CustomOpDef
 from fake.library.opcheck import (
     aot_dispatch,
     autograd_registration,
+    fake_device,
     fake_kernel,
     fake_variations,
     functionalization,
     gradients,
+    kernel_variations,
     schema,
     uninitialized,
+    vmap,
 )
 from fake.library.opcheck.inputs import Call
 from fake.library.opcheck.result import CheckFailure, Passed, Verdict
@@ -33,16 +36,28 @@ ALL_TEST_UTILS: dict[str, Check] = {
     autograd_registration.NAME: autograd_registration.check,
     fake_kernel.NAME: fake_kernel.check,
     fake_variations.NAME: fake_variations.check,
+    fake_device.NAME: fake_device.check,
+    kernel_variations.NAME: kernel_variations.check,
     uninitialized.NAME: uninitialized.check,
     functionalization.NAME: functionalization.check,
     aot_dispatch.STATIC: aot_dispatch.check_static,
     aot_dispatch.DYNAMIC: aot_dispatch.check_dynamic,
     gradients.NAME: gradients.check,
+    vmap.NAME: vmap.check,
 }
 #: What is reported by default: torch's four.
 DEFAULT_TEST_UTILS = (schema.NAME, autograd_registration.NAME, fake_kernel.NAME, aot_dispatch.DYNAMIC)
 #: What runs by default besides, and is reported only where it fails.
-_BESIDES = (fake_variations.NAME, uninitialized.NAME, gradients.NAME)
+_BESIDES = (
+    fake_variations.NAME,
+    fake_device.NAME,
+    kernel_variations.NAME,
+    uninitialized.NAME,
+    gradients.NAME,
+    vmap.NAME,
+)
+#: Those that operators of other libraries are not held to.
+_STRICT = (fake_device.NAME, kernel_variations.NAME)
 
 
 class _CheckNamesError(LibraryError, ValueError):
@@ -115,12 +130,16 @@ def opcheck(
         names = tuple(ALL_TEST_UTILS)
     else:
         names = (test_utils,) if isinstance(test_utils, str) else tuple(test_utils)
+    if not names:
+        raise _CheckNamesError(
+            "opcheck(op, ..., test_utils=[]): no check would run; name some, or leave it out"
+        )
     if not set(names) <= set(ALL_TEST_UTILS):
         raise _CheckNamesError(
             f"opcheck(op, ..., test_utils={test_utils}), expected test_utils to be subset of {tuple(ALL_TEST_UTILS)} "
             "but it was not"
         )
-    call = _call(op, args, kwargs or {})
+    call = _call(op, overload, args, kwargs or {})
     verdict = Verdict(_torch.op_overload_name(overload))
     if _is_abstract(call):
         # There is nothing to compare fake or meta tensors with; torch's checks pass them, too.
@@ -128,9 +147,9 @@ def opcheck(
     besides = _BESIDES if test_utils is None else ()
     if strict is None:
         strict = isinstance(_torch.maybe_get_opdef(overload), CustomOpDef)
-    passed: list[str] = []
+    passed: dict[str, Passed] = {}
     for name in (n for n in ALL_TEST_UTILS if n in names or n in besides):
-        if name in besides and not verdict.ok:
+        if name in besides and (not verdict.ok or (name in _STRICT and not strict)):
             continue  # the first fault explains the others
         try:
             check = ALL_TEST_UTILS[name]
@@ -145,17 +164,17 @@ def opcheck(
             if name in names:
                 verdict[name] = Passed(note)
             else:
-                passed.append(name)
-    verdict.also_passed = tuple(passed)
+                passed[name] = Passed(note)
+    verdict.also_passed = passed
     return verdict
 
 
-def _call(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+def _call(op: Any, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
     layout = getattr(op, "layout", None)
     if layout is not None:
-        flat, keywords = layout.flatten_call(tuple(args), dict(kwargs))
-        return Call(tuple(flat), keywords)
-    return Call(tuple(args), dict(kwargs))
+        args, kwargs = layout.flatten_call(tuple(args), dict(kwargs))
+    names = tuple(a.name for a in overload._schema.arguments if not a.kwarg_only)
+    return Call(tuple(args), dict(kwargs), names=names)
 
 
 def _is_abstract(call: Call) -> bool:

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fake.library import _torch
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors
 from fake.library.opcheck.result import CheckFailure, Evidence
+from fake.library.opcheck.sizes import plan_sizes
 
 __all__ = ["NAME", "check"]
 
@@ -47,7 +48,7 @@ class _FillEmpty(TorchDispatchMode):
 
 
 def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
-    """Run the kernel with two patterns in fresh memory; every output must be the same.
+    """Run the kernel with two patterns in fresh memory; every output must be the same. Also for other sizes.
 
     Sees memory that the kernel allocates through torch from Python (``torch.empty``), not a C++ kernel's own.
 
@@ -60,7 +61,21 @@ def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
     key = _torch.backend_key_of(call.args, call.kwargs)
     if key is None or not _torch.has_computed_kernel_for_key(_torch.op_overload_name(op), key):
         return "no kernel of its own for the device"
+    note = _check_call(op, key, call)
+    if note or not _torch.is_defined_in_python(op):
+        return note
+    plan = plan_sizes(op, call)
+    for other in plan.different():
+        _check_call(op, key, other)
+    for freedom in plan.freedoms:
+        # A block that is not full, one element, and more than one block.
+        for new in (freedom.size + 1, freedom.size + 2, freedom.size + 3, 1, freedom.size - 1, 33):
+            for other in plan.at(freedom, new) if new > 0 else ():
+                _check_call(op, key, other)
+    return ""
 
+
+def _check_call(op: Any, key: str, call: Call) -> str:
     def run(pattern: float) -> tuple[list[torch.Tensor], int] | None:
         mode = _FillEmpty(pattern)
 
@@ -78,6 +93,7 @@ def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
         return "allocates nothing through torch"
     if any(not _same(a, b) for a, b in zip(first[0], again[0], strict=True)):
         return "not deterministic"
+    with_ = "" if call.label == "the sample" else f" with {call.label}"
     wrong = tuple(
         Evidence(
             f"output {index}",
@@ -92,7 +108,7 @@ def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
         raise CheckFailure(
             NAME,
             _torch.op_overload_name(op),
-            f"{wrong[0].where} depends on uninitialised memory",
+            f"{wrong[0].where} depends on uninitialised memory{with_}",
             evidence=wrong,
             fix="write every element of the output, or allocate it with zeros instead of empty",
         )

@@ -11,6 +11,7 @@ from fake.library.probe.derive import derive
 from fake.library.probe.experiments import Laboratory
 from fake.library.probe.facts import optional_parameters, parameter_names
 from fake.library.probe.isolation import can_isolate
+from fake.library.probe.parameters import fill_defaults, signature_for
 from fake.library.probe.questions import open_questions
 from fake.library.probe.rule import FakeRule, call_text
 
@@ -59,9 +60,12 @@ def probe(
     name = op._qualname if isinstance(op, _torch.TorchCustomOpDef) else getattr(op, "__name__", str(op))
     if isinstance(op, _torch.OpOverload):
         name = _torch.op_overload_name(op)
+    if budget < 0:
+        raise ProbeError(f"{name}: the budget is {budget} calls; it must be at least 0", op=name)
     if not calls:
         raise ProbeError(f"{name}: probe needs at least one sample call", op=name)
-    names = parameter_names(op)
+    names, signature = parameter_names(op), signature_for(op)
+    calls = [fill_defaults(signature, args, kwargs) for args, kwargs in calls]
     laboratory = Laboratory(op, names, budget, isolate=can_isolate() if isolate is None else isolate)
     accepted = [call for call in calls if laboratory.study(call)]
     crashes = [f"the kernel {reason}: {call_text(facts)}" for facts, reason in laboratory.crashes]
@@ -70,5 +74,6 @@ def probe(
         raise ProbeError(f"{name}: {problem}", op=name)
     rule = derive(name, names, laboratory, laboratory.container)
     rule.crashes = crashes
+    rule.signature = signature
     rule.open_questions = open_questions(rule, laboratory.observations, optional_parameters(op))
     return rule

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from fake.library.errors import ProbeError, SamplesError, UnknownOpError
 from fake.library.probe.api import probe
 from fake.library.samples import find_operator, read_samples
 
@@ -13,7 +14,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the rule's source; returns 1 if there is none."""
+    """Print the rule's source; returns 1 if there is none. Without an operator or a sample it exits with 2."""
     parser = argparse.ArgumentParser(
         prog="probe", description="Derive an operator's fake kernel from its real one."
     )
@@ -25,14 +26,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--budget", type=int, default=90, help="kernel calls to spend on each sample (default 90)"
     )
     options = parser.parse_args(argv)
-    samples = read_samples(options.samples)
-    rule = probe(find_operator(options.op), samples, budget=options.budget)
+    try:
+        samples = read_samples(options.samples)
+        rule = probe(find_operator(options.op), samples, budget=options.budget)
+    except (SamplesError, UnknownOpError, ProbeError) as error:
+        parser.error(str(error))
     print(rule)
     for question in rule.open_questions:
-        print(f"# undecided: {question}")
+        print(_comment(f"undecided: {question}"))
     for crash in rule.crashes:
-        print(f"# not covered: {crash}")
+        print(_comment(f"not covered: {crash}"))
     return 0 if rule.decided else 1
+
+
+def _comment(text: str) -> str:
+    return "\n".join(f"# {line}" for line in text.splitlines())
 
 
 if __name__ == "__main__":

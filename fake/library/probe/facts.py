@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fake.library import _torch
-from fake.library.signatures import signature_of
+from fake.library.probe.parameters import literal, signature_for
 
 __all__ = [
     "Facts",
@@ -107,7 +107,9 @@ class Facts:
         """The arguments that are neither tensors nor numbers, with their values."""
         return tuple(
             sorted(
-                (name, repr(value)) for name, value in self.values.items() if _kind(value)[0] == "category"
+                (name, literal(value) or repr(value))
+                for name, value in self.values.items()
+                if _kind(value)[0] == "category"
             )
         )
 
@@ -116,7 +118,8 @@ class Facts:
         if name not in self.values:
             return "absent"
         kind = _kind(self.values[name])[0]
-        return repr(self.values[name]) if kind == "category" else kind
+        value = self.values[name]
+        return (literal(value) or repr(value)) if kind == "category" else kind
 
     def ranks(self) -> tuple[tuple[str, int], ...]:
         """The rank of each tensor."""
@@ -158,7 +161,7 @@ def _kind(value: Any) -> tuple[str, int]:
         return "dtype", 0
     if isinstance(value, list):
         return "tensors", len(value)
-    if isinstance(value, tuple) and value and all(isinstance(v, (int, torch.SymInt)) for v in value):
+    if isinstance(value, tuple) and all(isinstance(v, (int, torch.SymInt)) for v in value):
         return "ints", 0
     return "category", 0
 
@@ -179,27 +182,13 @@ def abstract(value: Any) -> Any:
 
 def parameter_names(op: Callable[..., Any]) -> list[str] | None:
     """The names of an operator's parameters, or None where only the kernel knows them."""
-    overload = getattr(op, "_opoverload", op)
-    if getattr(op, "layout", None) is not None:
-        return list(op.layout.signature.parameters)  # type: ignore[attr-defined]
-    if isinstance(overload, _torch.OpOverload):
-        return [a.name for a in overload._schema.arguments]
-    signature = signature_of(op)
-    if signature is None:
-        return None
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    if any(p.kind not in kinds for p in signature.parameters.values()):
-        return None
-    return list(signature.parameters)
+    signature = signature_for(op)
+    return None if signature is None else list(signature.parameters)
 
 
 def optional_parameters(op: Callable[..., Any]) -> list[str]:
     """The names of the parameters that have a default, as far as they are known."""
-    overload = getattr(op, "_opoverload", op)
-    if getattr(op, "layout", None) is None and isinstance(overload, _torch.OpOverload):
-        return [a.name for a in overload._schema.arguments if a.has_default_value()]
-    layout = getattr(op, "layout", None)
-    signature = layout.signature if layout is not None else signature_of(op)
+    signature = signature_for(op)
     if signature is None:
         return []
     return [n for n, p in signature.parameters.items() if p.default is not inspect.Parameter.empty]

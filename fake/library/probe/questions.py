@@ -33,11 +33,11 @@ def open_questions(
         except UndecidedError as undecided:
             kind = (undecided.what, facts.ranks(), facts.categories())
             questions.setdefault(kind, f"{undecided.what}: {undecided.call}")
-    unseen = [n for n in optional if not any(n in o.facts.values for o in observations)]
+    unseen = [n for n in optional if len({repr(o.facts.values.get(n)) for o in observations}) == 1]
     if unseen and observations:
         call = call_text(observations[0].facts)
         for name in unseen:
-            questions[name] = f"no sample passes {name}: {call}, {name}=..."
+            questions[name] = f"no call passes {name} anything but one value: {call}, with another {name}"
     return list(questions.values())[:limit]
 
 

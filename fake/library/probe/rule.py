@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import textwrap
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from fake.library import _torch
 from fake.library.errors import ProbeError
 from fake.library.probe import helpers
 from fake.library.probe.facts import Facts, bind, facts_of
+from fake.library.probe.parameters import fill_defaults
 from fake.library.probe.source import write
 from fake.library.register import get_ctx, register_fake
 
@@ -126,6 +128,7 @@ class FakeRule:
         problems: why there is no rule at all; empty where there is one.
         open_questions: what the samples leave open, each with the call that would decide it.
         crashes: calls on which the kernel ended its process.
+        signature: its parameters with their defaults, where they are known.
     """
 
     op: str
@@ -146,6 +149,7 @@ class FakeRule:
     problems: list[str] = field(default_factory=list)
     open_questions: list[str] = field(default_factory=list)
     crashes: list[str] = field(default_factory=list)
+    signature: inspect.Signature | None = None
 
     @property
     def decided(self) -> bool:
@@ -200,6 +204,7 @@ class FakeRule:
         Raises:
             UndecidedError: the evidence does not cover this call.
         """
+        args, kwargs = fill_defaults(self.signature, args, kwargs)
         return self.describe_facts(facts_of(bind(self.names, args, kwargs)))
 
     def describe_facts(

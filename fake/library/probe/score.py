@@ -196,6 +196,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--verbose", action="store_true", help="say why operators are not found")
     parser.add_argument("--json", help="write the scores to this file")
     options = parser.parse_args(argv)
+    if not 0 <= options.offset < options.every:
+        parser.error(f"--offset {options.offset} must be at least 0 and less than --every {options.every}")
+    if options.given < 1 or options.limit < 1:
+        parser.error("--given and --limit must be at least 1")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     scores = []
@@ -213,6 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{name}: {score.right} right, {score.undecided} undecided, {score.wrong} wrong: {first}",
                 flush=True,
             )
+    if not scores:
+        parser.error(f"no functional operator is selected (--only {options.only!r})")
     if options.json:
         with open(options.json, "w") as file:
             json.dump([s.__dict__ for s in scores], file, indent=1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
 from fake.library.probe import helpers
+from fake.library.probe.parameters import literal, signature_text
 
 if TYPE_CHECKING:
     from fake.library.probe.rule import FakeRule, Property
@@ -21,15 +23,18 @@ def write(rule: FakeRule) -> str:
     fit the evidence equally well are named in comments.
     """
     if rule.problems:
-        return "# No rule: " + "; ".join(rule.problems) + "\n"
+        return "# No rule: " + "; ".join(rule.problems).replace("\n", "\n# ") + "\n"
     body: list[str] = []
     outputs = []
     for index in range(len(rule.shapes)):
         body += _output(rule, index)
         outputs.append(f"output_{index}")
     body.append(f"return {_returned(rule, outputs)}")
-    required, optional = _parameters(rule)
-    signature = ", ".join([*required, *(f"{name}=None" for name in optional)])
+    if rule.signature is not None:
+        signature = signature_text(rule.signature)
+    else:
+        required, optional = _parameters(rule)
+        signature = ", ".join([*required, *(f"{name}=None" for name in optional)])
     function = [f"def fake_kernel({signature}):", *(f"    {line}" for line in body)]
     text = "\n".join(function) + "\n"
     used = _used_helpers(text)
@@ -38,10 +43,19 @@ def write(rule: FakeRule) -> str:
         imports.insert(0, "import math")
     if "get_ctx()" in text:
         imports.append("from fake.library import get_ctx")
+    imports += _enum_imports(rule)
     parts = ["\n".join(imports)]
     parts += [inspect.getsource(getattr(helpers, name)).rstrip() for name in used]
     parts.append(f"# Derived from the kernel of {rule.op} by fake.library.probe.\n{text}")
     return "\n\n\n".join(parts)
+
+
+def _enum_imports(rule: FakeRule) -> list[str]:
+    """Imports of the enums that defaults and conditions name."""
+    values = [p.default for p in rule.signature.parameters.values()] if rule.signature is not None else []
+    classes = {type(v) for v in values if isinstance(v, enum.Enum) and literal(v) is not None}
+    places = {(c.__module__, c.__qualname__.split(".")[0]) for c in classes}
+    return [f"from {module} import {name}" for module, name in sorted(places) if module != "__main__"]
 
 
 def _parameters(rule: FakeRule) -> tuple[list[str], list[str]]:
@@ -110,8 +124,8 @@ def _choose(variable: str, prop: Property, names: list[str]) -> list[str]:
             lines.append(f"{'el' if branches else ''}if {condition}:")
             lines.append(f"    {assignment}")
             branches += 1
-    lines += ["else:", f'    raise NotImplementedError("no sample decides the {variable} of such calls")']
-    return lines
+    refusal = f'raise NotImplementedError("no sample decides the {variable} of such calls")'
+    return [*lines, "else:", f"    {refusal}"] if branches else [refusal]
 
 
 def _condition(level: tuple[Any, ...], key: Any, names: list[str]) -> str | None:
@@ -130,7 +144,7 @@ def _condition(level: tuple[Any, ...], key: Any, names: list[str]) -> str | None
         if level[1] >= 2:
             tests += [f"{name}.dim() == {rank}" for name, rank in more[0]]
         if level[1] >= 3:
-            tests += [f"{name} == {value!r}" for name, value in more[1]]
+            tests += [_equals(name, value) for name, value in more[1]]
     elif isinstance(more[0], bool):
         tensors = [name for name, (kind, _) in structure if kind == "tensor"]
         tests.append(" and ".join(f"{name}.is_contiguous()" for name in tensors) if more[0] else "True")
@@ -139,6 +153,11 @@ def _condition(level: tuple[Any, ...], key: Any, names: list[str]) -> str | None
         tests += [f"{name}.dtype == {dtype}" for name, dtype in dtypes]
         tests += [f"{name} == {dtype}" for name, dtype in given]
     return " and ".join(tests) or "True"
+
+
+def _equals(name: str, value: Any) -> str:
+    # The dispatcher passes lists, Python code passes either.
+    return f"tuple({name}) == {literal(value)}" if isinstance(value, tuple) else f"{name} == {literal(value)}"
 
 
 def _category(name: str, value: str) -> str:

@@ -163,6 +163,27 @@ CASES = [
 ]  # fmt: skip
 
 
+LEARNED = {
+    **dict.fromkeys(
+        (
+            "out, symbolic",
+            "max_unpool2d",
+            "fractions of bytes",
+            "nansum out, symbolic",
+            "softmax out, symbolic",
+            "log_softmax out, symbolic",
+            "resize_as_, symbolic",
+            "resize_, symbolic",
+        ),
+        "2.14",
+    ),
+    **dict.fromkeys(
+        ("histogramdd edges", "histogramdd counts", "histogramdd tensors", "complex nan_to_num_"), "2.15"
+    ),
+}
+"""The release whose own engine gives the answer of these cases. Their rules stay for older ones and for their other cases."""
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_rule_gives_eagers_answer_and_nothing_else_does(
     case: Case, monkeypatch: pytest.MonkeyPatch
@@ -172,7 +193,8 @@ def test_the_rule_gives_eagers_answer_and_nothing_else_does(
 
     find = fake.kernels.find
     monkeypatch.setattr(fake.kernels, "find", lambda func: None if func.name() in case.rules else find(func))
-    assert case.outcome().verdict is not Verdict.OK
+    torch_has_learned = torch.__version__ >= LEARNED.get(case.name, "no release")
+    assert (case.outcome().verdict is Verdict.OK) == torch_has_learned
 
 
 def test_operands_of_another_dtype_are_dense_before_strides_are_chosen() -> None:

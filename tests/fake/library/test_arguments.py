@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypedDict
 import pytest
 import torch
 from torch import Tensor
+from torch._library import opaque_object
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fake import library
@@ -247,7 +248,12 @@ def test_flat_operator_is_reachable():
     assert make_codec("y", set) is None
 
 
-class Handle(torch._library.opaque_object.OpaqueBase):
+_PassedThrough = (
+    getattr(opaque_object, "OpaqueBase", None) or opaque_object.CustomClassBase
+)  # its name since 2.15
+
+
+class Handle(_PassedThrough):
     """A value that the dispatcher passes through without looking at it."""
 
     def __init__(self, value):

@@ -13,7 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fake.library import custom_op, opcheck, probe
 from fake.library.errors import ProbeError
+from fake.library.opcheck.cli import main as opcheck_command
 from fake.library.probe import UndecidedError
+from fake.library.probe.cli import main as probe_command
 from fake.library.probe.score import functional_operators, score_operator
 from tests.fake.library.support import fresh_name
 
@@ -201,7 +203,7 @@ def test_schema_names_are_used():
         return x.new_zeros(sizes)
 
     rule = probe(op, [(r(2), [3, 4]), ((r(2), [5]), {"keep": True})])
-    assert "def fake_kernel(x, sizes, keep=None):" in rule.source
+    assert "def fake_kernel(x, sizes, *, keep=False):" in rule.source
     assert rule(torch.empty(1), [7, 8, 9]).shape == (7, 8, 9)
 
 
@@ -238,3 +240,26 @@ def test_commands(tmp_path):
         )
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "message"),
+    [
+        (["ns::op"], "samples = []", "holds no call"),
+        (["ns::op"], "samples = 3", "holds no call"),
+        (["ns::op"], "import torch\nsamples = [torch.ones(2)]", "not a tuple of arguments"),
+        (["ns::op"], "pass", "must define `samples`"),
+        (["aten::sinn"], "samples = [(1,)]", "there is no operator"),
+        (["no_such_module:op"], "samples = [(1,)]", "there is no module"),
+        (["torch:sinn"], "samples = [(1,)]", "did you mean sin"),
+        (["aten::sin"], None, "there is no file"),
+    ],
+)
+@pytest.mark.parametrize("command", [opcheck_command, probe_command])
+def test_commands_that_would_do_nothing(command, arguments, text, message, tmp_path, capsys):
+    if text is not None:
+        (tmp_path / "samples.py").write_text(text)
+    with pytest.raises(SystemExit) as caught:
+        command([*arguments, "--samples", str(tmp_path / "samples.py")])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err

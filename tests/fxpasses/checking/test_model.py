@@ -17,7 +17,8 @@ from tests.fxpasses.checking import plants
 
 
 @pytest.fixture(autouse=True)
-def fresh():
+def fresh(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # repro files go to the current directory
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield
@@ -39,6 +40,7 @@ def test_a_right_model_passes():
     assert [s.stage for s in result.stages][:2] == ["eager", "capture"]
     assert {"partition", "passes and partition"} <= {s.stage for s in result.stages}
     assert all(0 < s.max_error < 1e-5 for s in result.stages)
+    assert all(s.times < 5 for s in result.stages)
     assert all(torch.equal(a, b) for a, b in zip(weights, subject.parameters(), strict=True))
     assert all(p.grad is None for p in subject.parameters())
 
@@ -55,7 +57,94 @@ def test_a_wrong_pass_is_named_with_the_module(capsys):
     )  # Dynamo counts the tanh to the layer before
     assert wrong["passes and partition"].module == "0"  # the first parameter whose gradient is wrong
     assert "WRONG" in str(result)
-    assert "WRONG" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "WRONG" in printed.out
+    assert "passes and partition" in printed.err  # what it is at
+    (file,) = re.findall(
+        r"python (\S+)` shows what pass wrong_gradient \(joint\) does", "\n".join(result.notes)
+    )
+    assert runs_and_exits_with(file) == 1
+
+
+def runs_and_exits_with(file):
+    return subprocess.run([sys.executable, file], capture_output=True, check=False).returncode
+
+
+class Broken(nn.Module):
+    """Three graphs of different inputs, with a graph break after each."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = self.first(x).tanh()
+        torch._dynamo.graph_break()
+        y = nn.functional.gelu(self.second(x)) + x.sum()
+        torch._dynamo.graph_break()
+        return self.last(y.tanh())
+
+
+def test_each_graph_of_a_broken_model_is_checked_by_itself(monkeypatch):
+    subject = Broken()
+    options = {**EAGER, "passes": ["default", plants.wrong_gradient]}
+    assert fxpasses.check(subject, torch.randn(3, 4), options=EAGER, show=False).ok
+    # More often than Dynamo compiles one function: it would go on in eager, where nothing is wrong.
+    for _ in range(2):
+        result = fxpasses.check(subject, torch.randn(3, 4), options=options, show=False)
+        assert {s.stage for s in result.stages if not s.ok} == {
+            "pass wrong_gradient (joint)",
+            "passes and partition",
+        }
+        assert result.graphs == 3
+    assert not torch._dynamo.eval_frame._debug_get_cache_entry_list(Broken.forward.__code__)
+
+
+def test_a_check_that_checks_nothing_is_not_green():
+    result = fxpasses.check(torch._dynamo.disable(lambda x: x * 2), torch.ones(3), options=EAGER, show=False)
+    assert not result.ok
+    assert not result.graphs
+    assert "nothing was compiled" in str(result)
+
+
+def test_ways_to_pass_inputs():
+    x, y = torch.randn(3), torch.randn(3)
+
+    def both(x, y):
+        return (x * y).sin()
+
+    assert fxpasses.check(both, x, y, options=EAGER, show=False).ok
+    assert fxpasses.check(both, [x, y], options=EAGER, show=False).ok
+    assert fxpasses.check(both, x, kwargs={"y": y}, options=EAGER, show=False).ok
+    assert fxpasses.check(lambda pair, z: pair[0] * z, (x, y), y, options=EAGER, show=False).ok
+    with pytest.raises(fxpasses.errors.OptionsError, match="seconds"):
+        fxpasses.check(both, x, y, seconds=-1)
+
+
+def test_without_time_made_up_inputs_are_left_out_and_a_note_says_so():
+    result = fxpasses.check(model(), torch.randn(3, 4), options=EAGER, show=False, seconds=0)
+    assert result.ok
+    assert any("made-up inputs were left out" in note for note in result.notes)
+
+
+def test_arguments_that_the_model_fills_are_fresh_in_each_step():
+    class Cache:
+        def __init__(self):
+            self.values = []
+
+    def remember(x, cache):
+        cache.values.append(x * 2)
+        return torch.stack(cache.values).sum(0)
+
+    cache = Cache()
+    assert fxpasses.check(remember, torch.randn(3), cache, options=EAGER, show=False).ok
+    assert not cache.values
+
+
+def test_results_that_change_from_run_to_run_are_not_called_random_numbers():
+    count = iter(range(100))
+    result = fxpasses.check(lambda x: x * next(count), torch.randn(3), options=EAGER, show=False)
+    assert any("other results each time" in note for note in result.notes)
 
 
 def test_a_function_and_keywords():

@@ -9,6 +9,7 @@ from torch import fx
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import ExactRun, RoundedRun, Run, rounded_call
 from fxpasses.checking.rounding import spacing
+from fxpasses.checking.tolerance import deviation
 from fxpasses.checking.values import Reference, compare
 
 aten = torch.ops.aten
@@ -219,3 +220,19 @@ def test_an_error_is_told_for_the_element_that_is_named():
     )
     assert found.deviation.index == (1,)
     assert found.deviation.error == pytest.approx(0.25)
+
+
+def test_zeros_in_float64_are_neither_a_finding_nor_hide_one():
+    exact = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
+    close = torch.tensor([0.0, 1.0, 2.0 + 2**-51], dtype=torch.float64)
+    assert deviation(exact, exact, [exact] * 4, close) is None
+    found = deviation(exact, exact, [exact] * 4, exact * 1.001)
+    assert found.elements == 2
+    assert found.error > 1e-4
+    assert "off by 0.00" in str(found)
+
+
+def test_only_the_sign_of_a_zero_is_told_as_that():
+    found = deviation(torch.zeros(2), torch.zeros(2), [], torch.tensor([0.0, -0.0]), bitwise=True)
+    assert "has the other sign" in str(found)
+    assert "1 element" in str(found)

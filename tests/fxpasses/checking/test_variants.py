@@ -168,3 +168,57 @@ def test_values_far_away_have_one_sign_in_a_row():
     assert (far > 0).any()
     assert (positive >= 0).all()
     assert torch.equal(far.abs(), given[0].abs() * 2.0**20)
+
+
+def made_of(gm, given):
+    """The made-up inputs, by what they are."""
+    found = {}
+    for variant in variants(gm, given, False, torch.Generator().manual_seed(0)):
+        found.setdefault(variant.label, []).append(variant)
+    return found
+
+
+def positions(mask, table):
+    return torch.nn.functional.embedding(mask.long().cumsum(-1) - 1, table)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+def test_flags_that_end_in_an_index_are_varied(dtype):
+    given = [torch.ones(4, 5, dtype=dtype), torch.randn(5, 2)]
+    choices = made_of(traced(positions, *given), given)["rows of flags that hold nowhere or everywhere"][
+        0
+    ].choices
+    (_, with_one, last) = choices
+    assert 1 in with_one[0].long().sum(-1) or with_one[0].long().unique().numel() == 2
+    assert (with_one[0].long().sum(-1) >= 1).all()  # an index of -1 does not exist
+    positions(with_one[0], given[1])
+    assert torch.equal(last[0], given[0])  # no other flags: as they were
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+def test_some_row_has_no_flag_and_some_row_has_all(rows):
+    given = [torch.rand(rows, 8) < 0.5, torch.randn(rows, 8)]
+    gm = traced(lambda flags, x: torch.where(flags, x, 0), *given)
+    masks = [v.choices[-1][0] for v in made_of(gm, given)["rows of flags that hold nowhere or everywhere"]]
+    counts = torch.cat([mask.sum(-1) for mask in masks])
+    assert {0, 8} <= set(counts.tolist())
+
+
+def test_rows_of_equal_values():
+    given = [torch.randn(3, 4), torch.randn(4)]
+    (variant,) = made_of(traced(lambda x, w: x * w, *given), given)["rows of equal values"]
+    ((x, w),) = variant.choices
+    assert all(row.unique().numel() == 1 for row in (*x, w))
+    assert x.unique().numel() == 3
+
+
+def test_float16_goes_to_its_edge():
+    given = [torch.randn(3, 4).half()]
+    gm = traced(lambda x: x * x, *given)
+    (variant,) = made_of(gm, given)["values nearly as large as float16 stands"]
+    sizes = [x.abs().max().item() for (x,) in variant.choices]
+    assert sizes == sorted(sizes, reverse=True)
+    assert variant.spare
+    assert "values nearly as large as float16 stands" not in made_of(
+        traced(torch.sin, torch.ones(2)), [torch.ones(2)]
+    )

@@ -1,0 +1,272 @@
+"""Backward graphs of functions that ``torch.compile`` made, inlined into the capture of a pass through them.
+
+AOTAutograd keeps, in the custom Function that it makes of a compiled function, the backward graph that it gave
+to its compiler. `inline` records that graph as steps of the capture, in place of a call of the compiled backward,
+so that one compiler sees the whole pass. Where that cannot be, it says why, and the call stays.
+
+Both forms of a pass may be wanted: `reason_to_call` says when a pass, for its settings, must run the one with calls.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from compiled_autograd import _torch, _torch_aot
+from compiled_autograd.capture.steps import Constant, Inlined, InputValue, Kind, Step, SumValue, Value
+from compiled_autograd.runtime import aot_functional, functional, validation
+
+__all__ = ["CompiledCall", "inline", "is_compiled", "reason_to_call"]
+
+_VIEW, _RESHAPE = torch.ops.aten.view.default, torch.ops.aten.reshape.default
+_CHECKS = (torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default)
+"""Change nothing, though FX keeps them as if they did."""
+
+
+def is_compiled(ctx: Any) -> bool:
+    """Whether ``ctx`` is the context of a function that AOTAutograd made."""
+    return _torch_aot.is_compiled_function(getattr(ctx, "_forward_cls", None))
+
+
+def reason_to_call(deterministic: bool) -> str | None:
+    """Why a pass with the current settings runs with calls; None where backward graphs are inlined.
+
+    ``deterministic`` is torch's setting at the time of the capture.
+    """
+    if torch.is_grad_enabled():
+        return "the result is differentiated again"
+    if _torch_aot.autocast_enabled():
+        return "autocast is on in the backward pass"
+    if _torch.inside_functorch():
+        return "inside a functorch transform"
+    if torch.are_deterministic_algorithms_enabled() is not deterministic:
+        return "torch.use_deterministic_algorithms was called since"
+    return None
+
+
+class _Kept(Exception):
+    """The call stays, and why."""
+
+
+class CompiledCall:
+    """The call of a compiled backward that a capture met: what flows into it.
+
+    ``grads`` holds a value, `functional.MISSING`, or the (sizes, dtype, device) of zeros; ``saved`` the saved
+    tensors, as (hook, packed) where saved-tensor hooks packed them; ``numbers`` the saved sizes, ``objects``
+    what else it saved, and ``context`` the element of the graph's arguments that is the context itself.
+    """
+
+    def __init__(
+        self,
+        ctx: Any,
+        context: InputValue,
+        grads: Sequence[Any],
+        saved: Sequence[Any],
+        numbers: Sequence[Any],
+        objects: Sequence[Any],
+        outputs: int,
+        node: int,
+    ) -> None:
+        self.ctx = ctx
+        self.function = ctx._forward_cls
+        self.context = context
+        self.grads = grads
+        self.numbers = numbers
+        self.objects = objects
+        self.outputs = outputs
+        self.node = node
+        self.saved = saved
+        self.steps: list[Step] = []
+
+    def step(
+        self,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        label: str,
+        kind: Kind = Kind.PURE,
+        takes_node: bool = False,
+    ) -> Step:
+        """One more step of the body."""
+        step = Step(target, args, kind, self.node, label, takes_node)
+        self.steps.append(step)
+        return step
+
+
+def inline(call: CompiledCall) -> Inlined | str:
+    """The body of ``call``, or why the call stays."""
+    try:
+        module = _backward_module(call.function)
+        if isinstance(module, str):
+            return module
+        return _obstacle(call, module) or _inlined(call, module)
+    except _Kept as kept:
+        return str(kept)
+    except Exception as error:  # noqa: BLE001 - C++ has tokens in its nodes: the capture must end, and the call is right
+        return f"its backward graph cannot be read: {type(error).__name__}: {error}"
+
+
+_modules: "weakref.WeakKeyDictionary[Any, fx.GraphModule | str]" = weakref.WeakKeyDictionary()
+
+
+def _backward_module(function: Any) -> fx.GraphModule | str:
+    """The backward graph of ``function``; reading one that came from a cache takes long, and is done once."""
+    module = _modules.get(function)
+    if module is None:
+        module = _modules[function] = _torch_aot.backward_module(function)
+    return module
+
+
+def _obstacle(call: CompiledCall, module: fx.GraphModule) -> str | None:
+    metadata = call.function.metadata
+    if metadata.num_backward_tokens:
+        return "it has side effects that are ordered by tokens"
+    if metadata.is_rng_op_functionalized or metadata.num_graphsafe_rng_states:
+        return "it carries the state of a random number generator"
+    if _torch.inside_functorch():
+        return "inside a functorch transform"
+    if torch.are_deterministic_algorithms_enabled() and metadata.deterministic is False:
+        return "torch.use_deterministic_algorithms was called since"
+    for node in module.graph.nodes:
+        if node.op in ("call_module", "call_method"):
+            return f"its backward graph calls a module ({node.target})"
+        if getattr(node.target, "namespace", None) == "streams":
+            return "it uses streams"
+    return None
+
+
+def _inlined(call: CompiledCall, module: fx.GraphModule) -> Inlined:
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    saved = [_unpacked(call, value) for value in call.saved]
+    subclasses = call.function.maybe_subclass_metadata is not None
+    if subclasses:
+        arguments = _taken_apart(call, saved, len(placeholders))
+    else:
+        arguments = _arguments(call, saved)
+    if len(arguments) != len(placeholders):
+        raise _Kept(
+            f"its backward graph takes {len(placeholders)} values, of which {len(arguments)} are known"
+        )
+    results = _copy_graph(call, module, dict(zip(placeholders, arguments, strict=True)))
+    if subclasses:
+        step = call.step(aot_functional.epilogue, (call.context, results), "epilogue", Kind.PYTHON, True)
+        results = [Value(step, index) for index in range(call.outputs)]
+    if len(results) != call.outputs:
+        raise _Kept(f"its backward graph returns {len(results)} gradients for {call.outputs} inputs")
+    return Inlined(call.steps, results)
+
+
+def _unpacked(call: CompiledCall, value: Any) -> Any:
+    if not isinstance(value, tuple):
+        return value
+    return Value(call.step(functional.call_unpack_hook, value, "unpack", Kind.PYTHON, True))
+
+
+def _taken_apart(call: CompiledCall, saved: list[Any], count: int) -> list[Any]:
+    """The arguments of a backward graph that AOTAutograd traced on the insides of tensor subclasses."""
+    grads = [functional.ZEROS if isinstance(grad, tuple) else grad for grad in call.grads]
+    step = call.step(
+        aot_functional.prologue, (call.context, tuple(saved), grads), "prologue", Kind.PYTHON, True
+    )
+    return [*call.numbers, *(Value(step, index) for index in range(len(call.numbers), count))]
+
+
+class _Gradient:
+    """Stands for the gradient at a position while AOTAutograd's own code orders the arguments."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+
+def _arguments(call: CompiledCall, saved: list[Any]) -> list[Any]:
+    """The arguments of a backward graph on plain tensors."""
+    stashed = getattr(call.ctx, "_tensors_no_vc_check", None) or ()
+    if stashed:
+        step = call.step(aot_functional.stashed_tensors, (call.context,), "stashed_tensors", Kind.READ)
+        saved = [*saved, *(Value(step, index) for index in range(len(stashed)))]
+    stands = [_Gradient(position) for position in range(len(call.grads))]
+    with torch.no_grad():
+        ordered = _torch_aot.prologue_arguments(call.function, saved, call.numbers, call.objects, stands)
+    formats = iter(_torch_aot.tangent_formats(call.function.metadata))
+    return [
+        _tangent(call, call.grads[value.position], *next(formats)) if isinstance(value, _Gradient) else value
+        for value in ordered
+    ]
+
+
+def _tangent(call: CompiledCall, grad: Any, memory_format: Any, size: Any, stride: Any) -> Any:
+    if grad == functional.MISSING:
+        return None
+    missing = None
+    if isinstance(grad, tuple):
+        grad = Value(call.step(aot_functional.zeros, grad, "zeros"))
+    else:
+        missing = _zeros_for(grad)
+    layout = None if size is None else tuple(size), None if stride is None else tuple(stride)
+    return Value(call.step(aot_functional.tangent, (grad, missing, memory_format, *layout), "tangent"))
+
+
+def _zeros_for(value: Any) -> tuple[Any, ...] | None:
+    """Sizes, dtype and device of a gradient that may turn out missing; None where it never does."""
+    if isinstance(value, SumValue):
+        found = [_zeros_for(part) for part in value.parts]
+        return None if None in found else found[0]
+    if isinstance(value, InputValue):
+        return None
+    step, index = value.step, value.index
+    if step.inlined is not None:
+        return None
+    if step.produces:
+        return step.produces[index]
+    if step.target is validation.validate:
+        dtype, device, sizes = step.args[3:]
+        return sizes, dtype, device
+    if step.target is validation.validate_outputs:
+        known = validation.plain_metadata(step.args[2][index])
+        if known is not None:
+            return known[2], known[0], known[1]
+    elif step.target in (functional.call_tensor_pre_hook, functional.call_cpp_pre_hook):
+        return _zeros_for(step.args[1])
+    elif step.target in (functional.call_pre_hook, functional.call_post_hook):
+        return _zeros_for(step.args[1][index])
+    raise _Kept("the shape of a gradient that flows into it is not known")
+
+
+def _copy_graph(call: CompiledCall, module: fx.GraphModule, values: dict[fx.Node, Any]) -> list[Any]:
+    """Record the nodes of ``module`` with the arguments in ``values``; its outputs."""
+    prefix = f"aot{call.function._aot_id}"
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            continue
+        if node.op == "get_attr":
+            attribute = functools.reduce(getattr, node.target.split("."), module)
+            values[node] = Constant(f"{prefix}_{node.target}".replace(".", "_"), attribute)
+            continue
+        args, kwargs = _plain((node.args, node.kwargs), values)
+        if node.op == "output":
+            return list(args[0])
+        # the compiled forward chose the layout of what it saved: a view of the traced one may be none of the real one
+        target = _RESHAPE if node.target is _VIEW else node.target
+        changes = node.target not in _CHECKS and node.is_impure(impure_random=False)
+        step = call.step(target, args, f"{prefix}_{node.name}", Kind.PYTHON if changes else Kind.PURE)
+        step.kwargs = kwargs
+        step.meta = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
+        values[node] = Value(step)
+    raise AssertionError("a graph has an output node")
+
+
+def _plain(argument: Any, values: dict[fx.Node, Any]) -> Any:
+    """An argument of a node with the values of nodes in it, without the immutable containers of FX."""
+    if isinstance(argument, fx.Node):
+        return values[argument]
+    if isinstance(argument, list):
+        return [_plain(element, values) for element in argument]
+    if isinstance(argument, tuple):
+        return tuple(_plain(element, values) for element in argument)
+    if isinstance(argument, dict):
+        return {key: _plain(element, values) for key, element in argument.items()}
+    if isinstance(argument, slice):
+        return slice(*(_plain(end, values) for end in (argument.start, argument.stop, argument.step)))
+    return argument

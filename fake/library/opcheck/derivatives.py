@@ -1,0 +1,205 @@
+"""A backward formula against differences of the operator's own values.
+
+Along a random direction, ``(f(x + h v) - f(x - h v)) / 2h`` must be what the formula says. The step ``h`` is chosen by what
+the two sides say of each other: where they disagree (a kink, a rounding kernel), nothing is concluded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors
+
+__all__ = ["Comparison", "compare_formula", "differentiable", "in_double", "jittered"]
+
+#: dtype → steps to try, and how exact the agreement must be.
+_STEPS: dict[torch.dtype, tuple[tuple[float, ...], float]] = {
+    torch.float64: ((1e-5, 1e-3, 1e-2), 2e-3),
+    torch.float32: ((1e-2, 3e-2), 3e-2),
+    torch.float16: ((1e-1,), 2e-1),
+    torch.bfloat16: ((2e-1,), 3e-1),
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One input's derivative along one direction.
+
+    Attributes:
+        verdict: "right", "wrong", "undecided" (the differences do not converge), "straight-through" (the operator is
+            constant in small steps, the formula is not zero), or "no formula" (None where the output depends on the input).
+    """
+
+    name: str
+    verdict: str
+    formula: float = 0.0
+    numeric: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """Both values."""
+        return f"{self.formula:.5g} from the formula, {self.numeric:.5g} from differences of the operator's values"
+
+
+def _real_dtype(dtype: torch.dtype) -> torch.dtype:
+    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+
+
+def differentiable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor can have a gradient."""
+    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.layout is torch.strided
+
+
+def in_double(op: Any, call: Call) -> Call:
+    """The call in double precision, if the operator takes that; else the call."""
+    wide = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
+    wide[torch.complex64] = torch.complex128
+
+    def widen(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().to(wide.get(tensor.dtype, tensor.dtype)).requires_grad_(tensor.requires_grad)
+
+    double = call.map(widen)
+    outcome = attempt(lambda *a, **k: op(*a, **k), double)
+    if outcome.error is not None:
+        return call
+    narrow = any(differentiable(t) and t.dtype in wide for t in flat_tensors(outcome.value))
+    return call if narrow else double
+
+
+def jittered(call: Call) -> Call:
+    """The call a little further on, so that kinks of the operator that the sample sits on are left."""
+    generator = torch.Generator().manual_seed(3)
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if not differentiable(tensor):
+            return tensor
+        noise = torch.randn(tensor.shape, generator=generator, dtype=_real_dtype(tensor.dtype))
+        moved = tensor.detach() + 0.05 * (tensor.detach().abs() + 0.1) * noise.to(tensor.device)
+        return moved.to(tensor.dtype).requires_grad_(tensor.requires_grad)
+
+    return call.map(move)
+
+
+def compare_formula(op: Any, call: Call, directions: int = 2) -> list[Comparison] | None:
+    """Judge the formula for every input that requires a gradient and every output, along so many random directions;
+    None where the call fails."""
+    torch_inputs = [(n, t) for n, _, t in named_tensors(op._schema, call) if t.requires_grad]
+    first = attempt(lambda *a, **k: op(*a, **k), call)
+    if first.error is not None:
+        return None
+    outputs = [i for i, o in enumerate(flat_tensors(first.value)) if o.requires_grad]
+    found = []
+    for output in outputs:
+        cotangent = _random_like(flat_tensors(first.value)[output], 11 + output)
+        gradients = _gradients(op, call, output, cotangent)
+        if gradients is None:
+            return None
+        for place, (name, tensor) in enumerate(torch_inputs):
+            if name in {n for n, _ in torch_inputs[:place]} or not tensor.numel():
+                continue
+            of = f"{name}" if len(outputs) == 1 else f"{name} (from output {output})"
+            found += [
+                _along(op, call, place, of, output, cotangent, gradients[place], seed)
+                for seed in range(directions)
+            ]
+    return found
+
+
+def _random_like(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device, tensor.dtype)
+
+
+def _signs_like(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, tensor.shape, generator=generator).double() * 2 - 1
+    if tensor.is_complex():
+        signs = signs * (0.6 + 0.8j if seed else 1.0)
+    return signs.to(tensor.device, tensor.dtype)
+
+
+def _gradients(op: Any, call: Call, output: int, cotangent: torch.Tensor) -> list[torch.Tensor | None] | None:
+    def run(*args: Any, **kwargs: Any) -> list[torch.Tensor | None]:
+        inputs = [t for _, _, t in named_tensors(op._schema, Call(args, kwargs)) if t.requires_grad]
+        result = flat_tensors(op(*args, **kwargs))[output]
+        return list(torch.autograd.grad([result], inputs, [cotangent], allow_unused=True))
+
+    return attempt(run, call).value
+
+
+def _along(
+    op: Any,
+    call: Call,
+    place: int,
+    name: str,
+    output: int,
+    cotangent: torch.Tensor,
+    gradient: torch.Tensor | None,
+    seed: int,
+) -> Comparison:
+    tensor = [t for _, _, t in named_tensors(op._schema, call) if t.requires_grad][place].detach()
+    direction = _signs_like(tensor, seed)
+    scale = max(float(tensor.abs().mean()), 0.1) if tensor.numel() else 1.0
+    steps, tolerance = _STEPS[_real_dtype(tensor.dtype)]
+
+    def value(step: float) -> float | None:
+        moved = tensor + step * direction
+        shifted = _with_input(op, call, place, moved)
+        outcome = attempt(lambda *a, **k: op(*a, **k), shifted)
+        found = flat_tensors(outcome.value)
+        if outcome.error is not None or len(found) <= output or found[output].shape != cotangent.shape:
+            return None
+        wide = torch.complex128 if cotangent.is_complex() else torch.float64
+        return float((found[output].detach().to(wide) * cotangent.conj().to(wide)).sum().real)
+
+    size = 0.0 if gradient is None else float(gradient.abs().double().pow(2).sum().sqrt())
+    said = 0.0 if gradient is None else float((gradient.conj() * direction).sum().real)
+    undecided = Comparison(name, "undecided", said)
+    here = value(0.0)
+    if here is None or not torch.isfinite(torch.tensor([here, said, size])).all():
+        return undecided
+    constant = 0
+    earlier: float | None = None
+    for relative in steps:
+        step = relative * scale
+        up, down, half_up, half_down = value(step), value(-step), value(step / 2), value(-step / 2)
+        if up is None or down is None or half_up is None or half_down is None:
+            continue
+        if up == down == here:
+            constant += 1
+            continue
+        numeric = (half_up - half_down) / step
+        size_here = max(size, abs(numeric))
+        if not size_here < float("inf"):
+            continue
+        spread = abs((up - down) / (2 * step) - numeric)
+        kink = abs((up - here) - (here - down)) / step - abs((half_up - here) - (here - half_down)) / step
+        # For a smooth function the two sides' gap shrinks with the step; at a kink it stays.
+        one_sided = abs((half_up - here) - (here - half_down)) * 2 / step
+        if spread > 0.02 * size_here or (one_sided > 0.05 * size_here and kink < 0.3 * one_sided / 2):
+            continue
+        if constant and (earlier is None or abs(earlier - numeric) > 0.05 * size_here):
+            # Constant in smaller steps: either it rounds inside, or it is made of steps. Another step must agree.
+            earlier = numeric
+            continue
+        if gradient is None:
+            moves = abs(numeric) > 1e-6 * float(cotangent.abs().double().sum())
+            return Comparison(name, "no formula" if moves else "right", 0.0, numeric)
+        wrong = abs(numeric - said) > tolerance * size_here + 4 * spread
+        return Comparison(name, "wrong" if wrong else "right", said, numeric)
+    if constant:
+        if size == 0.0:
+            return Comparison(name, "right", said, 0.0)
+        far = value(10 * scale), value(-10 * scale)
+        moves = any(v is not None and v != here for v in far)
+        return Comparison(name, "straight-through" if moves else "wrong", said, 0.0)
+    return undecided
+
+
+def _with_input(op: Any, call: Call, place: int, moved: torch.Tensor) -> Call:
+    """The call without autograd, with another tensor for one of the inputs that require a gradient."""
+    old = [t for _, _, t in named_tensors(op._schema, call) if t.requires_grad][place]
+    return call.map(lambda t: moved if t is old else t.detach())

@@ -1,0 +1,53 @@
+"""A fake kernel that answers for one device, of an operator that has one kernel for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fake.library import _torch
+from fake.library.opcheck.comparison import run_fake
+from fake.library.opcheck.inputs import Call, attempt, flat_tensors
+from fake.library.opcheck.result import CheckFailure, Evidence
+
+__all__ = ["NAME", "check"]
+
+NAME = "test_fake_device"
+
+
+def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
+    """Where the Python kernel for all devices runs on meta tensors and stays there, the fake kernel must stay, too.
+
+    Raises:
+        CheckFailure: the fake kernel's outputs are on another device.
+    """
+    kernel = _torch.kernel_for_all_devices(op)
+    if kernel is None or not call.tensors:
+        return "no Python kernel for all devices"
+    if any(t.device.type != "cpu" or t.layout is not torch.strided for t in call.tensors):
+        return "not tried: an input is on another device than the CPU"
+    on_meta = call.map(lambda t: t.detach().to("meta"))
+    with _torch.BelowAutograd():
+        real = _run(lambda: kernel(*on_meta.args, **on_meta.kwargs))
+    fake = _run(lambda: run_fake(op, on_meta).value)
+    if real is None or fake is None or any(not t.is_meta for t in flat_tensors(real)):
+        return "the kernel needs data"
+    for index, output in enumerate(flat_tensors(fake)):
+        if output.device.type != "meta":
+            raise CheckFailure(
+                NAME,
+                _torch.op_overload_name(op),
+                f"the fake kernel puts output {index} on {output.device}, wherever the inputs are",
+                evidence=(
+                    Evidence(f"output {index}", "the inputs' device, as the kernel", str(output.device)),
+                ),
+                fix="make the outputs on the inputs' device: x.new_empty(...), or device=x.device",
+            )
+    return ""
+
+
+def _run(function: Callable[[], Any]) -> Any:
+    """The result, or None where the call fails. Meta tensors hold nothing to copy."""
+    return attempt(lambda: function(), Call((), {})).value

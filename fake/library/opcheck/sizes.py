@@ -1,0 +1,317 @@
+"""How the sizes of a call may change: which dimensions are free, which move together, and which cannot move.
+
+The sample is a hint. Each dimension is tried alone; one that the kernel refuses to change alone is tried with the
+dimensions and numbers of the same size, of which the fewest that move together are kept, and then with one other
+dimension or number that grows by as much, or by the same factor.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fake.library.opcheck.inputs import Call, attempt, flat_tensors, refill_like
+
+__all__ = ["Freedom", "Place", "SizePlan", "plan_sizes", "resize"]
+
+#: A place is ("tensor", number of the tensor in the call, dimension) or ("number", leaf of the call, 0).
+Place = tuple[str, int, int]
+
+_PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
+#: Sizes at which kernels change their ways: one block, a whole number of blocks, one more.
+_MORE_SIZES = (2, 8, 9, 16, 17, 33, 64, 65, 128)
+_MOST_ELEMENTS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Freedom:
+    """Places whose sizes change together.
+
+    Attributes:
+        sizes: place → its size in the sample; the first is the one that was asked about.
+        relation: "same" size, "grow" by as much, or "scale" by the same factor.
+        accepted: a size of the first place that the kernel accepts.
+        in_output: whether the outputs' sizes change with it (those that are summed over do not).
+    """
+
+    sizes: dict[Place, int]
+    relation: str
+    accepted: int
+    in_output: bool = True
+
+    @property
+    def size(self) -> int:
+        """The size of the first place in the sample."""
+        return next(iter(self.sizes.values()))
+
+    def at(self, new: int) -> dict[Place, int] | None:
+        """The sizes of all places when the first has size ``new``; None where that is impossible."""
+        if self.relation == "same":
+            return dict.fromkeys(self.sizes, new)
+        if self.relation == "grow":
+            moved = {place: size + new - self.size for place, size in self.sizes.items()}
+            return moved if min(moved.values()) >= 0 else None
+        if self.size == 0 or new % self.size:
+            return None
+        return {place: size * (new // self.size) for place, size in self.sizes.items()}
+
+
+@dataclass(frozen=True)
+class SizePlan:
+    """What was found out about the sizes of one call.
+
+    Attributes:
+        freedoms: what can change.
+        stuck: a dimension that cannot change (as text) → the kernel's reason.
+        ties: places that always have the size of another place.
+        broadcast: the tensors (by number) that the kernel accepts with one element instead of their own sizes.
+    """
+
+    call: Call
+    freedoms: list[Freedom]
+    stuck: dict[str, str]
+    broadcast: frozenset[int] = frozenset()
+    ties: Mapping[Place, Place] = field(default_factory=dict)
+
+    def calls(self, constants: tuple[int, ...] = ()) -> Iterator[Call]:
+        """Calls with other sizes. ``constants`` are numbers around which the operator may change its ways."""
+        yield from self.different()
+        few = len(self.freedoms) > 6
+        for freedom in self.freedoms:
+            size = freedom.size
+            sizes = [freedom.accepted, 1, 0, 2 * size, size + 1]
+            if not few:
+                around = [c + step for c in constants for step in (0, 1, -1)]
+                sizes += [*around, *_MORE_SIZES]
+            # A sum over nothing is a case that kernels leave to whatever happens.
+            lowest = 0 if freedom.in_output or len(freedom.sizes) == 1 else 1
+            for new in dict.fromkeys(s for s in sizes if s >= lowest):
+                yield from self.at(freedom, new)
+        for new in (1, 2, 0):
+            yield from self._all_at(new)
+        yield from self._broadcasts()
+
+    def different(self) -> Iterator[Call]:
+        """Every size changed, no two of them equal: once rising and once falling in the order of the arguments."""
+        for order in (_PRIMES, tuple(reversed(_PRIMES[: max(len(self.freedoms), 2)]))):
+            sizes: dict[Place, int] = {}
+            for index, freedom in enumerate(self.freedoms):
+                wanted = freedom.size + order[index % len(order)]
+                if freedom.relation == "scale":
+                    wanted = freedom.size * (2 + index)
+                if freedom.accepted < freedom.size or (freedom.accepted - freedom.size) not in _PRIMES:
+                    wanted = freedom.accepted
+                sizes.update(freedom.at(wanted) or {})
+            if sizes:
+                yield from self._resized(sizes, "all sizes larger and different")
+
+    def _all_at(self, new: int) -> Iterator[Call]:
+        sizes: dict[Place, int] = {}
+        for freedom in self.freedoms:
+            sizes.update((freedom.at(new) if new or freedom.in_output else None) or {})
+        if len(self.freedoms) > 1 and sizes:
+            yield from self._resized(sizes, f"all sizes {new}")
+
+    def at(self, freedom: Freedom, new: int) -> Iterator[Call]:
+        """The call with size ``new`` in the first place of ``freedom``."""
+        sizes = freedom.at(new)
+        if sizes is not None and new != freedom.size:
+            where = ", ".join(_place_text(self.call, place) for place in freedom.sizes)
+            yield from self._resized(sizes, f"size {freedom.size} → {new} ({where})")
+
+    def _resized(self, sizes: Mapping[Place, int], label: str, kind: str = "size") -> Iterator[Call]:
+        call = resize(self.call, _with_ties(sizes, self.ties), label, kind)
+        before = max((t.numel() for t in self.call.tensors), default=0)
+        if all(t.numel() <= max(_MOST_ELEMENTS, 4 * before) for t in call.tensors):
+            yield call
+
+    def _broadcasts(self) -> Iterator[Call]:
+        """Dimensions of one tensor made 1, and left out, while those of its peers (same rank) stay.
+
+        Only of tensors that the kernel takes with one element: of those, all dimensions are meant to broadcast.
+        """
+        tensors = self.call.tensors
+        bound: dict[int, set[int]] = {}
+        for freedom in self.freedoms:
+            members = [p for p in freedom.sizes if p[0] == "tensor"]
+            for _, number, dim in members:
+                peers = [tensors[n] for _, n, d in members if n != number and d == dim]
+                if freedom.relation == "same" and any(p.dim() == tensors[number].dim() for p in peers):
+                    bound.setdefault(number, set()).add(dim)
+        for number, dims in bound.items():
+            if number not in self.broadcast:
+                continue  # a batch, say: some of the sizes broadcast inside of the kernel by chance
+            for dim in sorted(dims):
+                if tensors[number].shape[dim] != 1:
+                    label = f"dimension {dim} of {_tensor_name(self.call, number)} broadcast from 1"
+                    yield from self._resized({("tensor", number, dim): 1}, label, "broadcast")
+            if len(dims) == tensors[number].dim():
+                for left in range(tensors[number].dim()):
+                    label = f"{_tensor_name(self.call, number)} with {left} dimensions, broadcast"
+                    shape = list(tensors[number].shape[tensors[number].dim() - left :])
+                    yield _replaced(self.call, tensors[number], shape, label)
+
+
+def _replaced(call: Call, old: Any, shape: list[int], label: str) -> Call:
+    return call.map(lambda t: refill_like(t, shape) if t is old else t, label, "broadcast")
+
+
+def resize(call: Call, sizes: Mapping[Place, int], label: str, kind: str = "size") -> Call:
+    """The call with other sizes at some places."""
+    numbers = {id(t): n for n, t in enumerate(call.tensors)}
+
+    def change(tensor: Any) -> Any:
+        number = numbers[id(tensor)]
+        shape = [sizes.get(("tensor", number, dim), size) for dim, size in enumerate(tensor.shape)]
+        return tensor if shape == list(tensor.shape) else refill_like(tensor, shape)
+
+    return call.map(change, label, kind).replace_leaves(
+        {leaf: new for (what, leaf, _), new in sizes.items() if what == "number"}
+    )
+
+
+def _tensor_name(call: Call, number: int) -> str:
+    return call.tensor_names()[number]
+
+
+def _place_text(call: Call, place: Place) -> str:
+    what, number, dim = place
+    if what == "number":
+        return call.leaf_names()[number]
+    return f"{_tensor_name(call, number)}.shape[{dim}]"
+
+
+def _ties(tensors: list[torch.Tensor]) -> dict[Place, Place]:
+    """Each dimension of a tensor of integers → that of the floating-point tensor of the same shape."""
+    floating = {t.shape: n for n, t in enumerate(tensors) if t.is_floating_point()}
+    return {
+        ("tensor", n, dim): ("tensor", floating[t.shape], dim)
+        for n, t in enumerate(tensors)
+        if not t.is_floating_point() and t.shape in floating
+        for dim in range(t.dim())
+    }
+
+
+def _with_ties(sizes: Mapping[Place, int], ties: Mapping[Place, Place]) -> Mapping[Place, int]:
+    return {**sizes, **{place: sizes[other] for place, other in ties.items() if other in sizes}}
+
+
+def plan_sizes(op: Any, call: Call, *, tied: bool = False) -> SizePlan:
+    """Find out how the sizes of ``call`` may change, by asking the kernel.
+
+    ``tied`` keeps tensors of integers in the shape of a floating-point tensor where they have it in the sample.
+    """
+    call = call.detached()
+    tensors = call.tensors
+    leaves = call.leaves
+    dims: list[tuple[Place, int]] = []
+    for number, tensor in enumerate(tensors):
+        if tensor.layout is torch.strided:
+            dims += [(("tensor", number, dim), size) for dim, size in enumerate(tensor.shape)]
+    ties = _ties(tensors) if tied else {}
+    dims = [(place, size) for place, size in dims if place not in ties]
+    numbers = [
+        (("number", leaf, 0), value) for leaf, value in enumerate(leaves) if type(value) is int and value > 1
+    ]
+    search = _Search(op, call, dims, numbers, ties)
+    freedoms: list[Freedom] = []
+    stuck: dict[str, str] = {}
+    covered: set[Place] = set()
+    for index, (place, size) in enumerate(dims[:24]):
+        if place in covered:
+            continue
+        freedom = search.find(place, size, _PRIMES[index % len(_PRIMES)])
+        if freedom is not None:
+            freedoms.append(freedom)
+            covered |= set(freedom.sizes)
+        else:
+            stuck[f"{_place_text(call, place)} = {size}"] = search.reason
+    for place, size in dims[24:]:
+        stuck[f"{_place_text(call, place)} = {size}"] = "not tried: the call has more than 24 dimensions"
+    found = [replace(f, in_output=search.changes_output(f)) for f in freedoms]
+    ones = [{("tensor", n, d): 1 for d in range(t.dim())} for n, t in enumerate(tensors)]
+    broadcast = frozenset(n for n, sizes in enumerate(ones) if sizes and search.accepts(sizes))
+    return SizePlan(call, found, stuck, broadcast, ties)
+
+
+class _Search:
+    def __init__(
+        self,
+        op: Any,
+        call: Call,
+        dims: list[tuple[Place, int]],
+        numbers: list[tuple[Place, int]],
+        ties: dict[Place, Place],
+    ) -> None:
+        self.ties = ties
+        self.op = op
+        self.call = call
+        self.dims = dims
+        self.numbers = numbers
+        self.reason = ""
+
+    def changes_output(self, freedom: Freedom) -> bool:
+        """Whether the sizes of the outputs change with ``freedom``."""
+        before = attempt(lambda *a, **k: self.op(*a, **k), self.call).value
+        sizes = _with_ties(freedom.at(freedom.accepted) or {}, self.ties)
+        other = resize(self.call, sizes, "a trial")
+        after = attempt(lambda *a, **k: self.op(*a, **k), other).value
+        return [t.shape for t in flat_tensors(before)] != [t.shape for t in flat_tensors(after)]
+
+    def accepts(self, sizes: Mapping[Place, int]) -> bool:
+        """Whether the kernel runs with these sizes."""
+        sizes = _with_ties(sizes, self.ties)
+        outcome = attempt(lambda *a, **k: self.op(*a, **k), resize(self.call, sizes, "a trial"))
+        if outcome.error is not None and not self.reason:
+            lines = str(outcome.error).strip().splitlines() or [""]
+            self.reason = f"the kernel refuses others: {type(outcome.error).__name__}: {lines[0][:120]}"
+        return outcome.error is None
+
+    def find(self, place: Place, size: int, prime: int) -> Freedom | None:
+        """The smallest set of places with which ``place`` can change."""
+        self.reason = ""
+        others = [size + prime, 2 * size, size + 1, 3 * size, size - 1]
+        # One is broadcast where the other sizes stay: that says nothing of what the size may be.
+        candidates = [new for new in dict.fromkeys(others) if new > 1 and new != size]
+        for new in candidates:
+            if self.accepts({place: new}):
+                return Freedom({place: size}, "same", new)
+        equal = [p for p, s in (*self.dims, *self.numbers) if s == size and p != place]
+        for together in self._together(place, equal):
+            for new in candidates[:3]:
+                if self.accepts(dict.fromkeys([place, *together], new)):
+                    return Freedom(dict.fromkeys(self._fewest(place, together, new), size), "same", new)
+        for other, second in (*self.numbers, *self.dims):
+            if other != place and self.accepts({place: size + 1, other: second + 1}):
+                return Freedom({place: size, other: second}, "grow", size + 1)
+            if other != place and size and self.accepts({place: 2 * size, other: 2 * second}):
+                return Freedom({place: size, other: second}, "scale", 2 * size)
+        return None
+
+    def _together(self, place: Place, equal: list[Place]) -> Iterator[list[Place]]:
+        """Sets of places that may have to move with ``place``, the likely and small ones first."""
+        if not equal:
+            return
+        yield from ([other] for other in equal)
+        ranks = {p[1]: d for p, _ in self.dims for d in [sum(q[1] == p[1] for q, _ in self.dims)]}
+        same = [p for p in equal if p[0] == "tensor" and p[2] == place[2]]
+        from_end = [p for p in equal if p[0] == "tensor" and ranks[p[1]] - p[2] == ranks[place[1]] - place[2]]
+        numbers = [p for p in equal if p[0] == "number"]
+        for likely in (same, from_end, [*from_end, *numbers]):
+            if len(likely) > 1:
+                yield likely
+        if len(equal) <= 8:
+            yield from (list(pair) for pair in itertools.combinations(equal, 2))
+        yield equal
+
+    def _fewest(self, place: Place, together: list[Place], new: int) -> list[Place]:
+        kept = list(together)
+        for other in together:
+            fewer = [p for p in kept if p != other]
+            if fewer and self.accepts(dict.fromkeys([place, *fewer], new)):
+                kept = fewer
+        return [place, *kept]

@@ -1,0 +1,48 @@
+"""Private names of Dynamo that the checks rely on: its caches of compiled code, and what it remembers of sizes."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._dynamo import convert_frame, pgo
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
+
+__all__ = ["compile_apart", "nothing_left_behind"]
+
+_APART = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+
+
+def compile_apart(function: Callable[..., Any], backend: Callable[..., Any], dynamic: bool | None) -> Any:
+    """``torch.compile`` with entries of its own in Dynamo's caches.
+
+    A graph break compiles the user's own functions, whose cache all compilations share: after eight backends Dynamo gives up on
+    such a function and runs it in eager, without a word to its caller.
+    """
+    apart = {"isolate_recompiles": True} if _APART else {}
+    return torch.compile(function, backend=backend, dynamic=dynamic, **apart)
+
+
+@contextlib.contextmanager
+def nothing_left_behind() -> Iterator[None]:
+    """Forget at the end what Dynamo compiled inside, and the sizes that it met; what it knew before stays."""
+    known = {id(code) for code in _codes() if _debug_get_cache_entry_list(code)}
+    with mock.patch.object(pgo, "_CODE_STATE", collections.defaultdict(pgo.CodeState)):
+        try:
+            yield
+        finally:
+            for code in _codes():
+                if id(code) not in known:
+                    reset_code(code)
+
+
+def _codes() -> list[CodeType]:
+    """The code objects that Dynamo has looked at."""
+    seen = (*convert_frame.input_codes.seen, *convert_frame.output_codes.seen)
+    return [code for reference in seen if (code := reference()) is not None]

@@ -1,0 +1,118 @@
+"""Whether a script that fails now and then fails: how often it has to run, and what the counts say.
+
+A compilation either has the fault, and then the script fails as often as it does as it is, or it has not, and then the script fails as often as in eager.
+Which of both it is, the ratio of the likelihoods of its runs tells (A. Wald, "Sequential Tests of Statistical Hypotheses", 1945).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Answer", "Odds", "by_chance"]
+
+_CERTAIN = 0.99
+_BOUND = math.log(_CERTAIN / (1 - _CERTAIN))
+"""One run of a script that is not flaky says so much."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The runs of a script with one compilation.
+
+    Attributes:
+        runs: how many there were.
+        failed: how many of them failed.
+        record: what the last one met, or the last that met any passes.
+        output: the end of what the last one that failed printed, or of the last one.
+    """
+
+    runs: int = 0
+    failed: int = 0
+    record: dict[str, Any] = field(default_factory=dict)
+    output: str = ""
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some failed and some did not."""
+        return 0 < self.failed < self.runs
+
+    def plus(self, other: Answer) -> Answer:
+        """These runs, and then others."""
+        record = other.record if "passes" in other.record or not self.record else self.record
+        output = other.output if other.failed or not self.failed else self.output
+        return Answer(self.runs + other.runs, self.failed + other.failed, record, output)
+
+    def __str__(self) -> str:
+        return f"{self.failed} of {self.runs} run{'s' * (self.runs != 1)}"
+
+
+@dataclass(frozen=True)
+class Odds:
+    """How often a script fails.
+
+    Attributes:
+        guilty: the probability of a failure with a compilation that has the fault.
+        innocent: with one that has not.
+        flaky: whether these are estimates of a script that fails now and then.
+
+    >>> Odds().verdict(Answer(1, 1))
+    True
+    >>> sometimes = Odds.of(Answer(12, 4), Answer(12, 0))
+    >>> sometimes.verdict(Answer(3, 0)) is None  # which says nothing yet
+    True
+    """
+
+    guilty: float = _CERTAIN
+    innocent: float = 1 - _CERTAIN
+    flaky: bool = False
+
+    @classmethod
+    def of(cls, guilty: Answer, innocent: Answer) -> Odds:
+        """Estimated from runs with all of the compilation, and without.
+
+        One standard deviation nearer to each other than they were seen: what was seen to fail often by luck would be asked too few times.
+        """
+        (high, off), (low, more) = (_rate(answer) for answer in (guilty, innocent))
+        middle = (high + low) / 2
+        return cls(
+            min(max(high - off, middle), _CERTAIN),
+            max(min(low + more, middle * 0.9), 1 - _CERTAIN),
+            flaky=True,
+        )
+
+    def verdict(self, answer: Answer, sure: float = 1.0) -> bool | None:
+        """Whether the fault is in a compilation; ``None`` while its runs do not say.
+
+        Args:
+            answer: the runs.
+            sure: how clear it has to be, as a multiple of what one run of a script says that is not flaky.
+        """
+        works = answer.runs - answer.failed
+        likelihood = answer.failed * math.log(self.guilty / self.innocent)
+        likelihood += works * math.log((1 - self.guilty) / (1 - self.innocent))
+        if abs(likelihood) < _BOUND * sure * (1 - 1e-9):
+            return None
+        return likelihood > 0
+
+
+def _rate(answer: Answer) -> tuple[float, float]:
+    """How often it fails, and the standard deviation of that estimate."""
+    rate = (answer.failed + 0.5) / (answer.runs + 1)
+    return rate, math.sqrt(rate * (1 - rate) / (answer.runs + 1))
+
+
+def by_chance(a: Answer, b: Answer) -> float:
+    """How likely it is that ``a`` fails so much more often than ``b``, if both fail equally often: Fisher's exact test, one-sided.
+
+    >>> round(by_chance(Answer(10, 5), Answer(10, 0)), 3)
+    0.016
+    """
+    failed, runs = a.failed + b.failed, a.runs + b.runs
+    ways = (
+        math.comb(a.runs, k) * math.comb(b.runs, failed - k)
+        for k in range(a.failed, min(a.runs, failed) + 1)
+        if failed - k <= b.runs
+    )
+    return sum(ways) / math.comb(runs, failed)

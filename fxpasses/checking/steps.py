@@ -1,0 +1,134 @@
+"""One step of a model, run in different ways: in eager, in float64, with its rounding redrawn, compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fxpasses import _torch
+from fxpasses.checking._torch_dynamo import nothing_left_behind
+from fxpasses.checking.interpret import RoundedMode
+from fxpasses.checking.tolerance import same_bits
+
+__all__ = ["Results", "Steps"]
+
+Results = dict[str, Tensor]
+"""Outputs, inputs after the run, gradients and buffers, by name, in the order in which they are computed."""
+
+_SAMPLES = 4
+
+
+class Steps:
+    """The same step of a model, run in different ways: copies run, the model itself is left alone.
+
+    Args:
+        model: a module, or a function of tensors.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        backward: whether the step computes gradients: those of a fixed weighted sum of the outputs.
+    """
+
+    def __init__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool) -> None:
+        self._model, self._args, self._kwargs, self._backward = model, args, kwargs, backward
+
+    def eager(self, seed: int = 0) -> Results:
+        """The step as it is."""
+        return self._run(lambda f: f, seed=seed)
+
+    def compiled(self, compile: Callable[[Any], Any]) -> Results:
+        """The step compiled by ``compile``."""
+        return self._run(compile)
+
+    def exact(self) -> Results:
+        """The step in float64.
+
+        Raises:
+            Exception: whatever the model raises that does not know float64.
+        """
+        return self._run(lambda f: f, wide=True)
+
+    def samples(self) -> list[Results]:
+        """The step with the rounding of the operators that compiled graphs are made of drawn anew, a few times."""
+        table = _torch.select_decomp_table()
+        return [self._run(lambda f: f, RoundedMode(seed, table)) for seed in range(_SAMPLES)]
+
+    def variation(self, eager: Results) -> str:
+        """Why eager cannot be compared with: what changes from run to run; "" when nothing does."""
+        if not _same(eager, self.eager()):
+            return "the model gives other results each time that it runs, in eager, too"
+        if not _same(eager, self.eager(seed=1)):
+            return "the model draws random numbers: compiled graphs draw them in another way than eager"
+        return ""
+
+    def _run(
+        self, compile: Callable[[Any], Any], mode: Any = None, wide: bool = False, seed: int = 0
+    ) -> Results:
+        model = copy.deepcopy(self._model)
+        if wide and isinstance(model, nn.Module):
+            model = model.double()
+        args, kwargs = tree_map(lambda v: _fresh(v, wide), (self._args, self._kwargs))
+
+        # A function of its own: what the user has compiled is left alone.
+        @_torch.with_own_code
+        def step(*args: Any, **kwargs: Any) -> Any:
+            return model(*args, **kwargs)
+
+        with nothing_left_behind(), torch.random.fork_rng(), mode or contextlib.nullcontext():
+            torch.manual_seed(seed)
+            with torch.enable_grad() if self._backward else torch.no_grad():
+                outputs = [v for v in _leaves(compile(step)(*args, **kwargs)) if isinstance(v, Tensor)]
+                losses = [_loss(v) for v in outputs if v.requires_grad]
+                if losses:
+                    torch.stack([loss.double() for loss in losses]).sum().backward()
+        found = {f"output {i}": v for i, v in enumerate(outputs)}
+        inputs = [v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+        found |= {f"input {i}": v for i, v in enumerate(inputs)}
+        if isinstance(model, nn.Module):
+            found |= {
+                f"gradient of {n}": p.grad
+                for n, p in reversed(list(model.named_parameters()))
+                if p.grad is not None
+            }
+            found |= {f"buffer {n}": b for n, b in model.named_buffers()}
+        found |= {f"gradient of input {i}": v.grad for i, v in enumerate(inputs) if v.grad is not None}
+        return {name: value.detach().clone() for name, value in found.items()}
+
+
+def _same(a: Results, b: Results) -> bool:
+    return a.keys() == b.keys() and all(
+        (value.shape, value.dtype) == (b[name].shape, b[name].dtype) and same_bits(value, b[name])
+        for name, value in a.items()
+    )
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """The tensors in a result, in dataclasses such as transformers' outputs, too."""
+    for leaf in tree_leaves(value):
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from tree_leaves([getattr(leaf, f.name) for f in dataclasses.fields(leaf)])
+        else:
+            yield leaf
+
+
+def _fresh(value: Any, wide: bool) -> Any:
+    if not isinstance(value, Tensor):
+        return copy.deepcopy(value)  # a cache that the model fills, say
+    copied = value.detach().clone()
+    if wide and copied.is_floating_point():
+        copied = copied.double()
+    return copied.requires_grad_(value.requires_grad)
+
+
+def _loss(value: Tensor) -> Tensor:
+    """A weighted sum: a plain one would not see values that are exchanged for each other."""
+    if value.is_complex():
+        value = torch.view_as_real(value.resolve_conj())
+    weights = torch.linspace(-1.0, 1.3, value.numel(), dtype=torch.float64, device=value.device)
+    return (value * weights.reshape(value.shape).to(value.dtype)).sum()

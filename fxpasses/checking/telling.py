@@ -1,0 +1,50 @@
+"""Saying on standard error what a check is at: a line that changes in a terminal, else one line a stage."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.status import Status
+
+__all__ = ["Telling"]
+
+
+class Telling:
+    """Tells what is being done; a context manager.
+
+    Args:
+        shown: whether anything is printed.
+        console: where; standard error by default.
+    """
+
+    def __init__(self, shown: bool = True, console: Console | None = None) -> None:
+        self._shown, self._console = shown, console or Console(stderr=True)
+        self._status: Status | None = None
+        self._since = time.monotonic()
+        self._last = ""
+
+    def __enter__(self) -> Telling:
+        if self._shown and self._console.is_terminal:
+            self._status = self._console.status("")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def __call__(self, what: str, detail: str = "") -> None:
+        """Say what is done now; the detail is left out where each line stays."""
+        if not self._shown:
+            return
+        after = f"{time.monotonic() - self._since:6.1f} s"
+        if self._status is not None:
+            self._status.update(f"{after}  {what}" + (f": {detail}" if detail else ""))
+        elif what != self._last:
+            self._console.print(f"fxpasses.check {after}  {what}", markup=False, highlight=False)
+        self._last = what

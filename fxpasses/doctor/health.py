@@ -1,0 +1,176 @@
+"""What of this package is in force here: with this torch, this compiler, these settings; what is not, why, and what to do."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+
+import torch
+
+import fake
+import fxpasses.backend  # noqa: F401 - puts itself around the compilations of Dynamo
+from compiled_autograd._torch import hook_problem
+from fake.kernels.dtypes import table
+from fxpasses import _torch
+from fxpasses.dynamo import _torch as dynamo
+from fxpasses.dynamo import _torch_reading
+
+__all__ = ["Finding", "examine", "versions"]
+
+_INSTALL = "install a release of torch that is known: constraints.txt and constraints-2.15.txt name two"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is in force or not.
+
+    Attributes:
+        name: what it is.
+        problem: why it is off, or "" if it is on.
+        detail: how it is on: a path, a number; "" if there is nothing to say.
+        cost: what it means that it is off.
+        advice: what to do about it.
+    """
+
+    name: str
+    problem: str = ""
+    detail: str = ""
+    cost: str = ""
+    advice: str = ""
+
+    @property
+    def on(self) -> bool:
+        """Whether it is in force."""
+        return not self.problem
+
+    def __str__(self) -> str:
+        if self.on:
+            return f"on   {self.name}" + (f": {self.detail}" if self.detail else "")
+        rest = [
+            f"     {title}: {text}" for title, text in (("costs", self.cost), ("do", self.advice)) if text
+        ]
+        return "\n".join([f"OFF  {self.name}: {self.problem}", *rest])
+
+
+def versions() -> dict[str, str]:
+    """The versions that decide what works."""
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    for name in ("fxpasses", "triton", "sympy"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu only"
+    return found
+
+
+def examine() -> list[Finding]:
+    """Look at everything that may be off without an error."""
+    return [look() for look in _LOOKS]
+
+
+def _acceleration() -> Finding:
+    try:
+        with fake.accelerate():
+            problem = ""
+    except (fake.UnsupportedTorchVersionError, fake.AccelerateError) as error:
+        problem = str(error)
+    return Finding(
+        "tracing on fake's dispatch cache (fake.accelerate), with lean symbols",
+        problem,
+        cost="Dynamo and AOTAutograd take about half as long again; graphs and results are the same",
+        advice=_INSTALL,
+    )
+
+
+def _copies() -> Finding:
+    problem = ""
+    if not dynamo.CAN_REPLAY:
+        problem = "Dynamo does not say of its guards how values are compared"
+    elif not dynamo.is_surrounded():
+        problem = (
+            "Dynamo compiles frames in another way than is known, or fxpasses.dynamo.uninstall() was called"
+        )
+    elif not _acceleration().on:
+        problem = "they need fake.accelerate"
+    return Finding(
+        "copies of the traces of repeated modules",
+        problem,
+        cost="Dynamo traces every layer anew: its time grows with their number; graphs and results are the same",
+        advice=_INSTALL,
+    )
+
+
+def _settings() -> Finding:
+    problem = "" if _torch_reading.knows_settings() else "settings of torch have fields that are not known"
+    return Finding("quick reads of torch's settings", problem, cost="a few percent of Dynamo's time")
+
+
+def _engine() -> Finding:
+    return Finding(
+        "capture of backward passes (compiled_autograd)",
+        hook_problem() or "",
+        cost="compiled_autograd.enable() leaves backward passes in eager, and warns",
+        advice=_INSTALL,
+    )
+
+
+def _refusals() -> Finding:
+    problem = "" if table("operators") else f"nothing was measured with torch {torch.__version__}"
+    return Finding(
+        "refusal of dtypes that eager's kernels refuse",
+        problem,
+        cost="a call with a wrong dtype may pass on fake tensors, and is refused only when it runs",
+        advice="python -m fake.conformance --measure FILE writes the table",
+    )
+
+
+def _compiler() -> Finding:
+    found, problem = _torch.cpp_compiler()
+    return Finding(
+        "C++ compiler",
+        problem,
+        f"{found}, {_torch.compile_threads()} compile threads",
+        cost='options={"compiler": "inductor"} fails on a CPU',
+        advice="install g++ or clang++, or name one in the environment variable CXX",
+    )
+
+
+def _compile_caches() -> Finding:
+    directory = _torch.compile_cache_directory()
+    off = [name for name, is_on in _torch.compile_caches().items() if not is_on]
+    used = shutil.disk_usage(directory if os.path.isdir(directory) else os.sep)
+    return Finding(
+        "caches of compiled graphs",
+        f"off by torch's settings: {', '.join(off)}" if off else "",
+        f"{directory}, {used.free / 1e9:.0f} GB free on that disk",
+        cost="every process compiles its graphs anew",
+        advice="unset TORCHINDUCTOR_FORCE_DISABLE_CACHES, TORCHINDUCTOR_FX_GRAPH_CACHE and TORCHINDUCTOR_AUTOGRAD_CACHE",
+    )
+
+
+def _fake_cache() -> Finding:
+    directory = os.environ.get("FAKE_DISPATCH_CACHE", "")
+    return Finding(
+        "dispatch cache of fake tensors on disk",
+        "" if directory else "nobody asked for it",
+        directory,
+        cost="the first tracing of each process fills it anew",
+        advice="name a directory in the environment variable FAKE_DISPATCH_CACHE, or call fake.enable_disk_cache",
+    )
+
+
+_LOOKS: tuple[Callable[[], Finding], ...] = (
+    _acceleration,
+    _copies,
+    _settings,
+    _engine,
+    _refusals,
+    _compiler,
+    _compile_caches,
+    _fake_cache,
+)

@@ -1,0 +1,286 @@
+"""Which names of torch the seam files (``_torch*.py``) use, read from their source, and whether the installed torch has them.
+
+There is no list to keep: an import, a chain of attributes that begins at one, ``getattr`` with a constant name and an attribute
+that is replaced are uses; ``hasattr`` and ``getattr`` with a default say that a name is not in every release. A call is held
+against the signature of what it calls.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+__all__ = ["SeamReport", "Use", "check_seam", "resolve", "seam_files", "uses_in"]
+
+_PACKAGES = ("fake", "compiled_autograd", "fxpasses")
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Use:
+    """One name of torch in one file.
+
+    Attributes:
+        file: the file, relative to the packages.
+        line: where in it.
+        name: the whole name, such as ``torch._dynamo.config.suppress_errors``.
+        call: how many arguments by position and which by name it is called with; ``None`` if it is not called here, or with
+            a number that depends.
+        optional: whether the file asks first whether torch has it.
+        replaced_by: what a function that is put in its place takes: how many arguments by position (-1 for any number), and
+            which by name (``"**"`` for any).
+    """
+
+    file: str
+    line: int
+    name: str
+    call: tuple[int, tuple[str, ...]] | None = None
+    optional: bool = False
+    replaced_by: tuple[int, tuple[str, ...]] | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it stands: ``fake/_torch.py:120``."""
+        return f"{self.file}:{self.line}"
+
+
+@dataclass
+class SeamReport:
+    """What came of the check.
+
+    Attributes:
+        names: how many different names each file uses.
+        missing: uses of names that the installed torch does not have.
+        unfit: calls that the signature of what is called does not take, functions put in the place of ones that take more; and why.
+        absent: names that are asked for before they are used, and are not in this torch.
+    """
+
+    names: dict[str, int] = field(default_factory=dict)
+    missing: list[Use] = field(default_factory=list)
+    unfit: list[tuple[Use, str]] = field(default_factory=list)
+    absent: list[Use] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing has to be ported."""
+        return not self.missing and not self.unfit
+
+    def __str__(self) -> str:
+        lines = [f"{sum(self.names.values())} names of torch in {len(self.names)} files"]
+        for title, found in (
+            ("missing", [f"{use.place}: {use.name}" for use in self.missing]),
+            (
+                "other arguments than it takes",
+                [f"{u.place}: {u.name}: {why}" for u, why in self.unfit],
+            ),
+            (
+                "not in this release, and asked for before it is used",
+                sorted({f"{use.file}: {use.name}" for use in self.absent}),
+            ),
+        ):
+            lines.append(f"{title}: {'' if found else 'none'}".rstrip())
+            lines.extend(f"    {line}" for line in found)
+        return "\n".join(lines)
+
+
+def seam_files() -> list[Path]:
+    """The files of the three packages that may use private names of torch."""
+    root = Path(__file__).resolve().parents[2]
+    return sorted(path for package in _PACKAGES for path in (root / package).rglob("_torch*.py"))
+
+
+def check_seam(files: Iterable[Path] | None = None) -> SeamReport:
+    """Hold the names and calls of the seam files against the installed torch; imports none of the files."""
+    report = SeamReport()
+    root = Path(__file__).resolve().parents[2]
+    for path in seam_files() if files is None else files:
+        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+        uses = uses_in(path.read_text(), name)
+        report.names[name] = len({use.name for use in uses})
+        for use in uses:
+            found = resolve(use.name)
+            if found is _ABSENT:
+                (report.absent if use.optional else report.missing).append(use)
+            else:
+                why = "" if use.call is None else _misfit(found, *use.call)
+                why = why or ("" if use.replaced_by is None else _not_taken(found, *use.replaced_by))
+                if why:
+                    report.unfit.append((use, why))
+    return report
+
+
+def uses_in(source: str, file: str = "") -> list[Use]:
+    """The names of torch in the source of one file, in order."""
+    tree = ast.parse(source)
+    reader = _Reader(file)
+    reader.bind_imports(tree)
+    reader.bind_assignments(tree)
+    reader.functions = {n.name: n.args for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+    reader.visit(tree)
+    asked = {use.name for use in reader.found if use.optional}
+    found = [replace(use, optional=use.optional or use.name in asked) for use in dict.fromkeys(reader.found)]
+    return sorted(found, key=lambda use: use.line)
+
+
+def resolve(name: str) -> Any:
+    """What is behind a dotted name, or a marker for nothing. Modules on the way are imported."""
+    parts = name.split(".")
+    found: Any = importlib.import_module(parts[0])
+    for i, part in enumerate(parts[1:], 2):
+        inner = getattr(found, part, _ABSENT)
+        if inner is _ABSENT and isinstance(found, ModuleType):
+            try:
+                inner = importlib.import_module(".".join(parts[:i]))
+            except ModuleNotFoundError:
+                return _ABSENT
+        if inner is _ABSENT:
+            return None if part in getattr(found, "__annotations__", {}) else _ABSENT
+        found = inner
+    return found
+
+
+def _misfit(function: Any, positional: int, keywords: tuple[str, ...]) -> str:
+    """Why a function does not take these arguments, or nothing."""
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # written in C++
+        return ""
+    try:
+        signature.bind(*[None] * positional, **dict.fromkeys(keywords))
+    except TypeError as error:
+        return f"{error} in {signature}"
+    return ""
+
+
+def _not_taken(function: Any, positional: int, keywords: tuple[str, ...]) -> str:
+    """Which argument of a function the one that is put in its place does not take, or nothing."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError):
+        return ""
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    beyond = [] if positional < 0 else [p.name for p in by_position[positional:]]
+    beyond += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    left = [] if "**" in keywords else [name for name in beyond if name not in keywords]
+    return f"what is put in its place does not take {', '.join(left)}" if left else ""
+
+
+class _Reader(ast.NodeVisitor):
+    """Collects uses; ``bound`` says which names of the file stand for which names of torch."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.bound: dict[str, str] = {}
+        self.found: list[Use] = []
+        self.functions: dict[str, ast.arguments] = {}
+
+    def bind_imports(self, tree: ast.AST) -> None:
+        """Take down the imports from torch, each of which is a use."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    if _is_torch(alias.name):
+                        self.bound[alias.asname or "torch"] = alias.name if alias.asname else "torch"
+                        self._note(node, alias.name)
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and _is_torch(node.module or ""):
+                for alias in node.names:
+                    self.bound[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                    self._note(node, f"{node.module}.{alias.name}")
+
+    def bind_assignments(self, tree: ast.Module) -> None:
+        """Follow ``name = torch._something`` at the top of the file."""
+        for node in tree.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                path = self._path(node.value)
+                if path is not None and len(targets) == 1 and isinstance(targets[0], ast.Name):
+                    self.bound[targets[0].id] = path
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """Inside, the function's own variables hide the file's names."""
+        arguments = node.args
+        own = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+        own |= {a.arg for a in (arguments.vararg, arguments.kwarg) if a is not None}
+        own |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        outer = self.bound
+        for part in (*node.decorator_list, arguments, *([node.returns] if node.returns else [])):
+            self.visit(part)
+        self.bound = {name: path for name, path in outer.items() if name not in own}
+        for statement in node.body:
+            self.visit(statement)
+        self.bound = outer
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        path = self._path(node)
+        if path is None:
+            self.generic_visit(node)
+        else:
+            self._note(node, path)
+
+    def visit_Tuple(self, node: ast.Tuple) -> None:
+        """``(torch._C, "_name", ...)`` names an attribute that is put back and forth."""
+        for owner, name in zip(node.elts, node.elts[1:], strict=False):
+            self._note_attribute(node, owner, name)
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        asks = node.func.id if isinstance(node.func, ast.Name) else ""
+        patches = isinstance(node.func, ast.Attribute) and ast.unparse(node.func) == "mock.patch.object"
+        if patches and len(node.args) == 3 and isinstance(node.args[2], ast.Name):
+            self._note_replacement(node, *node.args)
+        if len(node.args) >= 2 and (asks in ("getattr", "hasattr") or patches):
+            optional = asks == "hasattr" or (asks == "getattr" and len(node.args) == 3)
+            self._note_attribute(node, node.args[0], node.args[1], optional)
+        path = self._path(node.func)
+        if path is not None and not any(isinstance(a, ast.Starred) for a in node.args):
+            keywords = tuple(k.arg for k in node.keywords if k.arg is not None)
+            if len(keywords) == len(node.keywords):
+                self._note(node, path, (len(node.args), keywords))
+        self.generic_visit(node)
+
+    def _note_replacement(self, node: ast.Call, owner: ast.AST, name: ast.AST, function: ast.AST) -> None:
+        """``mock.patch.object(owner, "name", function)`` with a function of the file."""
+        path = self._path(owner)
+        takes = self.functions.get(function.id) if isinstance(function, ast.Name) else None
+        if path is None or takes is None or not isinstance(name, ast.Constant):
+            return
+        positional = [*takes.posonlyargs, *takes.args]
+        keywords = [a.arg for a in (*positional, *takes.kwonlyargs)] + (["**"] if takes.kwarg else [])
+        self.found.append(
+            Use(
+                self.file,
+                node.lineno,
+                f"{path}.{name.value}",
+                replaced_by=(-1 if takes.vararg else len(positional), tuple(keywords)),
+            )
+        )
+
+    def _note_attribute(self, node: ast.AST, owner: ast.AST, name: ast.AST, optional: bool = False) -> None:
+        path = self._path(owner)
+        if path is not None and isinstance(name, ast.Constant) and str(name.value).isidentifier():
+            self._note(node, f"{path}.{name.value}", optional=optional)
+
+    def _note(
+        self, node: Any, name: str, call: tuple[int, tuple[str, ...]] | None = None, optional: bool = False
+    ) -> None:
+        self.found.append(Use(self.file, node.lineno, name, call, optional))
+
+    def _path(self, node: ast.AST) -> str | None:
+        """The name of torch that an expression stands for."""
+        attributes: list[str] = []
+        while isinstance(node, ast.Attribute):
+            attributes.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name) or node.id not in self.bound:
+            return None
+        return ".".join((self.bound[node.id], *reversed(attributes)))
+
+
+def _is_torch(module: str) -> bool:
+    return module == "torch" or module.startswith("torch.")

@@ -1,0 +1,89 @@
+"""The names of torch that the seam files use are read from their source and held against the installed torch."""
+
+import textwrap
+
+import pytest
+import torch
+
+from fxpasses.doctor import check_seam
+from fxpasses.doctor.cli import main
+from fxpasses.doctor.seam import uses_in
+
+ABSENT = {
+    "2.13": {
+        "fake/library/_torch.py: torch._library.opaque_object.register_custom_class",
+        "fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint",
+    },
+    "2.14": {"fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint"},
+    "2.15": {"fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint"},
+}
+"""What the seam asks for before it uses it, because these releases do not have it."""
+
+RELEASE = ".".join(torch.__version__.split(".")[:2])
+
+SOURCE = """
+    import torch
+    import torch._dynamo.config as settings
+    from torch import _C
+    from torch._guards import Source as base, nobody
+    from torch._dynamo.utils import set_example_value
+    from unittest import mock
+
+    here = torch._C._dispatch_keys
+    gone = _C._gone
+    quiet = getattr(settings, "suppress_errors", None)
+    asked = getattr(settings, "not_there", None)
+    if hasattr(torch._C, "_perhaps"):
+        perhaps = torch._C._perhaps
+    pairs = {"one": (torch._C, "_len_torch_dispatch_stack", here), "two": (torch._C, "_lost", here)}
+
+    def call(settings, node):
+        set_example_value(node)
+        return settings.anything
+
+    def get_value(self, globals_):
+        return None
+
+    def patched():
+        with mock.patch.object(base, "get_value", get_value):
+            yield
+"""
+
+
+def test_what_is_missing_does_not_fit_or_is_asked_for_is_found(tmp_path):
+    file = tmp_path / "_torch.py"
+    file.write_text(textwrap.dedent(SOURCE))
+    report = check_seam([file])
+    assert {use.name for use in report.missing} == {
+        "torch._guards.nobody",
+        "torch._C._gone",
+        "torch._C._lost",
+    }
+    assert {use.name for use in report.absent} == {"torch._dynamo.config.not_there", "torch._C._perhaps"}
+    (call, missing_argument), (replaced, not_taken) = report.unfit
+    assert call.name == "torch._dynamo.utils.set_example_value"
+    assert "example_value" in missing_argument
+    assert replaced.name == "torch._guards.Source.get_value"
+    assert "locals, cache" in not_taken
+    assert not report.ok
+    assert f"{file.name}:10: torch._C._gone" in str(report)
+
+
+def test_a_variable_of_a_function_is_not_the_module_of_that_name():
+    names = {use.name for use in uses_in(textwrap.dedent(SOURCE))}
+    assert "torch._dynamo.config.suppress_errors" in names
+    assert "torch._dynamo.config.anything" not in names
+
+
+@pytest.mark.skipif(RELEASE not in ABSENT, reason="a release of torch that was not ported to")
+def test_the_seam_fits_this_release(capsys):
+    assert main(["--torch"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    names = int(told[1].split()[0])
+    assert names > 700
+    assert told[2:5] == [
+        "missing: none",
+        "other arguments than it takes: none",
+        "not in this release, and asked for before it is used:",
+    ]
+    assert {line.strip() for line in told[5:]} == ABSENT[RELEASE]
