@@ -5,7 +5,6 @@ Nothing else in ``fake`` writes ``torch._x``: the next release of torch is this 
 
 from __future__ import annotations
 
-import itertools
 import operator
 from functools import partial
 from typing import Any
@@ -276,6 +275,7 @@ def copy_node(node: SymNode) -> SymNode:
 
 def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
     """What ``FunctionalTensor.__new__`` makes of a functional tensor with symbolic sizes outside inference mode."""
+    _meet_numbers(elem)
     extra = FunctionalTensor._extra_dispatch_keys & dispatch_keys(elem)
     made: Any = torch.Tensor._make_wrapper_subclass(
         cls, elem.shape, elem.stride(), elem.storage_offset(), None, elem.dtype, elem.layout, elem.device,
@@ -286,20 +286,39 @@ def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
     return made
 
 
+def _meet_numbers(elem: torch.Tensor) -> None:
+    """Put the sizes and strides of a tensor into the trace that records arithmetic, in the order in which torch meets them
+    when it computes the size of a storage: they are in the graph from there on."""
+    mode: Any = _get_dispatch_mode(_PROXY_KEY)
+    if mode is None or mode.tracer.enable_thunkify:
+        return
+    for pair in zip(elem.shape, elem.stride(), strict=True):
+        for number in pair:
+            if isinstance(number, torch.SymInt):
+                proxy = proxy_tensor.get_proxy_slot(number, mode.tracer, None)
+                if proxy is not None:
+                    proxy.force()
+
+
 _logging_state = torch._logging._internal
-_traces = itertools.count(1)
 
 
-def current_trace() -> int:
-    """A number for the ``make_fx`` trace that is running, another one for each; 0 outside."""
-    tracer: Any = proxy_tensor._CURRENT_MAKE_FX_TRACER
-    if tracer is None:
-        return 0
-    try:
-        return tracer._fake_trace
-    except AttributeError:
-        tracer._fake_trace = number = next(_traces)
-        return number
+def is_tracing_graph() -> bool:
+    """Whether ``make_fx`` is tracing."""
+    return proxy_tensor._CURRENT_MAKE_FX_TRACER is not None
+
+
+def nodes_matter() -> bool:
+    """Whether somebody may look at which node a symbolic number has: a trace does, and what runs under functionalization
+    may become an input of one."""
+    return (
+        is_tracing_graph()
+        or torch._C._dispatch_tls_is_dispatch_key_included(_FUNCTIONALIZE)
+        or torch._C._dispatch_tls_is_dispatch_key_excluded(_FUNCTIONALIZE)
+    )
+
+
+_FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
 
 
 def symbolic_arithmetic_is_watched() -> bool:
