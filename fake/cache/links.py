@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from .. import _torch as _t
-from ..tensor import Unkeyable, make_fake, plain_of
-from .recipe import BUILDERS, Fresh, Mark, Path, Rebuild, Sequence, View, build, follow
-from .symbolic import SymbolicMetadata
-from .symbolic_recipe import Lifetime, Stale, SymbolicConstant, empty_storage, inference_of
+from fake import _torch as _t
+from fake.cache.recipe import BUILDERS, Fresh, Mark, Path, Rebuild, Sequence, View, build, follow
+from fake.cache.symbolic import SymbolicMetadata
+from fake.cache.symbolic_recipe import Lifetime, Stale, SymbolicConstant, empty_storage, inference_of
+from fake.tensors.tensor import Unkeyable, make_fake, plain_of
 
 __all__ = ["Linked", "Unlinked", "refined", "with_links"]
 
