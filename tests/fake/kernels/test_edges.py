@@ -59,7 +59,7 @@ def outcome(call):
 @pytest.mark.parametrize("name", WITH_A_NUMBER)
 def test_numbers_at_the_edge_of_a_dtype(name):
     call, seen = WITH_A_NUMBER[name], set()
-    for dtype in DTYPES:
+    for dtype in [d for d in DTYPES if "lerp" not in name or d.is_floating_point or d.is_complex]:
         for number in NUMBERS:
             expected = outcome(lambda: call(dtype, number))  # noqa: B023 - called at once
             with fake.FakeTensorMode():
