@@ -13,6 +13,7 @@ from torch._inductor.lowering import lowerings
 from torch._inductor.utils import fresh_cache
 
 import fxpasses
+from fxpasses import _torch
 
 aten = torch.ops.aten
 
@@ -22,7 +23,9 @@ def fresh():
     torch._dynamo.reset()
     PrecompileContext.clear()
     fxpasses.reset_stats()
-    # Dynamo finds what it saved by the function alone, whatever backend and options it is compiled with.
+    # Dynamo finds what it saved by the function alone, whatever backend and options it is compiled with, and what it
+    # has loaded stays with the code.
+    _torch.with_own_code(Blocks.forward)
     with fresh_cache(), torch._dynamo.config.patch(caching_precompile=True):
         yield
     torch._dynamo.reset()
