@@ -286,11 +286,15 @@ def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
     return made
 
 
+_STORAGE_SIZE_IS_GIVEN = "storage_size" in FunctionalTensor.__new__.__code__.co_varnames
+"""Whether torch computes nothing there either (from 2.15 on)."""
+
+
 def _meet_numbers(elem: torch.Tensor) -> None:
     """Put the sizes and strides of a tensor into the trace that records arithmetic, in the order in which torch meets them
     when it computes the size of a storage: they are in the graph from there on."""
     mode: Any = _get_dispatch_mode(_PROXY_KEY)
-    if mode is None or mode.tracer.enable_thunkify:
+    if mode is None or mode.tracer.enable_thunkify or _STORAGE_SIZE_IS_GIVEN:
         return
     for pair in zip(elem.shape, elem.stride(), strict=True):
         for number in pair:
