@@ -17,6 +17,7 @@ from torch import _from_functional_tensor as from_functional_tensor
 from torch._C import DisableTorchFunctionSubclass, DispatchKey, TensorBase
 from torch._C import _TorchDispatchModeKey as TorchDispatchModeKey
 from torch._C import _VariableFunctions as variable_functions
+from torch._dynamo import trace_rules
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.source import CallMethodItemSource, FloatTensorSource, RandomValueSource
 from torch._guards import TracingContext
@@ -140,6 +141,7 @@ __all__ = [
     "should_allow_numbers_as_tensors",
     "sizes_strides_methods",
     "skip_code",
+    "skip_frames",
     "sympy_functions",
     "torch_decomp_decompositions",
     "tree_flatten",
@@ -374,6 +376,16 @@ def dispatch_modes_active() -> bool:
 def guards_are_suppressed() -> bool:
     """Whether this thread asks symbolic questions without recording guards."""
     return ShapeEnv._suppress_guards_tls()
+
+
+def skip_frames(package: str) -> None:
+    """Have Dynamo's frame hook leave the functions of ``package`` alone where torch calls them.
+
+    The hook stays on behind a graph break in a compiled function, and torch's own tracing may begin there. What user
+    code calls is traced into its graph as before.
+    """
+    trace_rules.add(package)
+    trace_rules.BUILTIN_INLINE_WHEN_CALLED.add(trace_rules.SKIP_DIRS[-1])
 
 
 def is_plain_meta(tensor: torch.Tensor) -> bool:
