@@ -329,7 +329,7 @@ class _Dynamic:
 
     def __init__(self, segment: _Segment, pattern: ShapePattern) -> None:
         self.pattern = pattern
-        module, self.number_sources = dynamic_module(segment.part.module, pattern)
+        module, self.carried_sizes = dynamic_module(segment.part.module, pattern)
         _torch.steal_list(module, "values")
         self.compiled = segment.compile_part(module)
         log_compile(segment.part.title, "compiled for symbolic sizes")
@@ -338,7 +338,13 @@ class _Dynamic:
         return self.pattern.matches(values, sizes, scalars)
 
     def run(self, values: list[Any], sizes: Sequence[int], first: bool = False) -> Sequence[Any]:
+        carriers: list[torch.Tensor] = []
+        if self.carried_sizes:  # on the device of the rest, so that CUDA graphs may hold them
+            device = next((value.device for value in values if value is not None), None)
+            carriers = [torch.empty(0, sizes[index], device=device) for index in self.carried_sizes]
         if first:
             for position, dim in self.pattern.dynamic_dims:
                 _torch.mark_dynamic(values[position], dim)
-        return self.compiled(values, [sizes[index] for index in self.number_sources])
+            for carrier in carriers:
+                _torch.mark_dynamic(carrier, 1)
+        return self.compiled(values, carriers)

@@ -151,7 +151,7 @@ def merge_inputs(segment: FunctionalSegment, first_places: Sequence[int]) -> Fun
             copies[node] = elements[place]
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    module = graph_module(torch.nn.Module(), graph, f"{segment.module._get_name()}Merged")
+    module = graph_module(segment.module, graph, f"{segment.module._get_name()}Merged")
     inputs = [segment.inputs[place] for place in kept]
     return FunctionalSegment(segment.nodes, inputs, segment.outputs, module)
 
