@@ -6,6 +6,7 @@ kind, and always gives what eager gives. See ``docs/compiled-autograd.md``.
 """
 
 from compiled_autograd import _companions  # noqa: F401  (before anything that imports what it checks)
+from compiled_autograd._torch import skip_frames
 from compiled_autograd.api import disable, enable, reset, stats
 from compiled_autograd.config import Config, config
 from compiled_autograd.errors import (
@@ -43,3 +44,5 @@ __all__ = [
     "save_graph",
     "stats",
 ]
+
+skip_frames(__name__)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._dynamo import compiled_autograd as torch_compiled_autograd
+from torch._dynamo import trace_rules
 from torch._dynamo.eval_frame import OptimizedModule
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -19,6 +20,7 @@ __all__ = [
     "ACCUMULATE_GRAD_RETURNS",
     "DTYPES",
     "DTYPE_CODES",
+    "HOOK_PROBLEM",
     "STRIDED_CODE",
     "BackwardFunction",
     "Engine",
@@ -38,12 +40,14 @@ __all__ = [
     "is_cache_empty",
     "keeps_graph",
     "materializes_grads",
+    "nothing_traced",
     "register_hook",
     "register_node_hook",
     "register_post_accumulate_grad_hook",
     "set_autograd_compiler",
     "set_current_engine",
     "set_verbose_logger",
+    "skip_frames",
     "torch_verbose_logging",
     "will_engine_execute_node",
 ]
@@ -163,6 +167,9 @@ def hook_problem(compiler_class: Any = torch_compiled_autograd.AutogradCompilerI
     return None
 
 
+HOOK_PROBLEM = hook_problem()
+
+
 def set_current_engine(engine: Any) -> Any:
     """Make ``engine`` the one that ``backward`` and ``queue_callback`` reach; return the one before."""
     before = torch.autograd.Variable._execution_engine
@@ -247,6 +254,19 @@ def inside_functorch() -> bool:
 def tensor_guards(tensors: list[torch.Tensor]) -> Any:
     """A C++ object whose ``check(*tensors)`` compares type, dispatch keys, dtype, device, sizes and strides."""
     return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+
+
+nothing_traced = torch._dynamo.disable
+"""Decorates a function in which Dynamo's frame hook is off. What ``torch.compile`` returned still compiles there."""
+
+
+def skip_frames(package: str) -> None:
+    """Have Dynamo's frame hook leave the functions of ``package`` alone where torch calls them.
+
+    What user code calls is traced into its graph as before.
+    """
+    trace_rules.add(package)
+    trace_rules.BUILTIN_INLINE_WHEN_CALLED.add(trace_rules.SKIP_DIRS[-1])
 
 
 def lookup_backend(name: str) -> Callable[..., Any]:

@@ -74,7 +74,8 @@ def enable(compiler_fn: Any, dynamic: bool = True) -> Iterator[None]:
     tensor([2., 2., 2.])
     """
     session = Session(as_compiler(compiler_fn), bool(dynamic))
-    if _unknown_torch() is not None:
+    if _torch.HOOK_PROBLEM is not None:
+        _warn_of_unknown_torch()
         yield
         return
     with sessions.entered(session):
@@ -89,14 +90,12 @@ def disable() -> Iterator[None]:
 
 
 @functools.cache
-def _unknown_torch() -> str | None:
-    problem = _torch.hook_problem()
-    if problem is not None:
-        warnings.warn(
-            f"compiled_autograd does not know the engine hook of this torch, everything runs in eager: {problem}",
-            stacklevel=4,
-        )
-    return problem
+def _warn_of_unknown_torch() -> None:
+    warnings.warn(
+        "compiled_autograd does not know the engine hook of this torch, everything runs in eager: "
+        f"{_torch.HOOK_PROBLEM}",
+        stacklevel=4,
+    )
 
 
 def reset() -> None:

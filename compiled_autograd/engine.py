@@ -168,15 +168,28 @@ def _hand_over(
 _PLACEHOLDER_GRAD = torch.empty(0)
 
 
+@_torch.nothing_traced
+def _session_of(roots: Sequence[Any]) -> Session | None:
+    """Who captures a pass from these tensors; None for a pass of torch's own engine."""
+    if _torch.is_tracing():
+        return None
+    return sessions.current() if sessions.stack else standing.find(roots)
+
+
 class CapturingEngine(_torch.Engine):
-    """Stands in for ``torch.autograd.Variable._execution_engine`` while any session is enabled."""
+    """Stands in for ``torch.autograd.Variable._execution_engine`` while any session is enabled.
+
+    A backward pass inside of a compiled function gets here with Dynamo's frame hook on, which would trace our code.
+    """
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        session = None
-        if not _torch.is_tracing():
-            session = sessions.current() if sessions.stack else standing.find(args[0])
+        session = _session_of(args[0])
         if session is None:
             return walks.uncaptured(functools.partial(super().run_backward, *args, **kwargs))
+        return self._run(session, args, kwargs)
+
+    @_torch.nothing_traced
+    def _run(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         backward_pass = _Pass(session, *args, **kwargs)
         reason = reason_before()
         if reason is None:

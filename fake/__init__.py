@@ -8,7 +8,13 @@
 torch.Size([3, 5])
 """
 
-from fake._torch import extract_tensor_metadata, is_fake, maybe_get_fake_mode, unset_fake_temporarily
+from fake._torch import (
+    extract_tensor_metadata,
+    is_fake,
+    maybe_get_fake_mode,
+    skip_frames,
+    unset_fake_temporarily,
+)
 from fake.acceleration import accelerate
 from fake.cache.calls import cache_custom_op
 from fake.errors import (
@@ -89,3 +95,4 @@ __all__ = [
 ]
 
 _let_modules_be_converted()
+skip_frames(__name__)

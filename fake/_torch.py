@@ -5,7 +5,6 @@ Nothing else in ``fake`` writes ``torch._x``: the next release of torch is this 
 
 from __future__ import annotations
 
-import itertools
 import operator
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from torch import _from_functional_tensor as from_functional_tensor
 from torch._C import DisableTorchFunctionSubclass, DispatchKey, TensorBase
 from torch._C import _TorchDispatchModeKey as TorchDispatchModeKey
 from torch._C import _VariableFunctions as variable_functions
+from torch._dynamo import trace_rules
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.source import CallMethodItemSource, FloatTensorSource, RandomValueSource
 from torch._guards import TracingContext
@@ -141,6 +141,7 @@ __all__ = [
     "should_allow_numbers_as_tensors",
     "sizes_strides_methods",
     "skip_code",
+    "skip_frames",
     "sympy_functions",
     "torch_decomp_decompositions",
     "tree_flatten",
@@ -276,6 +277,7 @@ def copy_node(node: SymNode) -> SymNode:
 
 def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
     """What ``FunctionalTensor.__new__`` makes of a functional tensor with symbolic sizes outside inference mode."""
+    _meet_numbers(elem)
     extra = FunctionalTensor._extra_dispatch_keys & dispatch_keys(elem)
     made: Any = torch.Tensor._make_wrapper_subclass(
         cls, elem.shape, elem.stride(), elem.storage_offset(), None, elem.dtype, elem.layout, elem.device,
@@ -286,20 +288,43 @@ def make_symbolic_functional(cls: type, elem: torch.Tensor) -> torch.Tensor:
     return made
 
 
+_STORAGE_SIZE_IS_GIVEN = "storage_size" in FunctionalTensor.__new__.__code__.co_varnames
+"""Whether torch computes nothing there either (from 2.15 on)."""
+
+
+def _meet_numbers(elem: torch.Tensor) -> None:
+    """Put the sizes and strides of a tensor into the trace that records arithmetic, in the order in which torch meets them
+    when it computes the size of a storage: they are in the graph from there on."""
+    mode: Any = _get_dispatch_mode(_PROXY_KEY)
+    if mode is None or mode.tracer.enable_thunkify or _STORAGE_SIZE_IS_GIVEN:
+        return
+    for pair in zip(elem.shape, elem.stride(), strict=True):
+        for number in pair:
+            if isinstance(number, torch.SymInt):
+                proxy = proxy_tensor.get_proxy_slot(number, mode.tracer, None)
+                if proxy is not None:
+                    proxy.force()
+
+
 _logging_state = torch._logging._internal
-_traces = itertools.count(1)
 
 
-def current_trace() -> int:
-    """A number for the ``make_fx`` trace that is running, another one for each; 0 outside."""
-    tracer: Any = proxy_tensor._CURRENT_MAKE_FX_TRACER
-    if tracer is None:
-        return 0
-    try:
-        return tracer._fake_trace
-    except AttributeError:
-        tracer._fake_trace = number = next(_traces)
-        return number
+def is_tracing_graph() -> bool:
+    """Whether ``make_fx`` is tracing."""
+    return proxy_tensor._CURRENT_MAKE_FX_TRACER is not None
+
+
+def nodes_matter() -> bool:
+    """Whether somebody may look at which node a symbolic number has: a trace does, and what runs under functionalization
+    may become an input of one."""
+    return (
+        is_tracing_graph()
+        or torch._C._dispatch_tls_is_dispatch_key_included(_FUNCTIONALIZE)
+        or torch._C._dispatch_tls_is_dispatch_key_excluded(_FUNCTIONALIZE)
+    )
+
+
+_FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
 
 
 def symbolic_arithmetic_is_watched() -> bool:
@@ -351,6 +376,16 @@ def dispatch_modes_active() -> bool:
 def guards_are_suppressed() -> bool:
     """Whether this thread asks symbolic questions without recording guards."""
     return ShapeEnv._suppress_guards_tls()
+
+
+def skip_frames(package: str) -> None:
+    """Have Dynamo's frame hook leave the functions of ``package`` alone where torch calls them.
+
+    The hook stays on behind a graph break in a compiled function, and torch's own tracing may begin there. What user
+    code calls is traced into its graph as before.
+    """
+    trace_rules.add(package)
+    trace_rules.BUILTIN_INLINE_WHEN_CALLED.add(trace_rules.SKIP_DIRS[-1])
 
 
 def is_plain_meta(tensor: torch.Tensor) -> bool:

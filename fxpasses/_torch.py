@@ -60,7 +60,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.graph import GraphLowering
 from torch._inductor.output_code import OutputCode
 from torch._inductor.runtime.cache_dir_utils import cache_dir
-from torch._inductor.utils import fresh_cache
+from torch._inductor.utils import BoxedBool, fresh_cache
 from torch._inductor.virtualized import V
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -80,6 +80,7 @@ __all__ = [
     "CPP_ENTRY",
     "AsyncCompile",
     "BackendCompilerFailed",
+    "BoxedBool",
     "CompileContext",
     "CustomPartitionerFn",
     "DimDynamic",
@@ -90,6 +91,7 @@ __all__ = [
     "LazyGraphModule",
     "OpOverload",
     "OpOverloadPacket",
+    "OutputCode",
     "ShapeEnv",
     "StatelessSymbolicContext",
     "TorchDispatchMode",
@@ -121,6 +123,7 @@ __all__ = [
     "inductor_config",
     "inductor_mode_options",
     "inductor_partition_fn",
+    "is_composite",
     "is_control_flow",
     "load_cpp",
     "load_cpp_kernel",
@@ -130,6 +133,7 @@ __all__ = [
     "new_nodes",
     "of_segment",
     "outside_tracing",
+    "overloads",
     "reset_code",
     "reset_cudagraph_trees",
     "rewritten_code",
@@ -162,8 +166,8 @@ def unwrapped(error: Exception, frame: FrameType | None) -> Exception:
     kind = type(error)
     made: Any = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
     same = made.__new__(made)
-    same.args = error.args
-    same.__dict__ |= {**error.__dict__, "first_useful_frame": frame}
+    ShortenTraceback.__init__(same, *error.args, first_useful_frame=frame)
+    same.__dict__ |= error.__dict__
     return same
 
 
@@ -292,6 +296,18 @@ def aot_extra_arguments(extra: Any) -> dict[str, Any]:
 def serializable(compiler: Callable[..., Any]) -> Any:
     """Mark ``compiler`` as one whose results AOTAutograd's cache may store."""
     return SerializableAOTDispatchCompiler(OutputCode, compiler)
+
+
+def overloads(operator: Any) -> list[OpOverload]:
+    """The overloads that an operator stands for: itself, or all of a packet."""
+    if isinstance(operator, OpOverload):
+        return [operator]
+    return [getattr(operator, name) for name in operator.overloads()]
+
+
+def is_composite(operator: OpOverload) -> bool:
+    """Whether an operator consists of others by its definition: no graph of AOTAutograd's has it."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
 
 
 def size_hint(size: Any) -> int:

@@ -316,3 +316,7 @@ class HandoverError(StageError):
 
     stage = "inductor"
     advice = "options={'compiler': 'eager'} runs the same graphs without Inductor."
+    instead = (
+        "To run only what cannot be lowered in eager, pass options={'on_failure': 'isolate'}; the whole graph, "
+        "options={'on_failure': 'eager'}."
+    )

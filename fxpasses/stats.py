@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-__all__ = ["Fallback", "Stats", "reset_stats", "stats"]
+__all__ = ["Fallback", "Isolated", "Stats", "reset_stats", "stats"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,29 @@ class Fallback:
     stage: str
     reason: str
     location: str
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """A call that Inductor cannot lower, and that runs in eager between compiled parts (``on_failure="isolate"``).
+
+    Attributes:
+        graph: the kind of graph it is in: forward, backward or inference.
+        node: its name there.
+        target: the operator.
+        source: the user's line, or "".
+        module: the path of the module that ran it, or "".
+        reason: what Inductor raised, in one line.
+        repro: a file that shows it with torch alone, or "".
+    """
+
+    graph: str
+    node: str
+    target: str
+    source: str
+    module: str
+    reason: str
+    repro: str
 
 
 @dataclass(frozen=True)
@@ -44,10 +67,13 @@ class Stats:
         region_calls: calls of regions in the graphs compiled.
         region_reports: for each graph, the last hundred of them: a :class:`fxpasses.RegionReport`.
         fallbacks: what runs in eager instead, and why.
+        isolated: single calls that do, because Inductor cannot lower them.
+        fixed_sizes: graphs that Inductor cannot lower with symbolic sizes, and that are compiled for those of each call.
         seconds: time spent in each stage, in seconds: ``regions`` (looking for them, and putting calls in their place),
             ``tracing`` (AOTAutograd), ``passes``, ``checks`` (after each pass), ``partition``, and ``inductor``. What a
             stage spends in another one counts there only: together they are ``total``.
         pass_changes: for each pass, how many graphs it changed.
+        pass_runs: for each pass, on how many graphs it ran.
     """
 
     graphs: int = 0
@@ -62,8 +88,16 @@ class Stats:
     region_calls: int = 0
     region_reports: tuple[object, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
+    isolated: tuple[Isolated, ...] = ()
+    fixed_sizes: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     pass_changes: dict[str, int] = field(default_factory=dict)
+    pass_runs: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def unmatched(self) -> tuple[str, ...]:
+        """The passes that ran and never changed anything."""
+        return tuple(name for name in self.pass_runs if name not in self.pass_changes)
 
 
 class _Counters:
@@ -73,6 +107,7 @@ class _Counters:
         self._lock = threading.Lock()
         self._stats = Stats()
         self._running = threading.local()
+        self._reported: set[str] = set()
 
     def count(self, name: str, by: int = 1) -> None:
         with self._lock:
@@ -102,13 +137,27 @@ class _Counters:
                 spent[from_stage] = spent.get(from_stage, 0.0) - seconds
             self._stats = replace(self._stats, seconds=spent)
 
-    def add_pass_change(self, name: str) -> None:
+    def count_pass(self, name: str, *, changed: bool) -> None:
         with self._lock:
-            self._stats = replace(self._stats, pass_changes=_added(self._stats.pass_changes, name, 1))
+            now = self._stats
+            self._stats = replace(now, pass_runs=_added(now.pass_runs, name, 1))
+            if changed:
+                self._stats = replace(self._stats, pass_changes=_added(now.pass_changes, name, 1))
+
+    def first_report(self, name: str) -> bool:
+        """Whether a pass has never changed anything, and nobody has said so yet."""
+        with self._lock:
+            first = name not in self._reported and name not in self._stats.pass_changes
+            self._reported.add(name)
+            return first
 
     def add_fallback(self, fallback: Fallback) -> None:
         with self._lock:
             self._stats = replace(self._stats, fallbacks=(*self._stats.fallbacks, fallback))
+
+    def add_isolated(self, isolated: Isolated) -> None:
+        with self._lock:
+            self._stats = replace(self._stats, isolated=(*self._stats.isolated, isolated))
 
     def add_region_report(self, report: object, regions: int, calls: int) -> None:
         with self._lock:
@@ -128,6 +177,7 @@ class _Counters:
     def reset(self) -> None:
         with self._lock:
             self._stats = Stats()
+            self._reported = set()
 
 
 def _added(table: dict, key: str, amount: float) -> dict:

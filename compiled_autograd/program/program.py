@@ -16,7 +16,7 @@ from compiled_autograd import _torch
 from compiled_autograd.config import config
 from compiled_autograd.executing import executable, graph_module
 from compiled_autograd.program.lower import Lowered, lower, obstacle
-from compiled_autograd.program.segments import FunctionalSegment, build_driver, split_segments
+from compiled_autograd.program.segments import FunctionalSegment, build_driver, merge_inputs, split_segments
 from compiled_autograd.program.shapes import ShapePattern, dynamic_module
 from compiled_autograd.session.compilers import Compiler
 from compiled_autograd.session.log import log_compile
@@ -68,6 +68,7 @@ class _Segment:
         self.dynamic: _Dynamic | None = None
         self.gave_up: str | None = None
         self._forms = forms
+        self._merged: dict[tuple[int, ...], _Segment] = {}
 
     def count(self, form: str) -> None:
         """The graph is compiled in this form; its segments are one compilation."""
@@ -79,6 +80,10 @@ class _Segment:
         self, values: list[Any], rest: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]
     ) -> Any:
         values.extend(rest)
+        if len(set(map(id, values))) != len(values) and (places := _first_places(values)) is not None:
+            kept = [values[place] for index, place in enumerate(places) if place == index]
+            values.clear()
+            return self._for_merged(places)(kept, (), sizes, scalars)
         form = self._fitting(values, sizes, scalars)
         if form is None and self.gave_up is None and self._may_compile(values, sizes, scalars):
             with one_at_a_time:
@@ -89,6 +94,17 @@ class _Segment:
             return form.run(values, sizes)
         sessions.ledger.ran_uncompiled(self.gave_up or f"it has been compiled {_MOST_FORMS} times")
         return self.part.run(values, sizes, scalars)
+
+    def _for_merged(self, places: tuple[int, ...]) -> "_Segment":
+        """For calls in which one tensor comes as several inputs: compiled for distinct ones, or the other way round,
+        a form computes something else, and Dynamo's guards refuse it.
+        """
+        merged = self._merged.get(places)
+        if merged is None:
+            part = merge_inputs(self.part, places)
+            forms = set() if self.statics else self._forms
+            merged = self._merged[places] = _Segment(part, self.compiler, self.compile_part, forms)
+        return merged
 
     def _fitting(
         self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
@@ -185,6 +201,15 @@ class _Segment:
         self.dynamic = dynamic
         self.count("second")
         return results
+
+
+def _first_places(values: Sequence[Any]) -> tuple[int, ...] | None:
+    """Per value, the position of the first that is the same tensor; None where all are distinct."""
+    seen: dict[int, int] = {}
+    places = tuple(
+        index if value is None else seen.setdefault(id(value), index) for index, value in enumerate(values)
+    )
+    return None if places == tuple(range(len(values))) else places
 
 
 def _first_line(error: Exception) -> str:
@@ -304,7 +329,7 @@ class _Dynamic:
 
     def __init__(self, segment: _Segment, pattern: ShapePattern) -> None:
         self.pattern = pattern
-        module, self.number_sources = dynamic_module(segment.part.module, pattern)
+        module, self.carried_sizes = dynamic_module(segment.part.module, pattern)
         _torch.steal_list(module, "values")
         self.compiled = segment.compile_part(module)
         log_compile(segment.part.title, "compiled for symbolic sizes")
@@ -313,7 +338,13 @@ class _Dynamic:
         return self.pattern.matches(values, sizes, scalars)
 
     def run(self, values: list[Any], sizes: Sequence[int], first: bool = False) -> Sequence[Any]:
+        carriers: list[torch.Tensor] = []
+        if self.carried_sizes:  # on the device of the rest, so that CUDA graphs may hold them
+            device = next((value.device for value in values if value is not None), None)
+            carriers = [torch.empty(0, sizes[index], device=device) for index in self.carried_sizes]
         if first:
             for position, dim in self.pattern.dynamic_dims:
                 _torch.mark_dynamic(values[position], dim)
-        return self.compiled(values, [sizes[index] for index in self.number_sources])
+            for carrier in carriers:
+                _torch.mark_dynamic(carrier, 1)
+        return self.compiled(values, carriers)

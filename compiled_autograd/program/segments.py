@@ -18,7 +18,7 @@ from compiled_autograd._torch_nodes import NodeWriter
 from compiled_autograd.capture.steps import Kind
 from compiled_autograd.executing import executable, graph_module
 
-__all__ = ["FunctionalSegment", "build_driver", "pick", "split_segments"]
+__all__ = ["FunctionalSegment", "build_driver", "merge_inputs", "pick", "split_segments"]
 
 
 @dataclasses.dataclass
@@ -126,6 +126,34 @@ def _segment(whole: fx.GraphModule, nodes: list[fx.Node], number: int) -> Functi
     graph.output(tuple(copies[node] for node in outputs))
     module = graph_module(whole, graph, f"BackwardSegment{number}")
     return FunctionalSegment(nodes, ordered, outputs, module)
+
+
+def merge_inputs(segment: FunctionalSegment, first_places: Sequence[int]) -> FunctionalSegment:
+    """The segment for calls in which some inputs are one tensor, which it takes once.
+
+    ``first_places`` has, per input, the position of the first that is the same tensor.
+    """
+    kept = [place for index, place in enumerate(first_places) if place == index]
+    elements: dict[int, fx.Node] = {}
+    copies: dict[fx.Node, fx.Node] = {}
+    graph = fx.Graph()
+    values = next(iter(segment.module.graph.nodes))
+    for node in segment.module.graph.nodes:
+        if node.op == "output":
+            graph.output(fx.node.map_arg(node.args[0], copies.__getitem__))
+        elif node.target is operator.getitem and node.args[0] is values:
+            place = first_places[node.args[1]]
+            if place not in elements:
+                element = (copies[values], kept.index(place))
+                elements[place] = graph.create_node(
+                    "call_function", operator.getitem, element, name=node.name
+                )
+            copies[node] = elements[place]
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    module = graph_module(segment.module, graph, f"{segment.module._get_name()}Merged")
+    inputs = [segment.inputs[place] for place in kept]
+    return FunctionalSegment(segment.nodes, inputs, segment.outputs, module)
 
 
 def _is_owned(node: fx.Node, inside: set[fx.Node]) -> bool:

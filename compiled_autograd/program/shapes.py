@@ -78,6 +78,8 @@ class ShapePattern:
                 varying.append(index)
                 members = groups.setdefault(pair, [])
                 sources[index] = next((member for member in members if isinstance(member, tuple)), None)
+                if sources[index] is None and min(pair) < 2:
+                    return None
                 members.append(index)
         if not groups:
             return None
@@ -90,7 +92,7 @@ class ShapePattern:
             return False
         varying = set(self.varying_sizes)
         for index, (size, fixed) in enumerate(zip(sizes, self.fixed.sizes, strict=True)):
-            if size != fixed and index not in varying:
+            if size != fixed and (index not in varying or size < 2):
                 return False
         dynamic = set(self.dynamic_dims)
         for position, (value, shape) in enumerate(zip(values, self.fixed.shapes, strict=True)):
@@ -113,15 +115,16 @@ def _size_at(place: Any, values: Sequence[Any], sizes: Sequence[int]) -> int:
 
 
 def dynamic_module(module: fx.GraphModule, pattern: ShapePattern) -> tuple[fx.GraphModule, list[int]]:
-    """A segment's module for this pattern, called with (values, numbers), and which sizes ``numbers`` holds.
+    """A segment's module for this pattern, called with (values, carriers), and which sizes ``carriers`` hold.
 
-    Sizes and scalars that did not vary become constants, and those that equal a dimension are read from it.
+    Sizes and scalars that did not vary become constants, and those that equal a dimension are read from it. The others
+    are the second dimension of an empty tensor each: Inductor loses integers beside a list of tensors.
     """
     graph = fx.Graph()
-    values, numbers = graph.placeholder("values"), graph.placeholder("numbers")
+    values, carriers = graph.placeholder("values"), graph.placeholder("carriers")
     env: dict[fx.Node, Any] = {}
     tensors: list[fx.Node] = []
-    number_sources: list[int] = []
+    carried: list[int] = []
     originals = {node.name: node for node in module.graph.nodes if node.op == "placeholder"}
     for node in module.graph.nodes:
         if node.op == "placeholder":
@@ -147,9 +150,14 @@ def dynamic_module(module: fx.GraphModule, pattern: ShapePattern) -> tuple[fx.Gr
                     name=node.name,
                 )
             else:
-                element = (numbers, len(number_sources))
-                env[node] = graph.create_node("call_function", operator.getitem, element, name=node.name)
-                number_sources.append(index)
+                element = (carriers, len(carried))
+                carrier = graph.create_node(
+                    "call_function", operator.getitem, element, name=f"{node.name}_carrier"
+                )
+                env[node] = graph.create_node(
+                    "call_function", torch.ops.aten.sym_size.int, (carrier, 1), name=node.name
+                )
+                carried.append(index)
         elif node.op == "output":
             graph.output(fx.node.map_arg(node.args[0], env.__getitem__))
         elif (
@@ -162,4 +170,4 @@ def dynamic_module(module: fx.GraphModule, pattern: ShapePattern) -> tuple[fx.Gr
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
             env[node] = graph.create_node(node.op, node.target, args, kwargs, name=node.name)
             env[node].meta.update(node.meta)
-    return graph_module(module, graph, f"{module._get_name()}Dynamic"), number_sources
+    return graph_module(module, graph, f"{module._get_name()}Dynamic"), carried

@@ -13,7 +13,7 @@ from fake.errors import CacheCrossCheckError
 __all__ = [
     "PURE",
     "cache_custom_op",
-    "compare_leaf",
+    "compare",
     "handle_directly",
     "is_mutable",
     "renew",
@@ -109,8 +109,20 @@ def renew(args: Any, kwargs: Any) -> bool:
     return renewed
 
 
-def compare_leaf(func: Any, path: int, served: Any, expected: Any) -> None:
-    """Raise ``CacheCrossCheckError`` if an output that the cache gave differs from that of a fresh dispatch."""
+def compare(func: Any, served: Any, expected: Any) -> None:
+    """Compare the outputs that the cache gave with those of a fresh dispatch.
+
+    Raises:
+        CacheCrossCheckError: they differ.
+    """
+    ours, theirs = _t.tree_leaves(served), _t.tree_leaves(expected)
+    if len(ours) != len(theirs):
+        raise CacheCrossCheckError(func, f"{len(ours)} outputs, a fresh dispatch gives {len(theirs)}")
+    for path, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        _compare_leaf(func, path, a, b)
+
+
+def _compare_leaf(func: Any, path: int, served: Any, expected: Any) -> None:
     if not isinstance(served, torch.Tensor):
         if type(served) is not type(expected) or served != expected:
             raise CacheCrossCheckError(

@@ -3,7 +3,8 @@
 A cache is a directory. Entries are valid for one *build*: a hash of torch's version, Python's, and all sources of this
 package that decide answers. Every save adds one segment file, written beside its final name and moved into place, so
 that processes can write at the same time and none loses anything; loading reads all segments of its build, and merges
-them into one when they become many. A segment that is truncated, corrupt or not ours is ignored, with one warning.
+them into one when they become many. A segment that is truncated, corrupt, not ours or no regular file is ignored, with
+one warning.
 
 A segment is ``MAGIC``, the build, a SHA-256 of the payload, and the payload: a pickled dictionary from engine and
 operator to the pickled ``{key: recipe}`` of that operator, which is read when the operator is first used; results on
@@ -47,6 +48,7 @@ _ALLOWED = frozenset(
             ("fake.cache.recipe", name)
             for name in ("Apart", "Argument", "Constant", "Fresh", "Sequence", "View")
         ),
+        ("fake.cache.links", "Linked"),
         ("fake.cache.renamed", "Entry"),
         ("fake.cache.patterns", "intern_renamed"),
         ("fake.cache.symbolic_recipe", "SymbolicConstant"),
@@ -124,7 +126,7 @@ class DiskCache:
 
     def _load(self) -> None:
         read = []
-        for path in sorted(self.directory.glob(f"*{_SUFFIX}")):
+        for path in self._files(_SUFFIX):
             content = self._read(path)
             if content is None:
                 continue
@@ -138,10 +140,20 @@ class DiskCache:
 
     def _remove_abandoned(self) -> None:
         """Unfinished files of writers that were killed."""
-        for path in self.directory.glob("*.tmp"):
+        for path in self._files(".tmp"):
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _ABANDONED_AFTER:
                     path.unlink()
+
+    def _files(self, suffix: str) -> list[Path]:
+        """The regular files with a suffix, and links to such: opening a pipe would wait for its other end."""
+        files = []
+        for path in sorted(self.directory.glob(f"*{suffix}")):
+            if path.is_file():
+                files.append(path)
+            elif os.path.lexists(path):  # else merged by another process meanwhile
+                self._ignore(path, "it is no regular file")
+        return files
 
     def _read(self, path: Path) -> dict[tuple[str, str], bytes] | None:
         """The payload of a segment; None if it is of another build, or (with a warning) unreadable."""

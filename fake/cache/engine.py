@@ -15,7 +15,7 @@ from fake import _torch as _t
 from fake.cache._torch import preferred_device_type
 from fake.cache.calls import (
     PURE,
-    compare_leaf,
+    compare,
     handle_directly,
     is_mutable,
     renew,
@@ -25,6 +25,7 @@ from fake.cache.calls import (
 from fake.cache.disk import DiskCache
 from fake.cache.generated import HANDLER, IN_A_FORMULA, LOOKUP, made_by
 from fake.cache.key import compile_key, plain_key
+from fake.cache.links import Unlinked, refined, with_links
 from fake.cache.recipe import Apart, build
 from fake.cache.record import describe, verify
 from fake.cache.replacements import REPLACEMENTS
@@ -34,6 +35,7 @@ from fake.cache.subgraphs import forget_with, may_be_cached, subgraph_key
 from fake.cache.symbolic import as_known_now, is_symbolic_key, metadata_of, symbols_of_key, table_place
 from fake.cache.symbolic_recipe import Stale, symbols_of_recipe
 from fake.cache.symbolic_tables import SymbolicCall, SymbolicTables
+from fake.errors import CacheCrossCheckError
 from fake.kernels.gradients import FORMULAS, WATCHED
 from fake.kernels.overlaps import pairs_to_watch
 from fake.tensors.tensor import Unkeyable, forget
@@ -67,6 +69,7 @@ class Engine:
         self._lookups: dict[int, Callable] = {}
         self._funcs: list[Any] = []  # keeps the operators alive, so that an id is never used again
         self._lock = threading.Lock()
+        self._checks = _Checks()
         self._disk: DiskCache | None = None
         self._disk_name = ""
         self.symbolic = SymbolicTables(tensor_class)
@@ -130,7 +133,7 @@ class Engine:
             rebuild = kept.rebuild
             try:
                 outputs = rebuild(mode, args, kwargs)
-            except Stale:
+            except (Stale, Unlinked):
                 return miss(mode, func, types, args, kwargs, key)
             if rebuild.__class__ is not Bypass:
                 hit()
@@ -242,6 +245,7 @@ class Engine:
         kwargs = kwargs or {}
         if not mode.enter_stack and _t.active_fake_mode() is None:
             # Reached through a tensor, outside the mode: the operator runs again inside it.
+            self._checks.has_dispatched = True
             with mode:
                 return func(*args, **kwargs)
         call = None
@@ -250,14 +254,12 @@ class Engine:
         elif mode.shape_env is not None:
             rebuild = self.symbolic.find(mode.shape_env, func, key)
             if rebuild is None and is_symbolic_key(key):
-                try:
-                    call = SymbolicCall(self.symbolic, mode.shape_env, func, key)
-                except Unkeyable as refused:
-                    self.store.count_bypass(refused.reason)
+                call = self._symbolic_call(mode, func, key)
+                if call is None:
                     key = None
+                elif call.is_outdated and renew(args, kwargs):
+                    return self.handler(func)(mode, func, types, args, kwargs)
                 else:
-                    if call.is_outdated and renew(args, kwargs):
-                        return self.handler(func)(mode, func, types, args, kwargs)
                     rebuild = call.find_renamed(mark_of(mode))
             if rebuild is not None:
                 try:
@@ -265,12 +267,18 @@ class Engine:
                 except Stale:
                     self.symbolic.forget(mode.shape_env, func, key)
                     return self.miss(mode, func, types, args, kwargs, key)
-                if type(rebuild) is not Bypass:
-                    self.store.hit()
-                return outputs
+                except Unlinked:
+                    call = call or self._symbolic_call(
+                        mode, func, key
+                    )  # dispatched, and recorded more closely
+                else:
+                    if type(rebuild) is not Bypass:
+                        self.store.hit()
+                    return outputs
         watched = tensors_of(args, kwargs) if is_mutable(func) else ()
         before = [(tensor, self._peek(tensor)) for tensor in watched if type(tensor) is self.tensor_class]
         generation = REPLACEMENTS.generation
+        self._checks.has_dispatched = True
         questions = None
         try:
             with nullcontext() if call is None else call.watch() as questions:
@@ -283,6 +291,13 @@ class Engine:
             else:
                 self._record(mode, func, args, kwargs, key, outputs, call, questions)
         return outputs
+
+    def _symbolic_call(self, mode: Any, func: Any, key: Any) -> SymbolicCall | None:
+        try:
+            return SymbolicCall(self.symbolic, mode.shape_env, func, key)
+        except Unkeyable as refused:
+            self.store.count_bypass(refused.reason)
+            return None
 
     @staticmethod
     def _peek(tensor: Any) -> Any:
@@ -310,8 +325,10 @@ class Engine:
             if not symbols_of_recipe(recipe) <= (set() if call is None else symbols_of_key(key)):
                 raise Unkeyable("unrepresented symbol in output")
             mark = mark_of(mode)
-            rebuild = build(recipe, self.tensor_class, mark)
             verify(recipe, mark, mode, args, kwargs, outputs)
+            if call is not None:
+                recipe = refined(call.known_recipe(), with_links(recipe, args, kwargs, outputs))
+            rebuild = build(recipe, self.tensor_class, mark)
         except Unkeyable as refused:
             self._remember_bypass(func, key, refused.reason, call, questions)
             return
@@ -370,13 +387,43 @@ class Engine:
         Raises:
             CacheCrossCheckError: they differ.
         """
-        hits = self.store.hit_count()
-        outputs = self.handler(func)(mode, func, types, args, kwargs)
-        if self.store.hit_count() == hits or func in _t.DISPATCH_META_HANDLERS or is_mutable(func):
-            return outputs
-        fresh = self.dispatch(mode, func, types, args, kwargs or {})
-        for path, (served, expected) in enumerate(
-            zip(_t.tree_leaves(outputs), _t.tree_leaves(fresh), strict=True)
-        ):
-            compare_leaf(func, path, served, expected)
+        kwargs = kwargs or {}
+        if func in _t.DISPATCH_META_HANDLERS or func in _t.DISPATCH_HANDLE_DIRECTLY:
+            return self.handler(func)(mode, func, types, args, kwargs)
+        if (
+            self._checks.is_running
+        ):  # this is the fresh dispatch, or called by it: nothing is looked up or counted
+            return self.dispatch(mode, func, types, args, kwargs)
+        outer, self._checks.has_dispatched = self._checks.has_dispatched, False
+        try:
+            outputs = self.handler(func)(mode, func, types, args, kwargs)
+            was_hit = not self._checks.has_dispatched
+        finally:
+            self._checks.has_dispatched = outer
+        if was_hit and not is_mutable(func):
+            compare(func, outputs, self._fresh(mode, func, args, kwargs))
         return outputs
+
+    def _fresh(self, mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        self._checks.is_running = True
+        try:
+            if mode.enter_stack or _t.active_fake_mode() is not None:
+                return self.dispatch(mode, func, (), args, kwargs)
+            with mode:
+                return func(*args, **kwargs)
+        except Exception as error:
+            raise CacheCrossCheckError(func, f"it was served, a fresh dispatch raises {error!r}") from error
+        finally:
+            self._checks.is_running = False
+
+
+class _Checks(threading.local):
+    """Where a thread is with comparing hits.
+
+    Attributes:
+        has_dispatched: whether the call that is being served was dispatched.
+        is_running: whether a fresh dispatch, to compare a hit with, is going on.
+    """
+
+    has_dispatched = False
+    is_running = False

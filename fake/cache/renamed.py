@@ -20,6 +20,7 @@ import sympy
 
 from fake import _torch as _t
 from fake.cache.expressions import Encoded, decode, encode, evaluate
+from fake.cache.links import Linked
 from fake.cache.patterns import RenamedMetadata, pattern_of, renamed_metadata
 from fake.cache.questions import Questions
 from fake.cache.recipe import Fresh, Recipe, Sequence, View
@@ -48,6 +49,12 @@ class Entry:
 
     recipe: Recipe
     questions: tuple[tuple[str, Encoded, bool, Any], ...]
+
+    def is_as(self, other: Entry) -> bool:
+        """Whether it differs in its links at most."""
+        return self.questions == other.questions and getattr(self.recipe, "recipe", self.recipe) == getattr(
+            other.recipe, "recipe", other.recipe
+        )
 
 
 class RenamedCall:
@@ -144,6 +151,8 @@ class RenamedCall:
         return encoded
 
     def _rename_recipe(self, recipe: Any) -> Any:
+        if isinstance(recipe, Linked):
+            return Linked(self._rename_recipe(recipe.recipe), recipe.links)
         if isinstance(recipe, Sequence):
             return Sequence(recipe.type, tuple([self._rename_recipe(item) for item in recipe.items]))
         if isinstance(recipe, SymbolicConstant):
@@ -195,6 +204,8 @@ class RenamedCall:
         return self._restore(entry.recipe)
 
     def _restore(self, recipe: Any) -> Any:
+        if isinstance(recipe, Linked):
+            return Linked(self._restore(recipe.recipe), recipe.links)
         if isinstance(recipe, Sequence):
             return Sequence(recipe.type, tuple([self._restore(item) for item in recipe.items]))
         if isinstance(recipe, SymbolicConstant):
@@ -364,10 +375,11 @@ class Renamed:
                 self._evict()
             table = self.tables.setdefault(func, {})
             ways = table.get(key, ())
-            if entry in ways or len(ways) >= self.WAYS:
+            others = tuple([way for way in ways if not way.is_as(entry)])
+            if entry in ways or len(others) >= self.WAYS:
                 return
-            table[key] = (*ways, entry)
-            self.size += 1
+            table[key] = (*others, entry)
+            self.size += len(others) == len(ways)
             if is_new:
                 self.new.append((func, key, entry))
 

@@ -78,6 +78,7 @@ class SymbolicState:
     """What the cache keeps on one shape environment: tokens, metadata, and a table per operator.
 
     Attributes:
+        prototypes: what outputs are made like, with an empty tensor on its storage, by sizes.
         settled: questions that the environment has answered, with guards if it needed any.
         facts, facts_version, facts_about: what it knew at a version, and of it about which symbols, for
             ``fake.cache.renamed``.
@@ -89,8 +90,7 @@ class SymbolicState:
         self.metadata: dict[Any, SymbolicMetadata] = {}
         self.tables: dict[Any, dict[Any, Any]] = {}
         self.size = 0
-        self._prototypes: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._prototypes_trace = 0
+        self.prototypes: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
         self.settled: set[Any] = set()
         self.facts: list[Any] = []
         self.facts_version: Any = None
@@ -111,17 +111,10 @@ class SymbolicState:
             found = self.tables.setdefault(key, {})
         return found
 
-    def prototypes_of(self, trace: int) -> dict[Any, tuple[torch.Tensor, torch.Tensor]]:
-        """What outputs are made like, with an empty tensor on its storage, by sizes; only what the trace of now has made."""
-        if trace != self._prototypes_trace:
-            self._prototypes = {}
-            self._prototypes_trace = trace
-        return self._prototypes
-
     def clear(self) -> None:
         """Drop all recipes (tokens and metadata stay: tensors hold them)."""
         self.tables.clear()
-        self._prototypes.clear()
+        self.prototypes.clear()
         self.size = 0
 
 

@@ -1,8 +1,4 @@
-"""Recipes with symbolic sizes.
-
-``make_fx`` knows sizes by their nodes, and looks a size up where it first met its node. What is rebuilt in one trace
-therefore shares no nodes with what was made outside of it, its inputs above all: else a size of a forward value would be
-read from a tangent that happens to have the same one.
+"""Recipes with symbolic sizes, where nobody looks at the nodes of these (``links.py`` is about where somebody does).
 
 Outputs are made like a *pattern*, a meta tensor with the sizes of the recipe. torch keeps with a tensor's symbolic sizes
 what it has found out about them (whether they are contiguous, their product) and copies all that where it detaches a
@@ -16,6 +12,7 @@ and the operator runs again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import sympy
@@ -23,17 +20,23 @@ import torch
 
 from fake import _torch as _t
 from fake.cache.recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
-from fake.cache.symbolic import SymbolicMetadata, number_of, state_of, token
+from fake.cache.symbolic import SymbolicMetadata, number_of, state_of
 from fake.symbols.static import static_answer
 from fake.tensors.tensor import DEVICE_ATTRIBUTE, Unkeyable, inference_mode, make_fake, plain_of
 
-__all__ = ["Stale", "SymbolicConstant", "build_symbolic", "symbols_of_recipe"]
+__all__ = [
+    "Lifetime",
+    "Stale",
+    "SymbolicConstant",
+    "build_symbolic",
+    "empty_storage",
+    "inference_of",
+    "symbols_of_recipe",
+]
 
 
 IS_INFERENCE = 4
 """The bit for inference tensors among the flags of metadata."""
-
-NOTHING_GIVEN: dict[Any, Any] = {}
 
 
 class Stale(Exception):
@@ -62,7 +65,7 @@ def build_symbolic(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     return _build_view(recipe, tensor_class, mark)
 
 
-class _Lifetime:
+class Lifetime:
     """Says that a recipe is stale once one of its symbols has been replaced.
 
     Attributes:
@@ -80,18 +83,18 @@ class _Lifetime:
     def check(self) -> None:
         """Raise ``Stale``, or note that the recipe is fresh."""
         replacements = self.shape_env.replacements
-        if not self.symbols.isdisjoint(replacements):
-            raise Stale
-        self.seen = len(replacements)
+        if len(replacements) != self.seen:
+            if not self.symbols.isdisjoint(replacements):
+                raise Stale
+            self.seen = len(replacements)
 
 
 def _build_constant(recipe: Any) -> Rebuild:
     value = recipe.value
-    life = _Lifetime(value)
+    life = Lifetime(value)
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        if len(life.shape_env.replacements) != life.seen:
-            life.check()
+        life.check()
         return value.symbol()
 
     return rebuild
@@ -101,27 +104,9 @@ def _numbers(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([number_of(value) for value in values])
 
 
-def _place(metadata: Any, given: dict[Any, Any] = NOTHING_GIVEN) -> tuple[Any, ...]:
-    """Sizes, strides and offset, with nodes of their own, or those that the call gave as numbers."""
-    shape = tuple([given[value] if value in given else number_of(value) for value in metadata.shape])
-    return shape, _numbers(metadata.stride), number_of(metadata.offset)
-
-
-def _numbers_given(trace: int, args: Any) -> dict[Any, Any]:
-    """The symbolic numbers among the arguments of a call that is traced, by their tokens.
-
-    A size that the caller computed (``x.expand(a + b, n)``) is known to ``make_fx`` by that number's node: the result
-    has the same one, as if the operator had run, so that nobody reads it off the result.
-    """
-    if not trace:
-        return NOTHING_GIVEN
-    numbers = [
-        n
-        for a in args
-        for n in (a if type(a) in (list, tuple, torch.Size) else (a,))
-        if type(n) is torch.SymInt
-    ]
-    return {token(n): n for n in reversed(numbers)} if numbers else NOTHING_GIVEN
+def _place(metadata: Any) -> tuple[Any, ...]:
+    """Sizes, strides and offset, with nodes of their own."""
+    return _numbers(metadata.shape), _numbers(metadata.stride), number_of(metadata.offset)
 
 
 def _maker(metadata: Any, tensor_class: type, mark: Mark) -> Callable[..., Any]:
@@ -150,21 +135,20 @@ def _maker(metadata: Any, tensor_class: type, mark: Mark) -> Callable[..., Any]:
 
 def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     metadata = recipe.metadata
-    life, shape_env = _Lifetime(metadata), metadata.shape_env
+    life, shape_env = Lifetime(metadata), metadata.shape_env
     pattern: Any = None
     storage: Any = None
-    made_in, is_new = -1, False
-    lazy_clone, current_trace = _t.variable_functions._lazy_clone, _t.current_trace
-    copies_are_apart, make = _t.copies_are_apart, _maker(metadata, tensor_class, mark)
+    is_new = False
+    lazy_clone, copies_are_apart = _t.variable_functions._lazy_clone, _t.copies_are_apart
+    make = _maker(metadata, tensor_class, mark)
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        nonlocal pattern, storage, made_in, is_new
+        nonlocal pattern, storage, is_new
         if len(shape_env.replacements) != life.seen:
             life.check()
-        trace = current_trace()
-        if trace != made_in:
-            pattern, storage = _prototype(recipe, _numbers_given(trace, args))
-            made_in, is_new = trace, True
+        if pattern is None:
+            pattern, storage = _prototype(recipe)
+            is_new = True
         elif is_new:
             is_new = False
             _ask_ahead(pattern, metadata)
@@ -177,22 +161,33 @@ def _build_fresh(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
     return rebuild
 
 
-def _prototype(recipe: Fresh, given: dict[Any, Any] = NOTHING_GIVEN) -> tuple[torch.Tensor, torch.Tensor]:
-    """A meta tensor with the sizes and the storage size of a recipe, and an empty one on the same storage; the same ones
-    for all equal recipes of a trace.
+def empty_storage(recipe: Fresh) -> torch.Tensor:
+    """An empty meta tensor on a storage of a recipe's size.
 
-    The storage is resized to its size in bytes and the sizes are written over it as they are: nothing is computed,
-    while torch derives the size of a storage from sizes and strides, with a question for each.
+    The storage is resized to its size in bytes and sizes are written over it as they are: nothing is computed, while
+    torch derives the size of a storage from sizes and strides, with a question for each.
     """
+    storage = torch.empty((0,), dtype=recipe.metadata.dtype, device=_t.META_DEVICE)
+    _t.resize_storage(storage, number_of(recipe.nbytes))
+    return storage
+
+
+def inference_of(metadata: Any) -> AbstractContextManager[Any]:
+    """What to enter to make tensors like one with this metadata."""
+    return inference_mode(bool(metadata.flags & IS_INFERENCE))
+
+
+def _prototype(recipe: Fresh) -> tuple[torch.Tensor, torch.Tensor]:
+    """A meta tensor with the sizes and the storage size of a recipe, and an empty one on the same storage; the same ones
+    for all equal recipes of an environment."""
     metadata: Any = recipe.metadata
-    known = state_of(metadata.shape_env).prototypes_of(_t.current_trace())
+    known = state_of(metadata.shape_env).prototypes
     key = (metadata.shape, metadata.stride, metadata.offset, recipe.nbytes, metadata.dtype, metadata.flags)
     made = known.get(key)
     if made is None:
-        with inference_mode(bool(metadata.flags & IS_INFERENCE)):
-            storage = torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE)
-            _t.resize_storage(storage, number_of(recipe.nbytes))
-            made = known[key] = storage.as_strided(*_place(metadata, given)), storage
+        with inference_of(metadata):
+            storage = empty_storage(recipe)
+            made = known[key] = storage.as_strided(*_place(metadata)), storage
     return made
 
 
@@ -203,14 +198,14 @@ def _pattern(metadata: Any, place: tuple[Any, ...]) -> Any:
     """
     if metadata.flags & ~IS_INFERENCE or metadata.dtype.is_complex or type(metadata.offset) is not int:
         return None
-    with inference_mode(bool(metadata.flags & IS_INFERENCE)):
+    with inference_of(metadata):
         return torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE).as_strided(*place)
 
 
 def _ask_ahead(made: torch.Tensor, metadata: Any) -> None:
-    """Have a pattern find out that it is contiguous, for all that are made like it: only where that needs no guard, and
-    outside of traces, which would note the arithmetic. Done at its second use: many have one only."""
-    if not _t.current_trace() and _is_plainly_row_major(metadata):
+    """Have a pattern find out that it is contiguous, for all that are made like it: only where that needs no guard. Done at
+    its second use: many have one only."""
+    if _is_plainly_row_major(metadata):
         made.is_contiguous()
 
 
@@ -234,23 +229,22 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     metadata: Any = recipe.metadata
     if not recipe.same_dtype:
         raise Unkeyable("symbolic view with another dtype")
-    life, shape_env = _Lifetime(metadata), metadata.shape_env
+    life, shape_env = Lifetime(metadata), metadata.shape_env
     place: Any = None
     pattern: Any = None
-    made_in, is_new = -1, False
-    path, current_trace = recipe.path, _t.current_trace
+    is_new = False
+    path = recipe.path
     copies_are_apart, make = _t.copies_are_apart, _maker(metadata, tensor_class, mark)
     index = path[0] if len(path) == 1 and type(path[0]) is int else None
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        nonlocal place, pattern, made_in, is_new
+        nonlocal place, pattern, is_new
         if len(shape_env.replacements) != life.seen:
             life.check()
-        trace = current_trace()
-        if trace != made_in:
-            place = _place(metadata, _numbers_given(trace, args))
+        if place is None:
+            place = _place(metadata)
             pattern = _pattern(metadata, place)
-            made_in, is_new = trace, pattern is not None
+            is_new = pattern is not None
         elif is_new:
             is_new = False
             _ask_ahead(pattern, metadata)

@@ -32,21 +32,24 @@ class Kept:
 
     Attributes:
         rebuild: makes the outputs.
+        recipe: what that was compiled from; None for a negative entry.
         questions: gives what the dispatch asked, for a recording that uses the entry.
         facts: what must still be all that is known, or None for backed symbols.
         symbols: the unbacked symbols that the facts are about.
     """
 
-    __slots__ = ("facts", "questions", "rebuild", "symbols")
+    __slots__ = ("facts", "questions", "rebuild", "recipe", "symbols")
 
     def __init__(
         self,
         rebuild: Any,
+        recipe: Any,
         questions: Callable[[], Questions],
         facts: Any = None,
         symbols: tuple[Any, ...] = (),
     ) -> None:
-        self.rebuild, self.questions, self.facts, self.symbols = rebuild, questions, facts, symbols
+        self.rebuild, self.recipe, self.questions = rebuild, recipe, questions
+        self.facts, self.symbols = facts, symbols
 
 
 class SymbolicTables:
@@ -138,15 +141,21 @@ class SymbolicCall:
         try:
             if not call.ask(entry):
                 return None
-            rebuild = build(call.recipe(entry), self.tables.tensor_class, mark)
+            recipe = call.recipe(entry)
+            rebuild = build(recipe, self.tables.tensor_class, mark)
         except (Unkeyable, Stale, _t.GuardOnDataDependentSymNode):
             return None
         questions = partial(call.questions, entry)
         log = lean_state(self.shape_env).log
         if log is not None:
             log.include(questions())
-        self.tables.insert(self.state, self.func, self.key, Kept(rebuild, questions))
+        self.tables.insert(self.state, self.func, self.key, Kept(rebuild, recipe, questions))
         return rebuild
+
+    def known_recipe(self) -> Any:
+        """What the environment's entry of this call is compiled from, or None."""
+        kept = self.state.table(self.func, self.tables.tensor_class).get(self.key)
+        return None if kept is None else kept.recipe
 
     def watch(self) -> AbstractContextManager[Questions]:
         """Note what the dispatch asks (one inside another notes for both)."""
@@ -160,7 +169,7 @@ class SymbolicCall:
         """
         if _t.guards_are_suppressed() or self.shape_env.frozen:
             raise Unkeyable("suppressed guards")
-        kept = Kept(rebuild, lambda: questions, self.facts, self.unbacked)
+        kept = Kept(rebuild, recipe, lambda: questions, self.facts, self.unbacked)
         self.tables.insert(self.state, self.func, self.key, kept)
         if recipe is None or self.renamed is None or REPLACEMENTS.any_builtin:
             return

@@ -193,7 +193,7 @@ def forget_written_constants(mode: Any, call: Call) -> Any:
 def strides_of_gradient(mode: Any, call: Call) -> Any:
     """Where one of autograd's formulas goes another way for tensors without data, the strides that it ends with in eager."""
     node = _t.current_autograd_node() if call.func in WATCHED else None
-    if node is None or _t.current_trace():
+    if node is None or _t.is_tracing_graph():
         return NEXT
     result = dispatch(mode, call.func, (), call.args, call.kwargs)
     strides = strides_in_eager(mode, call.func, node, call.args, result)

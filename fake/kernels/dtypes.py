@@ -171,10 +171,17 @@ def _refused_by(func: OpOverload) -> Refused | None:
     return None if row is None else _refused(row)
 
 
+_MEASURED = frozenset(("b", "bf16", "c64", "f16", "f32", "f64", "i32", "i64", "u8"))
+"""The dtypes in which each argument was tried."""
+
+
 def _refused(row: dict[str, Any]) -> Refused:
     pairs = {key: tuple(map(tuple, row.get(key, ()))) for key in ("same", "same_if_empty")}
-    rest = {key: row.get(key, {}) for key in ("never", "never_if_empty", "together")}
-    return Refused(**pairs, **rest)  # type: ignore[arg-type]
+    never = {
+        key: {name: codes for name, codes in row.get(key, {}).items() if _MEASURED - codes.keys()}
+        for key in ("never", "never_if_empty")  # what is refused in all dtypes is not refused for its dtype
+    }
+    return Refused(**pairs, **never, together=row.get("together", {}))  # type: ignore[arg-type]
 
 
 def result_type(operands: Sequence[Any]) -> torch.dtype:

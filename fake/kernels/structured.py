@@ -27,7 +27,7 @@ from fake.kernels._torch import (
 from fake.kernels.outputs import all_dense, hinted, is_row_major, is_symbolic, with_layout
 from fake.kernels.registry import rule, rule_when
 
-__all__ = ["round_decimals", "structured"]
+__all__ = ["pow_by_number", "round_decimals", "shift_by_number", "structured"]
 
 
 def _is_functional_structured(func: OpOverload) -> bool:
@@ -59,6 +59,31 @@ def structured(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
     answers, answer_spec = pytree.tree_flatten(answer)
     corrected = [with_layout(mode, a, e) for a, e in zip(answers, pytree.tree_leaves(example), strict=True)]
     return pytree.tree_unflatten(corrected, answer_spec)
+
+
+@rule("aten::pow.Tensor_Scalar", "aten::pow_.Scalar")
+def pow_by_number(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Truth values to the power of one remain such: the kernel copies or fills, and has no code for them."""
+    base, exponent = args
+    if base.dtype is not torch.bool or not isinstance(exponent, bool):
+        return NotImplemented if func._schema.is_mutable else structured(mode, func, args, kwargs)
+    if func._schema.is_mutable:
+        return base
+    with mode:
+        return torch.ops.aten.logical_not.default(base)
+
+
+@rule("aten::__lshift__.Scalar", "aten::__rshift__.Scalar")
+def shift_by_number(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Truth values are shifted as the integers that they promote to; torch's kernel asks for the type before that."""
+    if args[0].dtype is not torch.bool or type(args[1]) is not int:
+        return NotImplemented
+    with mode:
+        return torch.ops.aten.add.Tensor(args[0], args[1])
 
 
 @rule("aten::round.decimals")

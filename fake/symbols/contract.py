@@ -7,6 +7,7 @@ checked when guards are made: a program that forces less is an error which tells
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -366,9 +367,16 @@ def _demands(
         final = shape_env.replace(declared.symbol)
         if final != declared.symbol and final.free_symbols <= names.keys():
             demands.append((sympy.Eq(declared.symbol, final, evaluate=False), {declared.symbol}, None))
-        demands += [
-            (condition, {declared.symbol}, None) for condition in _of_replacement(declared.symbol, final)
-        ]
+        of_replacement = _of_replacement(declared.symbol, final)
+        tie = sympy.Eq(declared.symbol, final, evaluate=False)
+        ours = {declared.symbol} | (final.free_symbols & names.keys())
+        if (
+            not of_replacement
+            and final.free_symbols - names.keys()
+            and _leaves_out(shape_env, tie, ours, names)
+        ):
+            of_replacement = [tie]
+        demands += [(condition, {declared.symbol}, None) for condition in of_replacement]
     seen: set[sympy.Basic] = set()
     for symbol, declared in names.items():
         if shape_env.replace(symbol) != symbol or symbol in seen:
@@ -380,9 +388,40 @@ def _demands(
         if upper is not None:
             demands.append((sympy.Le(symbol, upper, evaluate=False), {declared.symbol}, None))
     for condition, guard in minimal_relations(shape_env).items():
-        if condition.free_symbols <= names.keys():
-            demands.append((condition, {names[s].symbol for s in condition.free_symbols}, guard.expr))
+        ours = condition.free_symbols & names.keys()
+        if ours == condition.free_symbols or _leaves_out(shape_env, condition, ours, names):
+            demands.append((condition, {names[s].symbol for s in ours}, guard.expr))
     return demands
+
+
+def _leaves_out(shape_env: Any, condition: Any, ours: Any, names: Mapping[sympy.Basic, Declared]) -> bool:
+    """Whether a condition that ties sizes under contract to free ones holds for no free size at all at some promised one.
+
+    ``s0 == s1`` leaves out nothing, ``s0*s1 == 48`` all that does not divide 48. Looked for among a few hundred sizes.
+    """
+    free = condition.free_symbols - ours
+    facts = Facts()
+    for symbol in free:
+        lower, upper = _t.concrete_bounds(shape_env, symbol)
+        facts.bound(symbol, lower or 0, upper)
+    symbols = sorted(ours, key=str)
+    choices = itertools.product(*[_some_sizes(names[symbol].dim) for symbol in symbols])
+    for sizes in itertools.islice(choices, _MOST_SIZES):
+        instance = condition.xreplace(dict(zip(symbols, map(sympy.Integer, sizes), strict=True)))
+        if instance == sympy.false or (instance != sympy.true and facts.implies(sympy.Not(instance))):
+            return True
+    return False
+
+
+_MOST_SIZES = 512
+
+
+def _some_sizes(dim: Dim) -> list[int]:
+    """Sizes that a contract promises: the first ones, and the greatest or one that nothing divides."""
+    step = dim.multiple_of
+    first = -(-max(dim.min, 2) // step) * step
+    last = 1_000_003 * step if dim.max is None else dim.max // step * step
+    return [*range(first, min(last, first + 64 * step), step), last]
 
 
 def _of_replacement(symbol: sympy.Symbol, final: sympy.Basic) -> list[sympy.Basic]:

@@ -57,7 +57,11 @@ class RegionValueCheck(ValueCheck, RegionCheck):
                 raise error
             return_only(instead, returned)
             counters.add_fallback(Fallback(error.stage, f"in a region: {error.reason}", str(error.location)))
-            log.warning("running a region's backward graph in eager (on_failure='eager'): %s", error)
+            log.warning(
+                "running a region's backward graph in eager (on_failure=%r): %s",
+                self._options.on_failure,
+                error,
+            )
             return instead.forward
 
         return self.watch("backward", compiled, graph_before)

@@ -89,7 +89,7 @@ def capture(
     dynamic: bool | None = None,
     passes: Sequence[Pass | str] = (),
     memory_budget: float | None = None,
-    decompose: bool = False,
+    decompose: bool = True,
     **example_kwargs: Any,
 ) -> Captured:
     """Capture the forward and backward graphs of a function or module, without running it.
@@ -102,7 +102,8 @@ def capture(
         dynamic: as for ``torch.compile``: ``True`` makes sizes symbolic, ``False`` never does.
         passes: passes to run on the graphs, as in :class:`~fxpasses.Options`; none by default.
         memory_budget: see :class:`~fxpasses.Options`.
-        decompose: whether to decompose operators as is done for Inductor, or to keep those of ATen.
+        decompose: whether to decompose operators as is done for Inductor: the graphs are then those that passes see under
+            ``torch.compile``. ``False`` keeps ATen's operators (``aten.gelu``), which no pass meets there.
         **example_kwargs: its keyword arguments.
 
     Raises:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,20 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses import _torch
+from fake.tracing.compiling import compiling
+from fxpasses import _torch, _torch_inductor
+from fxpasses.compiling.fixed_sizes import FixedSizes, fixed_graph, with_hints
+from fxpasses.compiling.isolation import Isolation, NotIsolated
 from fxpasses.compiling.options import Options
+from fxpasses.compiling.saved_code import EagerCode
 from fxpasses.compiling.segments import Cut, Direct, changed_strides, cut, restrided, segment_module, stitched
 from fxpasses.compiling.shared_kernels import one_unit, use_shared_units
 from fxpasses.graphs.aliasing import is_random
+from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.partitioner import partition
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.pass_manager.limits import limited_lowerings
+from fxpasses.stats import counters
 
 __all__ = [
     "EagerCompiler",
@@ -30,6 +37,8 @@ __all__ = [
     "cache_identity",
     "own_source",
 ]
+
+log = logging.getLogger(__name__)
 
 aten = torch.ops.aten
 
@@ -68,6 +77,9 @@ class InductorCompiler:
         """How many of the forward graph's outputs keep the strides that they were traced with."""
         self.runs_directly: Direct = lambda node: None
         """What runs a call that is compiled already."""
+        self._isolates = options.repro_directory() if options.on_failure == "isolate" else None
+        """Where repro files go that show what Inductor cannot lower, if such calls are to run in eager."""
+        self._repros: dict[tuple[str, str], str] = {}
         self._dynamo_graph = gm
         with self._patched():
             self._extra = _torch.new_compiler_extra(gm)
@@ -75,13 +87,71 @@ class InductorCompiler:
 
     def _inner_compile(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
         """Inductor's inner compiler under our settings: backward graphs are compiled when nothing is patched any more."""
-        patches = dict(self.patches)
-        if scatters_into_new_memory(gm):
-            patches.setdefault("reorder_for_peak_memory", False)
         found = None if _torch.inductor_config.triton.cudagraphs else cut(gm, self.runs_directly)
         if found is not None:
             return self._around(found, inputs, how)
-        shared = _torch.rewritten_code(use_shared_units)
+        if self._isolates is None:
+            return self._lower(gm, inputs, how, lambda: None)
+        return self._lower_or_isolate(gm, inputs, how, self._isolates)
+
+    def _lower_or_isolate(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], how: dict[str, Any], repros: Path
+    ) -> Callable[[list[Any]], Any]:
+        """The graph, compiled, or where Inductor fails what of it can be, with the rest in eager."""
+        kept, late = copy_graph(gm), False  # Inductor rewrites what it is given
+
+        def generated() -> None:
+            nonlocal late
+            late = True
+
+        try:
+            return self._lower(gm, inputs, how, generated)
+        except Exception as error:
+            if _torch.is_control_flow(error):
+                raise
+            try:
+                search = Isolation(kept, inputs, how, self._lower, repros, self._repros)
+                return search.compiled(error, late=late)
+            except NotIsolated as reason:
+                log.warning("the graph cannot be cut around what Inductor cannot lower: %s", reason)
+                return self._for_sizes(kept, inputs, how, error)
+
+    def _for_sizes(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], how: dict[str, Any], error: Exception
+    ) -> Callable[[list[Any]], Any]:
+        """A graph with symbolic sizes on which Inductor fails, compiled for the sizes of each call."""
+        how = {**how, "cudagraphs": _torch.BoxedBool(False)}
+
+        def compile(given: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            with compiling(), _torch.outside_tracing():
+                fixed, fakes = fixed_graph(gm, given)
+                with self._patched(), _torch.compile_context(fakes):
+                    return self._lower(fixed, fakes, how, lambda: None)
+
+        hinted = with_hints(inputs) if _torch.shape_env_of(inputs) is not None else None
+        if hinted is None:
+            raise error from None
+        try:
+            compiled = FixedSizes(gm, compile, hinted)
+        except Exception:  # noqa: BLE001  (the first error is the one to show)
+            raise error from None
+        counters.count("fixed_sizes")
+        log.warning("it is compiled for the sizes of each call instead (on_failure='isolate'): %s", error)
+        return compiled
+
+    def _lower(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], how: Mapping[str, Any], generated: Callable[[], None]
+    ) -> Any:
+        """A graph through Inductor; ``generated`` is called when there is code that is still to be compiled."""
+
+        def rewrite(code: str) -> str:
+            generated()
+            return use_shared_units(code)
+
+        patches = dict(self.patches)
+        if scatters_into_new_memory(gm):
+            patches.setdefault("reorder_for_peak_memory", False)
+        shared = _torch.rewritten_code(rewrite)
         with _torch.inductor_config.patch(patches), limited_lowerings(), shared:
             calls = {node: run for node in gm.graph.nodes if (run := self.runs_directly(node)) is not None}
             called = list(calls.values())
@@ -98,7 +168,8 @@ class InductorCompiler:
         values = dict(zip(placeholders, inputs, strict=True))
         static = {placeholders[i] for i in how.get("static_input_idxs") or ()}
         compiled = []
-        with one_unit():
+        # What cannot be compiled is looked for in each segment: none may wait for the others.
+        with one_unit() if self._isolates is None else contextlib.nullcontext():
             for segment in found.segments:
                 given = [values[node] if node in values else node.meta["val"] for node in segment.inputs]
                 places = [i for i, node in enumerate(segment.inputs) if node in static]
@@ -212,6 +283,8 @@ class EagerCompiler:
         return self._boxed(gm)
 
     def _boxed(self, gm: fx.GraphModule) -> Callable[..., Any]:
+        if _torch_inductor.saves_compiled_code():
+            return EagerCode(gm)
         compiled = _torch.make_boxed_func(gm.forward)
         called = [run for node in gm.graph.nodes if (run := self.runs_directly(node)) is not None]
         compiled.called = called  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ from fxpasses.passes.registry import active_passes, available_passes
 __all__ = ["Options", "check_regions"]
 
 Compiler = Literal["inductor", "eager"]
-OnFailure = Literal["raise", "eager"]
+OnFailure = Literal["raise", "eager", "isolate"]
 CheckLevel = Literal["structure", "values", "off"]
 
 
@@ -44,8 +44,9 @@ class Options:
             (``{"max_autotune": True, "triton.cudagraphs": True}``).
         mode: a mode string of ``torch.compile`` (``"reduce-overhead"``, ``"max-autotune"``, ...); it
             stands for the Inductor options that torch gives it, and ``inductor`` overrides single ones.
-        on_failure: ``"raise"`` an error that names the stage, or run the graph in ``"eager"`` and count it
-            in :func:`fxpasses.stats`.
+        on_failure: ``"raise"`` an error that names the stage; or run the graph in ``"eager"`` and count it
+            in :func:`fxpasses.stats`; or ``"isolate"`` what Inductor cannot lower: only these calls run in eager, and
+            where another stage fails the whole graph does.
         check: what is checked after each pass: the ``"structure"`` of the graph, also its ``"values"`` on the inputs of
             the first calls and on others (see :mod:`fxpasses.checking`; slow), or nothing (``"off"``).
         report: a directory for the captured graphs as readable files, or ``None``.

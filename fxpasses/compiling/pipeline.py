@@ -21,9 +21,12 @@ from typing import Any, Protocol
 from torch import fx
 
 from fake.tracing.compiling import compiling
-from fxpasses import _torch
+from fxpasses import _torch, _torch_inductor
+from fxpasses.compiling.draws import with_inductors_draws
 from fxpasses.compiling.observing import LoweringCheck, Observer, RewriteCheck
 from fxpasses.compiling.options import Options
+from fxpasses.compiling.saved_code import EagerCode, as_output_code
+from fxpasses.compiling.unmatched import Unmatched
 from fxpasses.dynamo.tracing import accelerated
 from fxpasses.errors import (
     CaptureError,
@@ -103,6 +106,7 @@ class Pipeline:
             [self._values] if self._values else [],
             structure=options.check != "off",
         )
+        self._unmatched = Unmatched(self.manager.passes)
         self.observers = observers
         self._was_called = False
 
@@ -155,8 +159,10 @@ class Pipeline:
             failure.__cause__ = error
             return self._eager_instead(failure, original.forward)
         self._count_graph()
-        if self._counts and self.from_cache:
-            counters.count("cache_hits")
+        if self._counts:
+            self._unmatched.tell()
+            if self.from_cache:
+                counters.count("cache_hits")
         return self._eager_if_wrong(self._with_partition_repro(compiled, original), original.forward)
 
     def _partition(
@@ -185,7 +191,10 @@ class Pipeline:
         # AOTAutograd may come here as late as in the first backward pass, when nothing is accelerated
         # any more and other threads compile.
         with compiling(), accelerated(self.options.accelerate):
-            return self._compile_one(gm, "backward", lambda: self.compiler.backward(gm, inputs))
+            compiled = self._compile_one(gm, "backward", lambda: self.compiler.backward(gm, inputs))
+        if self._counts:
+            self._unmatched.tell()
+        return compiled
 
     def _inference(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         self._was_called = True
@@ -195,8 +204,8 @@ class Pipeline:
 
     def _compile_one(self, gm: fx.GraphModule, kind: Any, compile: Callable[[], Callable[..., Any]]) -> Any:
         # A failing pass may leave the graph half rewritten: eager then runs the graph as it was.
-        to_eager = self.options.on_failure == "eager"
-        eager = copy_graph(gm, constants=True).forward if to_eager else gm.forward
+        to_eager = self.options.on_failure != "raise"
+        eager = with_inductors_draws(copy_graph(gm, constants=True)) if to_eager else gm
         try:
             self._run_passes(gm, kind)
             handed_over = copy_graph(gm) if self._lowered is not None else gm
@@ -209,9 +218,16 @@ class Pipeline:
                 raise
             if self._lowered is not None:
                 compiled = self._lowered.watch(handed_over, compiled)
-            return compiled if self._values is None else self._watched(kind, compiled)
+            if self._values is not None:
+                compiled = self._watched(kind, compiled)
         except StageError as error:
-            return self._eager_instead(error, _torch.make_boxed_func(eager))
+            run = (
+                EagerCode(eager)
+                if _torch_inductor.saves_compiled_code()
+                else _torch.make_boxed_func(eager.forward)
+            )
+            compiled = self._eager_instead(error, run)
+        return as_output_code(compiled, "it calls functions that only this process has")
 
     def _watched(self, kind: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled graph with its first calls checked by value."""
@@ -259,6 +275,7 @@ class Pipeline:
         return run
 
     def _run_passes(self, gm: fx.GraphModule, kind: Any) -> None:
+        self._unmatched.before(gm, kind)
         with counters.timed("passes"):
             try:
                 runs = self.manager.run(gm, kind)
@@ -267,9 +284,7 @@ class Pipeline:
                     self._values.explain(error)
                 raise
         counters.move_seconds("checks", sum(run.check_seconds for run in runs), from_stage="passes")
-        for run in runs:
-            if run.changed:
-                counters.add_pass_change(run.name)
+        self._unmatched.after(runs, kind)
         for observer in self.observers:
             observer.runs.extend(runs)
             observer.graph(kind, gm)
@@ -293,7 +308,7 @@ class Pipeline:
                 error.advise()
             raise error
         counters.add_fallback(Fallback(error.stage, error.reason, str(error.location)))
-        log.warning("running in eager instead (on_failure='eager'): %s", error)
+        log.warning("running in eager instead (on_failure=%r): %s", self.options.on_failure, error)
         return eager
 
     def _count_graph(self) -> None:

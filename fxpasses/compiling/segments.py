@@ -21,12 +21,26 @@ from fxpasses import _torch
 from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import value_of
 
-__all__ = ["Cut", "Direct", "Segment", "changed_strides", "cut", "restrided", "segment_module", "stitched"]
+__all__ = [
+    "COPY",
+    "Cut",
+    "Direct",
+    "Segment",
+    "changed_strides",
+    "connect",
+    "cut",
+    "fitted",
+    "restrided",
+    "segment_module",
+    "stitched",
+    "stitched_from",
+]
 
 MOST_SEGMENTS = 4
 """The most segments that are worth it: each is compiled on its own, and nothing is fused across them."""
 
-_COPY = torch.ops.aten.copy_.default
+COPY = torch.ops.aten.copy_.default
+"""What a functional graph writes to its inputs with, at its end."""
 
 Direct = Callable[[fx.Node], Callable[..., Any] | None]
 """For a node that is compiled already, what runs it: it takes the node's lists of arguments, and may empty them."""
@@ -94,7 +108,7 @@ def cut(gm: fx.GraphModule, direct: Direct) -> Cut | None:
             home[node] = segments[place]
     symbols = [n for n in gm.graph.find_nodes(op="placeholder") if isinstance(value_of(n), torch.SymInt)]
     for segment in segments:
-        _connect(segment, home, symbols)
+        connect(segment, home, symbols)
     if sum(bool(segment.outputs) for segment in segments) > MOST_SEGMENTS:
         return None
     if not all(_knows_symbols(segment, symbols) for segment in segments):
@@ -102,7 +116,7 @@ def cut(gm: fx.GraphModule, direct: Direct) -> Cut | None:
     steps: list[Segment | fx.Node] = []
     for segment, ready in zip(segments, calls, strict=True):
         # One without outputs has nothing but updates of inputs, or nothing that is used.
-        steps += [segment] if segment.outputs or any(n.target is _COPY for n in segment.nodes) else []
+        steps += [segment] if segment.outputs or any(n.target is COPY for n in segment.nodes) else []
         steps += ready
     return Cut(gm, steps, running)
 
@@ -114,7 +128,7 @@ def _may_move(node: fx.Node) -> bool:
     if node.op == "get_attr":
         return all(user.op == "call_function" for user in node.users)
     target = node.target
-    if target is _COPY:
+    if target is COPY:
         kept = isinstance(node.args[0], fx.Node) and node.args[0].op == "placeholder"
         return kept and not node.users
     if isinstance(target, _torch.OpOverload):
@@ -133,7 +147,7 @@ def _depths(graph: fx.Graph, running: dict[fx.Node, Any]) -> dict[fx.Node, int] 
             continue
         if node in running and any(n.op == "get_attr" for n in node.all_input_nodes):
             return None
-        if node.target is _COPY:
+        if node.target is COPY:
             last.append(node)
             continue
         waits = node not in running and not _is_result(node, running)
@@ -155,7 +169,8 @@ def _is_result(node: fx.Node, running: dict[fx.Node, Any]) -> bool:
     return node.target is operator.getitem and node.args[0] in running
 
 
-def _connect(segment: Segment, home: dict[fx.Node, Segment], symbols: Sequence[fx.Node]) -> None:
+def connect(segment: Segment, home: dict[fx.Node, Segment], symbols: Sequence[fx.Node]) -> None:
+    """Fill in what a segment takes, all ``symbols`` first, and gives; ``home`` has the segment of each call."""
     inputs: dict[fx.Node, None] = dict.fromkeys(symbols)
     for node in segment.nodes:
         for read in node.all_input_nodes:
@@ -254,7 +269,7 @@ def stitched(
     placeholders = graph.find_nodes(op="placeholder")
     (output,) = graph.find_nodes(op="output")
     left = _uses(found, output)
-    known: dict[str, Any] = {"fitted": fitted}
+    known: dict[str, Any] = {}
     lines = [f"{_names(placeholders)} = inputs", "inputs.clear()"]
     lines += _forget([n for n in placeholders if not left.get(n)])
     segments = iter(compiled)
@@ -277,10 +292,15 @@ def stitched(
             lines += [f"{_name(user)} = results[{user.args[1]}]" for user in step.users if left.get(user)]
             lines += ["del results"]
     lines += [f"return ({_text(output.args[0])},)"]  # type: ignore[arg-type]
-    source = "def call(inputs):\n" + "".join(f"    {line}\n" for line in lines)
+    return stitched_from("def call(inputs):\n" + "".join(f"    {line}\n" for line in lines), known)
+
+
+def stitched_from(source: str, parts: Mapping[str, Callable[..., Any]]) -> Callable[[list[Any]], Any]:
+    """The function of this source, in which the names of ``parts`` stand for these; it has both as attributes."""
+    known: dict[str, Any] = {"fitted": fitted, **parts}
     exec(compile(source, "<stitched graph>", "exec"), known)
     call = known["call"]
-    call.source = source
+    call.source, call.parts = source, parts
     call._boxed_call = True
     return call
 

@@ -248,7 +248,8 @@ class _Reader(ast.NodeVisitor):
         """``mock.patch.object(owner, "name", function)`` with a function of the file."""
         path = self._path(owner)
         takes = self.functions.get(function.id) if isinstance(function, ast.Name) else None
-        if path is None or takes is None or not isinstance(name, ast.Constant):
+        attribute = name.value if isinstance(name, ast.Constant) else None
+        if path is None or takes is None or not isinstance(attribute, str):
             return
         positional = [*takes.posonlyargs, *takes.args]
         keywords = [a.arg for a in (*positional, *takes.kwonlyargs)] + (["**"] if takes.kwarg else [])
@@ -256,15 +257,16 @@ class _Reader(ast.NodeVisitor):
             Use(
                 self.file,
                 node.lineno,
-                f"{path}.{name.value}",
+                f"{path}.{attribute}",
                 replaced_by=(-1 if takes.vararg else len(positional), tuple(keywords)),
             )
         )
 
     def _note_attribute(self, node: ast.AST, owner: ast.AST, name: ast.AST, optional: bool = False) -> None:
         path = self._path(owner)
-        if path is not None and isinstance(name, ast.Constant) and str(name.value).isidentifier():
-            self._note(node, f"{path}.{name.value}", optional=optional)
+        attribute = name.value if isinstance(name, ast.Constant) else None
+        if path is not None and isinstance(attribute, str) and attribute.isidentifier():
+            self._note(node, f"{path}.{attribute}", optional=optional)
 
     def _note(
         self, node: Any, name: str, call: tuple[int, tuple[str, ...]] | None = None, optional: bool = False

@@ -43,10 +43,16 @@ def compile_piece(piece: Piece, options: Options, observers: Sequence[Observer] 
     own = dataclasses.replace(options, inductor=inductor, mode=None, on_failure="raise")
     checks = (observer.region_check(options) for observer in observers)
     values = next((check for check in checks if check is not None), None)
-    recorder = _Recorder(_compiler(own, piece.gm, inputs), piece, values)
+    isolates = options.on_failure == "isolate"
+    compiler = _compiler(
+        dataclasses.replace(own, on_failure="isolate") if isolates else own, piece.gm, inputs
+    )
+    recorder = _Recorder(compiler, piece, values)
     fake_mode = _torch.detect_fake_mode(piece.inputs)
     try:
-        with one_unit(), _torch.capture_surroundings(fake_mode):
+        # What cannot be compiled is looked for in each graph: none may wait for the others.
+        unit = contextlib.nullcontext() if isolates else one_unit()
+        with unit, _torch.capture_surroundings(fake_mode):
             Pipeline(own, recorder, observers, values, counts=False).compile(piece.gm, inputs)
     except StageError as error:
         refused = _cause(error, RegionRefused)

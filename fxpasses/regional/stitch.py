@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxpasses._torch_inductor import saves_compiled_code
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError
@@ -71,6 +72,9 @@ def with_regions(
     settle_floats(gm, as_constants=bool(options.inductor_patches().get("triton.cudagraphs")))
     if options.regions == "off":
         return gm, []
+    if saves_compiled_code():
+        log.info("no regions: what is compiled is saved, and other processes have no such operators")
+        return gm, []
     try:
         with counters.timed("regions"):
             done = regionalize(gm, options, observers)
@@ -79,7 +83,7 @@ def with_regions(
             error.advise()
             raise
         counters.add_fallback(Fallback(error.stage, f"in a region: {error.reason}", str(error.location)))
-        log.warning("compiling without regions instead (on_failure='eager'): %s", error)
+        log.warning("compiling without regions instead (on_failure=%r): %s", options.on_failure, error)
         return gm, []
     log.info("%s", done.report)
     counters.add_region_report(done.report, len(done.report.taken), done.report.region_calls)

@@ -80,3 +80,33 @@ def dynamic(mode: Any, tensor: torch.Tensor, name: str = "x") -> Any:
 def symbolic_mode() -> Any:
     """A mode with a shape environment of its own."""
     return fake.FakeTensorMode(shape_env=ShapeEnv())
+
+
+def structure(graph):
+    """A graph without the names of its nodes (torch numbers them by symbolic arithmetic that may end up unused)."""
+    places = {node: number for number, node in enumerate(graph.graph.nodes)}
+
+    def place(argument):
+        return torch.fx.node.map_aggregate(
+            argument, lambda a: f"%{places[a]}" if isinstance(a, torch.fx.Node) else a
+        )
+
+    return [
+        (
+            n.op,
+            str(n.target) if n.op == "call_function" else "",
+            str(place(n.args)),
+            str(place(n.kwargs)),
+            _values(n),
+        )
+        for n in graph.graph.nodes
+    ]
+
+
+def _values(node):
+    return [
+        (tuple(map(str, v.shape)), tuple(map(str, v.stride())), v.dtype, v.device, str(v.storage_offset()))
+        if isinstance(v, torch.Tensor)
+        else str(v)
+        for v in torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    ]

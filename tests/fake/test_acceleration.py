@@ -17,6 +17,7 @@ import fake
 from fake import acceleration
 from fake.acceleration import accelerated_cache_info
 from fake.tracing.shortcuts import leaves_of_arguments
+from tests.fake.support import structure
 
 
 class Model(torch.nn.Module):
@@ -42,36 +43,6 @@ def _reset():
     yield
     torch._dynamo.reset()
     assert not fake.accelerate.is_enabled()
-
-
-def structure(graph):
-    """A graph without the names of its nodes (torch numbers them by symbolic arithmetic that may end up unused)."""
-    places = {node: number for number, node in enumerate(graph.graph.nodes)}
-
-    def place(argument):
-        return torch.fx.node.map_aggregate(
-            argument, lambda a: f"%{places[a]}" if isinstance(a, torch.fx.Node) else a
-        )
-
-    return [
-        (
-            n.op,
-            str(n.target) if n.op == "call_function" else "",
-            str(place(n.args)),
-            str(place(n.kwargs)),
-            value(n),
-        )
-        for n in graph.graph.nodes
-    ]
-
-
-def value(node):
-    return [
-        (tuple(map(str, v.shape)), tuple(map(str, v.stride())), v.dtype, v.device, str(v.storage_offset()))
-        if isinstance(v, torch.Tensor)
-        else str(v)
-        for v in torch.utils._pytree.tree_leaves(node.meta.get("val"))
-    ]
 
 
 def capture(accelerated, dynamic, sizes):

@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -91,6 +92,58 @@ def test_crosscheck_finds_a_wrong_entry():
         first, second = list(table)
         table[first], table[second] = table[second], table[first]
         with pytest.raises(fake.CacheCrossCheckError, match=r"aten\.sin"):
+            x.sin()
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+def test_a_cross_check_does_not_count(symbolic):
+    """Operators that call others, inside the mode and from outside, graphs and plain functions."""
+    counts = []
+    for crosscheck in (False, True):
+        fake.cache_clear()
+        mode = FakeTensorMode(shape_env=ShapeEnv() if symbolic else None)
+        mode.cache_crosscheck_enabled = crosscheck
+        x = mode.from_tensor(torch.ones(6, 4))
+        for _ in range(3):
+            with mode:
+                torch._higher_order_ops.invoke_subgraph(lambda x, y: (x + y * 2,), "graph", x, x)
+                torch.nn.functional.huber_loss(x, x * 2).sin()
+                aten.native_batch_norm_backward(x, x, None, None, None, x[0], x[0], True, 1e-5, [True] * 3)
+            (x + 1).cos_()
+        counts.append(fake.cache_info())
+    assert counts[0] == counts[1]
+    assert counts[0].hits > 10
+
+
+def test_a_cross_check_dispatches_each_hit_once(monkeypatch):
+    dispatched = []
+    original = ENGINE.dispatch
+    monkeypatch.setattr(
+        ENGINE,
+        "dispatch",
+        lambda mode, func, *rest: (dispatched.append(func), original(mode, func, *rest))[1],
+    )
+    mode = FakeTensorMode()
+    mode.cache_crosscheck_enabled = True
+    x = mode.from_tensor(torch.ones(6, 4))
+    for _ in range(3):
+        del dispatched[:]
+        x.sin()
+        assert dispatched == [aten.sin.default]
+
+
+def test_a_cross_check_finds_what_is_served_and_refused_otherwise(monkeypatch):
+    mode = FakeTensorMode()
+    mode.cache_crosscheck_enabled = True
+    with mode:
+        x = torch.ones(3)
+        x.sin()
+
+        def refuse(*_):
+            raise ValueError("not this one")
+
+        monkeypatch.setattr(ENGINE, "dispatch", refuse)
+        with pytest.raises(fake.CacheCrossCheckError, match="fresh dispatch raises ValueError"):
             x.sin()
 
 

@@ -108,3 +108,32 @@ def test_random_calls(crowded, shared, crosscheck):
     assert info.hits > 0
     assert info.size <= ENGINE.store.limit == 150
     assert info.size == sum(len(table) for table in ENGINE.store.tables.values())
+
+
+def test_cross_checks_of_threads_do_not_see_each_other(crowded):
+    """A wrong entry is found in each thread, whatever hits and misses the others have meanwhile."""
+    found = []
+    with fake.FakeTensorMode() as mode:
+        x, y = torch.ones(3), torch.ones(4)
+        x.sin(), y.sin()
+    table = ENGINE.store.tables[torch.ops.aten.sin.default]
+    first, second = list(table)
+    table[first], table[second] = table[second], table[first]
+    mode.cache_crosscheck_enabled = True
+
+    def work(number):
+        with mode:
+            z = torch.ones(number + 2, 2)
+            for size in range(200):
+                z.view(2, -1), z.expand(size % 5 + 1, number + 2, 2)
+                try:
+                    x.sin()
+                except fake.CacheCrossCheckError:
+                    found.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 200 * THREADS

@@ -4,6 +4,7 @@ import hashlib
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -179,3 +180,35 @@ def test_a_directory_that_was_removed_is_made_again(opened):
     opened.rmdir()
     assert fake.save_disk_cache() is not None
     assert reopened(opened) == (expected, 0)
+
+
+def test_what_is_no_regular_file_is_skipped(opened, monkeypatch):
+    expected = work()
+    segment = fake.save_disk_cache()
+    fake.disable_disk_cache()
+    os.mkfifo(opened / "0pipe.segment")
+    os.mkfifo(opened / "0pipe.tmp")
+    (opened / "0directory.segment").mkdir()
+    (opened / "0directory.tmp").mkdir()
+    (opened / "0nowhere.segment").symlink_to(opened / "missing")
+    (opened / "0loop.segment").symlink_to(opened / "0loop.segment")
+    (opened / "0device.segment").symlink_to(os.devnull)
+    (opened / "0linked.segment").symlink_to(segment.rename(opened / "1moved"))  # a link to a segment is one
+    strange = sorted(path.name for path in opened.iterdir() if not path.is_file())
+    with socket.socket(socket.AF_UNIX) as server:
+        monkeypatch.chdir(opened)  # the path of a socket is short
+        server.bind("0socket.segment")
+        for many in (
+            disk._MERGE_ABOVE,
+            0,
+        ):  # the second time segments are merged, and unfinished files removed
+            monkeypatch.setattr(disk, "_MERGE_ABOVE", many)
+            monkeypatch.setattr(disk, "_ABANDONED_AFTER", -1.0)
+            fake.cache_clear()
+            with pytest.warns(DiskCacheWarning, match="no regular file") as told:
+                fake.enable_disk_cache(opened)
+            assert len(told) == 1
+            assert work() == expected
+            assert fake.cache_info().misses == 0
+            fake.disable_disk_cache()
+    assert not [name for name in strange if not os.path.lexists(opened / name)]

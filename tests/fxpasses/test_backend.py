@@ -238,3 +238,13 @@ def test_settings_of_the_process_reach_inductor_too():
     with torch.no_grad(), torch._inductor.config.patch(freezing=True):
         x = torch.randn(2, 3)
         torch.testing.assert_close(torch.compile(model, backend="fxpasses")(x), model(x))
+
+
+def test_threads_that_use_the_backend_first_may_all_register_it():
+    registry = torch._dynamo.backends.registry
+    backend = registry.lookup_backend("fxpasses")
+    assert registry.register_backend(compiler_fn=backend, name="fxpasses") is backend
+    with pytest.raises(AssertionError, match="duplicate name: fxpasses"):
+        registry.register_backend(compiler_fn=lambda gm, inputs: gm, name="fxpasses")
+    with pytest.raises(AssertionError, match="duplicate name: eager"):
+        registry.register_backend(compiler_fn=registry.lookup_backend("eager"), name="eager")

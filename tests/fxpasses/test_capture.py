@@ -56,7 +56,7 @@ def test_graphs_run_and_agree_with_eager(net, dynamic):
 
 
 def test_each_node_knows_where_it_comes_from(net):
-    captured = fxpasses.capture(net, torch.randn(3, 4, requires_grad=True))
+    captured = fxpasses.capture(net, torch.randn(3, 4, requires_grad=True), decompose=False)
     calls = [n for n in captured.joint.graph.nodes if n.op == "call_function"]
     assert all(captured.provenance(n).file == __file__ for n in calls)
     tanh = captured.joint.graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default)
@@ -70,7 +70,7 @@ def test_each_node_knows_where_it_comes_from(net):
 
 
 def test_each_backward_node_names_its_forward_node(net):
-    captured = fxpasses.capture(net, torch.randn(3, 4, requires_grad=True))
+    captured = fxpasses.capture(net, torch.randn(3, 4, requires_grad=True), decompose=False)
     names = {n.name: n for n in captured.joint.graph.nodes}
     backward = [
         n for n in captured.backward.graph.nodes if captured.provenance(n).backward and n.op != "placeholder"

@@ -76,6 +76,11 @@ def test_torch_compile_reports_a_wrong_option_as_it_is():
     with pytest.raises(OptionsError, match="did you mean 'memory_budget'") as caught:
         torch.compile(lambda x: x + 1, backend="fxpasses", options={"memory_budgt": 1.0})(torch.ones(3))
     assert (caught.value.option, caught.value.given) == ("memory_budgt", 1.0)
+    with torch._dynamo.config.patch(suppress_errors=True):  # what cannot be compiled runs in eager then
+        torch.testing.assert_close(
+            torch.compile(torch.cos, backend="fxpasses", options={"memory_budgt": 1.0})(torch.ones(3)),
+            torch.ones(3).cos(),
+        )
     with pytest.raises(OptionsError, match="did you mean 'reduce-overhead'"):
         torch.compile(lambda x: x + 1, backend="fxpasses", mode="reduce-overhed")(torch.ones(3))
 

@@ -24,9 +24,20 @@ _CONVERTED = {
     ("lerp", "lerp_"): ("weight",),
     ("threshold", "threshold_"): ("threshold", "value"),
     ("softplus",): ("beta", "threshold"),
+    ("add", "add_", "sub", "sub_", "rsub"): ("alpha",),
+    ("pow", "pow_"): ("exponent",),
+    ("hardshrink",): ("lambd",),
+    ("elu", "elu_"): ("alpha",),
+    ("celu", "celu_"): ("alpha",),
+    ("leaky_relu", "leaky_relu_"): ("negative_slope",),
     ("_unsafe_masked_index",): ("fill",),
     ("clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_"): ("min", "max"),
 }
+_IN_SINGLE_PRECISION = frozenset(
+    ("addbmm", "addcdiv", "addcmul", "addmm", "baddbmm", "celu", "elu", "leaky_relu", "lerp", "softplus")
+)
+"""What computes with float32 numbers in low precision, and takes a number that only the result cannot hold."""
+
 _CONVERTED_IF_ANY = {
     ("scatter", "scatter_", "index_fill", "index_fill_"): ("value",),
     ("addmm", "addmm_", "addbmm", "addbmm_", "baddbmm", "baddbmm_", "addmv", "addmv_", "addr", "addr_"): ("beta", "alpha"),
@@ -54,22 +65,24 @@ def _converts_nothing(func: OpOverload, given: dict[str, Any]) -> bool:
 def numbers_can_be_held(func: OpOverload, given: dict[str, Any]) -> None:
     """A number fits into the dtype that it is converted to (c10's checked conversion)."""
     numbers = list(_numbers(func, given))
-    dtype = _computed_in(func, given, [value for _, value in numbers]) if numbers else None
-    if dtype is not None:
+    values = [value for _, value in numbers]
+    dtype = _computed_in(func, given, values) if numbers else None
+    if dtype is not None and not (_is_clamp(func) and any(value != value for value in values)):
         for name, value in numbers:
             refuse(
-                overflows(value, dtype) and not _converts_nothing(func, given), func,
+                overflows(_as_used(func, value), dtype) and not _converts_nothing(func, given), func,
                 f"value {value!r} of argument {name!r} cannot be converted to type {dtype} without overflow",
             )  # fmt: skip
 
 
 def _computed_in(func: OpOverload, given: dict[str, Any], numbers: list[Any]) -> torch.dtype | None:
-    """The dtype of the result, as far as tensors and a ``dtype`` decide it; clamping promotes by its bounds, too."""
+    """The dtype of the result, as far as tensors and a ``dtype`` decide it; clamping and powers promote by their numbers, too."""
     name = func._schema.name.split("::")[1].rstrip("_")
-    if name in ("full", "scalar_tensor"):
-        if given.get("out") is not None:
-            return given["out"].dtype
-        return given.get("dtype") or (None if name == "full" else torch.get_default_dtype())
+    if name == "scalar_tensor":
+        dtype = given.get("dtype") or torch.get_default_dtype()
+        return torch.float64 if dtype in _LOW_PRECISION else dtype
+    if name == "full":
+        return given.get("dtype") if given.get("out") is None else given["out"].dtype
     if name in ("full_like", "new_full"):
         return given.get("dtype") or given["self"].dtype
     if name in (
@@ -83,8 +96,26 @@ def _computed_in(func: OpOverload, given: dict[str, Any], numbers: list[Any]) ->
     ):
         return given["self"].dtype
     tensors = [value for key, value in given.items() if isinstance(value, torch.Tensor) and key != "out"]
-    operands = [*tensors, *(numbers if name.startswith("clamp") else ())]
-    return result_type(operands)
+    operands = [*tensors, *(numbers if _is_clamp(func) or name == "pow" else ())]
+    dtype = result_type(operands)
+    if name == "pow" and dtype not in _LOW_PRECISION and (dtype.is_floating_point or dtype.is_complex):
+        return None
+    return torch.float32 if name in _IN_SINGLE_PRECISION and dtype in _LOW_PRECISION else dtype
+
+
+def _as_used(func: OpOverload, value: Any) -> Any:
+    """The number that is converted: subtraction adds the negative one (of the least integer that is itself)."""
+    if func._schema.name not in ("aten::sub", "aten::sub_", "aten::rsub") or value in (True, -(2**63)):
+        return value
+    return -value
+
+
+def _is_clamp(func: OpOverload) -> bool:
+    """Whether it is one of the operators in whose bounds a NaN is the result."""
+    return func._schema.name.startswith("aten::clamp")
+
+
+_LOW_PRECISION = frozenset((torch.float16, torch.bfloat16))
 
 
 def overflows(value: Any, dtype: torch.dtype) -> bool:
@@ -95,21 +126,25 @@ def overflows(value: Any, dtype: torch.dtype) -> bool:
     >>> overflows(300, torch.uint8), overflows(-1, torch.uint8), overflows(-1.0, torch.uint8), overflows(2.5, torch.int8)
     (True, False, True, False)
     """
+    if dtype.is_complex:
+        part = dtype.to_real()
+        return any(overflows(n, part) for n in (value.real, value.imag))
     if isinstance(value, complex):
-        if dtype.is_complex:
-            return False
         if value.imag != 0:
             return dtype is not torch.bool
         value = value.real
-    if dtype is torch.bool or dtype.is_complex or isinstance(value, bool):
+    if dtype is torch.bool or isinstance(value, bool):
         return False
     if dtype.is_floating_point:
         return math.isfinite(value) and abs(value) > torch.finfo(dtype).max
     if isinstance(value, float) and not math.isfinite(value):
         return True
-    info = torch.iinfo(dtype)
+    info, kind = (
+        torch.iinfo(dtype),
+        type(value),
+    )  # C++ compares with the limits as they are in the number's type
     lowest = -info.max if info.min == 0 and isinstance(value, int) else info.min
-    return not lowest <= value <= info.max
+    return not kind(lowest) <= value <= kind(info.max)
 
 
 @check_for("random", "randint", "randint_like")

@@ -313,3 +313,28 @@ def test_one_broken_contract_is_told_once():
     with fake.using_shape_env(), pytest.raises(fake.ContractViolationError) as raised:
         torch.compile(program, backend="eager")(x, torch.ones(8, 6))
     assert [violation.forced for violation in raised.value.violations] == ["x.size(0) == 8"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "other", "program", "forced"),
+    [
+        (Dim("batch", max=64), "dynamic", lambda x: x.view(8, 6), "x.size(1)*x.size(0) == 48"),
+        (Dim("batch"), "dynamic", lambda x: x.view(48), "x.size(1)*x.size(0) == 48"),
+        (Dim("batch", max=64, multiple_of=4), "dynamic", lambda x: x.view(48), "x.size(1)*x.size(0) == 48"),
+        (Dim("batch", max=64), Dim("width", max=9), lambda x: x.view(48), "x.size(1)*x.size(0) == 48"),
+        (Dim("batch", max=64), "static", lambda x: x.view(8, 6), "x.size(0) == 8"),
+        (Dim("batch", max=64), "dynamic", lambda x: x.view(-1), None),
+        (Dim("batch", max=64), "dynamic", lambda x: x.view(8, 3, -1), None),
+        (Dim("batch", max=64), "dynamic", lambda x: torch.cat([x, x.t().contiguous().t()]).view(-1, 2), None),
+        (Dim("batch", min=8, max=8), "dynamic", lambda x: x.view(8, 6), None),
+    ],
+)
+def test_a_tie_to_a_free_size_serves_each_promised_one(batch, other, program, forced):
+    """``None``: for each promised size there is a free one that the guards take."""
+    mode, x = declared(x=((8, 6), {0: batch, 1: other}))
+    with mode:
+        program(x)
+    if forced is None:
+        mode.shape_env.check_contracts()
+    else:
+        assert [violation.forced for violation in violations(mode)] == [forced]

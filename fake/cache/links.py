@@ -1,0 +1,244 @@
+"""Which numbers of a result *are* numbers of the arguments: the same node, not only an equal expression.
+
+``make_fx`` looks a symbolic size up by its node, and reads it where it first met that node. Which sizes are saved for the
+backward pass, and which are asked of which tensor, follows from that; so a graph that is traced on the cache is the one
+of a real dispatch only if each number of a result has the node that a dispatch gives it: one of an argument, or a new one.
+
+:func:`with_links` notes this of a dispatch. Where arguments shared a node then, the places are all noted: a call in which
+these hold different nodes is not served (:class:`Unlinked`), and its dispatch tells which of the places it is
+(:func:`refined`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fake import _torch as _t
+from fake.cache.recipe import BUILDERS, Fresh, Mark, Path, Rebuild, Sequence, View, build, follow
+from fake.cache.symbolic import SymbolicMetadata
+from fake.cache.symbolic_recipe import Lifetime, Stale, SymbolicConstant, empty_storage, inference_of
+from fake.tensors.tensor import Unkeyable, make_fake, plain_of
+
+__all__ = ["Linked", "Unlinked", "refined", "with_links"]
+
+SIZE, STRIDE, OFFSET, ITSELF = range(4)
+Place = tuple[Path, int, int]
+"""Where a number of an argument is: the argument, one of the kinds above, and the index there."""
+
+Link = int | tuple[Place, ...]
+"""A new node (those with the same integer are one), or the places in which a dispatch has seen the number's node; none if
+they differ from call to call."""
+
+
+class Unlinked(Exception):
+    """The arguments do not tell which of their nodes a result has."""
+
+
+@dataclass(frozen=True)
+class Linked:
+    """A recipe, and a link for each number of its outputs, in the order of :func:`_numbers`; None for plain integers."""
+
+    recipe: Any
+    links: tuple[Link | None, ...]
+
+
+def with_links(recipe: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
+    """The recipe of ``outputs`` with the places of their nodes; itself if it has no symbolic numbers."""
+    made = [getattr(number, "node", None) for number in _numbers(recipe, outputs)]
+    if not any(made):
+        return recipe
+    places: dict[int, list[Place]] = {}
+    for place, number in _given(args, kwargs):
+        places.setdefault(id(number.node), []).append(place)
+    own: dict[int, int] = {}
+    links: list[Link | None] = []
+    for node in made:
+        found = places.get(id(node))
+        links.append(
+            None if node is None else own.setdefault(id(node), len(own)) if found is None else tuple(found)
+        )
+    return Linked(recipe, tuple(links))
+
+
+def refined(old: Any, new: Any) -> Any:
+    """The recipe of two dispatches of equal calls: the links are the places that both of them have seen."""
+    if not isinstance(old, Linked) or not isinstance(new, Linked) or old.recipe != new.recipe:
+        return new
+    return Linked(new.recipe, tuple(map(_common, old.links, new.links)))
+
+
+def _common(old: Link | None, new: Link | None) -> Link | None:
+    if not isinstance(old, tuple) or not isinstance(new, tuple):
+        return new if old == new else ()
+    return tuple([place for place in new if place in old])
+
+
+def _numbers(recipe: Any, output: Any) -> Iterator[Any]:
+    """Sizes, strides and offsets of the tensors in an output that a recipe describes, and other numbers in it."""
+    if isinstance(recipe, Sequence):
+        for item, part in zip(recipe.items, output, strict=True):
+            yield from _numbers(item, part)
+    elif isinstance(recipe, SymbolicConstant):
+        yield output
+    elif isinstance(recipe, (Fresh, View)):
+        yield from (*output.shape, *output.stride(), output.storage_offset())
+
+
+def _given(args: Any, kwargs: Any) -> Iterator[tuple[Place, torch.SymInt]]:
+    """The symbolic numbers of arguments, with their places."""
+
+    def look(path: Path, value: Any) -> Iterator[tuple[Place, torch.SymInt]]:
+        if isinstance(value, torch.SymInt):
+            yield (path, ITSELF, 0), value
+        elif isinstance(value, torch.Tensor):
+            if value.layout is torch.strided:
+                for kind in (SIZE, STRIDE, OFFSET):
+                    for index, number in enumerate(_READ[kind](value)):
+                        if isinstance(number, torch.SymInt):
+                            yield (path, kind, index), number
+        elif isinstance(value, (list, tuple)):
+            for index, item in enumerate(value):
+                yield from look((*path, index), item)
+
+    for index, value in enumerate(args):
+        yield from look((index,), value)
+    for name, value in kwargs.items():
+        yield from look((name,), value)
+
+
+_READ: dict[int, Callable[[Any], Any]] = {
+    SIZE: lambda tensor: tensor.shape,
+    STRIDE: torch.Tensor.stride,
+    OFFSET: lambda tensor: (tensor.storage_offset(),),
+    ITSELF: lambda number: (number,),
+}
+
+
+def _build_linked(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
+    """Outputs like patterns, which share nodes with each other; with the nodes of a dispatch where somebody may look."""
+    alike = build(recipe.recipe, tensor_class, mark)
+    exact: Rebuild | None = None
+    nodes_matter = _t.nodes_matter
+
+    def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal exact
+        if not nodes_matter():
+            return alike(mode, args, kwargs)
+        if exact is None:
+            try:
+                exact = _build_exact(recipe, tensor_class, mark)
+            except Unkeyable:  # a symbol was replaced since the entry was made
+                raise Stale from None
+        return exact(mode, args, kwargs)
+
+    return rebuild
+
+
+def _build_exact(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
+    read: dict[tuple[Path, int], int] = {}
+    places: list[Any] = []
+    for link in recipe.links:
+        if isinstance(link, tuple):
+            places.append([(read.setdefault((path, kind), len(read)), index) for path, kind, index in link])
+        else:
+            places.append(link)
+    reads = [(path, _READ[kind]) for path, kind in read]
+    make = _maker(recipe.recipe, iter(places), tensor_class, mark)
+
+    def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
+        given = [reader(follow(path, args, kwargs)) for path, reader in reads]
+        return make(mode, args, kwargs, given, {})
+
+    return rebuild
+
+
+def _maker(recipe: Any, places: Iterator[Any], tensor_class: type, mark: Mark) -> Callable[..., Any]:
+    """``make(mode, args, kwargs, given, own)`` for one output; takes its places off the iterator."""
+    if isinstance(recipe, Sequence):
+        parts = [_maker(item, places, tensor_class, mark) for item in recipe.items]
+        kind = recipe.type
+        return lambda mode, args, kwargs, given, own: kind(
+            [part(mode, args, kwargs, given, own) for part in parts]
+        )
+    if isinstance(recipe, (Fresh, View)):
+        return _maker_of_tensor(recipe, places, tensor_class, mark)
+    if isinstance(recipe, SymbolicConstant):
+        return _maker_of_number(recipe, places)
+    plain = build(recipe, tensor_class, mark)
+    return lambda mode, args, kwargs, given, own: plain(mode, args, kwargs)
+
+
+def _maker_of_number(recipe: SymbolicConstant, places: Iterator[Any]) -> Callable[..., Any]:
+    life, number = Lifetime(recipe.value), _number(recipe.value, next(places))
+
+    def make(mode: Any, args: Any, kwargs: Any, given: Any, own: Any) -> Any:
+        life.check()
+        return number(given, own)
+
+    return make
+
+
+def _maker_of_tensor(
+    recipe: Fresh | View, places: Iterator[Any], tensor_class: type, mark: Mark
+) -> Callable[..., Any]:
+    metadata: Any = recipe.metadata
+    shape = [_number(token, next(places)) for token in metadata.shape]
+    stride = [_number(token, next(places)) for token in metadata.stride]
+    offset = _number(metadata.offset, next(places))
+    if type(metadata) is not SymbolicMetadata:
+        plain = build(recipe, tensor_class, mark)
+        return lambda mode, args, kwargs, given, own: plain(mode, args, kwargs)
+    life = Lifetime(metadata)
+    device, kept, path = metadata.device, metadata.to_keep(), getattr(recipe, "path", None)
+    storage: Any = None
+
+    def make(mode: Any, args: Any, kwargs: Any, given: Any, own: Any) -> Any:
+        nonlocal storage
+        life.check()
+        sizes = [number(given, own) for number in shape]
+        strides = [number(given, own) for number in stride]
+        start = offset(given, own)
+        if path is not None:
+            element = plain_of(follow(path, args, kwargs)).as_strided(sizes, strides, start)
+            return make_fake(element, device, mode, kept, mark, tensor_class)
+        if storage is None:
+            storage = empty_storage(recipe)
+        with inference_of(metadata):
+            element = _t.variable_functions._lazy_clone(storage).as_strided(sizes, strides, start)
+        return make_fake(element, device, mode, kept, mark, tensor_class)
+
+    return make
+
+
+def _number(token: Any, link: Any) -> Callable[[Any, Any], Any]:
+    """What gives a number of an output, from those that were read off the arguments, and the new ones of the call."""
+    if type(token) is int:
+        return lambda given, own: token
+    if isinstance(link, int):
+
+        def new(given: Any, own: Any) -> Any:
+            number = own.get(link)
+            if number is None:
+                number = own[link] = token.symbol()
+            return number
+
+        return new
+
+    def same(given: Any, own: Any) -> Any:
+        if not link:
+            raise Unlinked
+        (row, index), *others = link
+        number = given[row][index]
+        for other_row, other_index in others:
+            if getattr(given[other_row][other_index], "node", None) is not number.node:
+                raise Unlinked
+        return number
+
+    return same
+
+
+BUILDERS[Linked] = _build_linked

@@ -1,0 +1,74 @@
+"""Random numbers of a graph that was made for Inductor, where it runs in eager.
+
+Inductor replaces random operators by its own, which draw from a seed: the backward graph draws again from the seed that the
+forward graph drew from. Their eager kernels ignore the seed. So each such call is compiled by Inductor alone: it gives what
+it gives anywhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses import _torch, _torch_inductor
+from fxpasses.errors import HandoverError
+from fxpasses.graphs.rewriting import copy_graph
+
+__all__ = ["with_inductors_draws"]
+
+
+def with_inductors_draws(gm: fx.GraphModule) -> fx.GraphModule:
+    """The graph with its draws from seeds compiled; the same graph where it has none."""
+    if not any(node.target in _DRAWS for node in gm.graph.nodes):
+        return gm
+    module = copy_graph(gm)
+    for node in module.graph.nodes:
+        if node.target in _DRAWS:
+            node.target = _DRAWS[node.target]
+    module.recompile()
+    return module
+
+
+def draw_random(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """``inductor_random`` as compiled code computes it."""
+    return _draw(_torch_inductor.INDUCTOR_RANDOM, args, kwargs)
+
+
+def draw_randint(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """``inductor_randint`` as compiled code computes it."""
+    return _draw(_torch_inductor.INDUCTOR_RANDINT, args, kwargs)
+
+
+_DRAWS: dict[Any, Callable[..., torch.Tensor]] = {
+    _torch_inductor.INDUCTOR_RANDOM: draw_random,
+    _torch_inductor.INDUCTOR_RANDINT: draw_randint,
+}
+_SEED = "the seed"
+
+
+def _draw(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    seeds = [a for a in args if isinstance(a, torch.Tensor)]
+    described = tuple(
+        _SEED if isinstance(a, torch.Tensor) else tuple(a) if isinstance(a, list) else a for a in args
+    )
+    try:
+        return _compiled(operator, described, tuple(kwargs.items()))(*seeds)
+    except Exception as error:
+        raise HandoverError(
+            f"{operator} cannot be compiled alone, and eager's kernel ignores its seed, from which the backward graph "
+            "may draw again: options={'inductor': {'fallback_random': True}} leaves random operators as they are"
+        ) from error
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(
+    operator: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
+) -> Callable[..., Any]:
+    def draw(seed: torch.Tensor) -> torch.Tensor:
+        return operator(*(seed if a is _SEED else a for a in args), **dict(kwargs))
+
+    return torch.compile(_torch.with_own_code(draw), backend="inductor", fullgraph=True, dynamic=False)

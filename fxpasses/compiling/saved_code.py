@@ -1,0 +1,113 @@
+"""Compiled graphs in the form in which torch saves them (``caching_precompile``, ``bundled_autograd_cache``).
+
+AOTAutograd then asks every compiled graph to be an ``OutputCode``. Inductor's are; here are ours: a graph that runs operator by
+operator, parts that a generated function calls in turn, and what cannot be saved, which says why.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses import _torch_inductor
+from fxpasses.compiling.segments import fitted, stitched_from
+
+__all__ = ["EagerCode", "StitchedCode", "UnsavedCode", "as_output_code"]
+
+log = logging.getLogger(__name__)
+
+
+def _no_metadata(key: str) -> bool:
+    return False
+
+
+class EagerCode(_torch_inductor.RegionalOutputCode):
+    """A graph that runs operator by operator, called like a compiled one: with a list of inputs, which it empties."""
+
+    def __init__(self, gm: fx.GraphModule, traced: Sequence[Any] = ()) -> None:
+        """``traced`` are its outputs as they were traced, if somebody relies on their strides."""
+        super().__init__(gm, ops_filter=None, node_metadata_key_filter=_no_metadata)  # type: ignore[arg-type]
+        self._strides = [_known_strides(value) for value in traced]
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        given = tuple(inputs)
+        inputs.clear()
+        assert self._graph_module is not None
+        with torch.no_grad():
+            results = self._graph_module.forward(*given)
+            if not any(self._strides):
+                return results
+            return tuple(
+                r if s is None or not r.numel() else fitted(r, s)
+                for r, s in zip(results, self._strides, strict=True)
+            )
+
+
+def _known_strides(value: Any) -> tuple[int, ...] | None:
+    if isinstance(value, torch.Tensor) and all(type(s) is int for s in (*value.shape, *value.stride())):
+        return tuple(value.stride())
+    return None
+
+
+class StitchedCode(_torch_inductor.OutputCode):
+    """Parts of a graph, each an ``OutputCode``, and the function that calls them in turn."""
+
+    def __init__(self, source: str, parts: Mapping[str, _torch_inductor.OutputCode]) -> None:
+        super().__init__()
+        self.source, self.parts = source, dict(parts)
+        self._boxed_call = True
+        self._call: Callable[[list[Any]], Any] | None = stitched_from(source, self.parts)
+
+    def __call__(self, inputs: Any) -> Any:
+        assert self._call is not None
+        return self._call(inputs)
+
+    def prepare_for_serialization(self) -> None:
+        self.parts = {name: copy.copy(part) for name, part in self.parts.items()}
+        for part in self.parts.values():
+            part.prepare_for_serialization()
+        self._call = None
+
+    def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        if self._call is None:
+            self.parts = {
+                name: _torch_inductor.loaded_code(part, graph_kwargs) for name, part in self.parts.items()
+            }
+            self._call = stitched_from(self.source, self.parts)
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        """The parts have their own."""
+
+
+class UnsavedCode(_torch_inductor.OutputCode):
+    """A compiled graph that can be run, but not saved."""
+
+    def __init__(self, call: Callable[..., Any], reason: str) -> None:
+        super().__init__()
+        self._run, self._reason = call, reason
+        self._boxed_call = bool(getattr(call, "_boxed_call", False))
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self._run(*inputs)
+
+    def prepare_for_serialization(self) -> None:
+        log.warning("this graph is not saved for other processes: %s", self._reason)
+        raise _torch_inductor.BypassAOTAutogradCache(f"fxpasses: {self._reason}")
+
+    def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        """There is nothing to do: it never was on a disk."""
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        """It is not saved, and nor are its kernels."""
+
+
+def as_output_code(compiled: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """A compiled graph as AOTAutograd wants it where it saves them; ``reason`` says why this one cannot be."""
+    if not _torch_inductor.saves_compiled_code() or isinstance(compiled, _torch_inductor.OutputCode):
+        return compiled
+    return UnsavedCode(compiled, reason)

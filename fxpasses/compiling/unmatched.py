@@ -1,0 +1,200 @@
+"""Passes that ran and found nothing to change: most often they look for operators that graphs do not have.
+
+Passes run behind the decompositions of Inductor: ``aten.gelu`` is ``erf`` and products by then, and ``aten.linear`` never was
+in a graph. What a pass looks for is read off its code.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType
+from typing import Any
+
+from torch import fx
+
+from fxpasses import _torch
+from fxpasses.pass_manager.contract import FunctionPass, Pass
+from fxpasses.pass_manager.groups import Fixpoint
+from fxpasses.pass_manager.runs import PassRun
+from fxpasses.passes import default_passes
+from fxpasses.patterns import PatternPass
+from fxpasses.stats import counters
+
+__all__ = ["Unmatched", "mentioned_operators", "only_looks"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Unmatched:
+    """What the passes of one Dynamo graph did on its graphs, and who did nothing.
+
+    Attributes:
+        passes: the passes.
+    """
+
+    passes: Iterable[Pass]
+    _graphs: dict[str, int] = field(default_factory=dict)
+    _ran: dict[str, dict[str, None]] = field(default_factory=dict)
+    _targets: set[Any] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        usual = {item.name for item in default_passes()}
+        self._looked_at = [
+            item
+            for given in self.passes
+            for item in (given.passes if isinstance(given, Fixpoint) else (given,))
+            # A pattern says whether it expects a match.
+            if item.name not in usual and not isinstance(item, PatternPass) and not only_looks(item)
+        ]
+
+    def before(self, gm: fx.GraphModule, kind: str) -> None:
+        """Note what a graph has, before passes run on it."""
+        if not self._looked_at:
+            return
+        targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
+        self._graphs[kind] = len(targets)
+        self._targets.update(targets)
+
+    def after(self, runs: Iterable[PassRun], kind: str) -> None:
+        """Note what passes did."""
+        for run in runs:
+            counters.count_pass(run.name, changed=run.changed)
+            if run.changed or run.sites:
+                self._looked_at = [item for item in self._looked_at if item.name != run.name]
+            else:
+                self._ran.setdefault(run.name, {})[kind] = None
+
+    def tell(self) -> None:
+        """Say it once of each pass that has never changed anything and has seen every graph that it takes."""
+        for item in self._looked_at:
+            kinds = self._ran.get(item.name, {})
+            waits = "joint" in self._graphs and "backward" in item.contract.graphs and "backward" not in kinds
+            if not kinds or waits or not counters.first_report(item.name):
+                continue
+            graphs = ", ".join(f"{kind} ({self._graphs[kind]} calls)" for kind in kinds)
+            log.warning(
+                "pass %r has changed nothing in the graphs that it ran on: %s. %sfxpasses.capture(model, *inputs) shows the "
+                "graphs that passes see; fxpasses.stats().unmatched has all such passes.",
+                item.name, graphs, _why(item, self._targets),
+            )  # fmt: skip
+
+
+def _why(item: Pass, targets: Collection[Any]) -> str:
+    if type(item).__module__.startswith("fxpasses.passes"):
+        return ""  # it knows what is decomposed
+    table = _torch.select_decomp_table()
+    gone = [
+        str(operator)
+        for operator in mentioned_operators(item)
+        if not any(overload in targets for overload in _torch.overloads(operator))
+        and all(overload in table or _torch.is_composite(overload) for overload in _torch.overloads(operator))
+    ]
+    if not gone:
+        return ""
+    return f"It names {', '.join(gone)}: decomposed into other operators before passes run. "
+
+
+def only_looks(item: Pass) -> bool:
+    """Whether the code of a pass cannot say that it changed anything: all it ever returns is ``False``."""
+    function = _code_of(item)
+    if function is None:
+        return False
+    instructions = list(dis.get_instructions(function.__code__))
+    for before, now in zip([None, *instructions], instructions, strict=False):
+        if now.opname == "RETURN_CONST" and now.argval is not False:
+            return False
+        if now.opname == "RETURN_VALUE" and not (
+            before is not None and before.opname == "LOAD_CONST" and before.argval is False
+        ):
+            return False
+    return True
+
+
+def _code_of(item: Pass) -> FunctionType | None:
+    function = inspect.unwrap(item.function if isinstance(item, FunctionPass) else type(item).apply)
+    return function if isinstance(function, FunctionType) else None
+
+
+def mentioned_operators(item: Pass) -> list[Any]:
+    """The operators that the code of a pass names, that of the functions of its own module which it calls included.
+
+    >>> import torch
+    >>> from fxpasses import graph_pass
+    >>> @graph_pass
+    ... def finds(gm):
+    ...     aten = torch.ops.aten
+    ...     return bool(gm.graph.find_nodes(op="call_function", target=aten.gelu.default))
+    >>> mentioned_operators(finds)
+    [<OpOverload(op='aten.gelu', overload='default')>]
+    """
+    function = _code_of(item)
+    found: dict[Any, None] = {}
+    pending, seen = [function], set()
+    while pending:
+        function = pending.pop()
+        if function is None or function in seen or len(seen) > 100:
+            continue
+        seen.add(function)
+        for value in _values_named(function):
+            for one in _inside(value):
+                if isinstance(one, (_torch.OpOverload, _torch.OpOverloadPacket)):
+                    found[one] = None
+                elif isinstance(one, FunctionType) and one.__module__ == function.__module__:
+                    pending.append(one)
+    return list(found)
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from value
+        yield from value.values()
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from value
+    else:
+        yield value
+
+
+def _values_named(function: FunctionType) -> Iterator[Any]:
+    """What chains of attributes in a function's code, such as ``torch.ops.aten.gelu.default``, stand for."""
+    closed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    known: dict[str, Any] = dict(function.__globals__)
+    for name, cell in closed.items():
+        try:
+            known[name] = cell.cell_contents
+        except ValueError:  # not yet assigned
+            continue
+    codes: list[CodeType] = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+        yield from _chains(code, known)
+
+
+_LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_FAST", "LOAD_FAST_CHECK"}
+_NOTHING = object()
+
+
+def _chains(code: CodeType, known: dict[str, Any]) -> Iterator[Any]:
+    value: Any = _NOTHING
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        if name in ("LOAD_ATTR", "LOAD_METHOD") and value is not _NOTHING:
+            value = _attribute(value, str(instruction.argval))
+            continue
+        if name in ("STORE_FAST", "STORE_DEREF") and value is not _NOTHING:
+            known[str(instruction.argval)] = value
+        elif value is not _NOTHING:
+            yield value
+        value = known.get(str(instruction.argval), _NOTHING) if name in _LOADS else _NOTHING
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """The attribute, where reading it runs no code but torch's look-up of operators."""
+    if isinstance(value, _torch.OpOverloadPacket) or inspect.ismodule(value):
+        return getattr(value, name, _NOTHING)
+    return inspect.getattr_static(value, name, _NOTHING) if isinstance(value, type) else _NOTHING

@@ -1,0 +1,107 @@
+"""Passes that run and find nothing to change: who says so, and why."""
+
+import logging
+
+import pytest
+import torch
+
+import fxpasses
+from fxpasses.compiling.unmatched import mentioned_operators, only_looks
+
+aten = torch.ops.aten
+LINEAR = (aten.linear.default,)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    fxpasses.reset_stats()
+    yield
+    torch._dynamo.reset()
+
+
+def replaces(target, graphs=("joint", "inference")):
+    def finds(gm):
+        found = gm.graph.find_nodes(op="call_function", target=target)
+        for node in found:
+            node.target = aten.neg.default
+        return bool(found)
+
+    return fxpasses.graph_pass(finds, name="finds", graphs=graphs)
+
+
+def compiled(function, *passes):
+    options = {"compiler": "eager", "passes": [*passes, "default"]}
+    return torch.compile(function, backend="fxpasses", options=options)
+
+
+def said(caplog):
+    return [r.getMessage() for r in caplog.records if "changed nothing" in r.getMessage()]
+
+
+def test_a_pass_for_an_operator_that_is_decomposed(caplog):
+    gelu = torch.nn.GELU()
+    call = compiled(gelu, replaces(aten.gelu.default))
+    with caplog.at_level(logging.WARNING, "fxpasses"):
+        call(torch.ones(3))
+        call(torch.ones(4))
+    (message,) = said(caplog)
+    assert "'finds'" in message
+    assert "inference" in message
+    assert "aten.gelu.default" not in str(fxpasses.capture(gelu, torch.ones(3)).forward.graph)
+    assert "aten.gelu.default" in str(fxpasses.capture(gelu, torch.ones(3), decompose=False).forward.graph)
+    assert "finds" in fxpasses.stats().unmatched
+
+
+def test_the_operators_that_a_pass_names_are_read_off_its_code(caplog):
+    def calls(node):
+        return node.target in LINEAR
+
+    @fxpasses.graph_pass
+    def fuses(gm):
+        ops = torch.ops.aten
+        return any(calls(node) or node.target is ops.gelu.default for node in gm.graph.nodes)
+
+    assert set(mentioned_operators(fuses)) == {aten.linear.default, aten.gelu.default}
+    with caplog.at_level(logging.WARNING, "fxpasses"):
+        compiled(torch.nn.Linear(3, 3), fuses)(torch.ones(2, 3))
+    (message,) = said(caplog)
+    assert "aten.gelu.default" in message
+    assert "aten.linear.default" in message
+    assert "decomposed" in message
+
+
+def test_nothing_is_said_of_a_pass_that_changed_a_graph_or_only_looks(caplog):
+    @fxpasses.graph_pass(graphs="any")
+    def looks(gm):
+        len(gm.graph.nodes)
+        return False
+
+    assert only_looks(looks)
+    assert not only_looks(replaces(aten.sin.default))
+    with caplog.at_level(logging.WARNING, "fxpasses"):
+        compiled(torch.sin, replaces(aten.sin.default), looks)(torch.ones(3))
+    assert not said(caplog)
+    assert "finds" not in fxpasses.stats().unmatched
+    assert fxpasses.stats().pass_runs["finds"] == 1
+
+
+def test_a_pass_on_the_backward_graph_is_judged_when_that_is_compiled(caplog):
+    x = torch.ones(3, requires_grad=True)
+    with caplog.at_level(logging.WARNING, "fxpasses"):
+        result = compiled(lambda x: x.sin().sum(), replaces(aten.cos.default, "any"))(x)
+        result.backward()
+    assert not said(caplog)
+    torch._dynamo.reset()
+    with caplog.at_level(logging.WARNING, "fxpasses"):
+        result = compiled(
+            lambda x: x.exp().sum(),
+            fxpasses.graph_pass(
+                lambda gm: bool(gm.graph.find_nodes(op="call_function", target=aten.tan.default)),
+                name="late",
+                graphs="any",
+            ),
+        )(x)
+        assert not said(caplog)
+        result.backward()
+    assert len(said(caplog)) == 1
