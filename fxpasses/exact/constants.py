@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Hashable
 from fractions import Fraction
 
 import torch
@@ -25,7 +26,7 @@ _SMALL_SQUARE = 4096
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def residues_of_number(field: Field, kind: type, number: float | int) -> tuple[int, ...]:
+def residues_of_number(field: Field, kind: Hashable, number: float | int) -> tuple[int, ...]:
     """One residue a level.
 
     Args:

@@ -144,7 +144,7 @@ class Machine:
                 _DECOMPOSITIONS.clear()
             _DECOMPOSITIONS[key] = _traced_decomposition(target, flat, spec, at, given)
         graph = _DECOMPOSITIONS[key]
-        return NotImplemented if graph is None else _Evaluation(self, graph).run(*(flat[i] for i in at))
+        return NotImplemented if graph is None else _Evaluation(self, graph).evaluate(*(flat[i] for i in at))
 
     def _uninterpreted(self, target: Any, flat: list[Any], spec: TreeSpec) -> Any:
         """A function of the whole of its arguments: equal wherever both graphs call it with equal ones."""
@@ -201,8 +201,9 @@ class _Evaluation(fx.Interpreter):
         super().__init__(gm)
         self._machine = machine
 
-    def run(self, *args: Any) -> Any:
-        return super().run(*args, enable_io_processing=False)
+    def evaluate(self, *args: Any) -> Any:
+        """The results of the graph."""
+        return self.run(*args, enable_io_processing=False)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         return self._machine.call(target, args, kwargs)

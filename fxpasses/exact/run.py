@@ -63,8 +63,9 @@ class Run(fx.Interpreter):
                     for key in digests(value):
                         self._removed.setdefault(key, name)
 
-    def run(self, *inputs: Any) -> Any:
-        return super().run(*inputs, enable_io_processing=False)
+    def evaluate(self, *inputs: Any) -> Any:
+        """What the graph returns."""
+        return self.run(*inputs, enable_io_processing=False)
 
     def outputs(self, returned: Any) -> dict[str, Any]:
         """What the graph returned and wrote, by name."""

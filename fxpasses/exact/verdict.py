@@ -203,7 +203,8 @@ class Original:
         """
         _check_inputs(after, self.inputs)
         verdict = Verdict(calls=len([n for n in after.graph.nodes if n.op == "call_function"]))
-        families: list[Family] = ["example", *("random" for _ in range(draws))]
+        families: list[Family] = ["example"]
+        families += ["random"] * draws
         self._decide(verdict, after, families, signed_zeros)
         if verdict.kind == "EQUAL":
             verdict.edges = _at_edges(self, after, edges, overflow, len(families))
@@ -339,7 +340,7 @@ class _FirstRun:
                 self.inputs.append(value)
         self.run = Run(self.machine, gm)
         try:
-            self.results = self.run.outputs(self.run.run(*self.inputs))
+            self.results = self.run.outputs(self.run.evaluate(*self.inputs))
         except (RuntimeError, IndexError, ValueError) as error:
             raise _RefusedByBefore(str(error)) from error
         self.is_not_finite = any(
@@ -367,7 +368,7 @@ class _Draw:
         second = Run(machine, after, first.run, signed_zeros)
         self.finding: Finding | None = None
         try:
-            others = second.outputs(second.run(*first.inputs))
+            others = second.outputs(second.evaluate(*first.inputs))
         except (RuntimeError, IndexError, ValueError) as error:
             reason = f"the graph after raises {type(error).__name__}: {error}"
             self.finding = Finding(first.family, "the graph", Comparison("different", reason=reason))

@@ -169,7 +169,7 @@ def _graphs(
     decompose: bool,
 ) -> Iterator[tuple[GraphKind, fx.GraphModule, list[Any]]]:
     """The graphs of the model that the pass takes, with real inputs."""
-    wanted = item.contract.graphs
+    wanted = set(item.contract.graphs)
     if wanted & {"joint", "forward", "backward"}:
         captured = capture(model, *inputs, dynamic=dynamic, decompose=decompose, **keywords)
         if captured.joint is not None:

@@ -154,7 +154,7 @@ def cast(m: Arithmetic, op: Any, a: Any, *args: Any, dtype: Any = None, **kwargs
     if not isinstance(a, Dual):
         return m.dual(a, dtype) if dtype is not None and dtype.is_floating_point else NotImplemented
     if dtype is None or dtype.is_floating_point:
-        return a.as_type(dtype or a.dtype)
+        return a if dtype is None else a.as_type(dtype)
     return a.witness.to(dtype)
 
 
@@ -207,7 +207,7 @@ def new_ones(m: Arithmetic, op: Any, a: Any, size: Any, dtype: Any = None, **kwa
 def new_empty(m: Arithmetic, op: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
     # What is not written yet is nobody's to read: zeros, so that both graphs have the same.
     like, size = (args[0], args[1]) if isinstance(args[0], (Dual, Tensor)) else (None, args[0])
-    kind = dtype or (like.dtype if like is not None else torch.get_default_dtype())
+    kind: Any = dtype or (like.dtype if like is not None else torch.get_default_dtype())
     return _filled(m, size, 0, kind)
 
 
