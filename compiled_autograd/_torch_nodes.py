@@ -98,7 +98,7 @@ class LazyGraphModule(_LazyGraphModule):
     forward = _FORWARD
 
     @classmethod
-    def recompile(cls) -> None:
+    def recompile(cls) -> None:  # type: ignore[override]
         """Have the code generated anew when it is next wanted."""
         cls.forward = _FORWARD
 

@@ -85,6 +85,7 @@ class _Emitter:
     def _resolved(self, value: Any) -> Any:
         """The value inside of an inlined function that an output of its call is."""
         if self.inline and type(value) is Value and value.step.inlined is not None:
+            assert value.index is not None  # an inlined call has several results
             return value.step.inlined.outputs[value.index]
         return value
 

@@ -53,6 +53,7 @@ def tangent(
         return grad.contiguous(memory_format=memory_format)
     if grad.shape == size and grad.stride() == stride:
         return grad
+    assert size is not None and stride is not None  # given where there is no memory format
     return torch.empty_strided(size, stride, dtype=grad.dtype, device=grad.device).copy_(grad)
 
 

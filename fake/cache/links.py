@@ -206,6 +206,7 @@ def _maker_of_tensor(
             element = plain_of(follow(path, args, kwargs)).as_strided(sizes, strides, start)
             return make_fake(element, device, mode, kept, mark, tensor_class)
         if storage is None:
+            assert isinstance(recipe, Fresh)
             storage = empty_storage(recipe)
         with inference_of(metadata):
             element = _t.variable_functions._lazy_clone(storage).as_strided(sizes, strides, start)

@@ -25,7 +25,7 @@ def compile_apart(function: Callable[..., Any], backend: Callable[..., Any], dyn
     A graph break compiles the user's own functions, whose cache all compilations share: after eight backends Dynamo gives up on
     such a function and runs it in eager, without a word to its caller.
     """
-    apart = {"isolate_recompiles": True} if _APART else {}
+    apart: dict[str, Any] = {"isolate_recompiles": True} if _APART else {}
     return torch.compile(function, backend=backend, dynamic=dynamic, **apart)
 
 

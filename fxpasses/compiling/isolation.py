@@ -217,7 +217,7 @@ class Isolation:
                 low, high = (middle, high) if fails(middle, end) else (low, middle)
             window = range(low, end)
             self._window = units[low:end]
-            likely = [named] if named in window else []
+            likely = [named] if named is not None and named in window else []
             for i in dict.fromkeys([*likely, end - 1, low]):
                 if not fails(0, i) and not fails(i + 1, len(units)):
                     return units[i]

@@ -34,7 +34,7 @@ class EagerCode(_torch_inductor.RegionalOutputCode):
         super().__init__(gm, ops_filter=None, node_metadata_key_filter=_no_metadata)  # type: ignore[arg-type]
         self._strides = [_known_strides(value) for value in traced]
 
-    def __call__(self, inputs: list[Any]) -> Any:
+    def __call__(self, inputs: list[Any]) -> Any:  # type: ignore[override]
         given = tuple(inputs)
         inputs.clear()
         assert self._graph_module is not None

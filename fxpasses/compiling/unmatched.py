@@ -134,7 +134,8 @@ def mentioned_operators(item: Pass) -> list[Any]:
     """
     function = _code_of(item)
     found: dict[Any, None] = {}
-    pending, seen = [function], set()
+    pending = [function]
+    seen: set[Any] = set()
     while pending:
         function = pending.pop()
         if function is None or function in seen or len(seen) > 100:

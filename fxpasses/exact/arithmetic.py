@@ -88,7 +88,7 @@ class Arithmetic:
         if isinstance(value, Tensor):
             kind = value.dtype if value.is_floating_point() else torch.float32
             return Dual(value.double(), self.field.encode(value), dtype or kind)
-        residues = residues_of_number(self.field, type(value), value)
+        residues = residues_of_number(self.field, type(value), value)  # type: ignore[arg-type]
         return Dual(
             torch.tensor(float(value), dtype=torch.float64), [torch.tensor(r) for r in residues], dtype
         )

@@ -137,7 +137,8 @@ def _compare_symbols(
 ) -> list[Evidence]:
     """Sizes that the fake kernel left open: whether the real one lies in the range it gave, and equal stays equal."""
     found = []
-    for dim, (real, symbol) in enumerate(zip(mine.shape, theirs.shape, strict=True)):
+    symbols: tuple[Any, ...] = tuple(theirs.shape)
+    for dim, (real, symbol) in enumerate(zip(mine.shape, symbols, strict=True)):
         if not _symbolic(symbol):
             continue
         place = f"{where}, size {dim}"

@@ -194,7 +194,7 @@ def refill_like(original: torch.Tensor, shape: list[int]) -> torch.Tensor:
     filled = refill(original, shape)
     if original.layout is not torch.strided or original.dim() != len(shape) or original.is_contiguous():
         return filled
-    order = sorted(range(len(shape)), key=lambda dim: -original.stride(dim))
+    order = sorted(range(len(shape)), key=lambda dim: original.stride()[dim], reverse=True)
     back = sorted(range(len(shape)), key=lambda dim: order[dim])
     return filled.permute(order).contiguous().permute(back)
 

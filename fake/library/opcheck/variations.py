@@ -200,7 +200,8 @@ def code_constants(functions: list[Any]) -> tuple[tuple[int, ...], tuple[str, ..
     """Numbers and strings in the code of Python functions (and of those that they close over): where it may branch."""
     numbers: dict[int, None] = {}
     strings: dict[str, None] = {}
-    pending, seen = list(functions), set()
+    pending = list(functions)
+    seen: set[int] = set()
     while pending:
         current = pending.pop()
         if id(current) in seen or len(seen) > 200:
