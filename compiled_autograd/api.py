@@ -12,8 +12,8 @@ from compiled_autograd.runtime import late_hooks, queries, saved_hooks
 from compiled_autograd.runtime.running import running
 from compiled_autograd.session.compilers import as_compiler
 from compiled_autograd.session.session import Session, installation, sessions
+from compiled_autograd.session.walking import walks
 from compiled_autograd.stats import Stats
-from compiled_autograd.walking import walks
 
 __all__ = ["disable", "enable", "reset", "stats"]
 

@@ -24,7 +24,7 @@ from compiled_autograd.session.fallback import reason_before, refusal_reason
 from compiled_autograd.session.log import log_capture, log_fallback, log_hit
 from compiled_autograd.session.session import Session, sessions
 from compiled_autograd.session.standing import standing
-from compiled_autograd.walking import Handle, walks
+from compiled_autograd.session.walking import Handle, walks
 
 __all__ = ["CapturingEngine"]
 

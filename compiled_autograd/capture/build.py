@@ -18,8 +18,8 @@ from torch import fx
 from compiled_autograd._torch_nodes import NodeWriter
 from compiled_autograd.capture.hook import Capture
 from compiled_autograd.capture.steps import CapturedNode, Constant, InputValue, Step, SumValue, Value, leaves
-from compiled_autograd.executing import graph_module
 from compiled_autograd.runtime import functional
+from compiled_autograd.runtime.executing import graph_module
 from compiled_autograd.runtime.schedule import eager_order
 
 __all__ = ["FREED", "PLACEHOLDERS", "build_graph", "node_label", "ordered_nodes"]

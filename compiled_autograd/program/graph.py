@@ -15,10 +15,10 @@ from compiled_autograd.capture.hook import Capture
 from compiled_autograd.capture.reasons import Shape, miss_reason
 from compiled_autograd.capture.steps import CapturedNode
 from compiled_autograd.config import config
-from compiled_autograd.executing import executable
 from compiled_autograd.program import cudagraphs
 from compiled_autograd.program.program import build_program
 from compiled_autograd.runtime import functional
+from compiled_autograd.runtime.executing import executable
 from compiled_autograd.session.compilers import Compiler
 from compiled_autograd.session.log import log_compile
 from compiled_autograd.session.session import sessions

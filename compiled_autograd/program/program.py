@@ -14,10 +14,10 @@ from torch import fx
 
 from compiled_autograd import _torch
 from compiled_autograd.config import config
-from compiled_autograd.executing import executable, graph_module
 from compiled_autograd.program.lower import Lowered, lower, obstacle
 from compiled_autograd.program.segments import FunctionalSegment, build_driver, merge_inputs, split_segments
 from compiled_autograd.program.shapes import ShapePattern, dynamic_module
+from compiled_autograd.runtime.executing import executable, graph_module
 from compiled_autograd.session.compilers import Compiler
 from compiled_autograd.session.log import log_compile
 from compiled_autograd.session.session import sessions

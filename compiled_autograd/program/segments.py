@@ -16,7 +16,7 @@ from torch import fx
 
 from compiled_autograd._torch_nodes import NodeWriter
 from compiled_autograd.capture.steps import Kind
-from compiled_autograd.executing import executable, graph_module
+from compiled_autograd.runtime.executing import executable, graph_module
 
 __all__ = ["FunctionalSegment", "build_driver", "merge_inputs", "pick", "split_segments"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compiled_autograd.executing import graph_module
+from compiled_autograd.runtime.executing import graph_module
 
 __all__ = ["Observation", "ShapePattern", "dynamic_module"]
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from compiled_autograd import _torch
-from compiled_autograd.collector import collection_paused
 from compiled_autograd.config import config
 from compiled_autograd.errors import StrayPassError
+from compiled_autograd.runtime.collector import collection_paused
 from compiled_autograd.session.fallback import is_beside_another
 from compiled_autograd.session.log import log_of_cpp
 from compiled_autograd.session.session import sessions

@@ -15,7 +15,7 @@ from torch import fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from compiled_autograd import _torch_nodes
-from compiled_autograd.collector import collection_paused
+from compiled_autograd.runtime.collector import collection_paused
 
 __all__ = ["executable", "graph_module"]
 
