@@ -58,7 +58,7 @@ def test_options_behind_a_script_belong_to_the_script(tmp_path, monkeypatch, cap
     assert main(["bisect", "script.py", "--output", "elsewhere"]) == 0
     said = capsys.readouterr()
     assert "--output comes after the script" in said.err
-    assert "The script does not fail" in said.out
+    assert "The script did not fail" in said.out
     assert not (tmp_path / "elsewhere").exists()
 
 
