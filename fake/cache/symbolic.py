@@ -34,7 +34,7 @@ __all__ = [
 
 
 for _path in Path(__file__).parents[1].rglob("*.py"):
-    if _path.parent.name in ("fake", "cache", "symbols"):
+    if _path.parent.name in ("fake", "cache", "dispatch", "symbols", "tensors"):
         _t.HIDDEN_FILES.add(str(_path))
 
 

@@ -284,6 +284,10 @@ class RoundedRun(Run):
         return found
 
 
+_SAME_IN_FLOAT64 = 1e-6
+"""How far a decomposition may be from its operator in float64, relative to the largest element: some compute in float32 inside."""
+
+
 class RoundedMode(TorchDispatchMode):
     """The same for a program that is not a graph: inside, every operator's result is moved by its rounding error.
 
@@ -305,7 +309,7 @@ class RoundedMode(TorchDispatchMode):
         if communicates(func):
             return func(*args, **kwargs)
         decomposition = self._decompositions.get(func) if _rounds(func) else None
-        made = NotImplemented if decomposition is None else self._by_others(decomposition, args, kwargs)
+        made = NotImplemented if decomposition is None else self._by_others(func, decomposition, args, kwargs)
         if made is NotImplemented:
             return rounded_call(func, args, kwargs, self._generator)
         # In the memory layout of the operator itself, which the program may rely on.
@@ -314,12 +318,31 @@ class RoundedMode(TorchDispatchMode):
             return type(plain)(map(_with_values_of, plain, made))
         return _with_values_of(plain, made)
 
-    def _by_others(self, decomposition: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _by_others(self, func: Any, decomposition: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
+            wide_args, wide_kwargs = map_aggregate((args, kwargs), widened)
+            if not _agree(call_wide(func, args, kwargs), decomposition(*wide_args, **wide_kwargs)):
+                return NotImplemented  # it is another function, and would make that look like rounding
             with self:
                 return decomposition(*args, **kwargs)
         except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, AssertionError):
             return NotImplemented  # a decomposition for tracing only
+
+
+def _agree(a: Any, b: Any) -> bool:
+    """Whether two results in float64 are the same up to the rounding of float64."""
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(map(_agree, a, b))
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return (a is None and b is None) or type(a) is type(b)
+    if a.shape != b.shape:
+        return False
+    scale = (
+        float(a.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() and not a.is_complex() else 1.0
+    )
+    return torch.allclose(
+        a, b.to(a.dtype), rtol=_SAME_IN_FLOAT64, atol=_SAME_IN_FLOAT64 * scale, equal_nan=True
+    )
 
 
 def _with_values_of(plain: Any, made: Any) -> Any:

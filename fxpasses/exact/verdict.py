@@ -136,8 +136,8 @@ def equivalent(
     >>> import torch, fxpasses
     >>> from fxpasses.exact import equivalent
     >>> x = torch.randn(4, 3)
-    >>> one = fxpasses.capture(lambda x: torch.exp(x) * torch.exp(2 * x), x).inference
-    >>> other = fxpasses.capture(lambda x: torch.exp(3 * x), x).inference
+    >>> one = fxpasses.capture(lambda x: x.exp() * (2 * x).exp(), x).forward
+    >>> other = fxpasses.capture(lambda x: (3 * x).exp(), x).forward
     >>> equivalent(one, other, [x]).kind
     'EQUAL'
     """

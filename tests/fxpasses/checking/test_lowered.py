@@ -54,7 +54,7 @@ def test_check_writes_a_repro_file(lowering, tmp_path):
         model(), torch.randn(3, 4), options={"report": str(tmp_path)}, backward=False, show=False
     )
     assert [stage.stage for stage in result.stages if not stage.ok] == ["inductor"]
-    assert "shows what Inductor does on 1 calls" in str(result)
+    assert "shows what Inductor does on 1 call" in str(result)
     file = tmp_path / "fxpasses_repros" / "inductor" / "repro.py"
     assert "register_lowering(torch.ops.aten.tanh.default" in file.read_text()
     assert "aten.sigmoid" not in file.read_text()
