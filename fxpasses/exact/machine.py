@@ -96,7 +96,10 @@ class Machine:
         found = NotImplemented
         known = RULES.get(target.overloadpacket)
         if known is not None:
-            found = known(self.arithmetic, target, *args, **kwargs)
+            try:
+                found = known(self.arithmetic, target, *args, **kwargs)
+            except (TypeError, AttributeError) as error:  # an overload that the rule was not written for
+                raise UnsupportedCall(target, f"its exact rule does not take this call: {error}") from error
         if found is NotImplemented and torch.Tag.nondeterministic_seeded in target.tags:
             raise UnsupportedCall(target, "it draws random numbers inside")
         if found is NotImplemented and not duals:

@@ -370,8 +370,9 @@ class _Draw:
         try:
             others = second.outputs(second.evaluate(*first.inputs))
         except (RuntimeError, IndexError, ValueError) as error:
-            reason = f"the graph after raises {type(error).__name__}: {error}"
-            self.finding = Finding(first.family, "the graph", Comparison("different", reason=reason))
+            # The graph may be at fault, or a rule of ours: neither is shown.
+            reason = f"evaluating the graph after raises {type(error).__name__}: {error}"
+            self.finding = Finding(first.family, "the graph", Comparison("unproved", reason=reason))
         else:
             self._compare(first, others, second, signed_zeros)
         self.opaque = first.machine.opaque | machine.opaque

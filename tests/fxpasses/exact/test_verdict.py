@@ -240,3 +240,12 @@ def test_wrong_calls_are_errors_of_their_own():
     index = make_fx(lambda x, i: x[i])(X, torch.tensor([0]))
     with pytest.raises(ValueError, match="does not run on the example inputs"):
         equivalent(index, index, [X, torch.tensor([9])])
+
+
+def test_a_graph_that_cannot_be_evaluated_is_not_called_wrong():
+    before, after, inputs = graphs(lambda x: x + 1, lambda x: x[[3]] + 1, X)
+    index = next(n for n in after.graph.nodes if n.target is torch.ops.aten.index.Tensor)
+    index.args = (index.args[0], [torch.tensor([9])])
+    verdict = equivalent(before, after, inputs, edges=(), overflow=False)
+    assert verdict.kind == "UNPROVED"
+    assert "evaluating the graph after raises IndexError" in str(verdict)
