@@ -1,9 +1,13 @@
 """A module of the user's with the name of one of our packages."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+OURS = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("package", ["fake", "compiled_autograd"])
@@ -29,5 +33,10 @@ def test_a_shadow_that_is_loaded_already_is_named(tmp_path):
 def test_a_directory_that_is_no_package_shadows_nothing(tmp_path):
     (tmp_path / "fake").mkdir()
     program = "import fxpasses._companions"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    # On a path, as an ordinary install is: there Python prefers a package to a plain directory. Editable installs are found by a hook
+    # that is asked after all paths, so that there the directory would be imported indeed, and is named.
+    with_path = os.environ | {"PYTHONPATH": str(OURS)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, env=with_path
+    )
     assert done.returncode == 0, done.stderr
