@@ -19,7 +19,6 @@ from fake.symbols._torch import ConstraintViolationError
 __all__ = [
     "AccelerateError",
     "CacheCrossCheckError",
-    "ConformanceOptionsError",
     "ContractError",
     "ContractInputError",
     "ContractViolationError",
@@ -36,18 +35,6 @@ __all__ = [
     "UnsupportedTorchVersionError",
     "Violation",
 ]
-
-
-class ConformanceOptionsError(ValueError):
-    """A conformance sweep was asked for something that there is not, or for nothing.
-
-    Attributes:
-        argument: the option at fault.
-    """
-
-    def __init__(self, message: str, *, argument: str) -> None:
-        super().__init__(message)
-        self.argument = argument
 
 
 class FallbackNotAllowedError(UnsupportedOperatorException):

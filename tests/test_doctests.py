@@ -7,13 +7,14 @@ import pkgutil
 import pytest
 import torch
 
+import benchmarks.conformance
 import compiled_autograd
 import fake
 import fxpasses
 
 
 def modules():
-    for package in (fake, compiled_autograd, fxpasses):
+    for package in (fake, compiled_autograd, fxpasses, benchmarks.conformance):
         yield package.__name__
         for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
             if not found.name.endswith("__main__"):

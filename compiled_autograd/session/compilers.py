@@ -14,8 +14,6 @@ from compiled_autograd.session.session import sessions
 
 __all__ = ["Compiler", "as_compiler", "compiler_key"]
 
-PartCompiler = Callable[[fx.GraphModule, list[Any]], Callable[[list[Any]], Any]]
-
 
 class Compiler:
     """A compiler of backward graphs.

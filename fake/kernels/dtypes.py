@@ -2,7 +2,7 @@
 
 No schema and no meta kernel says that ``exp`` knows no bfloat16 on some backend or that ``mm`` wants one dtype: each
 kernel decides for itself, with a macro over dtypes or a check of its own. ``refused_dtypes.json`` holds what they
-decided, for every ATen operator that torch's ``op_db`` reaches. ``python -m fake.conformance --measure FILE`` writes it:
+decided, for every ATen operator that torch's ``op_db`` reaches. ``python -m benchmarks.conformance --measure FILE`` writes it:
 it calls the operators on tensors of all dtypes and keeps the combinations that were always refused. A combination
 that was not measured, another device, and another release of torch are left to the other steps.
 """

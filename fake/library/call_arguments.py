@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from fake.library import _torch
-
-if TYPE_CHECKING:
-    from fake.library.op_def import CustomOpDef
 
 __all__ = [
     "INT_MAX",
@@ -19,6 +16,7 @@ __all__ = [
     "MISSING",
     "PLAIN",
     "SCALAR_TESTS",
+    "FastCallable",
     "any_requires_grad",
     "argument_type",
     "call_dispatcher",
@@ -38,8 +36,30 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)
 INT_MIN, INT_MAX = -(2**63), 2**63
 
 
+class FastCallable(Protocol):
+    """What the fast call of a custom operator reads of it."""
+
+    differentiable: bool
+    _argument_types: dict[str, tuple[str, bool]]
+    _positional_names: list[str]
+    _python_defaults: dict[str, Any]
+    _returns_one_tuple: bool
+    _name: Any
+    _opoverload: Any
+    _backward_fn: Any
+    _setup_context_fn: Any
+
+    @property
+    def qualname(self) -> str: ...
+
+    @property
+    def has_disabled_kernels(self) -> bool: ...
+
+    def kernel_for(self, device_type: str) -> Callable[..., Any] | None: ...
+
+
 def call_dispatcher(
-    op: CustomOpDef,
+    op: FastCallable,
     values: tuple[Any, ...],
     keywords: dict[str, Any],
     extra: tuple[Any, ...],

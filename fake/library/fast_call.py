@@ -19,7 +19,7 @@ import keyword
 import linecache
 from collections.abc import Callable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -32,6 +32,7 @@ from fake.library.call_arguments import (
     MISSING,
     PLAIN,
     SCALAR_TESTS,
+    FastCallable,
     any_requires_grad,
     call_dispatcher,
     plain_list,
@@ -39,9 +40,6 @@ from fake.library.call_arguments import (
 from fake.library.errors import OutputAliasError
 from fake.library.returns import check_result
 from fake.library.schema import mutated_arguments
-
-if TYPE_CHECKING:
-    from fake.library.op_def import CustomOpDef
 
 __all__ = ["FastCall"]
 
@@ -78,7 +76,7 @@ class FastCall:
         source: its text.
     """
 
-    def __init__(self, op: CustomOpDef) -> None:
+    def __init__(self, op: FastCallable) -> None:
         self._op = op
         self._kernels: dict[int, Callable[..., Any]] = {}
         self._namespace: dict[str, Any] = {}
@@ -129,7 +127,7 @@ class FastCall:
         add = source.lines.append
         add("    _kernel = _kernels.get(_key)")
         add("    if _kernel is None or len(_registrations) != _registered:")
-        add(f"        _learn(_op, {tensors[0].name})")
+        add(f"        _learn({tensors[0].name})")
         add(f"        return {source.slow}")
         source.test(
             "_include().raw_repr() == _INCLUDE and _exclude().raw_repr() == _EXCLUDE and not _function_mode()"
@@ -174,7 +172,7 @@ class FastCall:
             "_grad_enabled": _torch.is_grad_enabled,
             "_include": _torch.local_include_set,
             "_kernels": self._kernels,
-            "_learn": _learn,
+            "_learn": self._learn,
             "_plain_list": plain_list,
             "_profiling": _torch.profiler_enabled,
             "_registrations": _torch.python_registrations,
@@ -285,7 +283,7 @@ class FastCall:
             any(a.kwarg_only for a in op._opoverload._schema.arguments),
         )
 
-    def learn(self, tensor: Any) -> None:
+    def _learn(self, tensor: Any) -> None:
         """Called on a miss: admit the dispatch keys of ``tensor`` if they are an ordinary tensor's."""
         if type(tensor) not in PLAIN or tensor.device.type == "meta" or self._op.has_disabled_kernels:
             return
@@ -311,7 +309,7 @@ class FastCall:
     # --- what a kernel returned --------------------------------------------------------------------
     def _wrong_output(self, result: Any) -> Any:
         """The result in the form in which the dispatcher returns it, or an error."""
-        return check_result(self._op.qualname, self._op.schema, result)
+        return check_result(self._op.qualname, self._op._opoverload._schema, result)
 
     def _alias_error(self) -> None:
         raise OutputAliasError(
@@ -330,7 +328,3 @@ class FastCall:
         if _torch.any_output_is_alias(args, {}, outputs):
             self._alias_error()
         return result
-
-
-def _learn(op: CustomOpDef, tensor: Any) -> None:
-    op.fast_call.learn(tensor)

@@ -15,7 +15,7 @@ from fake.library.errors import OpDestroyedError, RegistrationError
 from fake.library.fast_call import FastCall
 from fake.library.layout import ArgumentLayout
 from fake.library.place import call_at, users_place
-from fake.library.registry import registry
+from fake.library.registry import Registered, registry
 from fake.library.returns import checked_fake_kernel, checked_kernel
 from fake.library.signatures import (
     SignatureSchema,
@@ -316,7 +316,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
         return restored
 
 
-def _by_name(qualname: str) -> CustomOpDef:
+def _by_name(qualname: str) -> Registered:
     op = registry.find(qualname)
     if op is None:
         raise OpDestroyedError(f"{qualname} is not registered in this process", op=qualname)

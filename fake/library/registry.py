@@ -8,15 +8,22 @@ registry holds each operator that was made here, and each `Library` that defines
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+import torch
 
 from fake.library import _torch
 
-if TYPE_CHECKING:
-    from fake.library.library import Library
-    from fake.library.op_def import CustomOpDef
+__all__ = ["Registered", "Registry", "registry"]
 
-__all__ = ["Registry", "registry"]
+
+class Registered(Protocol):
+    """An operator as the registry sees it."""
+
+    @property
+    def qualname(self) -> str: ...
+
+    def retire(self) -> None: ...
 
 
 class Registry:
@@ -24,15 +31,15 @@ class Registry:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._ops: dict[str, CustomOpDef] = {}
-        self._libraries: dict[int, Library] = {}
+        self._ops: dict[str, Registered] = {}
+        self._libraries: dict[int, torch.library.Library] = {}
 
-    def add_op(self, op: CustomOpDef) -> None:
+    def add_op(self, op: Registered) -> None:
         """Hold ``op`` until it is destroyed or replaced."""
         with self._lock:
             self._ops[op.qualname] = op
 
-    def find(self, qualname: str) -> CustomOpDef | None:
+    def find(self, qualname: str) -> Registered | None:
         """The operator made here under that name, or None."""
         with self._lock:
             return self._ops.get(qualname)
@@ -42,12 +49,12 @@ class Registry:
         with self._lock:
             return sorted(self._ops)
 
-    def hold(self, library: Library) -> None:
+    def hold(self, library: torch.library.Library) -> None:
         """Keep ``library`` alive until `release`."""
         with self._lock:
             self._libraries[id(library)] = library
 
-    def release(self, library: Library) -> None:
+    def release(self, library: torch.library.Library) -> None:
         """Forget ``library``."""
         with self._lock:
             self._libraries.pop(id(library), None)

@@ -125,7 +125,7 @@ def _refusals() -> Finding:
         "refusal of dtypes that eager's kernels refuse",
         problem,
         cost="a call with a wrong dtype may pass on fake tensors, and is refused only when it runs",
-        advice="python -m fake.conformance --measure FILE writes the table",
+        advice="python -m benchmarks.conformance --measure FILE, in a clone of the repository, writes the table",
     )
 
 

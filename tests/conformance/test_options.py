@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fake.conformance.__main__ import main
-from fake.conformance.sweep import Options
-from fake.errors import ConformanceOptionsError
+from benchmarks.conformance.command import main
+from benchmarks.conformance.errors import ConformanceOptionsError
+from benchmarks.conformance.sweep import Options
 
 
 @pytest.mark.parametrize(

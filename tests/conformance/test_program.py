@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, UnsupportedOperatorException
 
-from fake.conformance import Options, Tally, Verdict, make_mode, observe, sweep
-from fake.conformance.__main__ import main
-from fake.conformance.compare import Outcome, compare, of_error
-from fake.conformance.explain import first_difference
-from fake.conformance.known import is_known
-from fake.conformance.layouts import LAYOUTS, OUT_KINDS, make_out, relayout
-from fake.conformance.report import Case
-from fake.conformance.subjects import entry_name, names, subjects
+from benchmarks.conformance import Options, Tally, Verdict, make_mode, observe, sweep
+from benchmarks.conformance.command import main
+from benchmarks.conformance.compare import Outcome, compare, of_error
+from benchmarks.conformance.explain import first_difference
+from benchmarks.conformance.known import is_known
+from benchmarks.conformance.layouts import LAYOUTS, OUT_KINDS, make_out, relayout
+from benchmarks.conformance.report import Case
+from benchmarks.conformance.subjects import entry_name, names, subjects
 
 
 def test_views_and_the_same_object_are_told_from_copies():

@@ -7,12 +7,12 @@ import time
 import pytest
 import torch
 
-from fake.conformance import Options, Verdict
-from fake.conformance.__main__ import main
-from fake.conformance.dtypes import explain, measure_dtypes, write_table
-from fake.conformance.isolate import isolated
-from fake.conformance.overlaps import measure_overlaps
-from fake.conformance.refusals import copied, perturbations, sweep_refusals
+from benchmarks.conformance import Options, Verdict
+from benchmarks.conformance.command import main
+from benchmarks.conformance.dtypes import explain, measure_dtypes, write_table
+from benchmarks.conformance.isolate import isolated
+from benchmarks.conformance.overlaps import measure_overlaps
+from benchmarks.conformance.refusals import copied, perturbations, sweep_refusals
 
 
 def options(*patterns: str, engine: str = "fake") -> Options:

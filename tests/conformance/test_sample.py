@@ -1,9 +1,9 @@
-"""A deterministic sample of the sweep. The whole of it is the command's: ``python -m fake.conformance``."""
+"""A deterministic sample of the sweep. The whole of it is the command's: ``python -m benchmarks.conformance``."""
 
 import pytest
 
-from fake.conformance import Options, Verdict, sweep
-from fake.conformance.known import is_known
+from benchmarks.conformance import Options, Verdict, sweep
+from benchmarks.conformance.known import is_known
 
 FINDINGS = (Verdict.MISMATCH, Verdict.UNSUPPORTED, Verdict.ERROR)
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.common_methods_invocations import op_db
 
 import fake
-from fake.conformance.subjects import entry_name, pick, seed
+from benchmarks.conformance.subjects import entry_name, pick, seed
 from tests.fake.ways import STATES, copied, outcome, reached, ways
 
 aten = torch.ops.aten

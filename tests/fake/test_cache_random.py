@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import fake
-from fake.conformance.observe import observe
+from benchmarks.conformance.observe import observe
 
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64,

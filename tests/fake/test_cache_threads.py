@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fake
-from fake.conformance.observe import observe
+from benchmarks.conformance.observe import observe
 from fake.mode import ENGINE
 from tests.fake.test_cache_random import DTYPES, KINDS, NUMBERS, OPERATORS, SHAPES, Spec
 

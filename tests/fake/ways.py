@@ -11,8 +11,8 @@ import torch._dispatch.python
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fake.conformance.observe import observe
-from fake.conformance.subjects import seed
+from benchmarks.conformance.observe import observe
+from benchmarks.conformance.subjects import seed
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """An operator of ATen with its arguments."""

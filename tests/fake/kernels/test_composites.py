@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fake.conformance.compare import Verdict, compare
-from fake.conformance.engines import active, make_mode, to_fake
-from fake.conformance.observe import observe
+from benchmarks.conformance.compare import Verdict, compare
+from benchmarks.conformance.engines import active, make_mode, to_fake
+from benchmarks.conformance.observe import observe
 
 COV = {
     "plain": {},

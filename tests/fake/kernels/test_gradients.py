@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import fake
-from fake.conformance.observe import observe
-from fake.conformance.sweep import Options, sweep
+from benchmarks.conformance.observe import observe
+from benchmarks.conformance.sweep import Options, sweep
 
 
 def _laid_out(order, *, sliced=False):
@@ -147,7 +147,7 @@ def test_a_layout_that_depends_on_values_is_no_mismatch():
             engine="fake", patterns=("prod",), tables=("backward",), layouts=("column-major",), samples=12
         )
     )
-    from fake.conformance.compare import Verdict
+    from benchmarks.conformance.compare import Verdict
 
     assert tally.count(Verdict.MISMATCH, Verdict.ERROR, Verdict.UNSUPPORTED) == 0
     assert tally.count(Verdict.OK) > 0

@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.nn.parameter import is_lazy
 
 import fake.kernels
-from fake.conformance import Verdict, make_mode, observe
-from fake.conformance.compare import Outcome, compare, of_error
-from fake.conformance.engines import active, to_fake
+from benchmarks.conformance import Verdict, make_mode, observe
+from benchmarks.conformance.compare import Outcome, compare, of_error
+from benchmarks.conformance.engines import active, to_fake
 from fake.kernels import composites, lazy_parameters
 
 aten = torch.ops.aten

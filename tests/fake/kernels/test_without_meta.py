@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import fake
-from fake.conformance.compare import Verdict, compare
-from fake.conformance.observe import observe
+from benchmarks.conformance.compare import Verdict, compare
+from benchmarks.conformance.observe import observe
 
 aten = torch.ops.aten
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.probe import functional_operators, score_operator
 from fake.library import custom_op, opcheck, probe
 from fake.library.errors import ProbeError
 from fake.library.opcheck.cli import main as opcheck_command
 from fake.library.probe import UndecidedError
 from fake.library.probe.cli import main as probe_command
-from fake.library.probe.score import functional_operators, score_operator
 from tests.fake.library.support import fresh_name
 
 r = torch.randn
@@ -207,7 +207,7 @@ def test_schema_names_are_used():
     assert rule(torch.empty(1), [7, 8, 9]).shape == (7, 8, 9)
 
 
-#: `python -m fake.library.probe.score` tries all of op_db.
+#: `python -m benchmarks probe` tries all of op_db.
 OPERATORS = {
     "sin", "add", "sum", "matmul", "cat", "gather", "linalg.inv", "topk", "cumsum", "where", "nn.functional.max_pool2d",
     "nn.functional.layer_norm", "index_select", "outer", "argmax",

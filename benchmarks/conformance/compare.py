@@ -6,8 +6,8 @@ import dataclasses
 import enum
 from dataclasses import dataclass
 
-from fake.conformance._torch import DATA_DEPENDENT, UNSUPPORTED
-from fake.conformance.observe import Observation, TensorFacts
+from benchmarks.conformance._torch import DATA_DEPENDENT, UNSUPPORTED
+from benchmarks.conformance.observe import Observation, TensorFacts
 
 __all__ = ["Outcome", "Verdict", "compare", "of_error"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fake.conformance._torch import hint, storage_id
+from benchmarks.conformance._torch import hint, storage_id
 
 __all__ = ["Observation", "TensorFacts", "observe"]
 

@@ -10,10 +10,10 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fake.conformance.compare import Verdict, compare
-from fake.conformance.engines import active, make_mode, to_fake
-from fake.conformance.observe import Observation, observe
-from fake.conformance.subjects import Subject, seed
+from benchmarks.conformance.compare import Verdict, compare
+from benchmarks.conformance.engines import active, make_mode, to_fake
+from benchmarks.conformance.observe import Observation, observe
+from benchmarks.conformance.subjects import Subject, seed
 
 __all__ = ["first_difference"]
 

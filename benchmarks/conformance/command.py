@@ -1,4 +1,4 @@
-"""``python -m fake.conformance``: run the sweep and print the table. ``--help`` lists the choices."""
+"""The command line of the conformance program: run the sweep and print the table."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from fake.conformance.compare import Verdict
-from fake.conformance.dtypes import measure_dtypes, write_table
-from fake.conformance.engines import ENGINES
-from fake.conformance.layouts import LAYOUTS
-from fake.conformance.overlaps import measure_overlaps
-from fake.conformance.refusals import sweep_refusals
-from fake.conformance.report import Tally
-from fake.conformance.sweep import TABLES, Options, sweep
-from fake.errors import ConformanceOptionsError
+from benchmarks.conformance.compare import Verdict
+from benchmarks.conformance.dtypes import measure_dtypes, write_table
+from benchmarks.conformance.engines import ENGINES
+from benchmarks.conformance.errors import ConformanceOptionsError
+from benchmarks.conformance.layouts import LAYOUTS
+from benchmarks.conformance.overlaps import measure_overlaps
+from benchmarks.conformance.refusals import sweep_refusals
+from benchmarks.conformance.report import Tally
+from benchmarks.conformance.sweep import TABLES, Options, sweep
 
 FINDINGS = (Verdict.MISMATCH, Verdict.UNSUPPORTED, Verdict.ERROR, Verdict.ACCEPTED, Verdict.OTHER_TYPE)
 
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     Options that select nothing are an error of the command: it exits with 2.
     """
-    parser = argparse.ArgumentParser(prog="python -m fake.conformance", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.conformance", description=__doc__)
     parser.add_argument(
         "patterns", nargs="*", help="names of entries, as shell patterns ('fft.*'); default: all"
     )
@@ -117,7 +117,3 @@ def _dtype(name: str) -> torch.dtype:
             f"dtypes: there is no torch.{name}, or it is no dtype", argument="dtypes"
         )
     return found
-
-
-if __name__ == "__main__":
-    sys.exit(main())

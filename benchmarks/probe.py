@@ -1,6 +1,6 @@
 """Try `probe` blind on torch's own operators: only the kernel and a few sample calls go in.
 
-``python -m fake.library.probe.score`` prints the score. An operator counts as found if its rule is right for every one
+``python -m benchmarks probe`` prints the score. An operator counts as found if its rule is right for every one
 of its samples, those that `probe` saw and those that it did not, and as wrong if the rule gives a wrong answer once.
 """
 
@@ -187,7 +187,7 @@ def _difference(real: Any, answer: Any) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the score; returns 1 if an operator is wrong without saying so or fewer than 80% are found."""
-    parser = argparse.ArgumentParser(prog="python -m fake.library.probe.score", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks probe", description=__doc__)
     parser.add_argument("--every", type=int, default=1, help="only every n-th operator")
     parser.add_argument("--offset", type=int, default=0, help="start with this operator")
     parser.add_argument("--given", type=int, default=16, help="samples that probe sees, at most")
@@ -232,7 +232,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"samples answered {decided} of {total}"
     )
     return int(bool(wrong) or len(found) < 0.8 * len(scores))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import fake.kernels
-from fake.conformance._torch import (
+from benchmarks.conformance._torch import (
     FakeCopyMode,
     FakeTensor,
     FakeTensorMode,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fake.conformance.report import Case
+from benchmarks.conformance.report import Case
 
 __all__ = ["KNOWN_SYMBOLIC", "is_known"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fake.conformance.compare import Outcome, Verdict
+from benchmarks.conformance.compare import Outcome, Verdict
 
 __all__ = ["Case", "Tally"]
 

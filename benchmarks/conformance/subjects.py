@@ -16,8 +16,8 @@ import numpy
 import torch
 from torch.utils import _pytree as pytree
 
-from fake.conformance import _torch
-from fake.conformance.layouts import OUT_KINDS, make_out, relayout
+from benchmarks.conformance import _torch
+from benchmarks.conformance.layouts import OUT_KINDS, make_out, relayout
 
 __all__ = ["Subject", "entry_name", "names", "pick", "seed", "subjects"]
 

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fake.conformance.compare import Outcome, Verdict, of_error
-from fake.conformance.engines import active, make_mode, to_fake
-from fake.conformance.isolate import isolated
-from fake.conformance.report import Case, Tally
-from fake.conformance.subjects import entry_name, pick, seed
-from fake.conformance.sweep import Options
+from benchmarks.conformance.compare import Outcome, Verdict, of_error
+from benchmarks.conformance.engines import active, make_mode, to_fake
+from benchmarks.conformance.isolate import isolated
+from benchmarks.conformance.report import Case, Tally
+from benchmarks.conformance.subjects import entry_name, pick, seed
+from benchmarks.conformance.sweep import Options
 
 __all__ = ["copied", "dense_results", "perturbations", "sweep_refusals"]
 

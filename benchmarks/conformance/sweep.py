@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fake.conformance.compare import Outcome, Verdict, compare, of_error
-from fake.conformance.engines import ENGINES, active, make_mode, to_fake
-from fake.conformance.layouts import LAYOUTS
-from fake.conformance.observe import Observation, observe
-from fake.conformance.report import Case, Tally
-from fake.conformance.subjects import Subject, entry_name, names, seed, subjects
-from fake.errors import ConformanceOptionsError
+from benchmarks.conformance.compare import Outcome, Verdict, compare, of_error
+from benchmarks.conformance.engines import ENGINES, active, make_mode, to_fake
+from benchmarks.conformance.errors import ConformanceOptionsError
+from benchmarks.conformance.layouts import LAYOUTS
+from benchmarks.conformance.observe import Observation, observe
+from benchmarks.conformance.report import Case, Tally
+from benchmarks.conformance.subjects import Subject, entry_name, names, seed, subjects
 
 __all__ = ["DATABASES", "TABLES", "Options", "sweep"]
 

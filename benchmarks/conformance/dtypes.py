@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from fake.conformance._torch import TorchDispatchMode
-from fake.conformance.isolate import isolated
-from fake.conformance.refusals import copied, dense_results
-from fake.conformance.subjects import entry_name, pick, seed
-from fake.conformance.sweep import Options
+from benchmarks.conformance._torch import TorchDispatchMode
+from benchmarks.conformance.isolate import isolated
+from benchmarks.conformance.refusals import copied, dense_results
+from benchmarks.conformance.subjects import entry_name, pick, seed
+from benchmarks.conformance.sweep import Options
 from fake.kernels.dtypes import CODES, EMPTY, Refused, signature, written
 
 __all__ = ["Observations", "explain", "measure_dtypes", "write_table"]
