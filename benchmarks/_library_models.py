@@ -30,7 +30,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def written_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def fuse_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention as it is written without a kernel for it."""
     return (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).softmax(-1) @ v
 
@@ -239,10 +239,10 @@ def _tokens(*shape: int, high: int = 256) -> Tensor:
 
 
 CASES: dict[str, tuple[Case, ...]] = {
-    "one_hot_products": (
+    "replace_one_hot_matmul": (
         Case("one-hot features, 256 x 2000", lambda: (OneHotFeatures(), (_tokens(256, high=2000),))),
     ),
-    "grouped_attention": (
+    "remove_repeat_kv": (
         Case(
             "one token, 2048 in the cache",
             lambda: (
@@ -253,51 +253,51 @@ CASES: dict[str, tuple[Case, ...]] = {
         ),
         Case("training, 2 x 256 tokens", lambda: (GroupedQueryLayer(), (torch.randn(2, 256, 512),))),
     ),
-    "written_attention": (
+    "fuse_attention": (
         Case(
             "4 x 8 heads of 32, 512 tokens",
-            lambda: (written_attention, tuple(torch.randn(4, 8, 512, 32) for _ in range(3))),
+            lambda: (fuse_attention, tuple(torch.randn(4, 8, 512, 32) for _ in range(3))),
             training=False,
         ),
     ),
-    "product_order": (
+    "reassociate_matmuls": (
         Case("low-rank updates, 256 x 512", lambda: (LowRank(), (torch.randn(256, 512),))),
         Case("linear attention, 512 tokens", lambda: (LinearAttention(), (torch.randn(2, 512, 256),))),
     ),
-    "dropout_bits": (Case("two MLP blocks with dropout", lambda: (Dropped(), (torch.randn(512, 256),))),),
-    "packed_masks": (Case("two MLP blocks with dropout", lambda: (Dropped(), (torch.randn(512, 256),))),),
-    "saved_precision": (
+    "pack_dropout_rng": (Case("two MLP blocks with dropout", lambda: (Dropped(), (torch.randn(512, 256),))),),
+    "pack_saved_masks": (Case("two MLP blocks with dropout", lambda: (Dropped(), (torch.randn(512, 256),))),),
+    "downcast_saved_activations": (
         Case(
             "GPT, 2 layers, 2 x 256 tokens", lambda: (GPT(2, 256, 4, 256), (_tokens(2, 256), _tokens(2, 256)))
         ),
         Case("residual convolutions", lambda: (Residual(), (torch.randn(4, 32, 32, 32),))),
     ),
-    "broadcast_products": (
+    "move_matmul_before_broadcast": (
         Case("layer on all pairs of 4 x 48 objects", lambda: (Pairs(), (torch.randn(4, 48, 64),))),
         Case(
             "condition for 4 x 1024 points",
             lambda: (Conditioned(), (torch.randn(4, 1024, 128), torch.randn(4, 256))),
         ),
     ),
-    "chunked_logits": (
+    "chunk_logits": (
         Case(
             "loss of 1024 tokens, vocabulary 16000",
             lambda: (LanguageLoss(), (torch.randn(1024, 128), _tokens(1024, high=16000))),
         ),
     ),
-    "stacked_products": (
+    "concat_matmuls": (
         Case("two GRU cells and logits, 12 steps of 8 x 256", _unrolled, options=_WHOLE),
         Case("the same, inference", _unrolled, training=False, options=_WHOLE),
     ),
-    "summed_products": (Case("two GRU cells and logits, 12 steps of 8 x 256", _unrolled, options=_WHOLE),),
-    "zero_rows": (
+    "fuse_matmul_sums": (Case("two GRU cells and logits, 12 steps of 8 x 256", _unrolled, options=_WHOLE),),
+    "skip_zero_rows": (
         Case(
             "transformer, 3 layers, 4 x 197 tokens, training",
             lambda: (FirstToken(), (torch.randn(4, 197, 192),)),
-            partner="early_selection",
+            partner="hoist_slices",
         ),
     ),
-    "early_selection": (
+    "hoist_slices": (
         Case(
             "GPT, 2 layers, next token after 256",
             lambda: (NextToken().eval(), (_tokens(1, 256),)),

@@ -139,16 +139,18 @@ def _written_attention(name: str, length: int, **how: Any) -> tuple[nn.Module, t
 
 
 REAL_CASES: dict[str, tuple[Case, ...]] = {
-    "early_selection": (
+    "hoist_slices": (
         Case("gpt2, 2 layers, next token after 256", _next_token, training=False),
         Case("vit, 3 layers, 4 images", lambda: _vit(False), training=False),
     ),
-    "zero_rows": (Case("vit, 3 layers, 4 images, training", lambda: _vit(True), partner="early_selection"),),
-    "grouped_attention": (
+    "skip_zero_rows": (
+        Case("vit, 3 layers, 4 images, training", lambda: _vit(True), partner="hoist_slices"),
+    ),
+    "remove_repeat_kv": (
         Case("llama, 2 layers, 2 x 256 tokens, one padded, training", _padded_llama),
         Case("llama, 2 layers, one token after 2 x 1024, one padded", _cached_llama, training=False),
     ),
-    "written_attention": (
+    "fuse_attention": (
         Case(
             "bert, 2 layers, 2 x 512 tokens, inference",
             lambda: _written_attention("bert", 512, max_position_embeddings=512, **_BERT),
@@ -165,11 +167,11 @@ REAL_CASES: dict[str, tuple[Case, ...]] = {
             training=False,
         ),
     ),
-    "packed_masks": (
+    "pack_saved_masks": (
         Case("bert, 2 layers, 4 x 64 tokens, dropout, training", _bert),
         Case("t5, 2 + 2 layers, 4 x 128 tokens, dropout, training", _t5),
     ),
-    "dropout_bits": (
+    "pack_dropout_rng": (
         Case(
             "bert, 2 layers of 768, 4 x 128 tokens, training",
             lambda: _dropout("bert", batch=4, length=128, **_BERT_BASE),
@@ -183,10 +185,10 @@ REAL_CASES: dict[str, tuple[Case, ...]] = {
             lambda: _dropout("t5", length=256, d_model=512, d_ff=2048, d_kv=64, num_heads=8, vocab_size=4000),
         ),
     ),
-    "saved_precision": (
+    "downcast_saved_activations": (
         Case("llama, 2 layers, 2 x 256 tokens, training", lambda: _loss("llama", length=256, **_LLAMA)),
     ),
-    "chunked_logits": (
+    "chunk_logits": (
         Case(
             "gpt2, 2 layers, 2 x 256 tokens, vocabulary 16000, training",
             lambda: _loss("gpt2", length=256, **{**_GPT2, "vocab_size": 16000}),

@@ -163,17 +163,17 @@ def _graph(nodes: int = 512, features: int = 1433) -> tuple[Tensor, Tensor]:
 
 
 RECIPES: dict[str, tuple[Case, ...]] = {
-    "stacked_products": _LOOPS,
-    "summed_products": _LOOPS,
-    "one_hot_products": (
+    "concat_matmuls": _LOOPS,
+    "fuse_matmul_sums": _LOOPS,
+    "replace_one_hot_matmul": (
         Case("AlphaFold 2's input embedder, 96 residues, training", lambda: (InputEmbedder(), _kinds(1, 96))),
         Case("the same, inference", lambda: (InputEmbedder(), _kinds(1, 96)), training=False),
     ),
-    "product_order": (
+    "reassociate_matmuls": (
         Case("graph autoencoder, 512 nodes, 1433 features, training", lambda: (GraphAutoencoder(), _graph())),
         Case("the same, inference", lambda: (GraphAutoencoder(), _graph()), training=False),
     ),
-    "broadcast_products": (
+    "move_matmul_before_broadcast": (
         Case(
             "DeepSDF, 2 shapes, 1024 points, training",
             lambda: (DeepSDF(), (torch.randn(2, 1024, 3), torch.randn(2, 256))),

@@ -1,6 +1,6 @@
 """What each default pass does to real models: nodes removed, and its time as a share of the capture's.
 
-For ``accumulate`` also the step: the backward pass of tied embeddings, with and without it, through Inductor.
+For ``fuse_scatter_add`` also the step: the backward pass of tied embeddings, with and without it, through Inductor.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import fxpasses
 from benchmarks._timing import interleaved
 from fxpasses.demo.model import GPT
 from fxpasses.graphs.rewriting import copy_graph
-from fxpasses.passes import DeadCodeElimination, default_passes
+from fxpasses.passes import EliminateDeadCode, default_passes
 from tests.models.zoo import ZOO
 
 
 def effects(console: Console) -> None:
     table = Table(
-        title="Nodes that each pass removes from the joint graph, each followed by dead_code (decomposed as for Inductor)"
+        title="Nodes that each pass removes from the joint graph, each followed by eliminate_dead_code (decomposed as for Inductor)"
     )
     names = list(dict.fromkeys(item.name for item in default_passes()))
     for heading in ("model", "nodes", *names, "all, in order", "seconds", "of capture"):
@@ -43,7 +43,7 @@ def effects(console: Console) -> None:
         removed = []
         for wanted in names:
             items = [p for p in dict.fromkeys(default_passes()) if p.name == wanted]
-            removed.append(_removed(joint, [*items, DeadCodeElimination()])[0])
+            removed.append(_removed(joint, [*items, EliminateDeadCode()])[0])
         together, seconds = _removed(joint, list(default_passes()))
         cells = [str(len(joint.graph.nodes)), *map(str, removed), str(together), f"{seconds:.3f}"]
         table.add_row(name, *cells, f"{seconds / captured:.1%}")
@@ -58,7 +58,7 @@ def _removed(joint: torch.fx.GraphModule, items: list[fxpasses.Pass]) -> tuple[i
     return len(joint.graph.nodes) - len(gm.graph.nodes), seconds
 
 
-def accumulate(console: Console, vocabulary: int, width: int, rounds: int) -> None:
+def tied_embeddings(console: Console, vocabulary: int, width: int, rounds: int) -> None:
     """Median seconds of a training step of tied embeddings, by whether the pass runs."""
     tokens = torch.randint(vocabulary, (4, 32))
 
@@ -68,7 +68,7 @@ def accumulate(console: Console, vocabulary: int, width: int, rounds: int) -> No
 
     torch._dynamo.reset()
     contestants = {}
-    for name, passes in (("without", []), ("with", ["accumulate", "dead_code"])):
+    for name, passes in (("without", []), ("with", ["fuse_scatter_add", "eliminate_dead_code"])):
         table = torch.randn(vocabulary, width).mul_(0.02).requires_grad_()
         step = torch.compile(_own_code(loss), backend="fxpasses", options={"passes": passes}, dynamic=False)
 
@@ -81,7 +81,7 @@ def accumulate(console: Console, vocabulary: int, width: int, rounds: int) -> No
     medians = interleaved(contestants, rounds)
     ratio = medians["with"] / medians["without"]
     console.print(
-        f"accumulate, tied embeddings {vocabulary} x {width}: {medians['without'] * 1e3:.1f} ms without, "
+        f"fuse_scatter_add, tied embeddings {vocabulary} x {width}: {medians['without'] * 1e3:.1f} ms without, "
         f"{medians['with'] * 1e3:.1f} ms with ({ratio:.2f} x)"
     )
 
@@ -101,5 +101,5 @@ def main(argv: list[str]) -> int:
     console = Console(width=200)
     torch.manual_seed(0)
     effects(console)
-    accumulate(console, arguments.vocabulary, arguments.width, arguments.rounds)
+    tied_embeddings(console, arguments.vocabulary, arguments.width, arguments.rounds)
     return 0

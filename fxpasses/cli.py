@@ -77,7 +77,9 @@ def _add_demo(commands: argparse._SubParsersAction) -> None:
 
 def _add_passes(commands: argparse._SubParsersAction) -> None:
     passes = commands.add_parser("passes", help="list the passes that can be asked for by name")
-    passes.add_argument("names", nargs="?", help="tell all about these: constants{max_bytes=16},dead_code")
+    passes.add_argument(
+        "names", nargs="?", help="tell all about these: fold_constants{max_bytes=16},eliminate_dead_code"
+    )
     passes.set_defaults(run=lambda arguments, rest: _passes(passes, arguments, rest))
 
 

@@ -32,7 +32,7 @@ class Options:
 
     Attributes:
         passes: the passes to run: :class:`~fxpasses.Pass` objects, or names of available passes with their options
-            (``"constants{max_bytes=1024}"``); the word ``"default"`` stands for the default pipeline. ``[]``
+            (``"fold_constants{max_bytes=1024}"``); the word ``"default"`` stands for the default pipeline. ``[]``
             runs none. Those of surrounding :func:`fxpasses.use_passes` blocks are added. They run in this order
             where their contracts allow it.
         memory_budget: between 0.0 and 1.0. How much of what an unconstrained minimum cut would save for

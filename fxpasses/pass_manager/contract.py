@@ -72,8 +72,8 @@ class Contract:
         ContractError: for a kind of graph, of numerics or of metadata that does not exist, for no graph at all, and for
             names that are no text.
 
-    >>> Contract("joint", requires="dead_code").requires
-    frozenset({'dead_code'})
+    >>> Contract("joint", requires="eliminate_dead_code").requires
+    frozenset({'eliminate_dead_code'})
     >>> sorted(Contract("any").graphs)
     ['backward', 'forward', 'inference', 'joint']
     """

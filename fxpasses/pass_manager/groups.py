@@ -81,9 +81,9 @@ def fixpoint(*passes: Pass, limit: int = 10, name: str | None = None) -> Fixpoin
     Raises:
         ContractError: for an empty group, for what is no pass, and for a limit that is no whole number above 0.
 
-    >>> from fxpasses.passes import DeadCodeElimination, RemoveNoOps
-    >>> str(fixpoint(RemoveNoOps(), DeadCodeElimination(), limit=4))
-    'no_ops+dead_code(no_ops, dead_code)'
+    >>> from fxpasses.passes import EliminateDeadCode, RemoveNoOps
+    >>> str(fixpoint(RemoveNoOps(), EliminateDeadCode(), limit=4))
+    'remove_no_ops+eliminate_dead_code(remove_no_ops, eliminate_dead_code)'
     """
     for item in passes:
         if not isinstance(item, Pass):

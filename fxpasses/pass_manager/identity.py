@@ -84,12 +84,12 @@ class Identity:
 def identify(item: Any) -> Identity:
     """The identity of a pass (or of any function, class or object).
 
-    >>> from fxpasses.passes import DeadCodeElimination
-    >>> for label in identify(DeadCodeElimination()).factors:
-    ...     if "dead_code" in label: print(label)
-    code fxpasses.passes.dead_code.DeadCodeElimination
-    code fxpasses.passes.dead_code.DeadCodeElimination.apply
-    code fxpasses.passes.dead_code._may_be_erased
+    >>> from fxpasses.passes import EliminateDeadCode
+    >>> for label in identify(EliminateDeadCode()).factors:
+    ...     if "eliminate_dead_code" in label: print(label)
+    code fxpasses.passes.eliminate_dead_code.EliminateDeadCode
+    code fxpasses.passes.eliminate_dead_code.EliminateDeadCode.apply
+    code fxpasses.passes.eliminate_dead_code._may_be_erased
     """
     walk = _Walk(_homes(item))
     if dataclasses.is_dataclass(item) and not isinstance(item, type):

@@ -41,13 +41,13 @@ class PassManager:
 
     >>> import torch
     >>> from fxpasses import PassManager
-    >>> from fxpasses.passes import DeadCodeElimination
+    >>> from fxpasses.passes import EliminateDeadCode
     >>> def f(x):
     ...     unused = x.cos()
     ...     return x.sin()
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> gm = make_fx(f)(torch.ones(3))
-    >>> [run.removed for run in PassManager([DeadCodeElimination()]).run(gm, "inference")]
+    >>> [run.removed for run in PassManager([EliminateDeadCode()]).run(gm, "inference")]
     [('cos',)]
     """
 

@@ -1,4 +1,4 @@
-"""Passes written as text: ``constants{max_bytes=1024 min_calls=2},dead_code``, for options and command lines."""
+"""Passes written as text: ``fold_constants{max_bytes=1024 min_calls=2},eliminate_dead_code``, for options and command lines."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _OPTION = re.compile(
 def split_pipeline(text: str) -> list[str]:
     """The passes of a comma-separated pipeline, each with its options.
 
-    >>> split_pipeline("constants{max_bytes=1024, min_calls=2},dead_code")
-    ['constants{max_bytes=1024, min_calls=2}', 'dead_code']
+    >>> split_pipeline("fold_constants{max_bytes=1024, min_calls=2},eliminate_dead_code")
+    ['fold_constants{max_bytes=1024, min_calls=2}', 'eliminate_dead_code']
     """
     return [part.strip() for part in re.split(r",(?![^{]*\})", text) if part.strip()]
 
@@ -39,7 +39,7 @@ def parse_pass(text: str, available: Mapping[str, PassFactory | Pass]) -> Pass:
     naming the nearest.
 
     >>> from fxpasses.passes import library
-    >>> parse_pass("constants{max_bytes=1024}", library())
+    >>> parse_pass("fold_constants{max_bytes=1024}", library())
     FoldConstants(max_bytes=1024, min_calls=4)
     """
     form = _SPECIFICATION.match(text)

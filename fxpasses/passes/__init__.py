@@ -1,27 +1,27 @@
 """The library of passes, one file each, named for what it does.
 
-* ``dead_code``: what nobody uses
-* ``no_ops``: views, copies and casts that change nothing
-* ``constants``: what depends on constants alone
-* ``common_subexpressions``: what was computed before
-* ``accumulate``: sparse gradients added straight to dense ones
+* ``eliminate_dead_code``: calls whose result nobody uses
+* ``remove_no_ops``: views, copies and casts that change nothing
+* ``fold_constants``: what depends on constants alone
+* ``eliminate_common_subexpressions``: what was computed before
+* ``fuse_scatter_add``: sparse gradients are scattered straight into dense ones
 
 Those are the default. Beyond them, by name:
 
-* ``broadcast_products``: linear layers on broadcast inputs, before the broadcast
-* ``bucket_collectives``: many small reductions between processes as one
-* ``chunked_logits``: the loss of a large vocabulary, a few rows at a time
-* ``dropout_bits``: dropout masks with fewer random bits
-* ``early_selection``: only the rows that are looked at
-* ``grouped_attention``: attention without repeated keys and values
-* ``one_hot_products``: products with one-hot rows by lookup
-* ``packed_masks``: masks saved in bits
-* ``product_order``: chains of matrix products in the cheapest order
-* ``saved_precision``: activations saved in bfloat16
-* ``stacked_products``: products with the same matrix as one
-* ``summed_products``: sums of products as one product
-* ``written_attention``: attention that is written out, by the attention kernel
-* ``zero_rows``: gradients that are zero but for a few rows, for those rows
+* ``bucket_collectives``: many small reductions between processes become one
+* ``chunk_logits``: the loss of a large vocabulary, a chunk of rows at a time
+* ``concat_matmuls``: matmuls with the same weight become one
+* ``downcast_saved_activations``: activations are saved in bfloat16
+* ``fuse_attention``: unfused attention becomes one call of the attention kernel
+* ``fuse_matmul_sums``: a sum of matmuls becomes one matmul
+* ``hoist_slices``: slices move up, before what computes each row for itself
+* ``move_matmul_before_broadcast``: linear layers on broadcast inputs are computed before the broadcast
+* ``pack_dropout_rng``: dropout masks from fewer random bits
+* ``pack_saved_masks``: masks are saved in bits
+* ``reassociate_matmuls``: chains of matmuls in the cheapest order
+* ``remove_repeat_kv``: grouped-query attention without repeated keys and values
+* ``replace_one_hot_matmul``: matmuls with one-hot rows become lookups
+* ``skip_zero_rows``: gradients that are zero but for a few rows are computed for those rows
 
 ``_matching``, ``_rowwise`` and ``_options`` hold what several of them share.
 """
@@ -29,47 +29,47 @@ Those are the default. Beyond them, by name:
 from __future__ import annotations
 
 from fxpasses.pass_manager.contract import Pass
-from fxpasses.passes.accumulate import AccumulateInPlaceOfZeros
-from fxpasses.passes.broadcast_products import BroadcastProducts
 from fxpasses.passes.bucket_collectives import BucketCollectives
-from fxpasses.passes.chunked_logits import ChunkedLogits
-from fxpasses.passes.common_subexpressions import CommonSubexpressions
-from fxpasses.passes.constants import FoldConstants
-from fxpasses.passes.dead_code import DeadCodeElimination
-from fxpasses.passes.dropout_bits import DropoutBits
-from fxpasses.passes.early_selection import EarlySelection
-from fxpasses.passes.grouped_attention import GroupedAttention
-from fxpasses.passes.no_ops import RemoveNoOps
-from fxpasses.passes.one_hot_products import OneHotProducts
-from fxpasses.passes.packed_masks import PackedMasks
-from fxpasses.passes.product_order import ProductOrder
-from fxpasses.passes.saved_precision import SavedPrecision
-from fxpasses.passes.stacked_products import StackedProducts
-from fxpasses.passes.summed_products import SummedProducts
-from fxpasses.passes.written_attention import WrittenAttention
-from fxpasses.passes.zero_rows import ZeroRows
+from fxpasses.passes.chunk_logits import ChunkLogits
+from fxpasses.passes.concat_matmuls import ConcatMatmuls
+from fxpasses.passes.downcast_saved_activations import DowncastSavedActivations
+from fxpasses.passes.eliminate_common_subexpressions import EliminateCommonSubexpressions
+from fxpasses.passes.eliminate_dead_code import EliminateDeadCode
+from fxpasses.passes.fold_constants import FoldConstants
+from fxpasses.passes.fuse_attention import FuseAttention
+from fxpasses.passes.fuse_matmul_sums import FuseMatmulSums
+from fxpasses.passes.fuse_scatter_add import FuseScatterAdd
+from fxpasses.passes.hoist_slices import HoistSlices
+from fxpasses.passes.move_matmul_before_broadcast import MoveMatmulBeforeBroadcast
+from fxpasses.passes.pack_dropout_rng import PackDropoutRng
+from fxpasses.passes.pack_saved_masks import PackSavedMasks
+from fxpasses.passes.reassociate_matmuls import ReassociateMatmuls
+from fxpasses.passes.remove_no_ops import RemoveNoOps
+from fxpasses.passes.remove_repeat_kv import RemoveRepeatKv
+from fxpasses.passes.replace_one_hot_matmul import ReplaceOneHotMatmul
+from fxpasses.passes.skip_zero_rows import SkipZeroRows
 
 __all__ = [
     "DEFAULT_PASSES",
-    "AccumulateInPlaceOfZeros",
-    "BroadcastProducts",
     "BucketCollectives",
-    "ChunkedLogits",
-    "CommonSubexpressions",
-    "DeadCodeElimination",
-    "DropoutBits",
-    "EarlySelection",
+    "ChunkLogits",
+    "ConcatMatmuls",
+    "DowncastSavedActivations",
+    "EliminateCommonSubexpressions",
+    "EliminateDeadCode",
     "FoldConstants",
-    "GroupedAttention",
-    "OneHotProducts",
-    "PackedMasks",
-    "ProductOrder",
+    "FuseAttention",
+    "FuseMatmulSums",
+    "FuseScatterAdd",
+    "HoistSlices",
+    "MoveMatmulBeforeBroadcast",
+    "PackDropoutRng",
+    "PackSavedMasks",
+    "ReassociateMatmuls",
     "RemoveNoOps",
-    "SavedPrecision",
-    "StackedProducts",
-    "SummedProducts",
-    "WrittenAttention",
-    "ZeroRows",
+    "RemoveRepeatKv",
+    "ReplaceOneHotMatmul",
+    "SkipZeroRows",
     "default_passes",
     "library",
 ]
@@ -81,36 +81,36 @@ DEFAULT_PASSES = "default"
 def default_passes() -> tuple[Pass, ...]:
     """The passes that run when nothing else is asked for, in their order."""
     return (
-        DeadCodeElimination(),
+        EliminateDeadCode(),
         RemoveNoOps(),
         FoldConstants(),
-        CommonSubexpressions(),
-        AccumulateInPlaceOfZeros(),
-        DeadCodeElimination(),
+        EliminateCommonSubexpressions(),
+        FuseScatterAdd(),
+        EliminateDeadCode(),
     )
 
 
 def library() -> dict[str, type[Pass]]:
     """All passes that can be asked for by name."""
     classes = (
-        AccumulateInPlaceOfZeros,
-        BroadcastProducts,
         BucketCollectives,
-        ChunkedLogits,
-        CommonSubexpressions,
-        DeadCodeElimination,
-        DropoutBits,
-        EarlySelection,
+        ChunkLogits,
+        ConcatMatmuls,
+        DowncastSavedActivations,
+        EliminateCommonSubexpressions,
+        EliminateDeadCode,
         FoldConstants,
-        GroupedAttention,
-        OneHotProducts,
-        PackedMasks,
-        ProductOrder,
+        FuseAttention,
+        FuseMatmulSums,
+        FuseScatterAdd,
+        HoistSlices,
+        MoveMatmulBeforeBroadcast,
+        PackDropoutRng,
+        PackSavedMasks,
+        ReassociateMatmuls,
         RemoveNoOps,
-        SavedPrecision,
-        StackedProducts,
-        SummedProducts,
-        WrittenAttention,
-        ZeroRows,
+        RemoveRepeatKv,
+        ReplaceOneHotMatmul,
+        SkipZeroRows,
     )
     return {c.name: c for c in classes}

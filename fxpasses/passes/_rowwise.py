@@ -1,4 +1,4 @@
-"""Which part of its inputs an operator needs for a part of its result: the rules behind ``early_selection``."""
+"""Which part of its inputs an operator needs for a part of its result: the rules behind ``hoist_slices``."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def list_passes(names: str | None, console: Console | None = None) -> int:
     """Print a table of all available passes, or all about some of them; returns the exit status.
 
     Args:
-        names: passes as text, separated by commas (``"constants{max_bytes=16},dead_code"``), or ``None`` for all.
+        names: passes as text, separated by commas (``"fold_constants{max_bytes=16},eliminate_dead_code"``), or ``None`` for all.
         console: where to print.
 
     Raises:

@@ -45,7 +45,7 @@ def use_passes(*passes: Pass | str, owner: str | None = None) -> Iterator[tuple[
     before does not get them.
 
     Args:
-        *passes: passes, or names of available ones with their options (``"constants{max_bytes=1024}"``).
+        *passes: passes, or names of available ones with their options (``"fold_constants{max_bytes=1024}"``).
         owner: who adds them, for error messages; by default the package that defines each.
 
     Raises:
@@ -55,8 +55,8 @@ def use_passes(*passes: Pass | str, owner: str | None = None) -> Iterator[tuple[
     >>> from fxpasses import Options, graph_pass, use_passes
     >>> mine = graph_pass(lambda gm: False, name="mylib::mine")
     >>> with use_passes(mine):
-    ...     [item.name for item in Options.parse({"passes": ["dead_code"]}).passes]
-    ['dead_code', 'mylib::mine']
+    ...     [item.name for item in Options.parse({"passes": ["eliminate_dead_code"]}).passes]
+    ['eliminate_dead_code', 'mylib::mine']
     """
     from_names = available_passes() if any(isinstance(item, str) for item in passes) else {}
     chosen = [parse_pass(item, from_names) if isinstance(item, str) else item for item in passes]

@@ -111,9 +111,9 @@ def prove(
         PassError: if the pass fails.
 
     >>> import torch, fxpasses
-    >>> from fxpasses.passes import CommonSubexpressions
+    >>> from fxpasses.passes import EliminateCommonSubexpressions
     >>> from fxpasses.testing import prove
-    >>> proof = prove(CommonSubexpressions(), lambda x: torch.exp(x) + torch.exp(x), torch.randn(3, requires_grad=True))
+    >>> proof = prove(EliminateCommonSubexpressions(), lambda x: torch.exp(x) + torch.exp(x), torch.randn(3, requires_grad=True))
     >>> proof.ok
     True
     """

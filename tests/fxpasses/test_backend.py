@@ -11,7 +11,7 @@ from torch import nn
 import fxpasses
 from fxpasses.compiling.inductor import cache_identity
 from fxpasses.compiling.options import Options
-from fxpasses.passes import DeadCodeElimination, FoldConstants
+from fxpasses.passes import EliminateDeadCode, FoldConstants
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_stats_count_graphs_recompiles_and_passes():
         1,
         1,
     )
-    assert counted.pass_changes["common_subexpressions"] == 2
+    assert counted.pass_changes["eliminate_common_subexpressions"] == 2
     assert counted.seconds["total"] > 0
     assert counted.seconds["total"] == pytest.approx(
         sum(seconds for stage, seconds in counted.seconds.items() if stage != "total")
@@ -97,7 +97,7 @@ def test_report_writes_readable_files(tmp_path):
     text = (folder / "backward.py").read_text()
     assert "gradient of" in text
     assert "float32[3, 3]" in text
-    assert "dead_code on joint" in (folder / "passes.txt").read_text()
+    assert "eliminate_dead_code on joint" in (folder / "passes.txt").read_text()
 
 
 def test_logging_under_its_own_name(caplog):
@@ -121,7 +121,7 @@ def test_identity_covers_passes_and_options():
     assert base == cache_identity(Options.parse())
     others = [
         Options.parse({"passes": []}),
-        Options.parse({"passes": [DeadCodeElimination()]}),
+        Options.parse({"passes": [EliminateDeadCode()]}),
         Options.parse({"passes": [FoldConstants(max_bytes=1)]}),
         Options.parse({"passes": [FoldConstants(max_bytes=2)]}),
         Options.parse({"memory_budget": 0.5}),
@@ -170,7 +170,7 @@ CACHED = """
 import sys, torch, fxpasses
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 4)
-options = {"passes": ["dead_code"]} if sys.argv[1] == "other" else {}
+options = {"passes": ["eliminate_dead_code"]} if sys.argv[1] == "other" else {}
 compiled = torch.compile(model, backend="fxpasses", options=options)
 x = torch.ones(2, 4, requires_grad=True)
 compiled(x).sum().backward()

@@ -141,7 +141,7 @@ def test_passes_run_on_request():
 
     x = torch.ones(3)
     plain = fxpasses.capture(f, x)
-    rewritten = fxpasses.capture(f, x, passes=["common_subexpressions"])
+    rewritten = fxpasses.capture(f, x, passes=["eliminate_common_subexpressions"])
     count = lambda c: len(c.forward.graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default))  # noqa: E731
     assert (count(plain), count(rewritten)) == (2, 1)
 
@@ -182,8 +182,8 @@ def test_no_tensor_operation_is_an_error():
 
 
 def test_wrong_options_are_named():
-    with pytest.raises(OptionsError, match="'dead_code'"):
-        fxpasses.capture(F.relu, torch.ones(3), passes=["ded_code"])
+    with pytest.raises(OptionsError, match="'eliminate_dead_code'"):
+        fxpasses.capture(F.relu, torch.ones(3), passes=["eliminate_ded_code"])
     with pytest.raises(OptionsError, match="memory_budget"):
         fxpasses.capture(F.relu, torch.ones(3), memory_budget=2)
 

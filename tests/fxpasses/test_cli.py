@@ -37,11 +37,11 @@ def test_passes_are_listed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["passes"]) == 0
     listed = capsys.readouterr().out
-    assert "dead_code" in listed
+    assert "eliminate_dead_code" in listed
     assert "max_bytes=65536 min_calls=4" in listed
-    assert main(["passes", "constants{max_bytes=16},dead_code"]) == 0
+    assert main(["passes", "fold_constants{max_bytes=16},eliminate_dead_code"]) == 0
     told = capsys.readouterr().out
-    assert "constants{max_bytes=16}" in told
+    assert "fold_constants{max_bytes=16}" in told
     assert "numerics: bitwise" in told
 
 

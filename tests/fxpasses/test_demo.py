@@ -7,7 +7,7 @@ import fxpasses
 from fxpasses.cli import main
 from fxpasses.demo import DemoSettings, Run, judge, train
 from fxpasses.demo.data import batches, standard_library_bytes
-from fxpasses.passes import AccumulateInPlaceOfZeros
+from fxpasses.passes import FuseScatterAdd
 
 SMALL = ["--steps", "3", "--layers", "1", "--width", "16", "--heads", "2", "--context", "16"]
 
@@ -62,8 +62,8 @@ def test_a_wrong_gradient_is_noticed(monkeypatch):
             changed = True
         return changed
 
-    monkeypatch.setattr(AccumulateInPlaceOfZeros, "apply", wrong)
-    monkeypatch.setattr(AccumulateInPlaceOfZeros, "graphs", frozenset({"backward"}))
+    monkeypatch.setattr(FuseScatterAdd, "apply", wrong)
+    monkeypatch.setattr(FuseScatterAdd, "graphs", frozenset({"backward"}))
     torch._dynamo.reset()
     settings = DemoSettings(steps=1, layers=1, width=16, heads=2, context=16)
     (runs,) = train(settings)

@@ -248,8 +248,16 @@ def compiled(function=None, inputs=None, dynamic=False, **options):
     ("first", "second", "factor"),
     [
         ({"memory_budget": 0.5}, {"memory_budget": 0.25}, "option memory_budget"),
-        ({"passes": []}, {"passes": ["dead_code"]}, "pass 'dead_code' is only in the second"),
-        ({"passes": ["no_ops", "dead_code"]}, {"passes": ["dead_code", "no_ops"]}, "order of the passes"),
+        (
+            {"passes": []},
+            {"passes": ["eliminate_dead_code"]},
+            "pass 'eliminate_dead_code' is only in the second",
+        ),
+        (
+            {"passes": ["remove_no_ops", "eliminate_dead_code"]},
+            {"passes": ["eliminate_dead_code", "remove_no_ops"]},
+            "order of the passes",
+        ),
         ({"passes": [Threshold(1)]}, {"passes": [Threshold(2)]}, "option level of pass 'threshold'"),
         ({"passes": [closing_over(1)]}, {"passes": [closing_over(2)]}, "closes.value of pass 'closes'"),
         ({"inductor": {"max_autotune": True}}, {}, "inductor setting max_autotune"),

@@ -20,7 +20,7 @@ from fxpasses import (
     graph_pass,
     insert_call,
 )
-from fxpasses.passes import CommonSubexpressions, DeadCodeElimination, RemoveNoOps, default_passes
+from fxpasses.passes import EliminateCommonSubexpressions, EliminateDeadCode, RemoveNoOps, default_passes
 from tests.fxpasses.support import traced
 
 aten = torch.ops.aten
@@ -174,7 +174,7 @@ def test_passes_for_different_graphs_do_not_conflict():
 def test_two_passes_of_one_name():
     with pytest.raises(ContractError, match=r"two passes are called 'same'.*test_manager.*test_manager"):
         PassManager([graph_pass(lambda gm: False, name="same"), graph_pass(lambda gm: True, name="same")])
-    PassManager([DeadCodeElimination(), RemoveNoOps(), DeadCodeElimination()])
+    PassManager([EliminateDeadCode(), RemoveNoOps(), EliminateDeadCode()])
 
 
 def test_the_backend_refuses_before_anything_runs():
@@ -213,7 +213,7 @@ def chain(x):
 
 def test_a_group_runs_until_nothing_changes():
     gm = traced(chain, X)
-    group = fixpoint(steps(1), DeadCodeElimination())
+    group = fixpoint(steps(1), EliminateDeadCode())
     assert isinstance(group, Fixpoint)
     runs = PassManager([group]).run(gm, "inference")
     assert len(gm.graph.find_nodes(op="call_function", target=aten.add.Tensor)) == 1
@@ -240,7 +240,7 @@ def test_a_group_stands_in_the_order_as_one_pass():
 
 def test_a_run_tells_what_was_done():
     gm = traced(lambda x: (x.sin() + x.sin()).clone() * 2, X)
-    (run,) = PassManager([CommonSubexpressions()]).run(gm, "inference")
+    (run,) = PassManager([EliminateCommonSubexpressions()]).run(gm, "inference")
     assert (run.removed, run.added, run.modified) == (("sin_1",), (), ("add",))
     assert run.matches == 1
     assert "sin_1: f32[2, 3] = aten.sin.default(x_1)" in run.before
@@ -252,7 +252,7 @@ def test_a_run_tells_what_was_done():
 
 def test_texts_are_those_of_the_time_of_the_run():
     gm = traced(lambda x: (x.sin() + x.sin()).clone() * 2, X)
-    first, second = PassManager([CommonSubexpressions(), RemoveNoOps()]).run(gm, "inference")
+    first, second = PassManager([EliminateCommonSubexpressions(), RemoveNoOps()]).run(gm, "inference")
     assert first.after == second.before
     assert "clone" in first.after
     assert "clone" not in second.after
@@ -260,9 +260,9 @@ def test_texts_are_those_of_the_time_of_the_run():
 
 def test_a_run_as_json():
     gm = traced(lambda x: x.sin() + x.sin(), X)
-    (run,) = PassManager([CommonSubexpressions()]).run(gm, "inference")
+    (run,) = PassManager([EliminateCommonSubexpressions()]).run(gm, "inference")
     data = json.loads(run.to_json())
-    assert data["name"] == "common_subexpressions"
+    assert data["name"] == "eliminate_common_subexpressions"
     assert data["diff"] == run.diff
     assert data["sites"][0]["node"] == "sin_1"
     assert data["seconds"] >= 0

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fxpasses import ContractError, Options, OptionsError, graph_pass
-from fxpasses.passes import DeadCodeElimination, RemoveNoOps, default_passes
+from fxpasses.passes import EliminateDeadCode, RemoveNoOps, default_passes
 
 
 def test_defaults():
@@ -29,9 +29,9 @@ def test_defaults():
         ({"on_failure": "Eager"}, "'raise', 'eager'.*; did you mean 'eager'"),
         ({"on_failure": 3}, "'raise', 'eager'.*, got 3$"),
         ({"check": "value"}, "did you mean 'values'"),
-        ({"passes": "dead_code"}, "a list"),
-        ({"passes": ["ded_code"]}, "did you mean 'dead_code'"),
-        ({"passes": [DeadCodeElimination]}, r"DeadCodeElimination\(\)"),
+        ({"passes": "eliminate_dead_code"}, "a list"),
+        ({"passes": ["eliminate_ded_code"]}, "did you mean 'eliminate_dead_code'"),
+        ({"passes": [EliminateDeadCode]}, r"EliminateDeadCode\(\)"),
         ({"passes": [print]}, "graph_pass"),
         ({"inductor": True}, "a dictionary"),
         ({"inductor": {"max_autotun": True}}, "did you mean 'max_autotune'"),

@@ -12,7 +12,7 @@ import torch
 import fxpasses
 from fxpasses import ContractError, Options, OptionsError, Pass, graph_pass, use_passes
 from fxpasses.pass_manager.specification import parse_pass, split_pipeline
-from fxpasses.passes import DeadCodeElimination, FoldConstants, registry
+from fxpasses.passes import EliminateDeadCode, FoldConstants, registry
 
 X = torch.ones(2)
 
@@ -34,7 +34,7 @@ class Tuned(Pass):
         return False
 
 
-AVAILABLE = {"tuned": Tuned, "dead_code": DeadCodeElimination}
+AVAILABLE = {"tuned": Tuned, "eliminate_dead_code": EliminateDeadCode}
 
 
 def names(**options):
@@ -90,11 +90,16 @@ def test_a_pass_prints_as_text_that_is_read_again():
 
 
 def test_pipelines_as_text():
-    assert split_pipeline("tuned{count=1, rate=2}, dead_code") == ["tuned{count=1, rate=2}", "dead_code"]
+    assert split_pipeline("tuned{count=1, rate=2}, eliminate_dead_code") == [
+        "tuned{count=1, rate=2}",
+        "eliminate_dead_code",
+    ]
 
 
 def test_the_backend_takes_options_in_names():
-    assert Options.parse({"passes": ["constants{max_bytes=16}"]}).passes == (FoldConstants(max_bytes=16),)
+    assert Options.parse({"passes": ["fold_constants{max_bytes=16}"]}).passes == (
+        FoldConstants(max_bytes=16),
+    )
 
 
 # --- scopes
@@ -106,11 +111,11 @@ def nothing(name):
 
 def test_passes_are_added_inside_the_block_alone():
     mine = nothing("mylib::mine")
-    with use_passes(mine, "tuned" if "tuned" in fxpasses.available_passes() else DeadCodeElimination()):
-        assert names(passes=[]) == ["mylib::mine", "dead_code"]
-        assert names(passes=["dead_code"]) == ["dead_code", "mylib::mine"]
+    with use_passes(mine, "tuned" if "tuned" in fxpasses.available_passes() else EliminateDeadCode()):
+        assert names(passes=[]) == ["mylib::mine", "eliminate_dead_code"]
+        assert names(passes=["eliminate_dead_code"]) == ["eliminate_dead_code", "mylib::mine"]
         assert "mylib::mine" in fxpasses.available_passes()
-        assert names(passes=["mylib::mine", "no_ops"])[:2] == ["mylib::mine", "no_ops"]
+        assert names(passes=["mylib::mine", "remove_no_ops"])[:2] == ["mylib::mine", "remove_no_ops"]
     assert names(passes=[]) == []
     assert "mylib::mine" not in fxpasses.available_passes()
 
@@ -130,8 +135,8 @@ def test_a_library_cannot_take_the_name_of_another():
 
 
 def test_the_same_pass_twice_runs_once():
-    with use_passes(DeadCodeElimination()), use_passes(DeadCodeElimination()):
-        assert names(passes=[]) == ["dead_code"]
+    with use_passes(EliminateDeadCode()), use_passes(EliminateDeadCode()):
+        assert names(passes=[]) == ["eliminate_dead_code"]
 
 
 def test_scopes_reach_compilation_and_capture():
@@ -148,7 +153,7 @@ def test_scopes_reach_compilation_and_capture():
     assert len(seen) == 2
 
 
-@pytest.mark.parametrize("wrong", [DeadCodeElimination, print, 3])
+@pytest.mark.parametrize("wrong", [EliminateDeadCode, print, 3])
 def test_only_passes_can_be_used(wrong):
     with pytest.raises(OptionsError, match="use_passes"), use_passes(wrong):
         pytest.fail("not reached")

@@ -15,7 +15,7 @@ from fxpasses import (
     pattern_pass,
 )
 from fxpasses.pass_manager.specification import parse_pass
-from fxpasses.passes import ChunkedLogits, DropoutBits, StackedProducts, SummedProducts, library
+from fxpasses.passes import ChunkLogits, ConcatMatmuls, FuseMatmulSums, PackDropoutRng, library
 
 NOTHING = graph_pass(lambda gm: False, name="nothing")
 ONE = (torch.ones(2),)
@@ -27,7 +27,7 @@ ONE = (torch.ones(2),)
         (lambda: fxpasses.explain_miss(None, None), OptionsError, "explain_miss: a"),
         (lambda: fxpasses.explain_miss("missing.json", 3), OptionsError, "missing.json"),
         (lambda: PassManager(3), TypeError, "PassManager"),
-        (lambda: PassManager("dead_code"), TypeError, "PassManager"),
+        (lambda: PassManager("eliminate_dead_code"), TypeError, "PassManager"),
         (lambda: PassManager([NOTHING]).order("joined"), ContractError, "'joined'; choose from joint"),
         (lambda: PassManager([NOTHING]).run(None, "inference"), TypeError, "GraphModule"),
         (lambda: fixpoint(3), ContractError, "3 is no Pass"),
@@ -43,15 +43,15 @@ ONE = (torch.ones(2),)
         (lambda: pattern_pass(torch.sin, 3, ONE), PatternError, "replacement is 3"),
         (lambda: pattern_pass(torch.sin, torch.cos, ONE, where=3), PatternError, "where is 3"),
         (lambda: pattern_pass(torch.sin, torch.cos, ONE, name=3), PatternError, "name is 3"),
-        (lambda: parse_pass("stacked_products{max_rows}", library()), OptionsError, "value for option 'max_rows'"),
-        (lambda: parse_pass("stacked_products{max_rows=1 max_rows=2}", library()), OptionsError, "once"),
-        (lambda: parse_pass("stacked_products{max_rows=0}", library()), OptionsError, "max_rows.*at least 1"),
-        (lambda: parse_pass("stackd_products", library()), OptionsError, "'stacked_products'. Valid passes"),
-        (lambda: StackedProducts(max_rows="x"), OptionsError, "stacked_products: max_rows.*whole number"),
-        (lambda: SummedProducts(gain=None), OptionsError, "summed_products: gain.*a number"),
-        (lambda: SummedProducts(gain=float("nan")), OptionsError, "summed_products: gain"),
-        (lambda: ChunkedLogits(chunks=0), OptionsError, "chunked_logits: chunks"),
-        (lambda: DropoutBits(tolerance=-1), OptionsError, "dropout_bits: tolerance"),
+        (lambda: parse_pass("concat_matmuls{max_rows}", library()), OptionsError, "value for option 'max_rows'"),
+        (lambda: parse_pass("concat_matmuls{max_rows=1 max_rows=2}", library()), OptionsError, "once"),
+        (lambda: parse_pass("concat_matmuls{max_rows=0}", library()), OptionsError, "max_rows.*at least 1"),
+        (lambda: parse_pass("stackd_products", library()), OptionsError, "'concat_matmuls'. Valid passes"),
+        (lambda: ConcatMatmuls(max_rows="x"), OptionsError, "concat_matmuls: max_rows.*whole number"),
+        (lambda: FuseMatmulSums(gain=None), OptionsError, "fuse_matmul_sums: gain.*a number"),
+        (lambda: FuseMatmulSums(gain=float("nan")), OptionsError, "fuse_matmul_sums: gain"),
+        (lambda: ChunkLogits(chunks=0), OptionsError, "chunk_logits: chunks"),
+        (lambda: PackDropoutRng(tolerance=-1), OptionsError, "pack_dropout_rng: tolerance"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(call, error, named):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fxpasses import Contract, Pass, claim, pattern_pass
-from fxpasses.passes import CommonSubexpressions
+from fxpasses.passes import EliminateCommonSubexpressions
 from fxpasses.testing import NoSiteError, WrongPassError, prove
 
 aten = torch.ops.aten
@@ -20,7 +20,7 @@ def model(x):
 
 
 def test_a_library_pass_is_proved_site_by_site():
-    proof = prove(CommonSubexpressions(), model, torch.randn(3, 4, requires_grad=True))
+    proof = prove(EliminateCommonSubexpressions(), model, torch.randn(3, 4, requires_grad=True))
     assert proof.ok
     assert {site.graph for site in proof.sites} >= {"joint"}
     proof.raise_if_wrong()

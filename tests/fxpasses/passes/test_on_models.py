@@ -5,20 +5,27 @@ import torch
 
 import fxpasses
 from fxpasses.backend import fxpasses as backend
-from fxpasses.passes import ChunkedLogits, DropoutBits, PackedMasks, SavedPrecision, default_passes, library
+from fxpasses.passes import (
+    ChunkLogits,
+    DowncastSavedActivations,
+    PackDropoutRng,
+    PackSavedMasks,
+    default_passes,
+    library,
+)
 from tests.models.support import assert_agrees
 from tests.models.test_transformers import MODELS, LossAndLogits
 from tests.models.zoo import ZOO
 
 SMALL = {
-    "chunked_logits": ChunkedLogits(chunks=2, min_elements=8),
-    "packed_masks": PackedMasks(min_elements=8),
+    "chunk_logits": ChunkLogits(chunks=2, min_elements=8),
+    "pack_saved_masks": PackSavedMasks(min_elements=8),
 }
 
 
 def all_passes():
     """Every pass that keeps results, with thresholds that small models reach."""
-    own = {item.name for item in default_passes()} | {SavedPrecision.name, DropoutBits.name}
+    own = {item.name for item in default_passes()} | {DowncastSavedActivations.name, PackDropoutRng.name}
     return ["default", *(SMALL.get(name, name) for name in library() if name not in own), "default"]
 
 

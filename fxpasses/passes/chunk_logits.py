@@ -1,0 +1,319 @@
+"""The loss of a large vocabulary, a few rows of logits at a time."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fxpasses.graphs.rewriting import replace
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
+from fxpasses.passes._matching import (
+    bring_before,
+    calls_before,
+    find_calls,
+    is_call,
+    is_pure,
+    shape_of,
+    untransposed,
+)
+from fxpasses.passes._options import require_at_least
+from fxpasses.passes._rowwise import Selection, select_inputs
+
+__all__ = ["ChunkLogits"]
+
+aten = torch.ops.aten
+
+_PRODUCTS = (aten.mm.default, aten.addmm.default)
+
+
+@dataclass(frozen=True)
+class ChunkLogits(Pass):
+    """Compute a loss over many classes, and its gradients, for one chunk of rows after the other.
+
+    The logits of a language model are ``tokens x vocabulary``, often the largest tensor of a training step, and their
+    gradient is another. The forward pass reduces the logits of a chunk to numbers for each row and drops them; the backward pass
+    computes them again, chunk by chunk, and adds up the gradient of the weight.
+
+    Before::
+
+        logits = aten.mm(hidden, weight)                     # f32[4096, 50257]
+        loss = ...                                           # row-wise: maximum, sum of exponentials, gather
+        ...
+        grad_weight = aten.mm(aten.permute(grad_logits, [1, 0]), hidden)
+        grad_hidden = aten.mm(grad_logits, aten.permute(weight, [1, 0]))
+
+    After::
+
+        logits_0 = aten.mm(aten.slice(hidden, 0, 0, 512), weight)
+        ...                                                  # seven more
+        grad_weight = aten.add(aten.mm(aten.permute(grad_logits_0, [1, 0]), hidden_0), ...)
+        grad_hidden = aten.cat([aten.mm(grad_logits_0, aten.permute(weight, [1, 0])), ...])
+
+    Costs the product for the logits once more. For losses that treat rows independently and return no logits. Equal up to
+    rounding: sums over rows have another order.
+
+    Attributes:
+        chunks: how many chunks.
+        min_elements: smallest number of logits that is worth it.
+    """
+
+    name: ClassVar[str] = "chunk_logits"
+    contract: ClassVar[Contract] = Contract("joint", numerics="tolerance")
+    chunks: int = 8
+    min_elements: int = 1 << 22
+
+    def __post_init__(self) -> None:
+        require_at_least(self, chunks=2, min_elements=0)
+
+    def apply(self, gm: fx.GraphModule) -> bool:
+        changed = False
+        for logits in find_calls(gm.graph, *_PRODUCTS):
+            shape = shape_of(logits)
+            if shape is None or math.prod(shape) < self.min_elements or shape[0] < self.chunks:
+                continue
+            if not _is_normalized(logits):
+                continue
+            region = _Region(logits)
+            if region.grow() and region.is_loss() and claim(logits):
+                changed |= region.split(self.chunks)
+        return changed
+
+
+def _is_normalized(logits: fx.Node) -> bool:
+    """Whether the largest of each row is taken, as a softmax does, perhaps in another type."""
+    casts = [user for user in logits.users if is_call(user, torch.ops.prims.convert_element_type.default)]
+    return any(is_call(user, aten.amax.default) for value in (logits, *casts) for user in value.users)
+
+
+@dataclass(frozen=True)
+class _Chunk(Selection):
+    """Rows of one chunk; what is made of the region's values there."""
+
+    copies: dict[fx.Node, fx.Node] = field(default_factory=dict, compare=False)
+
+    def of(self, node: fx.Node, call: Callable[..., fx.Node]) -> fx.Node:
+        if node in self.copies:
+            return self.copies[node]
+        part = super().of(node, call)
+        self.copies[node] = part
+        return part
+
+
+@dataclass(frozen=True)
+class _Half:
+    """What one of the two passes computes of a region.
+
+    Attributes:
+        nodes: in the order of the graph.
+        anchor: what the chunks are computed before.
+        is_forward: whether it is the forward pass.
+    """
+
+    nodes: list[fx.Node]
+    anchor: fx.Node
+    is_forward: bool
+
+
+class _Region:
+    """All values that have the size of the logits, and what depends on them row by row.
+
+    Attributes:
+        nodes: the values, each ``[rows, ...]``.
+        exits: what sums over the rows: products for the gradient of a weight, and sums; and the gradient of the rows.
+    """
+
+    def __init__(self, logits: fx.Node) -> None:
+        self.rows, columns = shape_of(logits) or (0, 0)
+        self.big = self.rows * columns // 2
+        self.logits = logits
+        self.nodes: set[fx.Node] = {logits}
+        self.exits: list[fx.Node] = []
+        self.graph = logits.graph
+
+    def grow(self) -> bool:
+        """Find the nodes; False when something does not treat rows independently."""
+        pending = [self.logits]
+        while pending:
+            node = pending.pop()
+            near = [n for n in node.all_input_nodes if self._is_big(n)] if node is not self.logits else []
+            for other in (*near, *(node.users if self._is_big(node) else ())):
+                if other in self.nodes or other in self.exits:
+                    continue
+                if other in node.users and self._is_exit(other):
+                    self.exits.append(other)
+                elif self._is_rowwise(other):
+                    self.nodes.add(other)
+                    pending.append(other)
+                else:
+                    return False
+            if not pending:
+                between = self._between()
+                if between is None:
+                    return False
+                self.nodes |= between
+                pending.extend(between)
+        return True
+
+    def is_loss(self) -> bool:
+        """Whether gradients are computed here, and no logits are returned."""
+        return bool(self.exits) and not any(user.op == "output" for n in self.nodes for user in n.users)
+
+    def _is_big(self, node: fx.Node) -> bool:
+        shape = shape_of(node)
+        return shape is not None and shape[:1] == (self.rows,) and math.prod(shape) >= self.big
+
+    def _is_rowwise(self, node: fx.Node) -> bool:
+        shape = shape_of(node)
+        return (
+            shape is not None and shape[:1] == (self.rows,) and is_pure(node) and node.op == "call_function"
+        )
+
+    def _is_exit(self, node: fx.Node) -> bool:
+        if is_call(node, *_PRODUCTS):
+            return node.target is aten.mm.default and self._is_big(node.args[0])  # type: ignore[arg-type]
+        if is_call(node, aten.sum.dim_IntList):
+            dims: Any = node.args[1]
+            return [d % 2 for d in dims] == [0]
+        return untransposed(node) is not None and all(
+            is_call(user, aten.mm.default) and user.args[0] is node and user.args[1] is not node
+            for user in node.users
+        )
+
+    def _between(self) -> set[fx.Node] | None:
+        """Row-wise values on a way from the region back into it; None when one is not row-wise."""
+        downstream: set[fx.Node] = set()
+        for node in self.graph.nodes:
+            if node not in self.nodes and any(
+                n in self.nodes or n in downstream for n in node.all_input_nodes
+            ):
+                downstream.add(node)
+        needed = {i for n in (*self.nodes, *self.exits) for i in n.all_input_nodes} & downstream - set(
+            self.exits
+        )
+        return needed if all(self._is_rowwise(node) for node in needed) else None
+
+    def split(self, chunks: int) -> bool:
+        """Compute the region chunk by chunk; False, and nothing changed, where an operator has no rule."""
+        halves = self._halves()
+        if halves is None:
+            return False
+        bounds = [self.rows * i // chunks for i in range(chunks + 1)]
+        parts = [_Chunk(0, a, b, {}) for a, b in itertools.pairwise(bounds)]
+        made: list[fx.Node] = []
+        for half, part in itertools.product(halves, parts):
+            if not self._copy(half, part, made):
+                for call_made in reversed(made):
+                    self.graph.erase_node(call_made)
+                return False
+        for leaving in self._leaving():
+            self._leave(leaving, parts, halves[1].anchor)
+        for half in halves:
+            self._hand_out(half, parts)
+        self._erase()
+        return True
+
+    def _halves(self) -> tuple[_Half, _Half] | None:
+        """What the forward and what the backward pass computes of the region; None when the two cannot be kept apart."""
+        late = self._late()
+        ordered = [node for node in self.graph.nodes if node in self.nodes]
+        early_nodes = [node for node in ordered if node not in late]
+        late_nodes = [node for node in ordered if node in late]
+        if not early_nodes or not late_nodes or any(e < late_nodes[-1] for e in self.exits):
+            return None
+        last = late_nodes[-1]
+        others = {n for e in self._leaving() for n in e.all_input_nodes} - {last, *self.exits, *self.nodes}
+        before_early, before_late = early_nodes[-1].next, last.next
+        while before_late in others:
+            before_late = before_late.next
+        if not bring_before(others, before_late):
+            return None
+        if any(user < before_early for n in early_nodes for user in n.users if user not in self.nodes):
+            return None
+        return _Half(early_nodes, before_early, True), _Half(late_nodes, before_late, False)
+
+    def _leaving(self) -> list[fx.Node]:
+        """The sums over rows and the gradient of the rows: the exits, or for a transpose the products with it."""
+        return [p for e in self.exits for p in (e.users if untransposed(e) is not None else [e])]
+
+    def _copy(self, half: _Half, part: _Chunk, made: list[fx.Node]) -> bool:
+        """Make the nodes of ``half`` for the rows of one chunk; False when an operator has no rule."""
+        for node in half.nodes:
+            copy = select_inputs(node, part, _recording(calls_before(half.anchor, like=node), made))
+            if copy is None:
+                return False
+            part.copies[node] = copy
+            if half.is_forward and self._is_big(node):
+                # As in activation checkpointing: dropped after the forward pass, and computed again.
+                copy.meta.update(recompute=CheckpointPolicy.MUST_RECOMPUTE, ac_graph_id=1 << 30)
+        return True
+
+    def _hand_out(self, half: _Half, parts: list[_Chunk]) -> None:
+        """Give those outside of the region that use one of its values the chunks, put together."""
+        for node in half.nodes:
+            outside = [user for user in node.users if user not in self.nodes and user not in self.exits]
+            if outside:
+                call = calls_before(half.anchor, like=node)
+                whole = call(aten.cat.default, [part.copies[node] for part in parts], 0)
+                for user in outside:
+                    user.replace_input_with(node, whole)
+
+    def _erase(self) -> None:
+        ordered = [node for node in self.graph.nodes if node in self.nodes]
+        transposes = [e for e in self.exits if untransposed(e) is not None]
+        for node in reversed([*ordered, *transposes]):
+            if not node.users:
+                self.graph.erase_node(node)
+
+    def _late(self) -> set[fx.Node]:
+        """The nodes that only the backward pass needs."""
+        late: set[fx.Node] = set()
+        depends: set[fx.Node] = set()
+        for node in self.graph.nodes:
+            tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
+            if tangent or not depends.isdisjoint(node.all_input_nodes):
+                depends.add(node)
+        for node in reversed(self.graph.nodes):
+            users = [u for u in node.users if u not in self.exits]
+            if node in self.nodes and (node in depends or (users and late.issuperset(users)) or not users):
+                late.add(node)
+        return late
+
+    def _leave(self, leaving: fx.Node, parts: list[_Chunk], anchor: fx.Node) -> None:
+        """One of the sums over rows, or the gradient of the rows, from the chunks."""
+        call = calls_before(anchor, like=leaving)
+        source: Any = leaving.args[0]
+        if leaving.target is aten.sum.dim_IntList:
+            terms = [
+                call(leaving.target, p.copies[source], *leaving.args[1:], **leaving.kwargs) for p in parts
+            ]
+        elif untransposed(source) is not None:
+            gradient = untransposed(source)
+            flipped = [call(aten.permute.default, p.copies[gradient], [1, 0]) for p in parts]  # type: ignore[index]
+            terms = [
+                call(leaving.target, left, part.of(leaving.args[1], call))  # type: ignore[arg-type]
+                for left, part in zip(flipped, parts, strict=True)
+            ]
+        else:
+            rows = [call(leaving.target, p.copies[source], leaving.args[1]) for p in parts]
+            replace(leaving, call(aten.cat.default, rows, 0))
+            return
+        total = terms[0]
+        for term in terms[1:]:
+            total = call(aten.add.Tensor, total, term)
+        replace(leaving, total)
+
+
+def _recording(call: Callable[..., fx.Node], made: list[fx.Node]) -> Callable[..., fx.Node]:
+    def record(*args: Any, **kwargs: Any) -> fx.Node:
+        made.append(call(*args, **kwargs))
+        return made[-1]
+
+    return record

@@ -1,0 +1,135 @@
+"""Products with the same matrix become one product."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from fxpasses.graphs.aliasing import AliasInfo
+from fxpasses.graphs.rewriting import replace, same_metadata, value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
+from fxpasses.passes._matching import calls_before, find_calls, needed_before, shape_of
+from fxpasses.passes._options import require_at_least
+
+__all__ = ["ConcatMatmuls"]
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class ConcatMatmuls(Pass):
+    """Multiply the rows of several steps with a matrix at once.
+
+    A network that is written as a loop over time applies the same layers at every step. Where the inputs of a layer do not
+    depend on its results (the inputs of the first layer, the logits, in the backward pass the gradients of both), all
+    steps are one product, and the weight is read once.
+
+    Before::
+
+        a = aten.addmm(bias, x_0, weight)                # x_0, x_1: f32[20, 650], weight: f32[650, 2600]
+        ...
+        b = aten.addmm(bias, x_1, weight)
+
+    After::
+
+        both = aten.addmm(bias, aten.cat([x_0, x_1]), weight)
+        a = aten.slice(both, 0, 0, 20)
+        ...
+        b = aten.slice(both, 0, 20, 40)
+
+    What the later inputs need moves before the first product. Products of the forward and of the backward pass stay apart.
+    Equal up to rounding: a product of more rows may be computed in another order.
+
+    Attributes:
+        max_rows: products with more rows are left alone: they read the weight often enough, and their rows are copied.
+    """
+
+    name: ClassVar[str] = "concat_matmuls"
+    contract: ClassVar[Contract] = Contract(("joint", "inference"), numerics="tolerance")
+    max_rows: int = 64
+
+    def __post_init__(self) -> None:
+        require_at_least(self, max_rows=1)
+
+    def apply(self, gm: fx.GraphModule) -> bool:
+        changed = False
+        aliases = AliasInfo(gm.graph)
+        for members in self._groups(gm.graph, aliases):
+            while len(members) > 1:
+                members.sort()  # other groups may have moved some
+                chosen = _independent(gm.graph, members)
+                members = [node for node in members if node not in chosen]
+                if len(chosen) == 1:
+                    continue
+                needed = needed_before([node.args[-2] for node in chosen], chosen[0])  # type: ignore[misc]
+                if needed is not None and needed.isdisjoint(chosen) and claim(chosen[0]):
+                    _multiply(chosen, needed, aliases)
+                    changed = True
+        return changed
+
+    def _groups(self, graph: fx.Graph, aliases: AliasInfo) -> list[list[fx.Node]]:
+        """Products with the same matrix, and the same bias, of the same pass (forward or backward)."""
+        tangents = [n for n in graph.find_nodes(op="placeholder") if str(n.target).startswith("tangents")]
+        late = _reached(graph, tangents)
+        groups: dict[Any, list[fx.Node]] = {}
+        for node in find_calls(graph, aten.mm.default, aten.addmm.default):
+            left, right = node.args[-2:]
+            rows = (shape_of(left) or (0,))[0]
+            columns = (shape_of(node) or (0, 0))[1]
+            if not 0 < rows <= min(self.max_rows, columns) or not value_of(node).is_contiguous():
+                continue
+            # Written memory would be read at another time; checkpointed calls are computed once more.
+            written = any(aliases.roots(n) & aliases.mutated for n in node.all_input_nodes)
+            if node.kwargs or written or "recompute" in node.meta:
+                continue
+            bias = node.args[0] if node.target is aten.addmm.default else None
+            if bias is not None and value_of(bias).dim() != 1:  # type: ignore[arg-type]
+                continue
+            groups.setdefault((right, bias, bool(late[node])), []).append(node)
+        return list(groups.values())
+
+
+def _reached(graph: fx.Graph, starts: Iterable[fx.Node]) -> dict[fx.Node, int]:
+    """For each node the set of ``starts`` that it depends on or is, as bits of a number."""
+    bits = {node: 1 << number for number, node in enumerate(starts)}
+    reached: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        found = bits.get(node, 0)
+        for source in node.all_input_nodes:
+            found |= reached[source]
+        reached[node] = found
+    return reached
+
+
+def _independent(graph: fx.Graph, members: list[fx.Node]) -> list[fx.Node]:
+    """The first of ``members``, which are in the order of the graph, and all whose rows depend on no other of these."""
+    reached = _reached(graph, members)
+    chosen, results = [], 0
+    for number, node in enumerate(members):
+        if not reached[node.args[-2]] & results:  # type: ignore[index]
+            chosen.append(node)
+            results |= 1 << number
+    return chosen
+
+
+def _multiply(products: list[fx.Node], needed: set[fx.Node], aliases: AliasInfo) -> None:
+    first = products[0]
+    for node in sorted(needed):
+        first.prepend(node)
+    call = calls_before(first, like=first)
+    rows = call(aten.cat.default, [node.args[-2] for node in products], 0)
+    whole = call(first.target, *first.args[:-2], rows, first.args[-1])
+    ends = itertools.accumulate((value_of(node).shape[0] for node in products), initial=0)
+    parts = [call(aten.slice.Tensor, whole, 0, *bounds) for bounds in itertools.pairwise(ends)]
+    for position, node in enumerate(products):
+        if aliases.roots(node) & aliases.output:  # what is returned has memory of its own
+            parts[position] = call(aten.clone.default, parts[position])
+    for node, part in zip(products, parts, strict=True):
+        assert same_metadata(value_of(node), value_of(part))
+        replace(node, part)

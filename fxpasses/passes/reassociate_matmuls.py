@@ -1,0 +1,144 @@
+"""Chains of matrix products in the order that costs least."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from fxpasses.graphs.rewriting import replace, value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
+from fxpasses.passes._matching import calls_before, find_calls, is_call, shape_of
+from fxpasses.passes._options import require_at_least
+
+__all__ = ["ReassociateMatmuls"]
+
+aten = torch.ops.aten
+
+_PRODUCTS = (aten.mm.default, aten.bmm.default)
+
+
+@dataclass(frozen=True)
+class ReassociateMatmuls(Pass):
+    """Multiply ``(a b) c`` as ``a (b c)`` where that takes fewer operations.
+
+    A low-rank update that is written as ``x @ (down @ up)`` computes the full matrix for every call, and its full
+    gradient; attention without softmax, ``(q @ k.T) @ v``, computes a value for every pair of positions.
+
+    Before::
+
+        full = aten.mm(down, up)             # f32[1024, 8], f32[8, 1024]
+        y = aten.mm(x, full)                 # x: f32[256, 1024]
+
+    After::
+
+        part = aten.mm(x, down)
+        y = aten.mm(part, up)
+
+    A product is taken apart when all that uses it are products (through transposes), and together they get
+    cheaper by at least the factor ``gain``: in training the forward product and the one for the gradient. Equal up to
+    rounding.
+
+    Attributes:
+        gain: how many times fewer multiplications there must be.
+    """
+
+    name: ClassVar[str] = "reassociate_matmuls"
+    contract: ClassVar[Contract] = Contract(("joint", "inference"), numerics="tolerance")
+    gain: float = 1.25
+
+    def __post_init__(self) -> None:
+        require_at_least(self, gain=0.0)
+
+    def apply(self, gm: fx.GraphModule) -> bool:
+        changed = False
+        for inner in reversed(find_calls(gm.graph, *_PRODUCTS)):
+            uses = _uses(inner)
+            if not uses:
+                continue
+            before = _cost(inner) + sum(_cost(user) for user, _ in uses)
+            after = sum(_cost_apart(inner, user, flipped) for user, flipped in uses)
+            if before >= after * self.gain and claim(inner):
+                for user, flipped in uses:
+                    _take_apart(inner, user, flipped)
+                changed = True
+        return changed
+
+
+def _uses(inner: fx.Node) -> list[tuple[fx.Node, bool]]:
+    """The products that use ``inner``, each with whether it uses the transpose; empty if anything else uses it."""
+    uses: list[tuple[fx.Node, bool]] = []
+    for user in inner.users:
+        flipped = _is_transpose(user)
+        for product in user.users if flipped else [user]:
+            used = user if flipped else inner
+            arguments = list(product.args[:2])
+            if not is_call(product, inner.target) or arguments.count(used) != 1:
+                return []
+            uses.append((product, flipped))
+    shapes = [shape_of(x) for x in (*inner.args, *(a for product, _ in uses for a in product.args))]
+    # A product that uses both the value and its transpose is not linear in it.
+    once = len({product for product, _ in uses}) == len(uses)
+    return uses if once and None not in shapes else []
+
+
+def _is_transpose(node: fx.Node) -> bool:
+    """Whether ``node`` swaps the last two dimensions, and only those."""
+    if not is_call(node, aten.permute.default):
+        return False
+    rank = value_of(node).dim()
+    dims = [d % rank for d in node.args[1]]  # type: ignore[union-attr]
+    return dims == [*range(rank - 2), rank - 1, rank - 2]
+
+
+def _cost(product: fx.Node) -> int:
+    """Number of multiplications."""
+    left, right = (shape_of(x) for x in product.args[:2])
+    assert left is not None
+    assert right is not None
+    return math.prod(left) * right[-1]
+
+
+def _cost_apart(inner: fx.Node, user: fx.Node, flipped: bool) -> int:
+    """Number of multiplications of ``user`` with ``inner`` taken apart."""
+    left, right = (shape_of(x) for x in inner.args[:2])
+    assert left is not None
+    assert right is not None
+    *batch, rows, between = left
+    columns = right[-1]
+    if flipped:
+        rows, columns = columns, rows
+    shape = shape_of(user)
+    assert shape is not None
+    other = shape[-2] if _other_is_left(inner, user) else shape[-1]
+    return math.prod(batch) * other * between * (rows + columns)
+
+
+def _other_is_left(inner: fx.Node, user: fx.Node) -> bool:
+    """Whether ``user`` multiplies ``inner`` from the left."""
+    right = user.args[1]
+    return right is inner or (isinstance(right, fx.Node) and right in inner.users and _is_transpose(right))
+
+
+def _take_apart(inner: fx.Node, user: fx.Node, flipped: bool) -> None:
+    call = calls_before(user, like=user)
+    left, right = inner.args[:2]
+    if flipped:
+        left, right = (_transpose(x, call) for x in (right, left))
+    if _other_is_left(inner, user):
+        new = call(user.target, call(user.target, user.args[0], left), right)
+    else:
+        new = call(user.target, left, call(user.target, right, user.args[1]))
+    replace(user, new)
+
+
+def _transpose(node: Any, call: Callable[..., fx.Node]) -> fx.Node:
+    if _is_transpose(node):
+        return node.args[0]
+    rank = value_of(node).dim()
+    return call(aten.permute.default, node, [*range(rank - 2), rank - 1, rank - 2])

@@ -1,0 +1,179 @@
+"""Removal of views, copies and casts that change nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from fxpasses.graphs.aliasing import AliasInfo
+from fxpasses.graphs.rewriting import replace, same_metadata, value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
+
+__all__ = ["RemoveNoOps"]
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_VIEWS = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.expand.default,
+    aten.permute.default,
+    aten.slice.Tensor,
+    aten.alias.default,
+    aten.as_strided.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.detach.default,
+}
+_COPIES = {
+    aten.clone.default,
+    aten._to_copy.default,
+    aten.contiguous.default,
+    prims.convert_element_type.default,
+    prims.device_put.default,
+}
+_CASTS = {aten._to_copy.default, prims.convert_element_type.default}
+_RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+
+
+@dataclass(frozen=True)
+class RemoveNoOps(Pass):
+    """Remove calls whose result equals their input in value, shape, stride, dtype and device.
+
+    Views and reshapes to the same shape, chains of reshapes and of permutations, copies, casts to the same type, and casts
+    to a wider type and back. A copy stays where it separates memory: when it is returned, or when the
+    graph writes to what it copies.
+
+    Before::
+
+        a = aten.view(x, [2, 3])          # x: f32[2, 3]
+        b = aten._to_copy(a, dtype=f32)
+        c = aten.view(b, [6])
+        d = aten.view(c, [3, 2])
+        return aten.sin(d)
+
+    After::
+
+        d = aten.view(x, [3, 2])
+        return aten.sin(d)
+    """
+
+    name: ClassVar[str] = "remove_no_ops"
+    contract: ClassVar[Contract] = Contract(
+        ("joint", "inference"), invalidates="no_dead_code", numerics="bitwise", metadata="exact"
+    )
+
+    def apply(self, gm: fx.GraphModule) -> bool:
+        aliases = AliasInfo(gm.graph)
+        returned = {n for output in gm.graph.find_nodes(op="output") for n in output.all_input_nodes}
+        changed = False
+        for node in list(gm.graph.nodes):
+            if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
+                continue
+            source = node.args[0]
+            if _shorten_chain(node, source):
+                source = node.args[0]
+                changed = True
+            equal = _equal_input(node, source)
+            if equal is None or node in returned:
+                continue
+            if node.target in _COPIES and not _copy_is_private(node, equal, aliases):
+                continue
+            if claim(node):
+                replace(node, equal)
+                changed = True
+        return changed
+
+
+def _shorten_chain(node: fx.Node, source: fx.Node) -> bool:
+    """Let a reshape of a reshape, or a permutation of a permutation, start from the first one's input."""
+    base = source.args[0] if source.args else None
+    if not isinstance(base, fx.Node):
+        return False
+    if node.target in _RESHAPES and source.target in _RESHAPES and _reshapes_directly(base, node):
+        if not claim(node):
+            return False
+        node.args = (base, *node.args[1:])
+        return True
+    if node.target is aten.permute.default and source.target is aten.permute.default and claim(node):
+        rank = value_of(node).dim()
+        inner, outer = ([d % rank for d in n.args[1]] for n in (source, node))  # type: ignore[union-attr]
+        node.args = (base, [inner[d] for d in outer])
+        return True
+    return False
+
+
+def _equal_input(node: fx.Node, source: fx.Node) -> fx.Node | None:
+    """The earlier node whose value ``node`` has, or None."""
+    same = same_metadata(value_of(node), value_of(source))
+    if same and node.target in _VIEWS | _COPIES and not _offset_differs(node, source):
+        return source
+    if node.target in _CASTS and source.target in _CASTS and isinstance(source.args[0], fx.Node):
+        original = source.args[0]
+        if same_metadata(value_of(node), value_of(original)) and _widens(original, source):
+            return original
+    return None
+
+
+def _offset_differs(node: fx.Node, source: fx.Node) -> bool:
+    if node.target not in (aten.as_strided.default, aten.slice.Tensor):
+        return False
+    a, b = value_of(node).storage_offset(), value_of(source).storage_offset()
+    return not (isinstance(a, int) and isinstance(b, int) and a == b)
+
+
+def _widens(narrow: fx.Node, wide: fx.Node) -> bool:
+    """Whether every value of ``narrow``'s dtype survives the cast to ``wide``'s and back exactly."""
+    a, b = value_of(narrow).dtype, value_of(wide).dtype
+    if value_of(narrow).device != value_of(wide).device:
+        return False
+    return torch.can_cast(a, b) and torch.promote_types(a, b) is b and (a, b) not in _INEXACT
+
+
+_INEXACT = {
+    (integer, real)
+    for integer, bits in (
+        (torch.int16, 15),
+        (torch.int32, 31),
+        (torch.int64, 63),
+        (torch.uint8, 8),
+        (torch.int8, 7),
+    )
+    for real, mantissa in ((torch.float16, 11), (torch.bfloat16, 8), (torch.float32, 24), (torch.float64, 53))
+    if bits > mantissa
+}
+"""Casts that PyTorch's promotion allows although they round: the integer has more bits than the mantissa."""
+
+
+def _reshapes_directly(base: fx.Node, node: fx.Node) -> bool:
+    """Whether one reshape of ``base`` can give ``node``'s value: always, when ``base`` is contiguous."""
+    value = value_of(base)
+    if not isinstance(value, torch.Tensor) or not _statically_contiguous(value):
+        return False
+    # A view of a copy may not become a view of the original: `_unsafe_view` and `reshape` may copy.
+    return node.target is aten.view.default
+
+
+def _statically_contiguous(value: torch.Tensor) -> bool:
+    if all(isinstance(s, int) for s in (*value.shape, *value.stride())):
+        return value.is_contiguous()
+    expected: Any = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if getattr(getattr(stride, "node", None), "expr", stride) != getattr(
+            getattr(expected, "node", None), "expr", expected
+        ):
+            return False
+        expected = expected * size
+    return True
+
+
+def _copy_is_private(copy: fx.Node, source: fx.Node, aliases: AliasInfo) -> bool:
+    """Whether nobody can tell the copy from its source: neither is returned with it, nor written to."""
+    both = aliases.roots(copy) | aliases.roots(source)
+    return not (aliases.roots(copy) & aliases.output) and not (both & aliases.mutated)
