@@ -112,6 +112,11 @@ def renew(args: Any, kwargs: Any) -> bool:
 def compare(func: Any, served: Any, expected: Any) -> None:
     """Compare the outputs that the cache gave with those of a fresh dispatch.
 
+    Args:
+        func: the operator.
+        served: the outputs that the cache gave.
+        expected: those of the fresh dispatch, of the same structure.
+
     Raises:
         CacheCrossCheckError: they differ.
     """
@@ -136,6 +141,14 @@ def _compare_leaf(func: Any, path: int, served: Any, expected: Any) -> None:
 
 
 def handle_directly(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """Operators that fake tensors answer by themselves."""
+    """Operators that fake tensors answer by themselves.
+
+    Args:
+        mode: the mode, which is off while the operator runs.
+        func: such an operator (``size``, ``stride``, ``device`` and the like).
+        types: unused; there so that every handler is called alike.
+        args: positional arguments.
+        kwargs: keyword arguments, or None.
+    """
     with _t.in_kernel_invocation_manager(mode):
         return func(*args, **(kwargs or {}))

@@ -8,7 +8,7 @@ one warning.
 
 A segment is ``MAGIC``, the build, a SHA-256 of the payload, and the payload: a pickled dictionary from engine and
 operator to the pickled ``{key: recipe}`` of that operator, which is read when the operator is first used; results on
-symbolic sizes are kept with their symbols renamed, under an engine name of their own. Unpickling is restricted to the
+symbolic sizes are kept with their symbols numbered, under an engine name of their own. Unpickling is restricted to the
 names that keys and recipes are made of.
 """
 
@@ -49,8 +49,8 @@ _ALLOWED = frozenset(
             for name in ("Apart", "Argument", "Constant", "Fresh", "Sequence", "View")
         ),
         ("fake.cache.links", "Linked"),
-        ("fake.cache.renamed", "Entry"),
-        ("fake.cache.patterns", "intern_renamed"),
+        ("fake.cache.normalized", "Entry"),
+        ("fake.cache.patterns", "intern_normalized"),
         ("fake.cache.symbolic_recipe", "SymbolicConstant"),
         ("fake.cache.key", "_intern_token"),
         ("fake.tensors.metadata", "intern"),

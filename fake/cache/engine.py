@@ -143,7 +143,14 @@ class Engine:
         return unseen
 
     def recipe(self, func: Any, mode: Any, args: Any, kwargs: Any) -> Any:
-        """What rebuilds the outputs of a call on plain sizes, if an entry serves it, else None."""
+        """What rebuilds the outputs of a call on plain sizes, if an entry serves it, else None.
+
+        Args:
+            func: the operator.
+            mode: the mode of the call.
+            args: positional arguments.
+            kwargs: keyword arguments.
+        """
         lookup = self._lookups.get(id(func))
         if lookup is None:
             if id(func) not in self._keys:
@@ -171,14 +178,14 @@ class Engine:
                 self.store.insert(func, table, key, Unbuilt(recipe, self.tensor_class, table, key), None)
         for key, ways in self._disk.entries(symbolic_name(self._disk_name), func.name()):
             for entry in ways:
-                self.symbolic.renamed.add(func, key, entry, is_new=False)
+                self.symbolic.normalized.add(func, key, entry, is_new=False)
 
     def take_new_entries(self, name: str) -> dict[tuple[str, str], dict[Any, Any]]:
         """What was recorded since the last call, by place on the disk under a name for this engine."""
         places: dict[tuple[str, str], dict[Any, Any]] = {}
         for func, described in self.store.take_described().items():
             places[name, func.name()] = described
-        for func, key, entry in self.symbolic.renamed.take_new():
+        for func, key, entry in self.symbolic.normalized.take_new():
             table = places.setdefault((symbolic_name(name), func.name()), {})
             table[key] = (*table.get(key, ()), entry)
         return places
@@ -260,7 +267,7 @@ class Engine:
                 elif call.is_outdated and renew(args, kwargs):
                     return self.handler(func)(mode, func, types, args, kwargs)
                 else:
-                    rebuild = call.find_renamed(mark_of(mode))
+                    rebuild = call.find_normalized(mark_of(mode))
             if rebuild is not None:
                 try:
                     outputs = rebuild(mode, args, kwargs)
@@ -279,17 +286,17 @@ class Engine:
         before = [(tensor, self._peek(tensor)) for tensor in watched if type(tensor) is self.tensor_class]
         generation = REPLACEMENTS.generation
         self._checks.has_dispatched = True
-        questions = None
+        evaluations = None
         try:
-            with nullcontext() if call is None else call.watch() as questions:
+            with nullcontext() if call is None else call.record() as evaluations:
                 outputs = self.dispatch(mode, func, types, args, kwargs)
         finally:
             changed = self._metadata_changed(before)
         if key is not None and outputs is not NotImplemented and generation == REPLACEMENTS.generation:
             if changed:
-                self._remember_bypass(func, key, "metadata of an argument changes", call, questions)
+                self._remember_bypass(func, key, "metadata of an argument changes", call, evaluations)
             else:
-                self._record(mode, func, args, kwargs, key, outputs, call, questions)
+                self._record(mode, func, args, kwargs, key, outputs, call, evaluations)
         return outputs
 
     def _symbolic_call(self, mode: Any, func: Any, key: Any) -> SymbolicCall | None:
@@ -316,7 +323,15 @@ class Engine:
         return changed
 
     def _record(
-        self, mode: Any, func: Any, args: Any, kwargs: Any, key: Any, outputs: Any, call: Any, questions: Any
+        self,
+        mode: Any,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        key: Any,
+        outputs: Any,
+        call: Any,
+        evaluations: Any,
     ) -> None:
         try:
             if preferred_device_type() is not None:
@@ -330,7 +345,7 @@ class Engine:
                 recipe = refined(call.known_recipe(), with_links(recipe, args, kwargs, outputs))
             rebuild = build(recipe, self.tensor_class, mark)
         except Unkeyable as refused:
-            self._remember_bypass(func, key, refused.reason, call, questions)
+            self._remember_bypass(func, key, refused.reason, call, evaluations)
             return
         except Stale:
             return
@@ -345,20 +360,20 @@ class Engine:
             self.store.insert(func, self.store.table(func), key, rebuild, lasting)
         else:
             try:
-                call.remember(rebuild, recipe, questions)
+                call.remember(rebuild, recipe, evaluations)
             except Unkeyable as refused:
                 self.store.count_bypass(refused.reason)
                 return
         self.store.count_miss()
 
-    def _remember_bypass(self, func: Any, key: Any, reason: str, call: Any, questions: Any) -> None:
+    def _remember_bypass(self, func: Any, key: Any, reason: str, call: Any, evaluations: Any) -> None:
         self.store.count_bypass(reason)
         negative = Bypass(reason, func, self._again)
         if call is None:
             self.store.insert(func, self.store.table(func), key, negative, None)
             return
         try:
-            call.remember(negative, None, questions)
+            call.remember(negative, None, evaluations)
         except Unkeyable:
             return  # the reason is counted; the next call finds it again
 
@@ -376,13 +391,34 @@ class Engine:
         return self.miss(mode, func, types, args, kwargs, None, reason)
 
     def uncached(self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Dispatch without looking into the cache or adding to it."""
+        """Dispatch without looking into the cache or adding to it.
+
+        Args:
+            mode: the mode of the call.
+            func: the operator.
+            types: the tensor classes involved, as ``__torch_dispatch__`` gets them.
+            args: positional arguments.
+            kwargs: keyword arguments.
+
+        Returns:
+            The fake outputs.
+        """
         if func in _t.DISPATCH_META_HANDLERS or func in _t.DISPATCH_HANDLE_DIRECTLY:
             return self.handler(func)(mode, func, types, args, kwargs)
         return self.miss(mode, func, types, args, kwargs, None, "cache disabled")
 
     def crosscheck(self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Serve a call, and compare what the cache gave with a fresh dispatch.
+
+        Args:
+            mode: the mode of the call.
+            func: the operator.
+            types: the tensor classes involved, as ``__torch_dispatch__`` gets them.
+            args: positional arguments.
+            kwargs: keyword arguments, or None.
+
+        Returns:
+            The fake outputs.
 
         Raises:
             CacheCrossCheckError: they differ.

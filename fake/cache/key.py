@@ -93,6 +93,16 @@ def plain_key(
 ) -> tuple[Any, ...]:
     """The key of a call, built without shortcuts.
 
+    Args:
+        func: the operator.
+        mode: the mode of the call.
+        args: positional arguments.
+        kwargs: keyword arguments, or None.
+        tensor_class: the class of fake tensors that the engine serves.
+
+    Returns:
+        A hashable tuple; equal keys of one operator have equal answers.
+
     Raises:
         Unkeyable: an argument that no key can describe.
     """

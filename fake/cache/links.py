@@ -47,7 +47,14 @@ class Linked:
 
 
 def with_links(recipe: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
-    """The recipe of ``outputs`` with the places of their nodes; itself if it has no symbolic numbers."""
+    """The recipe of ``outputs`` with the places of their nodes; itself if it has no symbolic numbers.
+
+    Args:
+        recipe: how to rebuild ``outputs``.
+        args: the call's positional arguments.
+        kwargs: its keyword arguments.
+        outputs: what the dispatch returned.
+    """
     made = [getattr(number, "node", None) for number in _numbers(recipe, outputs)]
     if not any(made):
         return recipe

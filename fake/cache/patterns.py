@@ -15,35 +15,44 @@ from fake.cache.expressions import Encoded, encode
 from fake.cache.symbolic import SizeToken, SymbolicMetadata
 from fake.tensors.metadata import MetadataTable, TensorMetadata
 
-__all__ = ["RenamedMetadata", "intern_renamed", "pattern_of", "renamed_metadata"]
+__all__ = ["NormalizedMetadata", "intern_normalized", "normalized_metadata", "pattern_of"]
 
 
-class RenamedMetadata(TensorMetadata):
+class NormalizedMetadata(TensorMetadata):
     """Metadata with encoded sizes, interned: identity is equality, as everywhere in keys."""
 
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (intern_renamed, self.fields())
+        return (intern_normalized, self.fields())
 
 
-_RENAMED = MetadataTable(RenamedMetadata)
+_NORMALIZED = MetadataTable(NormalizedMetadata)
 
 
-def intern_renamed(
+def intern_normalized(
     shape: tuple[Encoded, ...],
     stride: tuple[Encoded, ...],
     dtype: torch.dtype,
     device: torch.device,
     offset: Encoded,
     flags: int,
-) -> RenamedMetadata:
-    """The one object of the process for these values."""
-    found: Any = _RENAMED.intern(shape, stride, dtype, device, offset, flags)
+) -> NormalizedMetadata:
+    """The one object of the process for these values.
+
+    Args:
+        shape: sizes, each an integer or an encoded expression.
+        stride: strides in elements, likewise.
+        dtype: the tensor's dtype.
+        device: its device.
+        offset: its storage offset in elements, encoded likewise.
+        flags: see ``fake.tensors.metadata``.
+    """
+    found: Any = _NORMALIZED.intern(shape, stride, dtype, device, offset, flags)
     return found
 
 
-def renamed_metadata(metadata: SymbolicMetadata, number_of: Callable[[Any], int]) -> RenamedMetadata:
+def normalized_metadata(metadata: SymbolicMetadata, number_of: Callable[[Any], int]) -> NormalizedMetadata:
     """Metadata with its sizes encoded.
 
     Raises:
@@ -53,7 +62,7 @@ def renamed_metadata(metadata: SymbolicMetadata, number_of: Callable[[Any], int]
     def encoded(value: Any) -> Encoded:
         return value if value.__class__ is int else encode(value.expr, number_of)
 
-    return intern_renamed(
+    return intern_normalized(
         tuple([encoded(size) for size in metadata.shape]),
         tuple([encoded(size) for size in metadata.stride]),
         metadata.dtype,
@@ -80,6 +89,6 @@ def pattern_of(owner: SymbolicMetadata | SizeToken) -> tuple[Any, tuple[Any, ...
         if owner.__class__ is SizeToken:
             pattern = ("size", encode(owner.expr, number_of))
         else:
-            pattern = renamed_metadata(owner, number_of)  # type: ignore[arg-type]
+            pattern = normalized_metadata(owner, number_of)  # type: ignore[arg-type]
         found = owner.pattern = (pattern, tuple(numbers))
     return found

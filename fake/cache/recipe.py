@@ -96,7 +96,13 @@ Recipe = Fresh | View | Argument | Constant | Sequence | Apart
 
 
 def follow(path: Path, args: Any, kwargs: Any) -> Any:
-    """The argument at a path."""
+    """The argument at a path.
+
+    Args:
+        path: see `Path`.
+        args: the call's positional arguments.
+        kwargs: its keyword arguments.
+    """
     value = kwargs[path[0]] if type(path[0]) is str else args[path[0]]
     for step in path[1:]:
         value = value[step]

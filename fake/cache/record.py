@@ -25,6 +25,13 @@ _CONSTANTS = (int, bool, float, type(None))
 def describe(func: Any, args: Any, kwargs: Any, outputs: Any, tensor_class: type) -> Recipe:
     """The recipe of ``outputs``, given the arguments that produced them.
 
+    Args:
+        func: the operator.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        outputs: what the dispatch returned.
+        tensor_class: the class of fake tensors that the engine serves.
+
     Raises:
         Unkeyable: the outputs cannot be rebuilt from the arguments' metadata alone.
     """
@@ -114,6 +121,14 @@ def _storage(tensor: torch.Tensor) -> int:
 
 def verify(recipe: Recipe, mark: Mark, mode: Any, args: Any, kwargs: Any, outputs: Any) -> None:
     """Rebuild the outputs once and compare what the metadata does not show.
+
+    Args:
+        recipe: what was found for the call.
+        mark: called on each rebuilt tensor.
+        mode: the mode of the call.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        outputs: what the dispatch returned.
 
     Raises:
         Unkeyable: the rebuilt outputs differ from ``outputs``.

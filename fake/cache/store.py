@@ -73,7 +73,15 @@ class Store:
         return int(repr(self._hits)[len("count(") : -1])  # the only way to read it without counting
 
     def insert(self, func: Any, table: dict[Any, Any], key: Any, value: Any, recipe: Recipe | None) -> None:
-        """Add an entry, making room first if the limit is reached."""
+        """Add an entry, making room first if the limit is reached.
+
+        Args:
+            func: the operator.
+            table: the operator's table in this store.
+            key: the key of the call.
+            value: what rebuilds the outputs, or the reason why nothing does.
+            recipe: its description for the disk; None for what is not kept there.
+        """
         with self.lock:
             if self.size >= self.limit:
                 self._evict()

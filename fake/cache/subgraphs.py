@@ -34,6 +34,13 @@ def may_be_cached(func: Any) -> bool:
 def subgraph_key(func: Any, mode: Any, args: Any, kwargs: Any, tensor_class: type) -> tuple[Any, list[Any]]:
     """The key of a call, and the graphs that it names.
 
+    Args:
+        func: the higher-order operator.
+        mode: the mode of the call.
+        args: positional arguments, among them graph modules.
+        kwargs: keyword arguments.
+        tensor_class: the class of fake tensors that the engine serves.
+
     Raises:
         Unkeyable: a plain function (a new one each time, with who knows what inside), or symbolic sizes.
     """

@@ -79,9 +79,9 @@ class SymbolicState:
 
     Attributes:
         prototypes: what outputs are made like, with an empty tensor on its storage, by sizes.
-        settled: questions that the environment has answered, with guards if it needed any.
+        settled: expressions that the environment has evaluated, with guards if it needed any.
         facts, facts_version, facts_about: what it knew at a version, and of it about which symbols, for
-            ``fake.cache.renamed``.
+            ``fake.cache.normalized``.
         about: what is known of each symbol by itself, for the same.
     """
 
@@ -237,6 +237,15 @@ def intern_symbolic(
     flags: int,
 ) -> TensorMetadata:
     """The one metadata object of an environment for these values; static metadata if none of them is symbolic.
+
+    Args:
+        shape_env: the environment, or None.
+        shape: sizes, each an integer or a token of the environment.
+        stride: strides in elements, likewise.
+        dtype: the tensor's dtype.
+        device: its device.
+        offset: its storage offset in elements, likewise.
+        flags: see ``fake.tensors.metadata``.
 
     Raises:
         Unkeyable: a symbol belongs to another environment.

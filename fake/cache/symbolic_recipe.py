@@ -57,7 +57,16 @@ def symbols_of_recipe(recipe: Any) -> set[Any]:
 
 
 def build_symbolic(recipe: Any, tensor_class: type, mark: Mark) -> Rebuild:
-    """Compile a recipe whose metadata is symbolic."""
+    """Compile a recipe whose metadata is symbolic.
+
+    Args:
+        recipe: a fresh tensor, a view or a symbolic number.
+        tensor_class: the class of fake tensors that it makes.
+        mark: called on each tensor that it makes.
+
+    Returns:
+        ``rebuild(mode, args, kwargs)``, which raises `Stale` once a symbol of the recipe was replaced.
+    """
     if type(recipe) is SymbolicConstant:
         return _build_constant(recipe)
     if type(recipe) is Fresh:
@@ -165,7 +174,7 @@ def empty_storage(recipe: Fresh) -> torch.Tensor:
     """An empty meta tensor on a storage of a recipe's size.
 
     The storage is resized to its size in bytes and sizes are written over it as they are: nothing is computed, while
-    torch derives the size of a storage from sizes and strides, with a question for each.
+    torch derives the size of a storage from sizes and strides, with an evaluation for each.
     """
     storage = torch.empty((0,), dtype=recipe.metadata.dtype, device=_t.META_DEVICE)
     _t.resize_storage(storage, number_of(recipe.nbytes))

@@ -1,8 +1,8 @@
-"""Lookup and recording of calls on symbolic sizes: first in their environment, then with symbols renamed.
+"""Lookup and recording of calls on symbolic sizes: first in their environment, then with symbols numbered.
 
 An entry of an environment (``SymbolicState.tables``) serves the very same symbols and owes nothing: its guards are
 recorded there. Entries about unbacked symbols hold as long as nothing new became known, because every fact may change
-what is decided without a guard. Entries for renamed symbols (``fake.cache.renamed``) are shared by all environments.
+what is decided without a guard. Entries with numbered symbols (``fake.cache.normalized``) are shared by all environments.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from fake import _torch as _t
-from fake.cache.questions import Questions, watch
+from fake.cache.evaluations import Evaluations, record_evaluations
+from fake.cache.normalized import NormalizedCall, NormalizedTable
 from fake.cache.recipe import Mark, build
-from fake.cache.renamed import Renamed, RenamedCall
 from fake.cache.replacements import REPLACEMENTS
 from fake.cache.symbolic import SymbolicState, state_of, symbols_of_key
 from fake.cache.symbolic_recipe import Stale
@@ -33,22 +33,22 @@ class Kept:
     Attributes:
         rebuild: makes the outputs.
         recipe: what that was compiled from; None for a negative entry.
-        questions: gives what the dispatch asked, for a recording that uses the entry.
+        evaluations: gives what the dispatch evaluated, for a recording that uses the entry.
         facts: what must still be all that is known, or None for backed symbols.
         symbols: the unbacked symbols that the facts are about.
     """
 
-    __slots__ = ("facts", "questions", "rebuild", "recipe", "symbols")
+    __slots__ = ("evaluations", "facts", "rebuild", "recipe", "symbols")
 
     def __init__(
         self,
         rebuild: Any,
         recipe: Any,
-        questions: Callable[[], Questions],
+        evaluations: Callable[[], Evaluations],
         facts: Any = None,
         symbols: tuple[Any, ...] = (),
     ) -> None:
-        self.rebuild, self.recipe, self.questions = rebuild, recipe, questions
+        self.rebuild, self.recipe, self.evaluations = rebuild, recipe, evaluations
         self.facts, self.symbols = facts, symbols
 
 
@@ -63,11 +63,17 @@ class SymbolicTables:
     def __init__(self, tensor_class: type, limit: int = 50_000) -> None:
         self.tensor_class = tensor_class
         self.limit = limit
-        self.renamed = Renamed()
+        self.normalized = NormalizedTable()
         self._states: weakref.WeakSet[SymbolicState] = weakref.WeakSet()
 
     def find(self, shape_env: Any, func: Any, key: Any) -> Any:
-        """What rebuilds the outputs of a call that was seen with these symbols, or None."""
+        """What rebuilds the outputs of a call that was seen with these symbols, or None.
+
+        Args:
+            shape_env: the environment of the call.
+            func: the operator.
+            key: the key of the call, with the environment's own symbols.
+        """
         state = shape_env.__dict__.get("_fake_dispatch")
         if state is None:
             return None
@@ -78,11 +84,18 @@ class SymbolicTables:
             return None
         log = lean_state(shape_env).log
         if log is not None:
-            log.include(kept.questions())
+            log.include(kept.evaluations())
         return kept.rebuild
 
     def insert(self, state: SymbolicState, func: Any, key: Any, kept: Kept) -> None:
-        """Add an entry to an environment, making room first if the limit is reached."""
+        """Add an entry to an environment, making room first if the limit is reached.
+
+        Args:
+            state: what the cache keeps at the environment.
+            func: the operator.
+            key: the key of the call, with the environment's own symbols.
+            kept: the entry.
+        """
         self._states.add(state)
         if state.size >= self.limit:
             for table in state.tables.values():
@@ -94,12 +107,18 @@ class SymbolicTables:
         table[key] = kept
 
     def forget(self, shape_env: Any, func: Any, key: Any) -> None:
-        """Drop an entry of an environment."""
+        """Drop an entry of an environment.
+
+        Args:
+            shape_env: the environment.
+            func: the operator.
+            key: the key of the entry.
+        """
         state_of(shape_env).table(func, self.tensor_class).pop(key, None)
 
     def clear(self) -> None:
         """Drop all entries, those on environments too."""
-        self.renamed.clear()
+        self.normalized.clear()
         for state in list(self._states):
             state.clear()
 
@@ -119,11 +138,11 @@ class SymbolicCall:
         self.is_outdated = False
         self.unbacked: tuple[Any, ...] = ()
         self.facts = None
-        self.renamed: RenamedCall | None
+        self.normalized: NormalizedCall | None
         try:
-            self.renamed = RenamedCall(key, shape_env)
+            self.normalized = NormalizedCall(key, shape_env)
         except Unkeyable:
-            self.renamed = None  # this call is dispatched, and kept for its own symbols
+            self.normalized = None  # this call is dispatched, and kept for its own symbols
             symbols = symbols_of_key(key)
             self.is_outdated = not symbols.isdisjoint(shape_env.replacements)
             self.unbacked = tuple(
@@ -132,24 +151,24 @@ class SymbolicCall:
             if self.unbacked:
                 self.facts = _knowledge_about(shape_env, self.unbacked)
 
-    def find_renamed(self, mark: Mark) -> Any:
+    def find_normalized(self, mark: Mark) -> Any:
         """What rebuilds the outputs, from a call that was the same up to the names of its symbols; or None."""
-        call = self.renamed
-        entry = None if call is None else self.tables.renamed.find(self.func, call)
+        call = self.normalized
+        entry = None if call is None else self.tables.normalized.find(self.func, call)
         if call is None or entry is None:
             return None
         try:
-            if not call.ask(entry):
+            if not call.evaluate_again(entry):
                 return None
             recipe = call.recipe(entry)
             rebuild = build(recipe, self.tables.tensor_class, mark)
         except (Unkeyable, Stale, _t.GuardOnDataDependentSymNode):
             return None
-        questions = partial(call.questions, entry)
+        evaluations = partial(call.evaluations, entry)
         log = lean_state(self.shape_env).log
         if log is not None:
-            log.include(questions())
-        self.tables.insert(self.state, self.func, self.key, Kept(rebuild, recipe, questions))
+            log.include(evaluations())
+        self.tables.insert(self.state, self.func, self.key, Kept(rebuild, recipe, evaluations))
         return rebuild
 
     def known_recipe(self) -> Any:
@@ -157,29 +176,34 @@ class SymbolicCall:
         kept = self.state.table(self.func, self.tables.tensor_class).get(self.key)
         return None if kept is None else kept.recipe
 
-    def watch(self) -> AbstractContextManager[Questions]:
+    def record(self) -> AbstractContextManager[Evaluations]:
         """Note what the dispatch asks (one inside another notes for both)."""
-        return watch(self.shape_env)
+        return record_evaluations(self.shape_env)
 
-    def remember(self, rebuild: Any, recipe: Any, questions: Questions) -> None:
+    def remember(self, rebuild: Any, recipe: Any, evaluations: Evaluations) -> None:
         """Keep the outcome of the dispatch; ``recipe`` is None for a negative entry.
+
+        Args:
+            rebuild: what rebuilds the outputs.
+            recipe: the description that it was compiled from.
+            evaluations: what the dispatch evaluated.
 
         Raises:
             Unkeyable: the environment records no guards now: a later hit would owe them.
         """
         if _t.guards_are_suppressed() or self.shape_env.frozen:
             raise Unkeyable("suppressed guards")
-        kept = Kept(rebuild, recipe, lambda: questions, self.facts, self.unbacked)
+        kept = Kept(rebuild, recipe, lambda: evaluations, self.facts, self.unbacked)
         self.tables.insert(self.state, self.func, self.key, kept)
-        if recipe is None or self.renamed is None or REPLACEMENTS.any_builtin:
+        if recipe is None or self.normalized is None or REPLACEMENTS.any_builtin:
             return
         if not _t.library_utils.is_builtin(self.func):
             return  # its fake kernel may read anything of the sizes
         try:
-            entry = self.renamed.entry(recipe, questions)
+            entry = self.normalized.entry(recipe, evaluations)
         except Unkeyable:
             return  # kept for its own symbols only
-        self.tables.renamed.add(self.func, self.renamed.key, entry)
+        self.tables.normalized.add(self.func, self.normalized.key, entry)
 
 
 def _knowledge_about(shape_env: Any, symbols: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ import torch
 
 from fake import _torch as _t
 from fake import kernels
-from fake.cache.questions import hints_do_not_matter, refuse
+from fake.cache.evaluations import hints_do_not_matter, refuse
 from fake.cache.replacements import REPLACEMENTS
 from fake.dispatch.constants import fold, forget_written, lift
 from fake.dispatch.refusals import (
@@ -69,6 +69,13 @@ class Call:
 
 def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """Run an operator on fake tensors without looking into the cache.
+
+    Args:
+        mode: the mode of the call.
+        func: the operator.
+        types: the tensor classes involved, as ``__torch_dispatch__`` gets them.
+        args: positional arguments.
+        kwargs: keyword arguments.
 
     Returns:
         Its fake outputs, or ``NotImplemented`` if an argument is of a tensor subclass that has its own dispatch.

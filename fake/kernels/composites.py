@@ -68,6 +68,12 @@ _RESIZING = (
 def tensor_split(func: OpOverload, self: torch.Tensor, indices: torch.Tensor, dim: int = 0) -> Any:
     """``tensor_split`` with a tensor of indices: only its values say how many views there are.
 
+    Args:
+        func: the overload, for the error.
+        self: the tensor that is split.
+        indices: where, a tensor of one dimension.
+        dim: the dimension that is split.
+
     Raises:
         DataDependentOutputException: the values are not known (eager's C++ would read unallocated memory).
     """
@@ -82,7 +88,21 @@ def tensor_split(func: OpOverload, self: torch.Tensor, indices: torch.Tensor, di
 def cov(
     func: OpOverload, self: torch.Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None
 ) -> torch.Tensor:
-    """``at::cov``, without its looks at values: at the weights, and at the sign of the factor."""
+    """``at::cov``, without its looks at values: at the weights, and at the sign of the factor.
+
+    Args:
+        func: the overload; unused.
+        self: observations in columns, variables in rows.
+        correction: what is subtracted from the number of observations.
+        fweights: how often each observation counts, integers of shape (observations,), or None.
+        aweights: a weight for each observation, of shape (observations,), or None.
+
+    Returns:
+        The covariance of the variables, of shape (variables, variables), or a scalar for one.
+
+    Raises:
+        RuntimeError: eager's, for another rank or dtype.
+    """
     torch._check(
         self.dim() <= 2, lambda: f"cov(): expected input to have two or fewer dimensions but got {self.dim()}"
     )
@@ -161,7 +181,18 @@ def ctc_loss(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """``at::ctc_loss``, without the tensor that it fills with the targets' lengths to divide by them."""
+    """``at::ctc_loss``, without the tensor that it fills with the targets' lengths to divide by them.
+
+    Args:
+        func: the overload; unused.
+        log_probs: of shape (time, batch, classes) or (time, classes).
+        targets: class indices, of shape (batch, length) or concatenated.
+        input_lengths: the length of each input.
+        target_lengths: the length of each target.
+        blank: the class that stands for no label.
+        reduction: 0 for none, 1 for the mean, 2 for the sum.
+        zero_infinity: whether infinite losses become zero.
+    """
     batched = log_probs.dim() == 3
     log_probs = log_probs if batched else log_probs.unsqueeze(1)
     targets = targets.to(log_probs.device, torch.int64)
@@ -182,6 +213,12 @@ def in_inference_mode(mode: Any, func: OpOverload, args: Any, kwargs: Any) -> An
 
     Its views of tensors that were made outside of inference mode require gradients as those do. ``NotImplemented`` for
     operators that are no composites.
+
+    Args:
+        mode: the mode of the call.
+        func: the operator.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
     """
     if func in _MADE_OF_VIEWS:
         with mode, views_are_noted():

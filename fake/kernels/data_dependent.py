@@ -9,8 +9,6 @@ import torch
 from fake.kernels._torch import DynamicOutputShapeException, FakeTensorMode, OpOverload, torchs_answer
 from fake.kernels.registry import rule
 
-__all__ = ["to_sparse", "unique_consecutive"]
-
 
 @rule(
     "aten::_to_sparse",
@@ -20,7 +18,7 @@ __all__ = ["to_sparse", "unique_consecutive"]
     "aten::_to_sparse_bsr",
     "aten::_to_sparse_bsc",
 )
-def to_sparse(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _to_sparse(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """How many elements of a dense tensor are not zero, only its values know.
 
     Raises:
@@ -32,7 +30,7 @@ def to_sparse(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
 
 
 @rule("aten::unique_consecutive")
-def unique_consecutive(
+def _unique_consecutive(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """torch's answer for a dimension counted from the front: counted from the back, torch makes up a shape."""

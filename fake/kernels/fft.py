@@ -18,7 +18,7 @@ from fake.kernels._torch import FakeTensorMode, OpOverload, guard_or_false
 from fake.kernels.outputs import contiguous_strides, fresh
 from fake.kernels.registry import rule
 
-__all__ = ["c2c", "c2r", "fft_strides", "partition", "r2c"]
+__all__ = ["fft_strides", "partition"]
 
 
 def partition(items: list[int], first_kind: Callable[[int], bool]) -> list[int]:
@@ -57,6 +57,11 @@ def _by_falling_stride(dims: Sequence[int], strides: Sequence[Any]) -> list[int]
 def fft_strides(strides: Sequence[Any], dims: Sequence[int], out_sizes: Sequence[Any]) -> tuple[Any, ...]:
     """The strides of a transform over ``dims`` (in this order) of a tensor with ``strides``.
 
+    Args:
+        strides: the input's strides in elements.
+        dims: the transformed dimensions, not negative.
+        out_sizes: the output's shape.
+
     >>> fft_strides((12, 4, 1), [1], (2, 3, 4))
     (12, 1, 3)
     """
@@ -76,7 +81,7 @@ def _is_mkl(self: torch.Tensor) -> bool:
 
 
 @rule("aten::_fft_c2c")
-def c2c(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _c2c(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Complex to complex; all dimensions sorted by falling stride."""
     self, dim = args[0], args[1]
     if not _is_mkl(self) or not dim or not self.is_complex():
@@ -91,7 +96,7 @@ def _c2c_strides(shape: Sequence[Any], strides: Sequence[Any], dim: Sequence[int
 
 
 @rule("aten::_fft_r2c")
-def r2c(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _r2c(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Real to complex; the last transformed dimension, which is halved if one-sided, keeps its place."""
     self, dim, _, onesided = args
     if not _is_mkl(self) or not self.is_floating_point():
@@ -106,7 +111,7 @@ def r2c(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: d
 
 
 @rule("aten::_fft_c2r")
-def c2r(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _c2r(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Complex to real: a complex transform of all dimensions but the last, then a real one of the last."""
     self, dim, _, last_dim_size = args
     if not _is_mkl(self) or not self.is_complex():

@@ -9,15 +9,13 @@ import torch
 from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.registry import rule
 
-__all__ = ["grouped_mm"]
-
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNMENT = 16
 """Bytes that rows of the inputs must be a multiple of, and rows of the result are padded to."""
 
 
 @rule("aten::_grouped_mm")
-def grouped_mm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _grouped_mm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As ``at::native::_grouped_mm_cpu`` and ``_cuda`` check and allocate (``GroupedMMUtils.h``).
 
     Sizes: (rows, k) x (groups, k, n) to (rows, n); (groups, m, k) x (k, columns) to (m, columns);

@@ -10,8 +10,6 @@ from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import fresh
 from fake.kernels.registry import rule
 
-__all__ = ["bin_edges", "from_bin_counts", "from_bin_tensors", "histogram", "histogram_with_edges"]
-
 
 def _check_points(func: OpOverload, self: torch.Tensor, bins: Any) -> None:
     torch._check(self.dim() >= 2, lambda: f"{func.name()}: input should have at least 2 dimensions")
@@ -22,7 +20,7 @@ def _check_points(func: OpOverload, self: torch.Tensor, bins: Any) -> None:
 
 
 @rule("aten::histogram.bin_ct")
-def histogram(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _histogram(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``(counts, edges)`` of so many bins."""
     self = args[0]
     bins = args[1] if len(args) > 1 else kwargs.get("bins", 100)
@@ -34,7 +32,7 @@ def histogram(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
 
 
 @rule("aten::histogram.bins_tensor")
-def histogram_with_edges(
+def _histogram_with_edges(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """``(counts, edges)`` of the bins that the tensor ``bins`` (one dimension) bounds."""
@@ -49,7 +47,7 @@ def histogram_with_edges(
 
 
 @rule("aten::_histogramdd_bin_edges")
-def bin_edges(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _bin_edges(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One tensor of edges for each coordinate."""
     self, bins = args
     _check_points(func, self, bins)
@@ -57,7 +55,7 @@ def bin_edges(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
 
 
 @rule("aten::_histogramdd_from_bin_cts")
-def from_bin_counts(
+def _from_bin_counts(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """A histogram with one dimension for each coordinate."""
@@ -67,7 +65,7 @@ def from_bin_counts(
 
 
 @rule("aten::_histogramdd_from_bin_tensors")
-def from_bin_tensors(
+def _from_bin_tensors(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The same, with bins that are bounded by tensors of edges."""

@@ -12,11 +12,9 @@ from fake.kernels.outputs import column_major_strides, fresh, is_symbolic
 from fake.kernels.registry import rule
 from fake.kernels.structured import structured
 
-__all__ = ["addbmm_", "geqrf", "vector_norm"]
-
 
 @rule("aten::geqrf")
-def geqrf(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _geqrf(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``(a, tau)``: the factored matrices, column-major, and ``min(m, n)`` scalars for each."""
     (self,) = args
     torch._check(
@@ -30,7 +28,7 @@ def geqrf(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs:
 
 
 @rule("aten::addbmm_")
-def addbmm_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _addbmm_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """In place, but a ``self`` that broadcasts to the product's shape is resized to it: eager calls ``addbmm_out``."""
     self = args[0]
     with mode:
@@ -40,7 +38,9 @@ def addbmm_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwarg
 
 
 @rule("aten::linalg_vector_norm")
-def vector_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _vector_norm(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """A norm of nothing along dimensions that have elements is nothing, whatever its order; torch's version refuses some."""
     self, order, dims = (*args, 2, None)[:3] if len(args) < 3 else args[:3]
     dims = kwargs.get("dim", dims)

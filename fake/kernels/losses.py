@@ -14,13 +14,11 @@ from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import fresh
 from fake.kernels.registry import rule
 
-__all__ = ["like_input", "multilabel_margin_loss_forward", "nll_loss_forward"]
-
 _NO_REDUCTION = 0
 
 
 @rule("aten::multilabel_margin_loss_forward")
-def multilabel_margin_loss_forward(
+def _multilabel_margin_loss_forward(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """``(loss, is_target)``; the loss is per sample only if there is a batch of them."""
@@ -33,7 +31,7 @@ def multilabel_margin_loss_forward(
 
 
 @rule("aten::nll_loss_forward")
-def nll_loss_forward(
+def _nll_loss_forward(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Targets may be bytes, which torch's decomposition cannot gather by; that of one sample may be a vector."""
@@ -53,7 +51,7 @@ def nll_loss_forward(
     "aten::mse_loss_backward",
     "aten::smooth_l1_loss_backward",
 )
-def like_input(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _like_input(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The gradient of the second argument, row-major."""
     self = args[1]
     return fresh(mode, self.shape, None, dtype=self.dtype, device=self.device)

@@ -19,7 +19,7 @@ from fake.kernels.outputs import all_dense, column_major_strides, is_symbolic
 from fake.kernels.registry import rule, rule_when
 from fake.kernels.resize import restride
 
-__all__ = ["Resized", "check_out", "functional_of", "nansum_out", "out_names", "out_variant", "resize_out"]
+__all__ = ["Resized", "check_out", "functional_of", "out_names", "resize_out"]
 
 
 class Resized(enum.Enum):
@@ -179,7 +179,9 @@ def _ways(func: OpOverload, functional: OpOverload) -> tuple[Resized, ...] | Non
 
 
 @rule_when(_is_out_variant)
-def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _out_variant(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Compute the functional result's metadata, then bring the given tensors to its shape as eager does.
 
     Where torch's engine is right about a kernel, it is wrong only with symbolic sizes, which it cannot resize.
@@ -219,7 +221,7 @@ def out_variant(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
 
 
 @rule("aten::nansum.out")
-def nansum_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _nansum_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``nansum`` into a tensor of symbolic sizes; it computes in ``out``'s dtype unless told otherwise."""
     if not is_symbolic(args, kwargs):
         return NotImplemented
@@ -233,7 +235,9 @@ def nansum_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
 
 
 @rule("aten::softmax.int_out", "aten::log_softmax.int_out")
-def softmax_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _softmax_out(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """``softmax`` into a tensor of symbolic sizes: eager converts, and hands ``out`` to the structured operator."""
     if not is_symbolic(args, kwargs):
         return NotImplemented
@@ -274,7 +278,18 @@ def _casts(func: OpOverload, functional: OpOverload) -> bool:
 
 
 def check_out(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tensor, *, casts: bool) -> None:
-    """Refuse an ``out`` that cannot hold the result."""
+    """Refuse an ``out`` that cannot hold the result.
+
+    Args:
+        func: the ``out=`` overload.
+        name: the argument's name, for the message.
+        out: the tensor that was passed for it.
+        wanted: the result of the functional operator.
+        casts: whether eager casts the result to ``out``'s dtype.
+
+    Raises:
+        RuntimeError: eager's, for another dtype or device.
+    """
     if func.name() in _FLAGS and out.dtype is torch.uint8:
         wanted = wanted.to(torch.uint8)
     if not casts and out.dtype != wanted.dtype:
@@ -295,7 +310,17 @@ def check_out(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tens
 
 
 def check_shape_of_input(func: OpOverload, name: str, out: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Refuse to resize an ``out`` that is an input, too."""
+    """Refuse to resize an ``out`` that is an input, too.
+
+    Args:
+        func: the ``out=`` overload.
+        name: the argument's name, for the message.
+        out: the tensor that was passed for it and is read, too.
+        wanted: the result of the functional operator.
+
+    Raises:
+        RuntimeError: the shapes differ.
+    """
     if out.shape != wanted.shape:
         raise RuntimeError(
             f"{func.name()}: output with shape {list(out.shape)} doesn't match the broadcast shape {list(wanted.shape)} "
@@ -311,6 +336,11 @@ def resize_out(out: torch.Tensor, shape: Any, strides: Any = None) -> None:
     """Give ``out`` this shape if it has another; only then does ``strides`` matter (``None``: row-major).
 
     To be called under the mode, so that the engine sees the metadata change.
+
+    Args:
+        out: the tensor that was passed.
+        shape: the result's shape.
+        strides: the result's strides in elements.
     """
     if len(out.shape) == len(shape) and all(a == b for a, b in zip(out.shape, shape, strict=True)):
         return

@@ -69,7 +69,15 @@ def permuted_strides(shape: Size, order: Sequence[int]) -> tuple[Any, ...]:
 def fresh(
     mode: FakeTensorMode, shape: Size, strides: Size | None, *, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """A new fake tensor with storage of its own; row-major where ``strides`` is ``None``."""
+    """A new fake tensor with storage of its own; row-major where ``strides`` is ``None``.
+
+    Args:
+        mode: the mode that the tensor belongs to.
+        shape: its sizes, which may be symbolic.
+        strides: its strides in elements.
+        dtype: its dtype.
+        device: its device.
+    """
     with mode:
         if strides is None:
             return torch.empty(tuple(shape), dtype=dtype, device=device)
@@ -120,7 +128,13 @@ def hinted(leaf: Any) -> Any:
 
 
 def with_layout(mode: FakeTensorMode, answer: Any, example: Any) -> Any:
-    """``answer``, laid out anew in the order of ``example``'s dimensions if the two disagree at the hints."""
+    """``answer``, laid out anew in the order of ``example``'s dimensions if the two disagree at the hints.
+
+    Args:
+        mode: the mode that ``answer`` belongs to.
+        answer: a fake tensor; anything else is returned as it is.
+        example: a tensor with plain sizes and the same number of dimensions.
+    """
     if not isinstance(answer, torch.Tensor) or tuple(hint(s) for s in answer.stride()) == example.stride():
         return answer
     strides = example.stride()
@@ -130,7 +144,13 @@ def with_layout(mode: FakeTensorMode, answer: Any, example: Any) -> Any:
 
 
 def in_format_of(mode: FakeTensorMode, answer: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """``answer`` anew, channels-last if ``input`` is, else row-major."""
+    """``answer`` anew, channels-last if ``input`` is, else row-major.
+
+    Args:
+        mode: the mode that ``answer`` belongs to.
+        answer: the fake tensor whose shape, dtype and device the result has.
+        input: the tensor whose memory format it has.
+    """
     with mode:
         return torch.empty_like(answer, memory_format=suggest_memory_format(input))
 

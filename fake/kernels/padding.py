@@ -14,11 +14,9 @@ from fake.kernels._torch import FakeTensorMode, OpOverload, hint, suggest_memory
 from fake.kernels.outputs import all_dense, is_symbolic
 from fake.kernels.registry import rule
 
-__all__ = ["constant_pad_nd"]
-
 
 @rule("aten::constant_pad_nd")
-def constant_pad_nd(
+def _constant_pad_nd(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """A copy of what is left if nothing is added, else a new tensor in the input's memory format.

@@ -9,8 +9,6 @@ from fake.kernels.outputs import in_format_of, is_symbolic
 from fake.kernels.registry import rule
 from fake.kernels.structured import structured
 
-__all__ = ["keeps_format", "keeps_format_of_input", "max_pool"]
-
 
 @rule(
     "aten::max_unpool2d",
@@ -21,7 +19,7 @@ __all__ = ["keeps_format", "keeps_format_of_input", "max_pool"]
     "aten::channel_shuffle",
     "aten::native_channel_shuffle",
 )
-def keeps_format(
+def _keeps_format(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """torch's checks and shape, in the first argument's memory format, as the CPU kernels allocate it."""
@@ -34,7 +32,7 @@ def keeps_format(
     "aten::replication_pad2d_backward",
     "aten::replication_pad3d_backward",
 )
-def keeps_format_of_input(
+def _keeps_format_of_input(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """A gradient, in the memory format of the input (the second argument)."""
@@ -42,7 +40,7 @@ def keeps_format_of_input(
 
 
 @rule("aten::max_pool2d_with_indices")
-def max_pool(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _max_pool(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As all structured operators; but for no images, torch's answer: behind the structured one stands a decomposition
     that cannot reshape nothing."""
     if is_symbolic(args, kwargs) or args[0].numel() != 0:

@@ -11,8 +11,6 @@ from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import fresh
 from fake.kernels.registry import rule
 
-__all__ = ["arange", "range_out", "space_out"]
-
 
 @rule(
     "aten::linspace.out",
@@ -24,7 +22,7 @@ __all__ = ["arange", "range_out", "space_out"]
     "aten::logspace.Tensor_Scalar_out",
     "aten::logspace.Scalar_Tensor_out",
 )
-def space_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _space_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``steps`` elements; an ``out`` that has as many keeps its shape, whatever that is."""
     steps = args[2]
     torch._check(steps >= 0, lambda: "number of steps must be non-negative")
@@ -32,7 +30,7 @@ def space_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
 
 
 @rule("aten::arange.out", "aten::arange.start_out", "aten::range.out", "aten::range.out_")
-def range_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _range_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """As many elements as the functional range has, in ``out``'s dtype."""
     out = kwargs["out"]
     make = torch.range if func.name().startswith("aten::range") else torch.arange
@@ -42,7 +40,7 @@ def range_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
 
 
 @rule("aten::arange.start_step")
-def arange(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _arange(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Small integers in fractional steps: eager counts the steps before it rounds them; torch's version rounds first."""
     start, end, step = (*args, 1)[:3]
     dtype = kwargs.get("dtype")

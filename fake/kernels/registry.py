@@ -18,7 +18,17 @@ __all__ = ["Rule", "find", "rule", "rule_when", "rules", "takes_sparse", "when_r
 
 
 class Rule(Protocol):
-    """The answer to one operator, or to one family of operators."""
+    """The answer to one operator, or to one family of operators.
+
+    Args:
+        mode: the mode whose fake tensors are returned; it is off the mode stack.
+        func: the overload that is called.
+        args: its positional arguments; tensors are fake tensors of ``mode``.
+        kwargs: its keyword arguments.
+
+    Returns:
+        The outputs, or ``NotImplemented``.
+    """
 
     __name__: str
 

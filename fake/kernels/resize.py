@@ -10,7 +10,7 @@ from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import contiguous_strides, is_symbolic
 from fake.kernels.registry import rule
 
-__all__ = ["resize_", "resize_as_", "restride"]
+__all__ = ["restride"]
 
 
 def restride(tensor: torch.Tensor, shape: Any, strides: Any = None) -> torch.Tensor:
@@ -18,13 +18,18 @@ def restride(tensor: torch.Tensor, shape: Any, strides: Any = None) -> torch.Ten
 
     To be called under the mode, so that the engine sees the metadata change. ``set_`` on the tensor's own storage is
     the one operator that does this for all combinations of concrete and symbolic sizes, before and after.
+
+    Args:
+        tensor: a fake tensor.
+        shape: its new sizes.
+        strides: its new strides in elements.
     """
     strides = contiguous_strides(shape) if strides is None else strides
     return tensor.set_(tensor.untyped_storage(), tensor.storage_offset(), tuple(shape), tuple(strides))
 
 
 @rule("aten::resize_")
-def resize_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _resize_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``resize_`` where symbolic sizes are involved: torch's cannot go from symbolic to concrete ones."""
     self, shape = args
     memory_format = kwargs.get("memory_format")
@@ -37,10 +42,10 @@ def resize_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwarg
 
 
 @rule("aten::resize_as_")
-def resize_as_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _resize_as_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``resize_as_`` to a tensor of symbolic sizes, or of one that has them."""
     self, template = args
     memory_format = kwargs.get("memory_format")
     if not is_symbolic(args, kwargs) or memory_format not in (None, torch.contiguous_format):
         return NotImplemented
-    return resize_(mode, func, (self, tuple(template.shape)), {})
+    return _resize_(mode, func, (self, tuple(template.shape)), {})

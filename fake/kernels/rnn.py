@@ -8,11 +8,9 @@ from fake.kernels._torch import FakeTensorMode, OpOverload, torchs_answer
 from fake.kernels.outputs import fresh
 from fake.kernels.registry import rule
 
-__all__ = ["mkldnn_rnn_layer_backward"]
-
 
 @rule("aten::mkldnn_rnn_layer_backward")
-def mkldnn_rnn_layer_backward(
+def _mkldnn_rnn_layer_backward(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """torch's answer, but the gradients of the two biases are two tensors in eager, not the same one twice."""

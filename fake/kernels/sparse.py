@@ -1,4 +1,4 @@
-"""Products with compressed sparse matrices, for which torch has no meta kernels.
+"""Matmuls with compressed sparse matrices, for which torch has no meta kernels.
 
 A fake sparse tensor does not know how many elements it stores; its shape, dtype and layout are what is asked for.
 """
@@ -19,18 +19,18 @@ from fake.kernels.outputs import all_dense, fresh
 from fake.kernels.registry import rule
 from fake.kernels.structured import structured
 
-__all__ = ["addmm", "compressed", "mm", "mm_reduce", "mm_reduce_backward", "sampled_addmm"]
+__all__ = ["mm"]
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
-_KEEPS_PLACES = ("amax", "amin")
+_RETURNS_INDICES = ("amax", "amin")
 _REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 
 @rule("aten::sparse_sampled_addmm", sparse=True)
-def sampled_addmm(
+def _sampled_addmm(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """A product of dense matrices at the places that ``self`` has: a sparse tensor of its structure."""
+    """A matmul of dense matrices at the indices that ``self`` has: a sparse tensor of its structure."""
     self, mat1, mat2 = args
     torch._check(
         mat1.dim() >= 2 and mat2.dim() >= 2,
@@ -68,26 +68,33 @@ def sampled_addmm(
 
 @rule("aten::mm", sparse=True)
 def mm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A product of a sparse matrix and a dense one is dense, row-major; of dense ones as ever."""
+    """A matmul of a sparse matrix and a dense one is dense, row-major; of dense ones as ever.
+
+    Args:
+        mode: see ``Rule``.
+        func: ``aten::mm``.
+        args: two matrices.
+        kwargs: empty.
+    """
     if all_dense(args, kwargs):
         return structured(mode, func, args, kwargs)
     self, mat2 = args
     layouts = {self.layout, mat2.layout}
     if torch.strided not in layouts or not layouts & {*_COMPRESSED, torch.sparse_coo}:
         return NotImplemented
-    return _dense_product(mode, func, self, mat2)
+    return _dense_matmul(mode, func, self, mat2)
 
 
 @rule("aten::_sparse_addmm", sparse=True)
-def addmm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``torch.sparse.mm`` and ``addmm`` of a sparse matrix and a dense one: the dense product."""
+def _addmm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``torch.sparse.mm`` and ``addmm`` of a sparse matrix and a dense one: the dense matmul."""
     self, mat1, mat2 = args[:3]
     if mat2.layout is not torch.strided or self.layout is not torch.strided:
         return NotImplemented
-    return _dense_product(mode, func, mat1, mat2)
+    return _dense_matmul(mode, func, mat1, mat2)
 
 
-def _dense_product(mode: FakeTensorMode, func: OpOverload, self: torch.Tensor, mat2: torch.Tensor) -> Any:
+def _dense_matmul(mode: FakeTensorMode, func: OpOverload, self: torch.Tensor, mat2: torch.Tensor) -> Any:
     torch._check(
         self.shape[1] == mat2.shape[0],
         lambda: f"{func.name()}: mat1 and mat2 shapes cannot be multiplied ({self.shape} and {mat2.shape})",
@@ -97,13 +104,13 @@ def _dense_product(mode: FakeTensorMode, func: OpOverload, self: torch.Tensor, m
         lambda: f"{func.name()}: expected scalar type {self.dtype} but found {mat2.dtype}",
     )
     shape = (self.shape[0], mat2.shape[1])
-    strides = (1, shape[0]) if mat2.layout is torch.sparse_coo else None  # computed as the transposed product
+    strides = (1, shape[0]) if mat2.layout is torch.sparse_coo else None  # computed as the transposed matmul
     return fresh(mode, shape, strides, dtype=self.dtype, device=self.device)
 
 
 @rule("aten::_sparse_mm_reduce_impl", sparse=True)
-def mm_reduce(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``(product, places)``; the places of extremes are kept only for a backward pass."""
+def _mm_reduce(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``(result, indices)``; the indices of extremes are kept only for a backward pass."""
     self, other, reduce = args
     torch._check(
         reduce in _REDUCTIONS,
@@ -120,7 +127,7 @@ def mm_reduce(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
         ),
     )
     shape = (self.shape[0], other.shape[1])
-    keeps = reduce in _KEEPS_PLACES and (self.requires_grad or other.requires_grad)
+    keeps = reduce in _RETURNS_INDICES and (self.requires_grad or other.requires_grad)
     return (
         fresh(mode, shape, None, dtype=other.dtype, device=other.device),
         fresh(mode, shape if keeps else (0,), None, dtype=torch.int64, device=other.device),
@@ -128,7 +135,7 @@ def mm_reduce(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
 
 
 @rule("aten::_sparse_mm_reduce_impl_backward", sparse=True)
-def mm_reduce_backward(
+def _mm_reduce_backward(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Gradients with the structure of ``self`` and the shape of the dense factor, where they are wanted."""
@@ -145,7 +152,7 @@ def mm_reduce_backward(
     "aten::sparse_compressed_tensor.comp_plain_value_size",
     sparse=True,
 )
-def compressed(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _compressed(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A compressed sparse tensor of its parts; without its size, that is what the greatest index says."""
     named = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
     if "size" not in named:

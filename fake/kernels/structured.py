@@ -27,7 +27,7 @@ from fake.kernels._torch import (
 from fake.kernels.outputs import all_dense, hinted, is_row_major, is_symbolic, with_layout
 from fake.kernels.registry import rule, rule_when
 
-__all__ = ["pow_by_number", "round_decimals", "shift_by_number", "structured"]
+__all__ = ["structured"]
 
 
 def _is_functional_structured(func: OpOverload) -> bool:
@@ -39,7 +39,14 @@ def _is_functional_structured(func: OpOverload) -> bool:
 
 @rule_when(_is_functional_structured)
 def structured(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The structured operator's result with eager's strides."""
+    """The structured operator's result with eager's strides.
+
+    Args:
+        mode: see ``Rule``.
+        func: a structured operator, not an ``out=`` one.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
     if not all_dense(args, kwargs):
         return NotImplemented
     promotes = torch.Tag.pointwise in func.tags and _is_on_cpu(args)
@@ -62,7 +69,7 @@ def structured(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
 
 
 @rule("aten::pow.Tensor_Scalar", "aten::pow_.Scalar")
-def pow_by_number(
+def _pow_by_number(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Truth values to the power of one remain such: the kernel copies or fills, and has no code for them."""
@@ -76,7 +83,7 @@ def pow_by_number(
 
 
 @rule("aten::__lshift__.Scalar", "aten::__rshift__.Scalar")
-def shift_by_number(
+def _shift_by_number(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Truth values are shifted as the integers that they promote to; torch's kernel asks for the type before that."""
@@ -87,7 +94,7 @@ def shift_by_number(
 
 
 @rule("aten::round.decimals")
-def round_decimals(
+def _round_decimals(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """As ``round``: torch's version multiplies by the power of ten, which may be too large for it."""

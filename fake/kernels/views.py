@@ -25,12 +25,18 @@ from fake.kernels.checks.registry import bind
 from fake.kernels.outputs import is_symbolic
 from fake.kernels.registry import rule
 
-__all__ = ["diagonal", "split", "view"]
+__all__ = ["view"]
 
 
 @rule("aten::view", "aten::_unsafe_view")
 def view(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``view`` of a tensor that is known to be contiguous and not empty.
+
+    Args:
+        mode: see ``Rule``.
+        func: the overload.
+        args: the tensor and the new shape, in which one size may be -1.
+        kwargs: empty.
 
     Raises:
         RuntimeError: the shape has another number of elements (eager's error).
@@ -44,7 +50,7 @@ def view(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: 
 
 
 @rule("aten::diagonal")
-def diagonal(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _diagonal(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A diagonal without elements begins where its tensor does, which torch's kernel for symbolic sizes forgets."""
     if not is_symbolic(args, kwargs) or has_unbacked((args, kwargs)):
         return NotImplemented
@@ -69,7 +75,7 @@ def diagonal(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwar
 
 
 @rule("aten::split.Tensor")
-def split(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _split(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``split`` into equal parts: eager's own code on meta, in one step instead of torch's two."""
     if is_symbolic(args, kwargs):
         return NotImplemented

@@ -14,16 +14,6 @@ from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import fresh
 from fake.kernels.registry import rule
 
-__all__ = [
-    "aminmax",
-    "convolution",
-    "ctc_loss",
-    "like",
-    "like_with_mask",
-    "linear_combination",
-    "row_major_like",
-]
-
 Arguments = tuple[Any, ...]
 Named = dict[str, Any]
 
@@ -40,7 +30,7 @@ def _like(mode: FakeTensorMode, tensor: torch.Tensor, **options: Any) -> torch.T
     "aten::_masked_softmax",
     "aten::glu_jvp",
 )
-def like(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _like_first(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
     """A tensor like the first argument, in the order of its strides."""
     return _like(mode, args[0])
 
@@ -53,19 +43,19 @@ def like(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named)
     "aten::_standard_gamma_grad",
     "aten::binomial",
 )
-def row_major_like(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _row_major_like(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
     """A row-major tensor of the shape of the first argument."""
     return _like(mode, args[0], memory_format=torch.contiguous_format)
 
 
 @rule("aten::_ctc_loss_backward", "aten::_ctc_loss_backward.Tensor")
-def ctc_loss_backward(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _ctc_loss_backward(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
     """The gradient of the log probabilities, row-major."""
     return _like(mode, args[1], memory_format=torch.contiguous_format)
 
 
 @rule("aten::glu_backward_jvp")
-def glu_backward_jvp(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _glu_backward_jvp(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
     """A row-major tensor of the shape of the gradient that it differentiates."""
     return _like(mode, args[0], memory_format=torch.contiguous_format)
 
@@ -75,20 +65,20 @@ def glu_backward_jvp(mode: FakeTensorMode, func: OpOverload, args: Arguments, kw
     "aten::fake_quantize_per_tensor_affine_cachemask",
     "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
 )
-def like_with_mask(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _like_with_mask(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
     """The quantized values, and where they were in range."""
     return _like(mode, args[0]), _like(mode, args[0], dtype=torch.bool)
 
 
 @rule("aten::_fake_quantize_learnable_per_tensor_affine_backward")
-def gradients_of_one_scale(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _gradients_of_one_scale(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
     """Gradients of the input, and of one scale and one zero point."""
     grad = _like(mode, args[1])
     return grad, *(fresh(mode, (1,), None, dtype=grad.dtype, device=grad.device) for _ in range(2))
 
 
 @rule("aten::_fake_quantize_learnable_per_channel_affine_backward")
-def gradients_of_scales(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _gradients_of_scales(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
     """Gradients of the input, and of a scale and a zero point for each channel."""
     grad = _like(mode, args[1])
     shape = args[2].shape
@@ -96,28 +86,28 @@ def gradients_of_scales(mode: FakeTensorMode, func: OpOverload, args: Arguments,
 
 
 @rule("aten::_aminmax")
-def aminmax(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _aminmax(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
     """The least and the greatest element."""
     self = args[0]
     return tuple(fresh(mode, (), None, dtype=self.dtype, device=self.device) for _ in range(2))
 
 
 @rule("aten::_compute_linear_combination")
-def linear_combination(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _linear_combination(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
     """Sums along the first dimension, one for each row of coefficients."""
     self, coefficients = args
     return fresh(mode, (coefficients.shape[0], *self.shape[1:]), None, dtype=self.dtype, device=self.device)
 
 
 @rule("aten::batch_norm_update_stats")
-def update_stats(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _update_stats(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
     """Mean and variance of each channel."""
     self = args[0]
     return tuple(fresh(mode, (self.shape[1],), None, dtype=self.dtype, device=self.device) for _ in range(2))
 
 
 @rule("aten::_ctc_loss")
-def ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
     """A loss for each sequence, and the table of the forward recursion: as wide as the longest target, with blanks."""
     log_probs, targets, input_lengths, target_lengths = args[:4]
     torch._check(log_probs.numel() > 0, lambda: f"{func.name()}: log_probs tensor must not be empty")
@@ -155,7 +145,7 @@ def ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Na
     "aten::slow_conv_dilated3d",
     "aten::slow_conv_transpose3d",
 )
-def convolution(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
+def _convolution(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
     """What ``convolution`` gives for these arguments, row-major."""
     named: Named = {a.name: a.default_value for a in func._schema.arguments}
     named.update(zip(named, args, strict=False))

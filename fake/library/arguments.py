@@ -127,7 +127,13 @@ def _is_list_of(annotation: Any, element: Any) -> bool:
 
 
 def make_codec(name: str, annotation: Any, *, nested: bool = False) -> Codec | None:
-    """The codec of a parameter, or None where its annotation is not supported."""
+    """The codec of a parameter, or None where its annotation is not supported.
+
+    Args:
+        name: the parameter's name.
+        annotation: its annotation.
+        nested: whether it is a part of another argument (a field of a dataclass, an item of a tuple).
+    """
     if annotation in _torch.SUPPORTED_PARAM_TYPES:
         return _plain(name, _torch.SUPPORTED_PARAM_TYPES[annotation])
     inner, optional = _strip_optional(annotation)

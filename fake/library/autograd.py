@@ -27,7 +27,14 @@ def make_function(
 
     The Function mirrors the one that torch puts behind the Autograd dispatch key, down to the one extra
     argument that carries what is not differentiated: gradients, ``needs_input_grad`` and error messages agree.
-    ``finish`` checks what the kernel returned.
+
+    Args:
+        name: the class's name, which error messages show.
+        op: the operator, for messages.
+        finish: ``finish(args, result)`` checks what the kernel returned, and returns it.
+        backward: the user's formula, or None where there is none.
+        setup_context: what the user saves for it, or None.
+        has_keyword_only: whether ``setup_context`` gets keyword-only arguments.
     """
 
     def forward(ctx: Any, *args: Any) -> Any:

@@ -67,8 +67,17 @@ def call_dispatcher(
 ) -> Any:
     """Call the dispatcher's operator with exactly what the caller passed.
 
-    ``values`` and ``keywords`` belong to the schema's positional and keyword-only arguments; an argument that is
-    `MISSING` or the default itself was left out.
+    An argument that is `MISSING` or the default itself was left out.
+
+    Args:
+        op: the operator.
+        values: values of the schema's positional arguments, in its order.
+        keywords: values of its keyword-only arguments.
+        extra: further positional values, which the dispatcher will refuse.
+        unknown: further keywords, which the dispatcher will refuse.
+
+    Returns:
+        What the operator returns.
     """
     defaults = op._python_defaults
     args: list[Any] = []

@@ -212,7 +212,13 @@ def _decorate(make: Callable[[], Callable[..., Any]], func: Callable[..., Any] |
 def impl(
     qualname: str, *, device_types: Any = ("cpu", "cuda"), func: Callable[..., Any] | None = None
 ) -> Any:
-    """Register a kernel; see `CustomOp.impl`."""
+    """Register a kernel; see `CustomOp.impl`.
+
+    Args:
+        qualname: ``"ns::name"``.
+        device_types: ``"cpu"``, ``"cuda"`` or both.
+        func: the kernel; a decorator is returned where it is left out.
+    """
     return _decorate(lambda: _find(qualname, adopt=True).impl(device_types), func)
 
 
@@ -232,7 +238,13 @@ def impl_backward(
     *,
     func: Callable[..., Any] | None = None,
 ) -> Any:
-    """Register the backward formula; see `CustomOp.impl_backward`."""
+    """Register the backward formula; see `CustomOp.impl_backward`.
+
+    Args:
+        qualname: ``"ns::name"``.
+        output_differentiability: for each output whether it is differentiable.
+        func: the formula; a decorator is returned where it is left out.
+    """
     return _decorate(lambda: _find(qualname, adopt=True).impl_backward(output_differentiability), func)
 
 
@@ -244,6 +256,12 @@ def _destroy(qualname: str) -> None:
 def impl_abstract(
     qualname: str, func: Callable[..., Any] | None = None, *, lib: Any = None, _stacklevel: int = 1
 ) -> Any:
-    """The name of `fake.library.register_fake` before torch 2.4."""
+    """The name of `fake.library.register_fake` before torch 2.4.
+
+    Args:
+        qualname: ``"ns::name"``.
+        func: the fake kernel; a decorator is returned where it is left out.
+        lib: the registration lives as long as this library.
+    """
     warn_user("impl_abstract was renamed to register_fake; please use that", FutureWarning)
     return register_fake(qualname, func, lib=lib, _stacklevel=_stacklevel)

@@ -65,6 +65,11 @@ class Library(torch.library.Library):
     def define(self, schema: str, alias_analysis: str = "", *, tags: Any = ()) -> str:
         """Define an operator; returns its name.
 
+        Args:
+            schema: with the operator's name, ``"name(Tensor x) -> Tensor"``.
+            alias_analysis: ``"CONSERVATIVE"`` for an operator whose aliasing the schema does not say.
+            tags: tags of the operator.
+
         Raises:
             DuplicateOpError: it is defined already.
             RuntimeError: the schema cannot be parsed, or ``alias_analysis`` is unknown.
@@ -89,6 +94,13 @@ class Library(torch.library.Library):
         **options: Any,
     ) -> None:
         """Register the kernel of a dispatch key.
+
+        Args:
+            op_name: the operator's name, or its overload.
+            fn: the kernel.
+            dispatch_key: the library's own where it is left out.
+            with_keyset: whether the kernel takes the dispatch keys as its first argument.
+            options: as for ``torch.library.Library.impl``.
 
         Raises:
             TypeError: ``fn`` is not callable.
@@ -160,6 +172,16 @@ def define(
     """Define the operator ``qualname`` (``"ns::name"``) with a schema without name, ``"(Tensor x) -> Tensor"``.
 
     ``define(library, "name(Tensor x) -> Tensor")`` is the older form, a decorator for the kernel.
+
+    Args:
+        qualname: the operator's name, or a library.
+        schema: arguments and returns.
+        alias_analysis: see `Library.define`; only of the older form.
+        lib: the definition lives as long as this library; without it, until the registry is reset.
+        tags: tags of the operator.
+
+    Returns:
+        None, or the decorator of the older form.
 
     Raises:
         UnknownOpError: ``qualname`` is not a string of that form.

@@ -212,6 +212,11 @@ def register_autocast(
 def register_effect(op: OpLike, effect: Any, *, lib: torch.library.Library | None = None) -> None:
     """Say that an operator has side effects (``EffectType.ORDERED``: compilers keep their order), or None.
 
+    Args:
+        op: the operator, or its name.
+        effect: an ``EffectType``; None takes the effect away.
+        lib: the registration lives as long as this library.
+
     Raises:
         UnknownOpError: ``op`` is no operator.
     """

@@ -20,6 +20,11 @@ def checked_kernel(qualname: str, schema: Any, kernel: Callable[..., Any]) -> Ca
 
     Raises (when it runs):
         KernelReturnError: another number of outputs than the schema has.
+
+    Args:
+        qualname: ``"ns::name"``, for the message.
+        schema: the operator's schema.
+        kernel: the kernel that is called.
     """
     expected = len(schema.returns)
 
@@ -38,6 +43,11 @@ def checked_kernel(qualname: str, schema: Any, kernel: Callable[..., Any]) -> Ca
 
 def check_result(qualname: str, schema: Any, result: Any) -> Any:
     """A kernel's result in the form in which the dispatcher returns it.
+
+    Args:
+        qualname: ``"ns::name"``, for the message.
+        schema: the operator's schema.
+        result: what the kernel returned.
 
     Raises:
         KernelReturnError: the schema's return types do not allow it.

@@ -60,6 +60,12 @@ def infer_schema(
 
     The same rules as ``torch.library.infer_schema``.
 
+    Args:
+        prototype_function: the function whose annotations are read.
+        mutates_args: names of the arguments that it writes to, or ``"unknown"``.
+        op_name: the operator's name.
+        tags: tags of the operator.
+
     Raises:
         UnsupportedAnnotationError: an annotation is missing or has no schema type; the message lists those that do.
         SchemaError: ``mutates_args`` names something that is no tensor argument.

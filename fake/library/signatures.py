@@ -115,9 +115,15 @@ def check_kernel(
 ) -> None:
     """Check a kernel, fake kernel or vmap rule against ``schema``.
 
-    ``leading`` are parameters that come before the operator's own (``info, in_dims`` of a vmap rule).
-    ``names_matter=False`` (operators that others defined) turns a renamed positional parameter into a
-    `SignatureWarning`; one that carries the name of a different argument stays an error.
+    Args:
+        op: the operator's name, for messages.
+        role: what the function is, for messages: ``"kernel"``, ``"vmap rule"``.
+        fn: the function.
+        schema: the operator's schema.
+        leading: parameters that come before the operator's own (``info, in_dims`` of a vmap rule).
+        names_matter: if not (operators that others defined), a renamed positional parameter is a `SignatureWarning`; one that
+            carries the name of a different argument stays an error.
+        defaults_matter: whether another default than the schema's is an error.
 
     Raises:
         SignatureError: the function cannot be called with the operator's arguments, or gives one another default.
@@ -260,6 +266,11 @@ def _check_positional_count(op: str, role: str, fn: Callable[..., Any], expected
 def check_backward(op: str, fn: Callable[..., Any], schema: Any) -> None:
     """Check a backward formula: ``(ctx, *one gradient per return)``.
 
+    Args:
+        op: the operator's name, for messages.
+        fn: the formula.
+        schema: the operator's schema.
+
     Raises:
         SignatureError: it takes another number of gradients.
     """
@@ -270,6 +281,11 @@ def check_backward(op: str, fn: Callable[..., Any], schema: Any) -> None:
 
 def check_setup_context(op: str, fn: Callable[..., Any], schema: Any) -> None:
     """Check ``setup_context``, which is called by keyword.
+
+    Args:
+        op: the operator's name, for messages.
+        fn: the function.
+        schema: the operator's schema.
 
     Raises:
         SignatureError: a keyword that will be passed is missing, or another one is required.
@@ -297,6 +313,11 @@ def check_setup_context(op: str, fn: Callable[..., Any], schema: Any) -> None:
 
 def check_vmap(op: str, fn: Callable[..., Any], schema: Any) -> None:
     """Check a vmap rule: ``(info, in_dims, *the operator's arguments)``.
+
+    Args:
+        op: the operator's name, for messages.
+        fn: the rule.
+        schema: the operator's schema.
 
     Raises:
         SignatureError: it cannot be called that way.

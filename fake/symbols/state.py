@@ -66,7 +66,7 @@ class LeanState:
         adopts: whether nodes that torch makes for the environment become lean when they are met.
         integers: the nodes of integer constants; None until one was made.
         truths: the nodes of true and false.
-        log: whoever wants to know which remembered answers are used, or None (see ``fake.cache.questions``).
+        log: whoever wants to know which remembered answers are used, or None (see ``fake.cache.evaluations``).
     """
 
     __slots__ = ("adopts", "canonical", "integers", "log", "results", "truths")

@@ -144,9 +144,9 @@ def test_symbolic_entries_come_back_for_other_symbols(opened):
     for sizes, answer in expected.items():
         fake.cache_clear()
         fake.enable_disk_cache(opened)
-        renamed = ENGINE.symbolic.renamed
+        normalized = ENGINE.symbolic.normalized
         assert symbolic_work(sizes) == answer
-        assert not renamed.take_new()
+        assert not normalized.take_new()
     fake.cache_clear()
     fake.enable_disk_cache(opened)
     unseen = symbolic_work((12, 6))

@@ -53,21 +53,35 @@ def checks_of(func: OpOverload) -> tuple[Check, ...]:
 def bind(func: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
     """The arguments by name, defaults included.
 
+    Args:
+        func: the overload that is called.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
     >>> import torch
     >>> bind(torch.ops.aten.narrow.default, ("x", 0), {"start": 1, "length": 2})
     {'self': 'x', 'dim': 0, 'start': 1, 'length': 2}
     """
     bound = {}
-    for place, argument in enumerate(func._schema.arguments):
-        if place < len(args):
-            bound[argument.name] = args[place]
+    for index, argument in enumerate(func._schema.arguments):
+        if index < len(args):
+            bound[argument.name] = args[index]
         else:
             bound[argument.name] = kwargs.get(argument.name, argument.default_value)
     return bound
 
 
 def check_arguments(func: OpOverload, args: Any, kwargs: Any) -> None:
-    """Run an operator's checks."""
+    """Run an operator's checks.
+
+    Args:
+        func: the overload that is called.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Raises:
+        Exception: eager's error for such arguments, of eager's class.
+    """
     checks = _checks_of(func)
     if checks:
         bound = bind(func, args, kwargs)
@@ -84,7 +98,14 @@ def has_checks(func: OpOverload) -> bool:
 
 
 def refuse(condition: bool, func: OpOverload, problem: str, error: type[Exception] = RuntimeError) -> None:
-    """Raise eager's error if ``condition`` holds."""
+    """Raise eager's error if ``condition`` holds.
+
+    Args:
+        condition: whether the call is refused.
+        func: the overload that is called; the message begins with it.
+        problem: what is wrong, with the argument's name.
+        error: the class that eager raises.
+    """
     if condition:
         raise error(f"{func}: {problem}")
 
@@ -101,7 +122,16 @@ def refused_with(call: Callable[[], Any]) -> type[Exception]:
 
 
 def wrapped_dim(func: OpOverload, dim: int, rank: int) -> int:
-    """A dimension counted from the front, or eager's ``IndexError``."""
+    """A dimension counted from the front.
+
+    Args:
+        func: the overload that is called.
+        dim: the dimension as it was given, negative ones counted from the end.
+        rank: the number of dimensions; a scalar has dimension 0.
+
+    Raises:
+        IndexError: there is no such dimension.
+    """
     limit = max(rank, 1)
     refuse(
         not -limit <= dim < limit, func,
@@ -112,6 +142,11 @@ def wrapped_dim(func: OpOverload, dim: int, rank: int) -> int:
 
 def extent(sizes: Any, strides: Any, offset: int) -> int:
     """How many elements a storage must have for a tensor.
+
+    Args:
+        sizes: its shape.
+        strides: its strides, in elements.
+        offset: its storage offset, in elements.
 
     >>> extent((2, 3), (3, 1), 4)
     10

@@ -46,10 +46,28 @@ def _fix(op: Any, call: Call, said: str) -> str:
 
 
 def check_static(op: Any, call: Call, tolerances: dict[str, float]) -> str:
-    """Raises CheckFailure where the two disagree or tracing fails, with sizes as constants."""
+    """Compare AOTAutograd with eager, with sizes as constants; a CheckFailure says where they disagree or tracing fails.
+
+    Args:
+        op: the overload that is checked.
+        call: the sample arguments.
+        tolerances: ``rtol`` and ``atol`` of value comparisons, where the user gave them.
+
+    Returns:
+        What was not tried and why; empty if everything was.
+    """
     return _check(STATIC, op, call, tolerances, dynamic=False)
 
 
 def check_dynamic(op: Any, call: Call, tolerances: dict[str, float]) -> str:
-    """Raises CheckFailure where the two disagree or tracing fails, with symbolic sizes."""
+    """Compare AOTAutograd with eager, with symbolic sizes; a CheckFailure says where they disagree or tracing fails.
+
+    Args:
+        op: the overload that is checked.
+        call: the sample arguments.
+        tolerances: ``rtol`` and ``atol`` of value comparisons, where the user gave them.
+
+    Returns:
+        What was not tried and why; empty if everything was.
+    """
     return _check(DYNAMIC, op, call, tolerances, dynamic=True)

@@ -82,7 +82,13 @@ def run_real(op: Any, call: Call) -> Outcome:
 
 
 def compare(call: Call, real: Answer, fake: Answer) -> list[Evidence]:
-    """Every difference between the real outputs of ``call`` and what the fake kernel said about them."""
+    """Every difference between the real outputs of ``call`` and what the fake kernel said about them.
+
+    Args:
+        call: the arguments that both kernels got.
+        real: what the real kernel returned.
+        fake: what the fake kernel returned.
+    """
     inputs = call.describe() if not call.kind else f"{call.label}: {call.describe()}"
     real_leaves, fake_leaves = _leaves(real.value), _leaves(fake.value)
     if len(real_leaves) != len(fake_leaves):

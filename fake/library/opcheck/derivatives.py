@@ -85,7 +85,13 @@ def jittered(call: Call) -> Call:
 
 def compare_formula(op: Any, call: Call, directions: int = 2) -> list[Comparison] | None:
     """Judge the formula for every input that requires a gradient and every output, along so many random directions;
-    None where the call fails."""
+    None where the call fails.
+
+    Args:
+        op: the overload that is checked.
+        call: arguments, some of which require a gradient.
+        directions: how many directions for each pair of input and output.
+    """
     torch_inputs = [(n, t) for n, _, t in named_tensors(op._schema, call) if t.requires_grad]
     first = attempt(lambda *a, **k: op(*a, **k), call)
     if first.error is not None:

@@ -79,7 +79,14 @@ class FailuresDict:
         return self.data.get(qualname, {}).get(test_name, {}).get("status", "xsuccess")
 
     def set_status(self, qualname: str, test_name: str, status: str, *, comment: str | None = None) -> None:
-        """Change one entry; ``xsuccess`` removes it."""
+        """Change one entry; ``xsuccess`` removes it.
+
+        Args:
+            qualname: the operator, ``"ns::name"``.
+            test_name: the generated test, ``"TestCase.test_name"``.
+            status: ``"xfail"``, ``"skip"`` or ``"xsuccess"``.
+            comment: why; None leaves the comment as it is.
+        """
         tests = self.data.setdefault(qualname, {})
         entry = tests.setdefault(test_name, {"status": "", "comment": ""})
         if status == "xsuccess":
@@ -112,6 +119,11 @@ def validate_failures_dict_structure(
     failures: FailuresDict, test_utils: Sequence[str], testcase: Any
 ) -> None:
     """Check every entry: its keys, its status, that the check exists, that the test exists.
+
+    Args:
+        failures: the entries.
+        test_utils: names of the checks.
+        testcase: the class that the tests are generated for.
 
     Raises:
         OpCheckError: an entry is wrong.

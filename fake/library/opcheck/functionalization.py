@@ -18,6 +18,14 @@ NAME = "test_functionalization"
 def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
     """A mutating operator, functionalized, must leave the same values in its arguments and outputs.
 
+    Args:
+        op: the overload that is checked.
+        call: the sample arguments.
+        tolerances: ``rtol`` and ``atol`` of value comparisons, where the user gave them.
+
+    Returns:
+        What was not tried and why; empty if everything was.
+
     Raises:
         CheckFailure: functionalization refuses the schema or changes the result.
     """

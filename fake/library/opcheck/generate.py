@@ -182,6 +182,13 @@ def generate_opcheck_tests(
     are known to fail are listed in a `FailuresDict` file (by default ``failures_dict.json`` next to the caller);
     ``test_pt2_compliant_tag_{op}`` tests say when such an operator nevertheless carries the compliance tag.
 
+    Args:
+        testcase: a ``unittest.TestCase`` class; tests are added to it.
+        namespaces: whose operators are checked.
+        failures_dict_path: the file of operators that are known to fail.
+        additional_decorators: decorators by the name of a generated test.
+        test_utils: names of the checks.
+
     Raises:
         OpCheckError: the file has wrong entries, or a generated name is taken.
         FileNotFoundError: there is no such file.

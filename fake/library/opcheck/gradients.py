@@ -54,6 +54,14 @@ def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
     in other layouts, for inputs in other strides, for one input at a time, and after another call has come between.
     Where the sample requires no gradient and there is a formula, all inputs that can require one.
 
+    Args:
+        op: the overload that is checked.
+        call: the sample arguments.
+        tolerances: ``rtol`` and ``atol`` of value comparisons, where the user gave them.
+
+    Returns:
+        What was not tried and why; empty if everything was.
+
     Raises:
         CheckFailure: something disagrees.
     """

@@ -70,7 +70,13 @@ class Call:
     def replace_leaves(
         self, changes: Mapping[int, Any], label: str | None = None, kind: str | None = None
     ) -> Call:
-        """The call with other values for some leaves, by number."""
+        """The call with other values for some leaves, by number.
+
+        Args:
+            changes: new values by the number of the leaf.
+            label: what was changed, for messages; None keeps it.
+            kind: the kind of variation; None keeps it.
+        """
         leaves, spec = pytree.tree_flatten((self.args, self.kwargs))
         for number, value in changes.items():
             leaves[number] = value
@@ -88,7 +94,13 @@ class Call:
         label: str | None = None,
         kind: str | None = None,
     ) -> Call:
-        """The call with every tensor replaced. A tensor that is passed twice stays one tensor."""
+        """The call with every tensor replaced. A tensor that is passed twice stays one tensor.
+
+        Args:
+            change: gives the tensor that replaces one.
+            label: what was changed, for messages; None keeps it.
+            kind: the kind of variation; None keeps it.
+        """
         replaced: dict[int, torch.Tensor] = {}
 
         def once(tensor: torch.Tensor) -> torch.Tensor:
@@ -163,7 +175,13 @@ class Outcome:
 
 
 def attempt(function: Callable[..., Any], call: Call, seed: int = 0) -> Outcome:
-    """Call with copied arguments and record the outcome; the random state is the same for the same ``seed``."""
+    """Call with copied arguments and record the outcome; the random state is the same for the same ``seed``.
+
+    Args:
+        function: what is called.
+        call: its arguments.
+        seed: the seed of the default generators.
+    """
     copied = call.copy()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -178,7 +196,13 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 # --- other tensors with the same kind of values ----------------------------------------------------
 def refill(original: torch.Tensor, shape: list[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Values of ``original``, repeated or cut, in another shape: indices stay in range."""
+    """Values of ``original``, repeated or cut, in another shape: indices stay in range.
+
+    Args:
+        original: the tensor whose values are used.
+        shape: the new shape.
+        dtype: the new dtype; None keeps it.
+    """
     count = 1
     for size in shape:
         count *= size

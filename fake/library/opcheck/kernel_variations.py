@@ -30,6 +30,14 @@ def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
 
     Only for operators that Python defines: another kernel may read past the end of inputs that it does not expect.
 
+    Args:
+        op: the overload that is checked.
+        call: the sample arguments.
+        tolerances: ``rtol`` and ``atol`` of value comparisons, where the user gave them.
+
+    Returns:
+        What was not tried and why; empty if everything was.
+
     Raises:
         CheckFailure: the kernel does something for a variation that its schema does not say, returns memory that it
             returned before, or returns other values for the same values in other strides.

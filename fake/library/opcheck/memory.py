@@ -83,7 +83,13 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def same_values(left: torch.Tensor, right: torch.Tensor, tolerances: dict[str, float]) -> bool:
-    """Whether two results are the same but for the order of summation."""
+    """Whether two results are the same but for the order of summation.
+
+    Args:
+        left: one result.
+        right: the other, of the same dtype.
+        tolerances: ``rtol`` and ``atol`` in place of those that follow from the dtype.
+    """
     if left.layout is not torch.strided or right.layout is not torch.strided or left.shape != right.shape:
         return left.shape == right.shape
     if not (left.is_floating_point() or left.is_complex()):

@@ -17,8 +17,14 @@ def generate_repro(
 ) -> str:
     """The text of a script that runs check ``test`` on ``op``.
 
-    ``save_data`` stores the arguments under the system's temporary directory, in ``opcheck_repros`` (delete it when
-    you are done), and makes the script load them; ``dry_run`` only writes the text.
+    Args:
+        test: the name of the check.
+        op: the overload.
+        args: positional arguments of the sample.
+        kwargs: keyword arguments of the sample.
+        save_data: store the arguments under the system's temporary directory, in ``opcheck_repros`` (delete it when you are
+            done), and make the script load them.
+        dry_run: write the text only.
     """
     if save_data:
         folder = Path(tempfile.gettempdir()) / "opcheck_repros"

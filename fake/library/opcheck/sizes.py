@@ -161,7 +161,14 @@ def _replaced(call: Call, old: Any, shape: list[int], label: str) -> Call:
 
 
 def resize(call: Call, sizes: Mapping[Place, int], label: str, kind: str = "size") -> Call:
-    """The call with other sizes at some places."""
+    """The call with other sizes at some places.
+
+    Args:
+        call: the call in the sample's sizes.
+        sizes: new sizes; what is not named keeps its size.
+        label: what was changed, for messages.
+        kind: the kind of variation.
+    """
     numbers = {id(t): n for n, t in enumerate(call.tensors)}
 
     def change(tensor: Any) -> Any:
@@ -203,7 +210,10 @@ def _with_ties(sizes: Mapping[Place, int], ties: Mapping[Place, Place]) -> Mappi
 def plan_sizes(op: Any, call: Call, *, tied: bool = False) -> SizePlan:
     """Find out how the sizes of ``call`` may change, by asking the kernel.
 
-    ``tied`` keeps tensors of integers in the shape of a floating-point tensor where they have it in the sample.
+    Args:
+        op: the overload whose kernel is run.
+        call: the sample, which the kernel accepts.
+        tied: keep tensors of integers in the shape of a floating-point tensor where they have it in the sample.
     """
     call = call.detached()
     tensors = call.tensors

@@ -23,6 +23,14 @@ def aot_autograd_check(
 ) -> None:
     """Compare a function under AOTAutograd with eager: outputs, and gradients if asked for or (``"auto"``) possible.
 
+    Args:
+        func: the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        dynamic: whether sizes are symbolic.
+        check_gradients: whether gradients are compared.
+        options: further ones of torch's check.
+
     Raises:
         AssertionError: they differ.
     """
@@ -31,12 +39,24 @@ def aot_autograd_check(
 
 
 def autograd_registration_check(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise AssertionError if the operator's autograd is not behind an Autograd key."""
+    """Raise AssertionError if the operator's autograd is not behind an Autograd key.
+
+    Args:
+        op: the overload.
+        args: positional arguments of a sample.
+        kwargs: keyword arguments of a sample.
+    """
     _torch.optests().autograd_registration_check(op, tuple(args), dict(kwargs))
 
 
 def fake_check(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise an error if the fake kernel disagrees with the real one."""
+    """Raise an error if the fake kernel disagrees with the real one.
+
+    Args:
+        op: the overload.
+        args: positional arguments of a sample.
+        kwargs: keyword arguments of a sample.
+    """
     _torch.optests().fake_check(op, tuple(args), dict(kwargs))
 
 

@@ -20,6 +20,14 @@ _BATCH = 3
 def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
     """``torch.vmap`` with every tensor batched, and with each alone, in the first and in the last dimension.
 
+    Args:
+        op: the overload that is checked.
+        call: the sample arguments.
+        tolerances: ``rtol`` and ``atol`` of value comparisons, where the user gave them.
+
+    Returns:
+        What was not tried and why; empty if everything was.
+
     Raises:
         CheckFailure: it gives other values than the operator called for each element of the batch.
     """

@@ -22,7 +22,14 @@ _ENOUGH = 3
 
 
 def derive(op: str, names: list[str] | None, laboratory: Laboratory, container: type | None) -> FakeRule:
-    """The rule that the laboratory's observations support."""
+    """The rule that the laboratory's observations support.
+
+    Args:
+        op: the operator's name, for messages.
+        names: its parameters, where they are known.
+        laboratory: the observations, and the kernel to make more.
+        container: ``list``, ``tuple`` or None: what the operator returns its outputs in.
+    """
     observations = [o for o in laboratory.observations if o.outputs is not None]
     rule = FakeRule(
         op, names, Property("sharing of memory"), Property("number of outputs"), [], [], [], [], container

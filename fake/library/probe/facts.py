@@ -195,7 +195,13 @@ def optional_parameters(op: Callable[..., Any]) -> list[str]:
 
 
 def bind(names: Sequence[str] | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by name; ``arg0``, ``arg1``... where the names are not known."""
+    """Arguments by name; ``arg0``, ``arg1``... where the names are not known.
+
+    Args:
+        names: the parameters, or None.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
     bound = {}
     for index, value in enumerate(args):
         bound[names[index] if names is not None and index < len(names) else f"arg{index}"] = value

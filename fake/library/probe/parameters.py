@@ -61,7 +61,16 @@ class _Unprintable(int):
 def fill_defaults(
     signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call with the defaults that it leaves out, as far as they are known."""
+    """The call with the defaults that it leaves out, as far as they are known.
+
+    Args:
+        signature: the operator's parameters, or None.
+        args: positional arguments.
+        kwargs: keyword arguments.
+
+    Returns:
+        Positional and keyword arguments.
+    """
     if signature is None:
         return tuple(args), dict(kwargs)
     filled, named = list(args), dict(kwargs)

@@ -23,6 +23,12 @@ def open_questions(
 
     Asked are calls that the kernel answered but the rule does not, calls close to the samples on which rules that fit
     all the evidence disagree, and parameters (of ``optional``) that no sample passes.
+
+    Args:
+        rule: the derived rule.
+        observations: calls with what the kernel returned.
+        optional: parameters that have a default.
+        limit: the most that are returned.
     """
     if not rule.decided:
         return list(rule.problems[:limit])

@@ -81,7 +81,13 @@ class Property:
     refuses_empty: bool = False
 
     def add(self, level: Level, key: Any, expressions: list[str]) -> None:
-        """Record what holds for a class."""
+        """Record what holds for a class.
+
+        Args:
+            level: how calls are sorted into classes.
+            key: the class.
+            expressions: all that fit the evidence, the simplest first.
+        """
         if level not in self.levels:
             self.levels.append(level)
         self.rules[level, key] = expressions

@@ -30,7 +30,13 @@ _DTYPES = (
 
 
 def change_tensors(arguments: Arguments, change: Change, only: torch.Tensor | None = None) -> Arguments:
-    """The arguments with every strided tensor (or ``only`` one) changed; what cannot be changed stays."""
+    """The arguments with every strided tensor (or ``only`` one) changed; what cannot be changed stays.
+
+    Args:
+        arguments: positional and keyword arguments.
+        change: gives the tensor that replaces one; a failure leaves it as it is.
+        only: the tensor that is changed; None for all.
+    """
     done: dict[int, torch.Tensor] = {}
 
     def once(tensor: torch.Tensor) -> torch.Tensor:

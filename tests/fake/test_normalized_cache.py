@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import fake
 from fake import FakeTensorMode
-from fake.cache.questions import watch
+from fake.cache.evaluations import record_evaluations
 from fake.mode import ENGINE
 from tests.fake.support import describe
 
@@ -106,18 +106,18 @@ class counting:
 
     def __enter__(self):
         self.served = 0
-        self.original = ENGINE.symbolic.renamed.find
+        self.original = ENGINE.symbolic.normalized.find
 
         def find(*args):
             found = self.original(*args)
             self.served += found is not None
             return found
 
-        ENGINE.symbolic.renamed.find = find
+        ENGINE.symbolic.normalized.find = find
         return self
 
     def __exit__(self, *_):
-        del ENGINE.symbolic.renamed.find
+        del ENGINE.symbolic.normalized.find
 
 
 SIZES = {
@@ -243,27 +243,27 @@ def test_a_replaced_kernel_ends_all_entries():
 
     fake.cache_clear()
     program()
-    assert ENGINE.symbolic.renamed.size
+    assert ENGINE.symbolic.normalized.size
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("special_bessel_j1", lambda x: x.new_empty((3,)), "Meta", allow_override=True)
-        assert not ENGINE.symbolic.renamed.size
+        assert not ENGINE.symbolic.normalized.size
         program()
-        assert not ENGINE.symbolic.renamed.size
+        assert not ENGINE.symbolic.normalized.size
 
 
 def test_the_number_of_entries_is_limited():
     fake.cache_clear()
-    renamed = ENGINE.symbolic.renamed
-    limit, renamed.limit = renamed.limit, 8
+    normalized = ENGINE.symbolic.normalized
+    limit, normalized.limit = normalized.limit, 8
     try:
         for number in range(40):
             mode = FakeTensorMode(shape_env=ShapeEnv())
             x, _, _ = inputs(mode, SIZES["as before"])
             with mode:
                 x * (number + 0.5)
-        assert renamed.size <= 8
+        assert normalized.size <= 8
     finally:
-        renamed.limit = limit
+        normalized.limit = limit
 
 
 def test_an_environment_that_is_frozen_leaves_no_entry():
@@ -275,10 +275,10 @@ def test_an_environment_that_is_frozen_leaves_no_entry():
     with mode:
         environment.freeze()
         x.reshape(-1, 2)
-        assert not ENGINE.symbolic.renamed.size
+        assert not ENGINE.symbolic.normalized.size
         environment.frozen = False
         x.reshape(-1, 2)
-        assert ENGINE.symbolic.renamed.size
+        assert ENGINE.symbolic.normalized.size
 
 
 def test_remembered_answers_do_not_outlive_a_specialisation():
@@ -302,11 +302,11 @@ def test_a_hint_that_is_read_is_a_question():
     environment = ShapeEnv()
     mode = FakeTensorMode(shape_env=environment)
     x, _, _ = inputs(mode, SIZES["as before"])
-    with watch(environment) as questions:
+    with record_evaluations(environment) as evaluations:
         x.shape[0] * 2 + 1
-        assert not questions.asked
+        assert not evaluations.expressions
         assert (x.shape[0] * 2).node.hint == 12
-    assert [(kind, answer) for kind, _, _, answer in questions.asked] == [("look", 12)]
+    assert [(kind, answer) for kind, _, _, answer in evaluations.expressions] == [("look", 12)]
 
 
 def test_layouts_that_depend_on_hints():

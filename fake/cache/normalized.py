@@ -2,10 +2,10 @@
 
 A call is looked up by its key with the symbols numbered in the order in which they appear, together with all that the
 shape environment knows about them: ranges, divisibility, recorded facts that mention them. What was found is used if
-every question that the recorded dispatch asked has the same answer here; the questions are then asked of this
+every expression that the recorded dispatch evaluated has the same value here; the expressions are then evaluated in this
 environment, which leaves the guards that a dispatch would leave. Otherwise the operator is dispatched.
 
-Only backed integer symbols are renamed. A dispatch that could see more than the answers (a kernel that reads hints, a
+Only backed integer symbols are numbered. A dispatch that could see more than the answers (a kernel that reads hints, a
 user's kernel) is not recorded.
 """
 
@@ -19,10 +19,10 @@ from typing import Any
 import sympy
 
 from fake import _torch as _t
+from fake.cache.evaluations import Evaluations
 from fake.cache.expressions import Encoded, decode, encode, evaluate
 from fake.cache.links import Linked
-from fake.cache.patterns import RenamedMetadata, pattern_of, renamed_metadata
-from fake.cache.questions import Questions
+from fake.cache.patterns import NormalizedMetadata, normalized_metadata, pattern_of
 from fake.cache.recipe import Fresh, Recipe, Sequence, View
 from fake.cache.symbolic import (
     SizeToken,
@@ -35,7 +35,7 @@ from fake.cache.symbolic_recipe import SymbolicConstant
 from fake.symbols.equality import Equalities
 from fake.tensors.tensor import Unkeyable
 
-__all__ = ["Entry", "Renamed", "RenamedCall", "RenamedMetadata"]
+__all__ = ["Entry", "NormalizedCall", "NormalizedMetadata", "NormalizedTable"]
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,21 @@ class Entry:
     """What was found for a call up to the names of its symbols.
 
     Attributes:
-        recipe: with :class:`RenamedMetadata`, encoded storage sizes and encoded symbolic constants.
-        questions: ``(kind, encoded expression, size_oblivious, answer)``, in order.
+        recipe: with :class:`NormalizedMetadata`, encoded storage sizes and encoded symbolic constants.
+        evaluations: ``(kind, encoded expression, size_oblivious, answer)``, in order.
     """
 
     recipe: Recipe
-    questions: tuple[tuple[str, Encoded, bool, Any], ...]
+    evaluations: tuple[tuple[str, Encoded, bool, Any], ...]
 
-    def is_as(self, other: Entry) -> bool:
+    def has_same_recipe(self, other: Entry) -> bool:
         """Whether it differs in its links at most."""
-        return self.questions == other.questions and getattr(self.recipe, "recipe", self.recipe) == getattr(
-            other.recipe, "recipe", other.recipe
-        )
+        return self.evaluations == other.evaluations and getattr(
+            self.recipe, "recipe", self.recipe
+        ) == getattr(other.recipe, "recipe", other.recipe)
 
 
-class RenamedCall:
+class NormalizedCall:
     """One call with the symbols of its key numbered.
 
     Args:
@@ -81,9 +81,9 @@ class RenamedCall:
         self._tokens: dict[Encoded, Any] = {}
         self._about: list[Any] = []
         self._growing = True
-        renamed = self._rename(key)
+        normalized = self._normalized(key)
         known = _facts(self)
-        self.key = (renamed, tuple(self._about), known)
+        self.key = (normalized, tuple(self._about), known)
         self._growing = False
 
     def number_of(self, symbol: Any) -> int:
@@ -109,7 +109,7 @@ class RenamedCall:
         """The expression about this call's symbols."""
         return decode(encoded, self.symbols)
 
-    def _rename(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _normalized(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
         parts: list[Any] = []
         for part in key:
             kind = type(part)
@@ -118,30 +118,30 @@ class RenamedCall:
                 parts.append(pattern)
                 parts.append(tuple([self.number_of(symbol) for symbol in symbols]))
             elif kind is tuple:
-                parts.append(self._rename(part))
+                parts.append(self._normalized(part))
             else:
                 parts.append(part)
         return tuple(parts)
 
-    def rename_metadata(self, metadata: Any) -> Any:
+    def normalized_metadata(self, metadata: Any) -> Any:
         """Symbolic metadata with encoded sizes; other metadata is its own."""
         if type(metadata) is not SymbolicMetadata:
             return metadata
-        return renamed_metadata(metadata, self.number_of)
+        return normalized_metadata(metadata, self.number_of)
 
-    def entry(self, recipe: Recipe, questions: Questions) -> Entry:
+    def entry(self, recipe: Recipe, evaluations: Evaluations) -> Entry:
         """What to keep of a dispatch.
 
         Raises:
             Unkeyable: it cannot be repeated for other symbols.
         """
-        if questions.refused is not None:
-            raise Unkeyable(questions.refused)
-        asked: dict[Any, None] = {}
-        for kind, expr, size_oblivious, answer in questions.asked:
+        if evaluations.refused is not None:
+            raise Unkeyable(evaluations.refused)
+        kept: dict[Any, None] = {}
+        for kind, expr, size_oblivious, answer in evaluations.expressions:
             encoded = self._faithful(expr)
-            asked[(kind, encoded, size_oblivious, _plain(answer))] = None
-        return Entry(self._rename_recipe(recipe), tuple(asked))
+            kept[(kind, encoded, size_oblivious, _plain(answer))] = None
+        return Entry(self._normalized_recipe(recipe), tuple(kept))
 
     def _faithful(self, expr: Any) -> Encoded:
         """An encoding that decodes to the very same expression."""
@@ -150,36 +150,38 @@ class RenamedCall:
             raise Unkeyable("expression in a special form")
         return encoded
 
-    def _rename_recipe(self, recipe: Any) -> Any:
+    def _normalized_recipe(self, recipe: Any) -> Any:
         if isinstance(recipe, Linked):
-            return Linked(self._rename_recipe(recipe.recipe), recipe.links)
+            return Linked(self._normalized_recipe(recipe.recipe), recipe.links)
         if isinstance(recipe, Sequence):
-            return Sequence(recipe.type, tuple([self._rename_recipe(item) for item in recipe.items]))
+            return Sequence(recipe.type, tuple([self._normalized_recipe(item) for item in recipe.items]))
         if isinstance(recipe, SymbolicConstant):
             return SymbolicConstant(self._faithful(recipe.value.expr))
         if isinstance(recipe, Fresh):
-            return Fresh(self.rename_metadata(recipe.metadata), self.encode(recipe.nbytes))
+            return Fresh(self.normalized_metadata(recipe.metadata), self.encode(recipe.nbytes))
         if isinstance(recipe, View):
-            return View(self.rename_metadata(recipe.metadata), recipe.path, recipe.same_dtype)
+            return View(self.normalized_metadata(recipe.metadata), recipe.path, recipe.same_dtype)
         return recipe
 
     def fits(self, entry: Entry) -> bool:
-        """Whether the questions of a recorded dispatch have the same answers at this call's sizes."""
+        """Whether the expressions of a recorded dispatch have the same values at this call's sizes."""
         try:
-            return all(evaluate(encoded, self.values) == answer for _, encoded, _, answer in entry.questions)
+            return all(
+                evaluate(encoded, self.values) == answer for _, encoded, _, answer in entry.evaluations
+            )
         except ArithmeticError:
             return False
 
-    def ask(self, entry: Entry) -> bool:
-        """Ask the environment what the recorded dispatch asked; False as soon as an answer differs."""
+    def evaluate_again(self, entry: Entry) -> bool:
+        """Evaluate in the environment what the recorded dispatch evaluated; False as soon as a value differs."""
         settled = self.state.settled
         equalities: Equalities | None = None
-        for kind, encoded, size_oblivious, answer in entry.questions:
+        for kind, encoded, size_oblivious, answer in entry.evaluations:
             if kind == "look":
                 continue
             expr = self.decode(encoded)
-            question = (expr, size_oblivious)
-            if question in settled:
+            evaluation = (expr, size_oblivious)
+            if evaluation in settled:
                 continue
             if answer is True and expr.__class__ is sympy.Eq:
                 equalities = equalities or Equalities(self.shape_env)
@@ -187,18 +189,18 @@ class RenamedCall:
                     continue  # settled by the replacement
             if self.shape_env.evaluate_expr(expr, size_oblivious=size_oblivious) != answer:
                 return False
-            settled.add(question)
+            settled.add(evaluation)
         return True
 
-    def questions(self, entry: Entry) -> Questions:
-        """The questions of an entry about this call's symbols."""
-        made = Questions()
-        for kind, encoded, size_oblivious, answer in entry.questions:
+    def evaluations(self, entry: Entry) -> Evaluations:
+        """The evaluations of an entry, with this call's symbols."""
+        made = Evaluations()
+        for kind, encoded, size_oblivious, answer in entry.evaluations:
             made.note(kind, self.decode(encoded), size_oblivious, answer)
         return made
 
     def recipe(self, entry: Entry) -> Recipe:
-        """The recipe for this call's symbols, once the questions have been asked: they may have replaced some."""
+        """The recipe for this call's symbols, once the expressions have been evaluated: that may have replaced some."""
         self._tokens.clear()
         self._replaced = not self.shape_env.replacements.keys().isdisjoint(self.symbols)
         return self._restore(entry.recipe)
@@ -220,7 +222,7 @@ class RenamedCall:
         return recipe
 
     def _restore_metadata(self, metadata: Any) -> Any:
-        if type(metadata) is not RenamedMetadata:
+        if type(metadata) is not NormalizedMetadata:
             return metadata
         shape = tuple([self._token(size) for size in metadata.shape])
         stride = tuple([self._token(size) for size in metadata.stride])
@@ -283,17 +285,17 @@ def _no_symbol(symbol: Any) -> int:
     raise Unkeyable("a range between symbols")
 
 
-def _facts(call: RenamedCall) -> frozenset:
+def _facts(call: NormalizedCall) -> frozenset:
     """What ties the symbols of a call to each other and to further ones, which are numbered, too."""
     shape_env, state = call.shape_env, call.state
     facts = _all_facts(shape_env, state)
     if not facts:
         return frozenset()
-    asked = tuple(call.symbols)
-    remembered = state.facts_about.get(asked)
+    of_key = tuple(call.symbols)
+    remembered = state.facts_about.get(of_key)
     if remembered is None:
         known = _facts_about(call, facts)
-        state.facts_about[asked] = (tuple(call.symbols[len(asked) :]), known)
+        state.facts_about[of_key] = (tuple(call.symbols[len(of_key) :]), known)
     else:
         others, known = remembered
         for symbol in others:
@@ -327,7 +329,7 @@ def _all_facts(shape_env: Any, state: Any) -> list[tuple[str, Any, Any, frozense
     return state.facts
 
 
-def _facts_about(call: RenamedCall, facts: list[tuple[str, Any, Any, frozenset]]) -> frozenset:
+def _facts_about(call: NormalizedCall, facts: list[tuple[str, Any, Any, frozenset]]) -> frozenset:
     """The facts that mention a symbol of a call, encoded; other symbols in them are numbered too."""
     chosen: list[tuple[str, Any, Any, frozenset]] = []
     done = 0
@@ -340,8 +342,8 @@ def _facts_about(call: RenamedCall, facts: list[tuple[str, Any, Any, frozenset]]
     return frozenset([(kind, call.encode(expr), call.encode(value)) for kind, expr, value, _ in chosen])
 
 
-class Renamed:
-    """What one engine found, by operator and renamed key.
+class NormalizedTable:
+    """What one engine found, by operator and normalized key.
 
     Args:
         limit: the number of entries at which the older half is dropped.
@@ -357,7 +359,7 @@ class Renamed:
         self.new: list[tuple[Any, Any, Entry]] = []
         self.size = 0
 
-    def find(self, func: Any, call: RenamedCall) -> Entry | None:
+    def find(self, func: Any, call: NormalizedCall) -> Entry | None:
         """An entry whose dispatch would take the same way for this call."""
         for entry in self.tables.get(func, {}).get(call.key, ()):
             if call.fits(entry):
@@ -375,7 +377,7 @@ class Renamed:
                 self._evict()
             table = self.tables.setdefault(func, {})
             ways = table.get(key, ())
-            others = tuple([way for way in ways if not way.is_as(entry)])
+            others = tuple([way for way in ways if not way.has_same_recipe(entry)])
             if entry in ways or len(others) >= self.WAYS:
                 return
             table[key] = (*others, entry)

@@ -1,10 +1,10 @@
-"""What a dispatch asks of a shape environment, so that the same can be asked again for other symbols.
+"""Records the expressions that a dispatch evaluates in a shape environment, so that they can be evaluated for other symbols.
 
-A dispatch on symbolic sizes is a program whose every decision is the answer to a question. If the same questions, about
-renamed symbols, have the same answers, it takes the same way, leaves the same guards, and gives the same result. So a
-miss is watched: questions that the environment's facts do not answer by themselves are noted, and a hit asks them again.
+A dispatch on symbolic sizes is a program whose every decision is the value of an expression. If the same expressions, about
+renamed symbols, have the same values, it takes the same way, leaves the same guards, and gives the same result. So a
+miss is recorded: expressions that the environment's facts do not decide by themselves are noted, and a hit evaluates them again.
 
-The watch puts methods on the environment object itself for as long as the dispatch runs; remembered answers of lean
+The recording puts methods on the environment object itself for as long as the dispatch runs; remembered answers of lean
 nodes are reported by ``fake.symbols.node``. Anything else that changes the environment ends the recording.
 """
 
@@ -18,21 +18,21 @@ from typing import Any
 from fake import _torch as _t
 from fake.symbols.node import lean_state
 
-__all__ = ["Questions", "hints_do_not_matter", "refuse", "watch"]
+__all__ = ["Evaluations", "hints_do_not_matter", "record_evaluations", "refuse"]
 
 
-class Questions:
-    """The questions of one dispatch, in order.
+class Evaluations:
+    """The expressions that one dispatch evaluated, in order.
 
     Attributes:
-        asked: ``(kind, expression, size_oblivious, answer)``; kinds are ``"evaluate"`` (guard on the answer) and
+        expressions: ``(kind, expression, size_oblivious, answer)``; kinds are ``"evaluate"`` (guard on the answer) and
             ``"look"`` (the answer was used, and no guard recorded: guards were suppressed, or facts imply it).
         hints_matter: False while a kernel looks at hints only to find what it would find at all of them.
-        refused: why the dispatch cannot be repeated by its questions alone, or None.
+        refused: why the dispatch cannot be repeated by its evaluations alone, or None.
     """
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, Any, bool, Any]] = []
+        self.expressions: list[tuple[str, Any, bool, Any]] = []
         self.hints_matter = True
         self.refused: str | None = None
         self.thread = threading.get_ident()
@@ -51,37 +51,44 @@ class Questions:
                 self.refused = "a hint that is no integer"
 
     def note(self, kind: str, expr: Any, size_oblivious: bool, answer: Any) -> None:
-        """Add a question."""
+        """Add an evaluation.
+
+        Args:
+            kind: ``"evaluate"`` or ``"look"``, see above.
+            expr: the sympy expression.
+            size_oblivious: whether unbacked sizes counted as at least 2.
+            answer: its value, of sympy or of Python.
+        """
         if threading.get_ident() != self.thread:
             self.refused = "several threads in one shape environment"
-        self.asked.append((kind, expr, size_oblivious, answer))
+        self.expressions.append((kind, expr, size_oblivious, answer))
 
-    def include(self, other: Questions) -> None:
-        """Add the questions of a dispatch inside this one, or of a recipe that stood for it."""
-        self.asked.extend(other.asked)
+    def include(self, other: Evaluations) -> None:
+        """Add the evaluations of a dispatch inside this one, or of a recipe that stood for it."""
+        self.expressions.extend(other.expressions)
         self.refused = self.refused or other.refused
         if other.thread != self.thread:
             self.refused = "several threads in one shape environment"
 
 
 @contextmanager
-def watch(shape_env: Any) -> Iterator[Questions]:
-    """Note what is asked inside; a watch inside another reports to both."""
+def record_evaluations(shape_env: Any) -> Iterator[Evaluations]:
+    """Record what is evaluated inside; a recording inside another reports to both."""
     state = lean_state(shape_env)
-    outer: Questions | None = state.log
-    questions = state.log = Questions()
+    outer: Evaluations | None = state.log
+    evaluations = state.log = Evaluations()
     installed = _install(shape_env, state) if outer is None else ()
     try:
-        yield questions
+        yield evaluations
     except BaseException:
-        questions.refused = questions.refused or "an error"
+        evaluations.refused = evaluations.refused or "an error"
         raise
     finally:
         state.log = outer
         for name in installed:
             shape_env.__dict__.pop(name, None)
         if outer is not None:
-            outer.include(questions)
+            outer.include(evaluations)
 
 
 @contextmanager
@@ -99,7 +106,7 @@ def hints_do_not_matter(shape_env: Any) -> Iterator[None]:
 
 
 def refuse(shape_env: Any, reason: str) -> None:
-    """Say that the dispatch that runs now depends on more than its questions (a kernel that may read hints)."""
+    """Say that the dispatch that runs now depends on more than its evaluations (a kernel that may read hints)."""
     log = lean_state(shape_env).log
     if log is not None:
         log.refused = reason
@@ -109,8 +116,8 @@ def _install(shape_env: Any, state: Any) -> list[str]:
     """Listen at the environment's methods; changes that an evaluation makes are a part of it."""
     depth = 0
 
-    def log() -> Questions:
-        return state.log or Questions()  # another thread may have ended the watch
+    def log() -> Evaluations:
+        return state.log or Evaluations()  # another thread may have ended the recording
 
     def evaluate_expr(expr: Any, *args: Any, **kwargs: Any) -> Any:
         nonlocal depth
@@ -121,7 +128,7 @@ def _install(shape_env: Any, state: Any) -> list[str]:
         try:
             answer = methods["evaluate_expr"](expr, *args, **kwargs)
         except BaseException:
-            log().refused = "a question without an answer"
+            log().refused = "an evaluation that failed"
             raise
         finally:
             depth -= 1
@@ -166,7 +173,7 @@ def _install(shape_env: Any, state: Any) -> list[str]:
 
 
 def _knowledge(shape_env: Any) -> tuple[int, ...]:
-    """Changes with every fact that a question leaves behind."""
+    """Changes with every fact that an evaluation leaves behind."""
     return (
         len(shape_env.guards),
         shape_env.num_deferred_runtime_asserts,
