@@ -19,7 +19,7 @@ from compiled_autograd.errors import (
 )
 from compiled_autograd.explain import Explanation, explain
 from compiled_autograd.program.persist import load_graph, save_graph
-from compiled_autograd.session.standing import capture_through
+from compiled_autograd.session.node_sessions import capture_through
 from compiled_autograd.stats import CaptureRecord, FallbackRecord, Stats
 
 __all__ = [

@@ -53,10 +53,10 @@ def enable(compiler_fn: Any, dynamic: bool = True) -> Iterator[None]:
     ``compiler_fn`` is one of
 
     - a function of one `torch.fx.GraphModule` that returns a callable with the same arguments: it gets each
-      captured graph as a whole. Where it returns ``torch.compile(graph, ...)``, the stretches of the graph
+      captured graph as a whole. Where it returns ``torch.compile(graph, ...)``, the segments of the graph
       between calls of user code are compiled with those settings, and user code runs as itself;
     - a function of (GraphModule, example inputs), as ``torch.compile(backend=...)`` takes it, or the name of
-      such a backend: it gets those stretches as flat ATen graphs.
+      such a backend: it gets those segments as flat ATen graphs.
 
     With ``dynamic`` every size is symbolic from the first capture on, so that other sizes find the same graph.
     Without it a size becomes symbolic when it changes, which costs one more capture.

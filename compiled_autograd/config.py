@@ -28,7 +28,7 @@ class Config:
     """Run in eager what cannot be captured. Off: raise `RefusedError` instead."""
 
     lower: bool = True
-    """Hand ATen graphs of the stretches between Python calls to ``torch.compile`` objects and backends.
+    """Hand ATen graphs of the segments between Python calls to ``torch.compile`` objects and backends.
     Off: they run the captured graph as it is."""
 
     cudagraphs: bool = False

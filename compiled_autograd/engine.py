@@ -22,8 +22,8 @@ from compiled_autograd.runtime import late_hooks, saved_hooks, schedule
 from compiled_autograd.runtime.running import EAGER, LateNodeHook, running
 from compiled_autograd.session.fallback import reason_before, refusal_reason
 from compiled_autograd.session.log import log_capture, log_fallback, log_hit
+from compiled_autograd.session.node_sessions import node_sessions
 from compiled_autograd.session.session import Session, sessions
-from compiled_autograd.session.standing import standing
 from compiled_autograd.session.walking import Handle, walks
 
 __all__ = ["CapturingEngine"]
@@ -102,7 +102,13 @@ class _Pass:
         return walks.handle(_hand_over, graph, len(nodes))
 
     def collect(self, run_backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Have C++ find or record the graph; what the engine returned, where it did not use our graph."""
+        """Have C++ find or record the graph; what the engine returned, where it did not use our graph.
+
+        Args:
+            run_backward: the engine's entry, which looks for the graph first.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+        """
         with walks.walking(self.make_compiler, self.session.dynamic) as self.end_walk:
             outer, _collecting.current = _collecting.current, self
             try:
@@ -173,7 +179,7 @@ def _session_of(roots: Sequence[Any]) -> Session | None:
     """Who captures a pass from these tensors; None for a pass of torch's own engine."""
     if _torch.is_tracing():
         return None
-    return sessions.current() if sessions.stack else standing.find(roots)
+    return sessions.current() if sessions.stack else node_sessions.find(roots)
 
 
 class CapturingEngine(_torch.Engine):

@@ -89,7 +89,15 @@ class CompiledCall:
         kind: Kind = Kind.PURE,
         takes_node: bool = False,
     ) -> Step:
-        """One more step of the body."""
+        """One more step of the body.
+
+        Args:
+            target: what the step calls.
+            args: its arguments; values of other steps are `Value`.
+            label: the name of its node in the graph.
+            kind: whether it is pure, runs Python, or runs an opaque C++ node.
+            takes_node: whether ``target`` gets the index of the autograd node as ``node=``.
+        """
         step = Step(target, args, kind, self.node, label, takes_node)
         self.steps.append(step)
         return step

@@ -193,6 +193,11 @@ def build_graph(capture: Capture, nodes: Sequence[CapturedNode], inline: bool = 
     ``meta`` of each node says which autograd node it belongs to (``autograd_node``, ``node_index``), that
     node's sequence number (``seq_nr``, the forward's clock), and the forward's stack trace where anomaly
     mode recorded one (``stack_trace``).
+
+    Args:
+        capture: what the pass recorded.
+        nodes: its autograd nodes, in the order in which they run.
+        inline: put the backward graphs of compiled functions in, instead of calls of them.
     """
     emitter = _Emitter(capture, nodes, inline)
     for node in nodes:

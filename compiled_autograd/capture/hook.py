@@ -89,7 +89,7 @@ class GraphCompiler:
         self._tokens: list[torch.Tensor] = []
         self._mode: _SwallowOps | None = None
         self._node = CapturedNode(-1, "inputs")
-        self._pieces: Step | None = None
+        self._chunks: Step | None = None
 
     # Tokens and values
 
@@ -207,14 +207,14 @@ class GraphCompiler:
         original = _torch.untraceable_operator(operator)
         kind = Kind.PURE if original is None else Kind.CPP
         gradients, arguments = self._value(list(grads)), [self._value(argument) for argument in args]
-        if name in functional.NODES_OF_PIECES:
-            # C++ finds the graph again for another number of pieces, as long as the same ones have gradients
-            piece_size = arguments[-1] if functional.NODES_OF_PIECES[name] else 1
+        if name in functional.SPLIT_NODES:
+            # C++ finds the graph again for another number of chunks, as long as the same ones have gradients
+            chunk_size = arguments[-1] if functional.SPLIT_NODES[name] else 1
             sizes = output_metadata[0][1]
-            self._pieces = self._step(
-                functional.all_pieces, (gradients, arguments[1], piece_size, sizes), Kind.PURE, "pieces"
+            self._chunks = self._step(
+                functional.all_chunks, (gradients, arguments[1], chunk_size, sizes), Kind.PURE, "chunks"
             )
-            gradients = Value(self._pieces)
+            gradients = Value(self._chunks)
         arguments = [gradients, *arguments]
         count = len(output_metadata)
         return self._tuple_step(original or operator, tuple(arguments), count, kind, self._node.name)
@@ -224,9 +224,9 @@ class GraphCompiler:
             return outputs
         grads = self._value(list(outputs))
         (metadata,) = (self._value(argument) for argument in args)
-        if self._pieces is not None:  # sizes are symbolic here, and were not when the node was recorded
-            self._pieces.args = (*self._pieces.args[:-1], metadata[0][1])
-            self._pieces = None
+        if self._chunks is not None:  # sizes are symbolic here, and were not when the node was recorded
+            self._chunks.args = (*self._chunks.args[:-1], metadata[0][1])
+            self._chunks = None
         plain = [validation.plain_metadata(expected) for expected in metadata]
         if all(
             known is not None for known, expected in zip(plain, metadata, strict=True) if expected is not None

@@ -30,7 +30,13 @@ class Shape:
         return count
 
     def difference(self, mine: CapturedNode, other: "Shape", theirs: CapturedNode) -> str | None:
-        """What differs between a node of this capture and one of another, in words."""
+        """What differs between a node of this capture and one of another, in words.
+
+        Args:
+            mine: the node of this capture.
+            other: the other capture.
+            theirs: its node at the same index.
+        """
         if mine.name != theirs.name:
             return f"it is new; the nearest earlier graph has {theirs.name} there"
         if mine.function_id != theirs.function_id:

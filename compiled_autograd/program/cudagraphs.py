@@ -54,7 +54,13 @@ def _is_on(tensor: Any, device_type: str) -> bool:
 
 
 def lift_scalars(inputs: list[Any], indices: Sequence[int], device: torch.device) -> None:
-    """Move the scalars at ``indices`` to ``device`` in place, without waiting for the copy."""
+    """Move the scalars at ``indices`` to ``device`` in place, without waiting for the copy.
+
+    Args:
+        inputs: the tensors that the graph gets; changed in place.
+        indices: positions of 0-dim CPU tensors.
+        device: where they go.
+    """
     for index in indices:
         scalar = inputs[index]
         pinned = scalar.pin_memory() if device.type == "cuda" else scalar

@@ -188,7 +188,12 @@ def lower(
 ) -> Lowered:
     """Run ``segment`` on ``values`` (a list, which is emptied) and record it.
 
-    The numbers at the positions ``lifted`` become inputs of the graph instead of constants.
+    Args:
+        segment: what is run.
+        values: a tensor or None for each of the segment's inputs.
+        sizes: the graph's sizes.
+        scalars: the graph's scalars.
+        lifted: positions of numbers in ``values`` that become inputs of the graph instead of constants.
     """
     graph = fx.Graph()
     recorder = _Recorder(graph)

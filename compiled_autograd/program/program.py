@@ -32,19 +32,25 @@ _MOST_FORMS = 2
 
 
 def build_program(module: fx.GraphModule, compiler: Compiler, dynamic: bool) -> Run:
-    """What to call, with the five arguments of the captured graph, to run it with ``compiler``."""
+    """What to call, with the five arguments of the captured graph, to run it with ``compiler``.
+
+    Args:
+        module: the captured graph.
+        compiler: the user's.
+        dynamic: whether sizes that change become symbolic.
+    """
     whole = compiler.whole(module)
     if whole is module:
         return executable(module)
     compile_part = compiler.part(whole, dynamic) if config.lower else None
     if compile_part is None:
         return whole if whole is not None else executable(module)
-    stretches = split_segments(module)
+    segments = split_segments(module)
     forms: set[str] = set() if compiler.is_backend else {"static"}  # the whole graph was counted
-    segments = [
-        None if part is None else _Segment(part, compiler, compile_part, forms) for part, _ in stretches
+    callables = [
+        None if part is None else _Segment(part, compiler, compile_part, forms) for part, _ in segments
     ]
-    return executable(build_driver(module, stretches, segments))
+    return executable(build_driver(module, segments, callables))
 
 
 class _Segment:

@@ -1,9 +1,9 @@
 """Split a captured graph into what a compiler may have and what must run as Python.
 
-A *segment* is a stretch of pure computation between two calls of user code. Accumulation into ``.grad`` and
-hooks of leaves wait until their stretch is over (nothing later in it can depend on them); any other hook, and
-every Python or opaque C++ backward, ends the stretch. What only reads an argument of the graph runs first. The *driver* is the captured graph with each stretch
-replaced by one call.
+A *segment* is the pure computation between two calls of user code. Accumulation into ``.grad`` and hooks of leaves wait
+until their segment is over (nothing later in it can depend on them); any other hook, and every Python or opaque C++
+backward, ends the segment. What only reads an argument of the graph runs first. The *driver* is the captured graph with
+each segment replaced by one call.
 """
 
 import dataclasses
@@ -70,26 +70,26 @@ def _belongs_to_leaf(node: fx.Node) -> bool:
     return str(node.meta.get("autograd_node", "")).endswith("AccumulateGrad")
 
 
-def _regions(graph: fx.Graph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
-    """(pure nodes, then other nodes) per stretch, in order."""
-    regions: list[tuple[list[fx.Node], list[fx.Node]]] = [([], [])]
+def _split_nodes(graph: fx.Graph) -> list[tuple[list[fx.Node], list[fx.Node]]]:
+    """(pure nodes, the nodes that run after them) for each segment, in order."""
+    split: list[tuple[list[fx.Node], list[fx.Node]]] = [([], [])]
     ended = False
     waiting: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op != "call_function" or _is_argument(node) or _runs_first(node):
             continue
         if _is_opaque(node):
-            regions[-1][1].append(node)
+            split[-1][1].append(node)
             waiting.add(node)
             # what unpacks the result of a barrier belongs to it
             ended = ended or not _belongs_to_leaf(node)
             continue
         if ended or any(argument in waiting for argument in node.all_input_nodes):
-            regions.append(([], []))
+            split.append(([], []))
             waiting.clear()
             ended = False
-        regions[-1][0].append(node)
-    return regions
+        split[-1][0].append(node)
+    return split
 
 
 def _segment(whole: fx.GraphModule, nodes: list[fx.Node], number: int) -> FunctionalSegment:
@@ -171,23 +171,28 @@ def _computes(nodes: list[fx.Node]) -> bool:
 
 
 def split_segments(module: fx.GraphModule) -> list[tuple[FunctionalSegment | None, list[fx.Node]]]:
-    """Per stretch, the segment (None where nothing is computed) and the nodes that run as they are."""
-    stretches = []
-    for number, (pure, others) in enumerate(_regions(module.graph)):
+    """Returns the segments in order (None where nothing is computed), each with the nodes that run after it, as they are."""
+    segments = []
+    for number, (pure, others) in enumerate(_split_nodes(module.graph)):
         segment = _segment(module, pure, number) if _computes(pure) else None
-        stretches.append((segment, others))
-    return stretches
+        segments.append((segment, others))
+    return segments
 
 
 def build_driver(
     module: fx.GraphModule,
-    stretches: Sequence[tuple[FunctionalSegment | None, list[fx.Node]]],
+    segments: Sequence[tuple[FunctionalSegment | None, list[fx.Node]]],
     callables: Sequence[Any],
 ) -> fx.GraphModule:
     """A graph with the same arguments and outputs as ``module``, which calls one callable per segment.
 
     Each is called with (values, others, sizes, scalars). ``values`` holds what only this segment uses, so that
     it can free each after its last use; ``others`` what is needed elsewhere too.
+
+    Args:
+        module: the captured graph.
+        segments: as `split_segments` returns them.
+        callables: what runs each segment; None where there is none.
     """
     graph = fx.Graph()
     writer = NodeWriter(graph)
@@ -197,7 +202,7 @@ def build_driver(
         if node.op == "placeholder":
             env[node] = graph.placeholder(node.name)
     inputs, sizes, scalars = list(env.values())[:3]
-    owned = _owned_inputs(stretches)
+    owned = _owned_inputs(segments)
     picked = {node for nodes in owned for node in nodes}
     lists = []
     for number, nodes in enumerate(owned):
@@ -211,7 +216,7 @@ def build_driver(
             writer.copy(node, env.__getitem__)
         elif node.op == "get_attr" or (node.op == "call_function" and _runs_first(node)):
             env[node] = writer.copy(node, env.__getitem__)
-    for number, (segment, others) in enumerate(stretches):
+    for number, (segment, others) in enumerate(segments):
         if segment is not None:
             rest = tuple(env[node] for node in segment.inputs if node not in owned[number])
             call = graph.create_node(
@@ -230,11 +235,11 @@ def build_driver(
 
 
 def _owned_inputs(
-    stretches: Sequence[tuple[FunctionalSegment | None, list[fx.Node]]],
+    segments: Sequence[tuple[FunctionalSegment | None, list[fx.Node]]],
 ) -> list[dict[fx.Node, None]]:
-    """Per stretch, the elements of ``inputs`` that only its segment uses, in the segment's order."""
+    """For each segment, the elements of ``inputs`` that only it uses, in the segment's order."""
     owned: list[dict[fx.Node, None]] = []
-    for segment, _ in stretches:
+    for segment, _ in segments:
         inside = set() if segment is None else set(segment.nodes)
         inputs = [] if segment is None else segment.inputs
         owned.append({node: None for node in inputs if _is_owned(node, inside)})

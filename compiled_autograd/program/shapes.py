@@ -44,7 +44,13 @@ class ShapePattern:
 
     @staticmethod
     def observe(values: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Observation:
-        """One call."""
+        """One call.
+
+        Args:
+            values: a tensor or None for each input of the segment.
+            sizes: the graph's sizes.
+            scalars: the graph's scalars.
+        """
         shapes = tuple(None if value is None else tuple(value.shape) for value in values)
         return Observation(tuple(sizes), tuple(scalars), shapes)
 
@@ -52,7 +58,14 @@ class ShapePattern:
     def between(
         cls, first: Observation, values: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]
     ) -> "ShapePattern | None":
-        """The pattern of two calls; None where more than sizes differs, or nothing does."""
+        """The pattern of two calls; None where more than sizes differs, or nothing does.
+
+        Args:
+            first: the earlier call.
+            values: a tensor or None for each input of the segment, in the later one.
+            sizes: the graph's sizes in the later one.
+            scalars: the graph's scalars in the later one.
+        """
         second = cls.observe(values, sizes, scalars)
         if first.scalars != second.scalars or [s is None for s in first.shapes] != [
             s is None for s in second.shapes
@@ -87,7 +100,13 @@ class ShapePattern:
         return cls(first, tuple(varying), tuple(dims), sources, equal)
 
     def matches(self, values: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
-        """Whether a call has this pattern."""
+        """Whether a call has this pattern.
+
+        Args:
+            values: a tensor or None for each input of the segment.
+            sizes: the graph's sizes.
+            scalars: the graph's scalars.
+        """
         if tuple(scalars) != self.fixed.scalars:
             return False
         varying = set(self.varying_sizes)

@@ -20,10 +20,10 @@ from compiled_autograd.runtime.running import running
 from compiled_autograd.runtime.schedule import edge_of
 
 __all__ = [
-    "NODES_OF_PIECES",
+    "SPLIT_NODES",
     "accumulate",
     "accumulate_grad",
-    "all_pieces",
+    "all_chunks",
     "call_backward",
     "call_cpp_pre_hook",
     "call_post_accumulate_grad_hook",
@@ -350,13 +350,13 @@ def _owns_its_parts(grad: torch.Tensor) -> bool:
     )
 
 
-NODES_OF_PIECES = {"SplitBackward0": True, "UnsafeSplitBackward0": True, "UnbindBackward0": False}
-"""Nodes of operators that cut a tensor into as many pieces as its size gives; whether the piece's size is an argument."""
+SPLIT_NODES = {"SplitBackward0": True, "UnsafeSplitBackward0": True, "UnbindBackward0": False}
+"""Nodes of operators that split a tensor into as many chunks as its size gives; whether the size of a chunk is an argument."""
 
 
-def all_pieces(grads: Sequence[Grad], dim: int, piece_size: int, sizes: Sequence[int]) -> Sequence[Grad]:
-    """One gradient per piece of a tensor of these ``sizes`` that was cut along ``dim``: those given, then None."""
-    count = max(1, -(-sizes[dim] // max(1, piece_size)))
+def all_chunks(grads: Sequence[Grad], dim: int, chunk_size: int, sizes: Sequence[int]) -> Sequence[Grad]:
+    """One gradient per chunk of a tensor of these ``sizes`` that was split along ``dim``: those given, then None."""
+    count = max(1, -(-sizes[dim] // max(1, chunk_size)))
     return [*grads[:count], *[None] * (count - len(grads))]
 
 

@@ -79,6 +79,11 @@ class Running(threading.local):
 
         Eager reads the hooks of one phase of one node at once: a hook that another one of them removes still
         runs in this pass.
+
+        Args:
+            node: its index in the graph.
+            phase: which of the node's hooks run; empty for the node itself.
+            hook: the hook that is about to be called.
         """
         if not self.stack or (current := self.stack[-1]) is EAGER:
             return True

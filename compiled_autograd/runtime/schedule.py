@@ -88,8 +88,10 @@ def _needed(roots: list[Any], wanted: set[Any], accumulate: bool) -> tuple[set[A
 def walk(outputs: Sequence[Any], inputs: Sequence[Any], accumulate: bool) -> list[WalkedNode]:
     """The nodes of a pass, by the index that C++ gives them; index 0 is the engine's own root.
 
-    ``outputs`` and ``inputs`` are the tensors (or gradient edges) given to ``backward`` or ``grad``;
-    without ``inputs`` every reachable node runs.
+    Args:
+        outputs: the tensors or gradient edges that the pass starts from.
+        inputs: those whose gradients are asked for; if empty, every reachable node runs.
+        accumulate: whether gradients go into ``.grad``, as in ``backward``.
     """
     roots = [edge_of(output)[0] for output in outputs]
     dependencies = _dependencies(roots)

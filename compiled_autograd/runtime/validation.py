@@ -54,6 +54,17 @@ def validate(
 
     Gradients that fit, almost all, are seen to fit here, and those of an input that was broadcast are reduced
     here. The rest (cast, move, reject) is C++'s.
+
+    Args:
+        grad: the gradient.
+        function: the name of the autograd node, for the error.
+        index: the number of its input.
+        dtype: the input's dtype.
+        device: the input's device, as text.
+        shape: the input's shape.
+
+    Raises:
+        RuntimeError: the gradient does not fit (the engine's error).
     """
     if (
         type(grad) is torch.Tensor
@@ -76,7 +87,13 @@ def validate(
 def validate_outputs(grads: Sequence[Grad], function: str, metadata: Sequence[Any]) -> Sequence[Grad]:
     """``validate_outputs`` of the engine: cast, move, reduce or reject gradients that do not fit their inputs.
 
-    ``metadata`` is as C++ packs it (see `plain_metadata`), one per gradient.
+    Args:
+        grads: the gradients of one autograd node.
+        function: its name, for the error.
+        metadata: one entry per gradient, as C++ packs it (see `plain_metadata`).
+
+    Raises:
+        RuntimeError: a gradient does not fit (the engine's error).
     """
     try:
         return _torch.functional_operators.get("validate_outputs")(grads, metadata)

@@ -148,7 +148,16 @@ class Walks:
     # Graphs
 
     def handle(self, runtime_wrapper: Callable[..., Any], graph: Any, size: int) -> tuple[Any, ...]:
-        """What to hand to C++ for a graph of ``size`` autograd nodes."""
+        """What to hand to C++ for a graph of ``size`` autograd nodes.
+
+        Args:
+            runtime_wrapper: what C++ calls with the graph and its arguments.
+            graph: the captured graph.
+            size: the number of its autograd nodes.
+
+        Returns:
+            ``(runtime_wrapper, handle)``, as C++ takes it.
+        """
         handle = self._emptied.pop() if self._emptied else Handle()
         handle.graph, handle.size = graph, size
         if not handle.result:

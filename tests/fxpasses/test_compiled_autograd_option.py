@@ -13,8 +13,8 @@ from torch import nn
 
 import compiled_autograd
 import fake
+from compiled_autograd.session.node_sessions import node_sessions
 from compiled_autograd.session.session import installation
-from compiled_autograd.session.standing import standing
 
 OPTIONS = {"compiled_autograd": True, "compiler": "eager"}
 
@@ -157,7 +157,7 @@ def test_torchs_own_compiled_autograd_takes_the_backend(around: Any) -> None:
 def test_nothing_stays_installed_once_the_compiled_graphs_are_gone() -> None:
     gc.collect()
     users: Any = installation._users
-    known = len(standing._sessions)
+    known = len(node_sessions._sessions)
     compiled = torch.compile(model(), backend="fxpasses", options=OPTIONS)
     compiled(torch.ones(3, 4)).sum().backward()
     assert installation._users == users + 1
@@ -166,7 +166,7 @@ def test_nothing_stays_installed_once_the_compiled_graphs_are_gone() -> None:
     compiled_autograd.reset()
     gc.collect()
     assert installation._users == users
-    assert len(standing._sessions) == known
+    assert len(node_sessions._sessions) == known
 
 
 def test_only_python_nodes_can_be_named() -> None:

@@ -14,10 +14,10 @@ from typing import Any
 from compiled_autograd.session.compilers import as_compiler
 from compiled_autograd.session.session import Session, installation
 
-__all__ = ["Standing", "capture_through", "standing"]
+__all__ = ["NodeSessions", "capture_through", "node_sessions"]
 
 
-class Standing:
+class NodeSessions:
     """The node classes through which backward passes are captured, with the session of each."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Standing:
         return None
 
 
-standing = Standing()
+node_sessions = NodeSessions()
 
 
 def capture_through(node_class: type, compiler_fn: Any, dynamic: bool = True) -> None:
@@ -74,4 +74,4 @@ def capture_through(node_class: type, compiler_fn: Any, dynamic: bool = True) ->
             f"capture_through: node_class is {node_class!r}; pass type(tensor.grad_fn) of the result of an "
             "autograd.Function"
         )
-    standing.add(node_class, Session(as_compiler(compiler_fn), bool(dynamic)))
+    node_sessions.add(node_class, Session(as_compiler(compiler_fn), bool(dynamic)))
