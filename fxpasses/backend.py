@@ -26,7 +26,7 @@ from fxpasses.errors import ContractError, OptionsError
 from fxpasses.pass_manager.contract import GRAPH_KINDS
 from fxpasses.pass_manager.limits import Limits, in_force
 from fxpasses.pass_manager.manager import PassManager
-from fxpasses.regional import floats_of_one_graph, kept_by, runs_directly, with_regions
+from fxpasses.regional import compiled_callable, floats_of_one_graph, hold_regions, with_regions
 from fxpasses.report import GraphFiles
 
 __all__ = ["fxpasses"]
@@ -75,7 +75,7 @@ def fxpasses(
     with floats_of_one_graph():
         gm, regions = with_regions(gm, parsed, observers)
         pipeline = _pipeline(parsed, gm, example_inputs, limits, observers)
-        compiled = kept_by(pipeline.compile(gm, example_inputs, original), regions)
+        compiled = hold_regions(pipeline.compile(gm, example_inputs, original), regions)
     recent.add(dataclasses.replace(made, from_cache=pipeline.from_cache))
     shape_env = _torch.shape_env_of(example_inputs)
     if shape_env is not None:
@@ -109,10 +109,10 @@ def _pipeline(
         compiler = UnpartitionedCompiler(parsed, decompose=True)
     elif parsed.compiler == "inductor":
         compiler = InductorCompiler(parsed, gm, example_inputs)
-        compiler.runs_directly = runs_directly
+        compiler.compiled_callable = compiled_callable
     else:
         compiler = EagerCompiler(parsed, decompose=True)
-        compiler.runs_directly = runs_directly
+        compiler.compiled_callable = compiled_callable
     log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
     lowered = None
     if limits is not None and limits.check and limits.stage == "inductor":

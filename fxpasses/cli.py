@@ -173,19 +173,19 @@ def _add_check(commands: argparse._SubParsersAction) -> None:
 def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace, rest: Sequence[str]) -> int:
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    place, _, name = arguments.model.rpartition(":")
-    if not place:
+    source, _, name = arguments.model.rpartition(":")
+    if not source:
         parser.error(f"{arguments.model!r} has no ':FUNCTION' at its end")
-    if place.endswith(".py"):
-        if not Path(place).is_file():
-            parser.error(f"there is no file {place!r}")
-        found = runpy.run_path(place)
+    if source.endswith(".py"):
+        if not Path(source).is_file():
+            parser.error(f"there is no file {source!r}")
+        found = runpy.run_path(source)
     else:
-        if importlib.util.find_spec(place.partition(".")[0]) is None:
-            parser.error(f"there is no module {place!r}; for a file, write {place}.py:{name}")
-        found = vars(importlib.import_module(place))
+        if importlib.util.find_spec(source.partition(".")[0]) is None:
+            parser.error(f"there is no module {source!r}; for a file, write {source}.py:{name}")
+        found = vars(importlib.import_module(source))
     if name not in found:
-        parser.error(f"{place!r} has no {name!r}")
+        parser.error(f"{source!r} has no {name!r}")
     made = found[name]()
     if not isinstance(made, tuple) or len(made) != 2:
         parser.error(
@@ -230,5 +230,5 @@ def _option(text: str) -> tuple[str, Any]:
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text}")
     return value

@@ -1,4 +1,4 @@
-"""Faults of memory, of writes, of random draws, and of what is known about values."""
+"""Faults of memory, of writes, of RNG calls, and of what is known about values."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def writes_too_early(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass
 def reorders_draws(gm: fx.GraphModule) -> bool:
-    """Moves the second random draw before the first."""
+    """Moves the second RNG call before the first."""
     draws = calls(gm, aten.rand.default)
     if len(draws) < 2:
         return False
@@ -276,7 +276,7 @@ PLANTS = {
     "something else written": Plant((writes_something_else,), lambda: _state()),
     "two writes swapped": Plant((swaps_two_writes,), lambda: _buffers()),
     "a write too early": Plant((writes_too_early,), lambda: _state(), training=False),
-    "random draws reordered": Plant((reorders_draws,), programs.function(programs.noisy, (4,))),
+    "RNG calls reordered": Plant((reorders_draws,), programs.function(programs.noisy, (4,))),
     "two draws taken for one": Plant((draws_once,), programs.function(programs.dropout_twice, (40,))),
     "the same in gpt2": Plant((draws_once,), programs.hub("gpt2", training=True)),
     "fewer draws": Plant((draws_less,), programs.function(programs.drawn_unused, (4,))),

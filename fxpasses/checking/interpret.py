@@ -1,4 +1,4 @@
-"""Running a graph for comparison: uninitialised memory poisoned, random draws repeatable, in three precisions.
+"""Running a graph for comparison: uninitialised memory poisoned, RNG calls repeatable, in three precisions.
 
 * :class:`Run`: as it is.
 * :class:`ExactRun`: every floating value in float64, whatever the graph casts to.
@@ -235,7 +235,7 @@ class RoundedRun(Run):
     """Runs a graph with each result moved by a random amount of the size of the operator's rounding error.
 
     That error is measured, not assumed: the operator runs on the same arguments in float64, too. What comes out equal
-    (copies, masks, permutations) stays as it is. Views, random draws and writes are left alone.
+    (copies, masks, permutations) stays as it is. Views, RNG calls and writes are left alone.
 
     Args:
         gm: the graph.

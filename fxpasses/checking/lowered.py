@@ -156,7 +156,7 @@ class LoweringCheck:
 
     def _compare(self, gm: fx.GraphModule, inputs: list[Any], got: list[Any]) -> None:
         if _draws(gm):
-            log.info("a graph that draws random numbers is not compared: Inductor draws others")
+            log.info("a graph that calls the RNG is not compared: Inductor draws others")
             return
         try:
             _refuse_collectives(gm)

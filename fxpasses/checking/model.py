@@ -28,7 +28,7 @@ from fxpasses.compiling.inductor import EagerCompiler, InductorCompiler, Unparti
 from fxpasses.compiling.options import Options
 from fxpasses.compiling.pipeline import Compiler, Pipeline
 from fxpasses.errors import OptionsError
-from fxpasses.regional import kept_by, runs_directly, with_regions
+from fxpasses.regional import compiled_callable, hold_regions, with_regions
 
 __all__ = ["ModelCheck", "StageCheck", "check"]
 
@@ -284,9 +284,9 @@ class _Stages:
                 gm, kept = with_regions(gm, options, [regions.graphs])
             made: Any = compiler(options, gm, example_inputs)
             if kept:
-                made.runs_directly = runs_directly
+                made.compiled_callable = compiled_callable
             pipeline = Pipeline(options, made, values=values() if values else None, lowered=lowered)
-            compiled = kept_by(pipeline.compile(gm, example_inputs, whole), kept)
+            compiled = hold_regions(pipeline.compile(gm, example_inputs, whole), kept)
             return regions.watch(whole, gm, compiled) if regions is not None and kept else compiled
 
         return self._steps.compiled(lambda function: compile_apart(function, backend, self._dynamic))

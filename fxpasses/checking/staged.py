@@ -308,7 +308,7 @@ def _without_draws(case: Case) -> Case:
     calls = {n for n in case.gm.graph.nodes if n.op == "call_function"}
     rest = cut(case.gm, calls - run.drawing, run.values)
     if rest is None:
-        raise Unsupported("every call draws random numbers")
+        raise Unsupported("every call calls the RNG")
     return rest
 
 

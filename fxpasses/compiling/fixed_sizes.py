@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from fxpasses import _torch
-from fxpasses.compiling.draws import with_inductors_draws
+from fxpasses.compiling.inductor_rng import with_inductor_rng
 from fxpasses.compiling.saved_code import EagerCode
 
 __all__ = ["MOST_SIZES", "FixedSizes", "fixed_graph", "with_hints"]
@@ -45,7 +45,7 @@ class FixedSizes:
     ) -> None:
         self._compile = compile
         self._compiled: dict[Any, Run] = {_key(inputs): compile(inputs)}
-        self._eager = EagerCode(with_inductors_draws(gm))
+        self._eager = EagerCode(with_inductor_rng(gm))
         self._lock = threading.Lock()
         self._told = False
         self._boxed_call = True

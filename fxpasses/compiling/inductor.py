@@ -75,7 +75,7 @@ class InductorCompiler:
         self._inputs = len(example_inputs)
         self.visible_outputs = _torch.get_num_model_outputs(gm)
         """How many of the forward graph's outputs keep the strides that they were traced with."""
-        self.runs_directly: Direct = lambda node: None
+        self.compiled_callable: Direct = lambda node: None
         """What runs a call that is compiled already."""
         self._isolates = options.repro_directory() if options.on_failure == "isolate" else None
         """Where repro files go that show what Inductor cannot lower, if such calls are to run in eager."""
@@ -87,7 +87,7 @@ class InductorCompiler:
 
     def _inner_compile(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
         """Inductor's inner compiler under our settings: backward graphs are compiled when nothing is patched any more."""
-        found = None if _torch.inductor_config.triton.cudagraphs else cut(gm, self.runs_directly)
+        found = None if _torch.inductor_config.triton.cudagraphs else cut(gm, self.compiled_callable)
         if found is not None:
             return self._around(found, inputs, how)
         if self._isolates is None:
@@ -153,7 +153,9 @@ class InductorCompiler:
             patches.setdefault("reorder_for_peak_memory", False)
         shared = _torch.rewritten_code(rewrite)
         with _torch.inductor_config.patch(patches), limited_lowerings(), shared:
-            calls = {node: run for node in gm.graph.nodes if (run := self.runs_directly(node)) is not None}
+            calls = {
+                node: run for node in gm.graph.nodes if (run := self.compiled_callable(node)) is not None
+            }
             called = list(calls.values())
             _keep_strides(gm, calls)
             compiled = _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
@@ -172,11 +174,11 @@ class InductorCompiler:
         with one_unit() if self._isolates is None else contextlib.nullcontext():
             for segment in found.segments:
                 given = [values[node] if node in values else node.meta["val"] for node in segment.inputs]
-                places = [i for i, node in enumerate(segment.inputs) if node in static]
+                static_indices = [i for i, node in enumerate(segment.inputs) if node in static]
                 with _torch.of_segment() as strides:
                     module = segment_module(found.gm, segment)
                     compiled.append(
-                        self._inner_compile(module, given, **{**how, "static_input_idxs": places})
+                        self._inner_compile(module, given, **{**how, "static_input_idxs": static_indices})
                     )
                 for node, known in zip(segment.outputs, strides, strict=False):
                     values[node] = restrided(node.meta["val"], known)
@@ -259,7 +261,7 @@ class EagerCompiler:
     def __init__(self, options: Options, decompose: bool = False) -> None:
         self._memory_budget = options.memory_budget
         self._decompose = decompose
-        self.runs_directly: Direct = lambda node: None
+        self.compiled_callable: Direct = lambda node: None
         """What runs a call that is compiled already."""
 
     def settings(self) -> Any:
@@ -286,7 +288,7 @@ class EagerCompiler:
         if _torch_inductor.saves_compiled_code():
             return EagerCode(gm)
         compiled = _torch.make_boxed_func(gm.forward)
-        called = [run for node in gm.graph.nodes if (run := self.runs_directly(node)) is not None]
+        called = [run for node in gm.graph.nodes if (run := self.compiled_callable(node)) is not None]
         compiled.called = called  # type: ignore[attr-defined]
         return compiled
 

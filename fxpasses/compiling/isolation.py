@@ -25,7 +25,7 @@ import torch
 from torch import fx
 
 from fxpasses import _torch, _torch_inductor
-from fxpasses.compiling.draws import with_inductors_draws
+from fxpasses.compiling.inductor_rng import with_inductor_rng
 from fxpasses.compiling.saved_code import EagerCode, StitchedCode
 from fxpasses.compiling.segments import COPY, Cut, Segment, connect, segment_module, stitched
 from fxpasses.errors import Location
@@ -144,7 +144,7 @@ class Isolation:
 
     def _in_eager(self, segment: Segment) -> EagerCode:
         """A segment as it is; the compiled ones rely on the strides that were traced."""
-        module = with_inductors_draws(segment_module(self.gm, segment))
+        module = with_inductor_rng(segment_module(self.gm, segment))
         return EagerCode(module, [value_of(node) for node in segment.outputs])
 
     def _parts(self, units: list[Unit], error: Exception | None) -> Iterator[_Part]:
@@ -170,12 +170,12 @@ class Isolation:
                 self._note(units, error)
                 yield _Part(units)
                 return
-            place = units.index(culprit)
+            index = units.index(culprit)
             shown = [culprit] if self._raised([culprit]) is not None else self._window
             self._note([culprit], self._raised(shown) or error, shown)
-            yield from self._parts(units[:place], None)
+            yield from self._parts(units[:index], None)
             yield _Part([culprit])
-            units, error = units[place + 1 :], None
+            units, error = units[index + 1 :], None
 
     def _is_known(self, unit: Unit) -> bool:
         """Whether a call is like one that was found, and cannot be lowered alone either."""
@@ -215,9 +215,9 @@ class Isolation:
             while high - low > 1:
                 middle = (low + high) // 2
                 low, high = (middle, high) if fails(middle, end) else (low, middle)
-            window = range(low, end)
+            candidates = range(low, end)
             self._window = units[low:end]
-            likely = [named] if named is not None and named in window else []
+            likely = [named] if named is not None and named in candidates else []
             for i in dict.fromkeys([*likely, end - 1, low]):
                 if not fails(0, i) and not fails(i + 1, len(units)):
                     return units[i]
@@ -250,8 +250,8 @@ class Isolation:
 
         segment = self._segment([node for unit in units for node in unit])
         given = [self._values.get(node, node.meta.get("val")) for node in segment.inputs]
-        places = [i for i, node in enumerate(segment.inputs) if node in self._static]
-        how = {**self.how, "static_input_idxs": places, "cudagraphs": _torch.BoxedBool(False)}
+        static_indices = [i for i, node in enumerate(segment.inputs) if node in self._static]
+        how = {**self.how, "static_input_idxs": static_indices, "cudagraphs": _torch.BoxedBool(False)}
         with _torch.of_segment():
             return self.lower(segment_module(self.gm, segment), given, how, generated)
 
@@ -365,7 +365,7 @@ class _Symbols:
     """Who tells a part of a graph the values of its symbols."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
-        self._place = {node: place for place, node in enumerate(gm.graph.nodes)}
+        self._index = {node: index for index, node in enumerate(gm.graph.nodes)}
         self.given: list[fx.Node] = []
         self._known: set[Any] = set()
         self._from: dict[Any, fx.Node] = {}
@@ -391,12 +391,12 @@ class _Symbols:
         found: dict[fx.Node, None] = {}
         told = self._known.union(*(_plain_symbols(value_of(node)) for node in segment.inputs))
         own = set(segment.nodes)
-        first = min(self._place[node] for node in segment.nodes)
+        first = min(self._index[node] for node in segment.nodes)
         for symbol in self._needed([*segment.nodes, *segment.inputs]) - told:
             if self._made_by.get(symbol) in own:
                 continue
             node = self._from.get(symbol)
-            if node is None or self._place[node] > first:
+            if node is None or self._index[node] > first:
                 raise NotIsolated(f"no value before {segment.nodes[0]} is its size {symbol}")
             found[node] = None
         return list(found)

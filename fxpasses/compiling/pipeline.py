@@ -22,7 +22,7 @@ from torch import fx
 
 from fake.tracing.compiling import compiling
 from fxpasses import _torch, _torch_inductor
-from fxpasses.compiling.draws import with_inductors_draws
+from fxpasses.compiling.inductor_rng import with_inductor_rng
 from fxpasses.compiling.observing import LoweringCheck, Observer, RewriteCheck
 from fxpasses.compiling.options import Options
 from fxpasses.compiling.saved_code import EagerCode, as_output_code
@@ -205,7 +205,7 @@ class Pipeline:
     def _compile_one(self, gm: fx.GraphModule, kind: Any, compile: Callable[[], Callable[..., Any]]) -> Any:
         # A failing pass may leave the graph half rewritten: eager then runs the graph as it was.
         to_eager = self.options.on_failure != "raise"
-        eager = with_inductors_draws(copy_graph(gm, constants=True)) if to_eager else gm
+        eager = with_inductor_rng(copy_graph(gm, constants=True)) if to_eager else gm
         try:
             self._run_passes(gm, kind)
             handed_over = copy_graph(gm) if self._lowered is not None else gm

@@ -100,12 +100,12 @@ def cut(gm: fx.GraphModule, direct: Direct) -> Cut | None:
     segments = [Segment() for _ in range(1 + max(depth.values(), default=0))]
     calls: list[list[fx.Node]] = [[] for _ in segments]
     home: dict[fx.Node, Segment] = {}
-    for node, place in depth.items():
+    for node, index in depth.items():
         if node in running:
-            calls[place].append(node)
+            calls[index].append(node)
         elif not _is_result(node, running):
-            segments[place].nodes.append(node)
-            home[node] = segments[place]
+            segments[index].nodes.append(node)
+            home[node] = segments[index]
     symbols = [n for n in gm.graph.find_nodes(op="placeholder") if isinstance(value_of(n), torch.SymInt)]
     for segment in segments:
         connect(segment, home, symbols)

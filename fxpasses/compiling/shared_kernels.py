@@ -106,7 +106,7 @@ class Kernel:
     source: str
 
 
-_Place = tuple[dict[str, Any], str, Kernel]
+_Slot = tuple[dict[str, Any], str, Kernel]
 """A generated module's names, one of them, and the kernel that it is to stand for."""
 
 
@@ -120,17 +120,17 @@ class AsyncCompile(_torch.AsyncCompile):
         return Kernel(argtypes, source_code)
 
     def wait(self, scope: dict[str, Any]) -> None:
-        """Compile what is still to be compiled, and put the kernels in the places of their placeholders.
+        """Compile what is still to be compiled, and put the kernels in the slots of their placeholders.
 
         Inside of :func:`one_unit` that is left to its end.
         """
         kernels = {name: value for name, value in scope.items() if isinstance(value, Kernel)}
-        places = [(scope, name, kernel) for name, kernel in kernels.items()]
-        collected = getattr(_open, "places", None)
+        slots = [(scope, name, kernel) for name, kernel in kernels.items()]
+        collected = getattr(_open, "slots", None)
         if collected is not None:
-            collected += places
+            collected += slots
         else:
-            _fill(places)
+            _fill(slots)
         super().wait(scope)
 
 
@@ -143,25 +143,25 @@ def one_unit() -> Iterator[None]:
 
     None of the graphs may run before. A block inside of another one is a unit of its own.
     """
-    outer = getattr(_open, "places", None)
-    places: list[_Place] = []
-    _open.places = places
+    outer = getattr(_open, "slots", None)
+    slots: list[_Slot] = []
+    _open.slots = slots
     try:
         yield
     finally:
-        _open.places = outer
+        _open.slots = outer
     with _torch.cache_for_code():
-        _fill(places)
+        _fill(slots)
 
 
-def _fill(places: Sequence[_Place]) -> None:
-    """Compile the kernels of some places, and put them there."""
+def _fill(slots: Sequence[_Slot]) -> None:
+    """Compile the kernels of some slots, and put them there."""
     threads = _torch.compile_threads()
-    if len(places) == 1:
-        ((scope, name, kernel),) = places
+    if len(slots) == 1:
+        ((scope, name, kernel),) = slots
         scope[name] = _torch.load_cpp_kernel(kernel.argtypes, kernel.source)
         return
-    units = _units(places, threads)
+    units = _units(slots, threads)
     submit = AsyncCompile.submit if len(units) > 1 else None
     started = [_torch.load_cpp(shared_source([k for _, _, k in unit]), submit) for unit in units]
     for unit, load in zip(units, started, strict=True):
@@ -218,17 +218,17 @@ def shared_source(kernels: Sequence[Kernel]) -> str:
     return "\n\n".join([_HEADER, *bodies, binding.replace("ENTRY", _torch.CPP_ENTRY)])
 
 
-def _units(places: Sequence[_Place], threads: int) -> list[list[_Place]]:
-    """The places, divided into units: one for each thread that is worth it, of about equal size."""
-    size = sum(len(kernel.source) for _, _, kernel in places)
-    number = max(min(threads, 1 + size // _SPLIT), -(-len(places) // _MOST))
-    units: list[list[_Place]] = []
+def _units(slots: Sequence[_Slot], threads: int) -> list[list[_Slot]]:
+    """The slots, divided into units: one for each thread that is worth it, of about equal size."""
+    size = sum(len(kernel.source) for _, _, kernel in slots)
+    number = max(min(threads, 1 + size // _SPLIT), -(-len(slots) // _MOST))
+    units: list[list[_Slot]] = []
     filled = 0
-    for place in places:
+    for slot in slots:
         if not units or filled >= size / number * len(units) or len(units[-1]) >= _MOST:
             units.append([])
-        units[-1].append(place)
-        filled += len(place[2].source)
+        units[-1].append(slot)
+        filled += len(slot[2].source)
     return units
 
 

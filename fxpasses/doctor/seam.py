@@ -45,7 +45,7 @@ class Use:
     replaced_by: tuple[int, tuple[str, ...]] | None = None
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where it stands: ``fake/_torch.py:120``."""
         return f"{self.file}:{self.line}"
 
@@ -74,10 +74,10 @@ class SeamReport:
     def __str__(self) -> str:
         lines = [f"{sum(self.names.values())} names of torch in {len(self.names)} files"]
         for title, found in (
-            ("missing", [f"{use.place}: {use.name}" for use in self.missing]),
+            ("missing", [f"{use.location}: {use.name}" for use in self.missing]),
             (
                 "other arguments than it takes",
-                [f"{u.place}: {u.name}: {why}" for u, why in self.unfit],
+                [f"{u.location}: {u.name}: {why}" for u, why in self.unfit],
             ),
             (
                 "not in this release, and asked for before it is used",

@@ -4,7 +4,7 @@
 * ``fields``, ``constants``, ``arithmetic``: dual numbers, a float64 witness with residues modulo primes
 * ``rules``: ATen's operators on them
 * ``machine``, ``run``, ``values``: evaluating calls and graphs, comparing results
-* ``draws``: the inputs that are tried
+* ``samples``: the inputs that are tried
 
 Knows nothing of passes.
 """

@@ -140,7 +140,7 @@ class Field:
 
 @functools.cache
 def field(number: int) -> Field:
-    """The field of a chain; its tables are the same for every draw."""
+    """The field of a chain; its tables are the same for every sample."""
     return Field(number % len(_CHAINS))
 
 

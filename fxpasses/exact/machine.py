@@ -43,18 +43,18 @@ def is_dual(value: Any) -> bool:
 
 
 def is_random(target: Any) -> bool:
-    """Whether an operator draws from a random number generator. Attention kernels only do with dropout: they have rules."""
+    """Whether an operator samples from a random number generator. Attention kernels only do with dropout: they have rules."""
     if not isinstance(target, _torch.OpOverload) or target.overloadpacket in RULES:
         return False
     return torch.Tag.nondeterministic_seeded in target.tags
 
 
 class Machine:
-    """Evaluates the operators of one draw.
+    """Evaluates the operators of one sample.
 
     Args:
         field: where residues live.
-        seed: of random operators: the n-th one draws the same numbers in each graph.
+        seed: of random operators: the n-th one samples the same numbers in each graph.
         largest_by_type: whether results beyond the range of their type are infinite.
 
     Attributes:
@@ -101,7 +101,7 @@ class Machine:
             except (TypeError, AttributeError) as error:  # an overload that the rule was not written for
                 raise UnsupportedCall(target, f"its exact rule does not take this call: {error}") from error
         if found is NotImplemented and torch.Tag.nondeterministic_seeded in target.tags:
-            raise UnsupportedCall(target, "it draws random numbers inside")
+            raise UnsupportedCall(target, "it calls the RNG inside")
         if found is NotImplemented and not duals:
             found = tree_map(self._as_dual, result)  # made of integers: its value is its meaning
         if found is NotImplemented:
@@ -124,7 +124,7 @@ class Machine:
         self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], random_call: int | None
     ) -> Any:
         if random_call is None:
-            raise UnsupportedCall(target, "a decomposition that draws random numbers")
+            raise UnsupportedCall(target, "a decomposition that calls the RNG")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._seed * 1000 + random_call)
             given = tree_map(

@@ -1,6 +1,6 @@
 """Are two graphs of ATen operators the same function of real numbers: the verdict, and what it rests on.
 
-``equivalent(before, after, inputs)`` evaluates both on several draws of inputs with dual numbers
+``equivalent(before, after, inputs)`` evaluates both on several samples of inputs with dual numbers
 (:mod:`fxpasses.exact.arithmetic`). By the lemma of Schwartz and Zippel two different polynomials of degree ``d`` are equal at a random point of a
 field with ``p`` elements with a probability of at most ``d / p``; with rational functions, exponentials and logarithms
 that holds in the models that :mod:`fxpasses.exact.fields` describes.
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.exact.arithmetic import Dual
-from fxpasses.exact.draws import EDGES, Family, drawn, with_other_sizes
 from fxpasses.exact.fields import field as field_of
 from fxpasses.exact.machine import Machine, UnsupportedCall
 from fxpasses.exact.run import Run
+from fxpasses.exact.samples import EDGES, Family, sample_input, with_other_sizes
 from fxpasses.exact.values import DRIFT, KERNEL_DRIFT, RANKS, Comparison, compare
 
 __all__ = ["Finding", "Kind", "Original", "Verdict", "equivalent"]
@@ -36,7 +36,7 @@ _MOST_DOUBLINGS = 30
 
 @dataclass(frozen=True)
 class Finding:
-    """What one draw showed where the graphs are not equal.
+    """What one sample showed where the graphs are not equal.
 
     Attributes:
         family: the kind of inputs.
@@ -69,18 +69,18 @@ class Verdict:
     Attributes:
         kind: ``EQUAL``, ``DIFFERENT``, or ``UNPROVED``.
         finding: what shows it, where they are not equal.
-        draws: how many random draws were equal.
-        bound: the probability that this many draws miss a difference, for a difference of degree 2,000.
+        samples: how many random samples were equal.
+        bound: the probability that this many samples miss a difference, for a difference of degree 2,000.
         opaque: operators that were taken as uninterpreted functions, with their number of calls.
         needed: operators that stand in the way of a proof.
-        evaluated: calls of the graph after that were evaluated in a draw, of all that it has.
+        evaluated: calls of the graph after that were evaluated in a sample, of all that it has.
         calls: calls of the graph after.
-        edges: findings on inputs of the families of :data:`fxpasses.exact.draws.EDGES`; not part of ``kind``.
+        edges: findings on inputs of the families of :data:`fxpasses.exact.samples.EDGES`; not part of ``kind``.
     """
 
     kind: Kind = "EQUAL"
     finding: Finding | None = None
-    draws: int = 0
+    samples: int = 0
     bound: float = 1.0
     opaque: Counter[str] = field(default_factory=Counter)
     needed: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Verdict:
 
     @property
     def adopted(self) -> dict[str, str]:
-        """For nodes of the graph after, the node of the graph before whose value they have, in every draw."""
+        """For nodes of the graph after, the node of the graph before whose value they have, in every sample."""
         return self._adopted
 
     _adopted: dict[str, str] = field(default_factory=dict, repr=False)
@@ -98,7 +98,7 @@ class Verdict:
     def __str__(self) -> str:
         taken = f"; taken as they are: {', '.join(self.opaque)}" if self.opaque else ""
         if self.kind == "EQUAL":
-            said = f"EQUAL ({self.draws} draws, error below {self.bound:.0e}{taken})"
+            said = f"EQUAL ({self.samples} samples, error below {self.bound:.0e}{taken})"
         else:
             needs = f"; no exact rule for {', '.join(self.needed)}" if self.needed else ""
             said = f"{self.kind}: {self.finding}{needs}{taken}"
@@ -110,7 +110,7 @@ def equivalent(
     after: fx.GraphModule,
     inputs: Sequence[Any],
     *,
-    draws: int = 2,
+    samples: int = 2,
     edges: Sequence[Family] = EDGES,
     overflow: bool = True,
     signed_zeros: bool = False,
@@ -121,13 +121,13 @@ def equivalent(
         before: a graph of ATen operators with fake tensors as ``meta["val"]``; it is not changed.
         after: the graph that is to stand in its place, with the same inputs.
         inputs: example inputs: tensors with data, and sizes.
-        draws: how many random draws; the example is looked at as well.
-        edges: families of values at which rewrites go wrong, looked at where the draws are equal.
+        samples: how many random samples; the example is looked at as well.
+        edges: families of values at which rewrites go wrong, looked at where the samples are equal.
         overflow: whether to look also at inputs so large that the graph before only just stands them.
         signed_zeros: whether 0.0 and -0.0 are two values.
 
     Returns:
-        ``EQUAL`` when all draws are; ``DIFFERENT`` with what shows it; ``UNPROVED`` when residues differ and floats do not,
+        ``EQUAL`` when all samples are; ``DIFFERENT`` with what shows it; ``UNPROVED`` when residues differ and floats do not,
         or when an operator cannot be evaluated.
 
     Raises:
@@ -142,12 +142,12 @@ def equivalent(
     'EQUAL'
     """
     return Original(before, inputs).equivalent(
-        after, draws=draws, edges=edges, overflow=overflow, signed_zeros=signed_zeros
+        after, samples=samples, edges=edges, overflow=overflow, signed_zeros=signed_zeros
     )
 
 
 class Original:
-    """A graph that others are compared with; what it computes on each draw is kept.
+    """A graph that others are compared with; what it computes on each sample is kept.
 
     Args:
         gm: a graph of ATen operators with fake tensors as ``meta["val"]``; it is not changed.
@@ -166,12 +166,12 @@ class Original:
     def run(
         self, inputs: Sequence[Any], family: Family, number: int, scale: float = 1.0, overflows: bool = False
     ) -> _FirstRun:
-        """The run of the graph on one draw.
+        """The run of the graph on one sample.
 
         Args:
             inputs: example inputs.
             family: the kind of values.
-            number: of the draw.
+            number: of the sample.
             scale: a factor for float inputs.
             overflows: whether results beyond the range of their type are infinite.
         """
@@ -184,7 +184,7 @@ class Original:
         self,
         after: fx.GraphModule,
         *,
-        draws: int = 2,
+        samples: int = 2,
         edges: Sequence[Family] = EDGES,
         overflow: bool = True,
         signed_zeros: bool = False,
@@ -193,7 +193,7 @@ class Original:
 
         Args:
             after: the graph that is to stand in the place of this one.
-            draws: how many random draws.
+            samples: how many random samples of the inputs.
             edges: families of values at which rewrites go wrong.
             overflow: whether to look at inputs so large that this graph only just stands them.
             signed_zeros: whether 0.0 and -0.0 are two values.
@@ -204,7 +204,7 @@ class Original:
         _check_inputs(after, self.inputs)
         verdict = Verdict(calls=len([n for n in after.graph.nodes if n.op == "call_function"]))
         families: list[Family] = ["example"]
-        families += ["random"] * draws
+        families += ["random"] * samples
         self._decide(verdict, after, families, signed_zeros)
         if verdict.kind == "EQUAL":
             verdict.edges = _at_edges(self, after, edges, overflow, len(families))
@@ -216,7 +216,7 @@ class Original:
         adopted: dict[str, str] | None = None
         for number, family in enumerate(families):
             try:
-                draw = _Draw(self.run(self.inputs, family, number), after, signed_zeros=signed_zeros)
+                sample = _Sample(self.run(self.inputs, family, number), after, signed_zeros=signed_zeros)
             except _RefusedByBefore as error:
                 if family == "example":
                     raise ValueError(
@@ -227,13 +227,13 @@ class Original:
                 verdict.kind, verdict.needed = "UNPROVED", (str(error.target),)
                 verdict.finding = Finding(family, "the graph", Comparison("unproved", reason=error.reason))
                 return
-            verdict.opaque |= draw.opaque
-            verdict.evaluated = max(verdict.evaluated, draw.evaluated)
-            adopted = draw.adopted if adopted is None else dict(adopted.items() & draw.adopted.items())
-            finding = draw.finding
+            verdict.opaque |= sample.opaque
+            verdict.evaluated = max(verdict.evaluated, sample.evaluated)
+            adopted = sample.adopted if adopted is None else dict(adopted.items() & sample.adopted.items())
+            finding = sample.finding
             if finding is None:
                 if family == "random":
-                    verdict.draws += 1
+                    verdict.samples += 1
                     verdict.bound *= _DEGREE / _SMALLEST_FIELD
                 continue
             kind: Kind = "UNPROVED" if finding.comparison.relation == "unproved" else "DIFFERENT"
@@ -242,7 +242,7 @@ class Original:
             if kind == "DIFFERENT":
                 break
         verdict._adopted = adopted or {}
-        if verdict.kind == "EQUAL" and not verdict.draws:
+        if verdict.kind == "EQUAL" and not verdict.samples:
             reason = "the graph before runs on the example alone"
             verdict.kind, verdict.finding = (
                 "UNPROVED",
@@ -264,12 +264,14 @@ def _at_edges(
     found: list[Finding | None] = []
     for family in families:
         number += 1
-        draw = _try(original, after, original.inputs, family, number, signed_zeros=family == "zeros")
-        found.append(None if draw is None else draw.finding)
+        sample = _try(original, after, original.inputs, family, number, signed_zeros=family == "zeros")
+        found.append(None if sample is None else sample.finding)
     other = with_other_sizes(original.gm, original.inputs)
     if other is not None:
-        draw = _try(original, after, other, "random", number + 1)
-        found.append(None if draw is None or draw.finding is None else draw.finding.noting("other sizes"))
+        sample = _try(original, after, other, "random", number + 1)
+        found.append(
+            None if sample is None or sample.finding is None else sample.finding.noting("other sizes")
+        )
     if overflow:
         found.append(_only_just_finite(original, after, number + 2))
     return [finding for finding in found if finding is not None]
@@ -282,10 +284,10 @@ def _try(
     family: Family,
     number: int,
     signed_zeros: bool = False,
-) -> _Draw | None:
-    """A draw of a family, where the graph before takes such values: an index out of bounds says nothing of a rewrite."""
+) -> _Sample | None:
+    """A sample of a family, where the graph before takes such values: an index out of bounds says nothing of a rewrite."""
     try:
-        return _Draw(original.run(inputs, family, number), after, signed_zeros=signed_zeros)
+        return _Sample(original.run(inputs, family, number), after, signed_zeros=signed_zeros)
     except _RefusedByBefore:
         return None
 
@@ -300,7 +302,7 @@ def _only_just_finite(original: Original, after: fx.GraphModule, number: int) ->
     if low == 0:
         return None
     run = original.run(original.inputs, "random", number, 2.0**low, overflows=True)
-    finding = _Draw(run, after).finding
+    finding = _Sample(run, after).finding
     return None if finding is None else finding.noting(f"inputs times 2**{low}")
 
 
@@ -309,10 +311,10 @@ class _RefusedByBefore(Exception):
 
 
 class _FirstRun:
-    """The graph before on one draw of inputs.
+    """The graph before on one sample of inputs.
 
     Attributes:
-        inputs: the drawn inputs.
+        inputs: the sampled inputs.
         run: the evaluation.
         results: what it returned and wrote, by name.
         is_not_finite: whether a result is not finite.
@@ -333,7 +335,7 @@ class _FirstRun:
         self.inputs = []
         for value in inputs:
             if isinstance(value, Tensor):
-                made = drawn(value, family, generator, scale)
+                made = sample_input(value, family, generator, scale)
                 is_float = made.is_floating_point()
                 self.inputs.append(self.machine.arithmetic.dual(made, value.dtype) if is_float else made)
             else:
@@ -349,12 +351,12 @@ class _FirstRun:
         self.scale = _DRIFT_SCALE * min(max(_largest(self.run), 1.0), 1e3)
 
     def new_machine(self) -> Machine:
-        """A machine that evaluates another graph on this draw."""
+        """A machine that evaluates another graph on this sample."""
         return Machine(field_of(self.number), self.number, self.overflows)
 
 
-class _Draw:
-    """Both graphs on one draw of inputs.
+class _Sample:
+    """Both graphs on one sample of inputs.
 
     Attributes:
         finding: what is not equal.

@@ -18,12 +18,12 @@ from fxpasses._torch import OpOverload, has_effects
 
 __all__ = [
     "AliasInfo",
-    "draws_random",
     "has_effect",
     "is_alias",
     "is_mutating",
     "is_random",
     "reads_metadata_alone",
+    "uses_rng",
 ]
 
 
@@ -49,8 +49,8 @@ def is_random(node: fx.Node) -> bool:
     return isinstance(target, OpOverload) and _of(target).is_random
 
 
-def draws_random(node: fx.Node) -> bool:
-    """Whether the node really draws random numbers: attention and dropout with probability zero do not."""
+def uses_rng(node: fx.Node) -> bool:
+    """Whether the node really calls the RNG: attention and dropout with probability zero do not."""
     target = node.target
     if not isinstance(target, OpOverload) or not _of(target).is_random:
         return False

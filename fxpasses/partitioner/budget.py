@@ -24,8 +24,8 @@ class Chain:
 
     Attributes:
         network: whose cuts they are.
-        cuts: for each place of the network, the cuts of its component.
-        steps: places in the order in which they move on to their next cut.
+        cuts: for each occurrence of the network, the cuts of its component.
+        steps: occurrences in the order in which they move on to their next cut.
         weights: weight of what the undecided part saves after each number of steps.
     """
 
@@ -42,13 +42,17 @@ class Chain:
         steps = self.steps_within(weight)
         cuts = self._cuts_after(steps)
         if steps > 0 and self.weights[steps] < weight:
-            place = self.steps[steps - 1]
-            component, cheap, options = self.network.places[place].component, cuts[place], self.cuts[place]
+            occurrence = self.steps[steps - 1]
+            component, cheap, options = (
+                self.network.occurrences[occurrence].component,
+                cuts[occurrence],
+                self.cuts[occurrence],
+            )
             reached = options.index(cheap)
             gains = [_gain(*pair) for pair in itertools.pairwise(options[reached - 1 : reached + 2])]
             price = (gains[0] + (gains[1] if len(gains) == 2 else 0)) / 2
             allowed = weight - (self.weights[steps] - cheap.weight)
-            cuts[place] = cut_within(component, options[reached - 1], cheap, price, allowed)
+            cuts[occurrence] = cut_within(component, options[reached - 1], cheap, price, allowed)
         return _sides(self.network, cuts)
 
     def sides_after(self, steps: int) -> bytearray:
@@ -57,8 +61,8 @@ class Chain:
 
     def _cuts_after(self, steps: int) -> list[Cut]:
         position = [0] * len(self.cuts)
-        for place in self.steps[:steps]:
-            position[place] += 1
+        for occurrence in self.steps[:steps]:
+            position[occurrence] += 1
         return [cuts[k] for cuts, k in zip(self.cuts, position, strict=True)]
 
     def steps_within(self, weight: int) -> int:
@@ -72,22 +76,22 @@ class Chain:
 def cut_without_price(network: Network) -> bytearray:
     """The minimum cut of a network in which nothing has a price."""
     known: dict[Component, Cut] = {}
-    for place in network.places:
-        if place.component not in known:
-            known[place.component] = cut_component(place.component)
-    return _sides(network, [known[place.component] for place in network.places])
+    for occurrence in network.occurrences:
+        if occurrence.component not in known:
+            known[occurrence.component] = cut_component(occurrence.component)
+    return _sides(network, [known[occurrence.component] for occurrence in network.occurrences])
 
 
 def chain_of_cuts(network: Network) -> Chain:
-    """All cuts of `network`, ordered by bytes freed per FLOP; ties go to the earlier place.
+    """All cuts of `network`, ordered by bytes freed per FLOP; ties go to the earlier occurrence.
 
     Recomputing early parts first keeps the peak low: the backward pass reaches them last, when others are gone.
     """
     known: dict[Component, list[Cut]] = {}
-    for place in network.places:
-        if place.component not in known:
-            known[place.component] = cuts_by_price(place.component)
-    cuts = [known[place.component] for place in network.places]
+    for occurrence in network.occurrences:
+        if occurrence.component not in known:
+            known[occurrence.component] = cuts_by_price(occurrence.component)
+    cuts = [known[occurrence.component] for occurrence in network.occurrences]
     steps = []
     for number, options in enumerate(cuts):
         for before, after in itertools.pairwise(options):
@@ -106,7 +110,7 @@ def _gain(before: Cut, after: Cut) -> Fraction:
 
 def _sides(network: Network, cuts: list[Cut]) -> bytearray:
     side = bytearray(network.side)
-    for place, cut in zip(network.places, cuts, strict=True):
-        for vertex, local in place.vertices:
+    for occurrence, cut in zip(network.occurrences, cuts, strict=True):
+        for vertex, local in occurrence.vertices:
             side[vertex] = BACKWARD if local in cut.backward else FORWARD
     return side

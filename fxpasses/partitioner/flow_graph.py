@@ -26,7 +26,7 @@ from fxpasses.partitioner.cost import CostModel, is_view
 from fxpasses.partitioner.errors import PartitionError
 from fxpasses.partitioner.operators import RecomputePolicy, Terms, Verdict
 
-__all__ = ["SINK", "SOURCE", "Component", "Network", "Place", "build_network", "save_weights"]
+__all__ = ["SINK", "SOURCE", "Component", "Network", "Occurrence", "build_network", "save_weights"]
 
 SOURCE, SINK = -1, -2
 
@@ -52,7 +52,7 @@ class Component:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Occurrence:
     """One occurrence of a component in the joint graph.
 
     Attributes:
@@ -70,12 +70,12 @@ class Network:
 
     Attributes:
         side: FORWARD, BACKWARD or UNDECIDED for ``node.in`` at ``2 * node`` and ``node.out`` at ``2 * node + 1``.
-        places: where the undecided vertices are, in graph order.
+        occurrences: where the undecided vertices are, in graph order.
         weights: what saving each node costs, None where it cannot be saved.
     """
 
     side: bytearray
-    places: list[Place]
+    occurrences: list[Occurrence]
     weights: list[int | None]
 
 
@@ -231,7 +231,7 @@ def _edges(
 
 def _split(
     side: bytearray, edges: list[Edge], prices: list[tuple[int, int]], merged: "_Merge"
-) -> list[Place]:
+) -> list[Occurrence]:
     """Drop what no path from source to sink crosses, and split the rest into components."""
     capacity: dict[tuple[int, int], int | None] = {}
     for tail, head, amount in edges:
@@ -266,7 +266,7 @@ def _split(
 
 def _components(
     members: dict[int, list[int]], capacity: dict[tuple[int, int], int | None], price_of: dict[int, int]
-) -> list[Place]:
+) -> list[Occurrence]:
     together = _Merge(max(members, default=0) + 1)
     inner = [
         (t, h, c) for (t, h), c in capacity.items() if (t < 0 or t in members) and (h < 0 or h in members)
@@ -286,7 +286,7 @@ def _components(
             group = together.find(tail if tail >= 0 else head)
             edges_of[group].append((number[tail], number[head], amount))
     known: dict[Component, Component] = {}
-    places = []
+    occurrences = []
     for group, roots in groups.items():
         component = Component(
             len(roots),
@@ -295,8 +295,8 @@ def _components(
         )
         component = known.setdefault(component, component)
         vertices = tuple((vertex, number[root]) for root in roots for vertex in members[root])
-        places.append(Place(component, vertices))
-    return places
+        occurrences.append(Occurrence(component, vertices))
+    return occurrences
 
 
 def _reachable(start: int, neighbours: dict[int, list[int]]) -> set[int]:

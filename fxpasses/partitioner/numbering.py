@@ -17,7 +17,7 @@ __all__ = ["number_values"]
 def number_values(nodes: list[fx.Node], index: dict[fx.Node, int], outputs: list[Any]) -> list[int]:
     """For each node, the first node that computes the same value (itself, if none did before).
 
-    Never taken for repeats: what draws random numbers, has an effect or writes to memory; what does so in between
+    Never taken for repeats: what calls the RNG, has an effect or writes to memory; what does so in between
     separates repeats as well. Values that share storage with an output are kept apart too, as the caller may tell
     them apart.
     """

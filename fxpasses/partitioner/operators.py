@@ -42,7 +42,7 @@ class Verdict:
     reason: str
 
 
-RANDOM = "draws random numbers"
+RANDOM = "calls the RNG"
 COLLECTIVE = "a collective"
 FREE = Verdict(Terms.FREE, "cheap")
 INPUT = Verdict(Terms.NEVER, "an input of the graph")

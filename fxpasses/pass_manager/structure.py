@@ -6,7 +6,7 @@ with the graph after it:
 * the graph is well formed, and new nodes have fake values that are what their calls give
 * the inputs are the same; what is returned has the same structure, shapes, strides, types, devices and aliasing
 * nodes that stay keep the metadata that the contract says they keep
-* effects and random draws are all there, in the same order
+* effects and RNG calls are all there, in the same order
 * inputs that were written to still are, and no others
 * a value that was read before a write is not read after it, nor the other way round, through whatever alias
 """
@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from fxpasses.errors import StructureError
-from fxpasses.graphs.aliasing import AliasInfo, draws_random, has_effect, is_mutating
+from fxpasses.graphs.aliasing import AliasInfo, has_effect, is_mutating, uses_rng
 from fxpasses.graphs.provenance import locate
 from fxpasses.graphs.rewriting import value_of
 from fxpasses.pass_manager.contract import Check, GraphKind, Pass
@@ -39,7 +39,7 @@ class Facts:
     Attributes:
         snapshot: the nodes.
         effects: the nodes with effects, in order.
-        draws: the nodes that draw random numbers, in order.
+        rng_calls: the nodes that draw random numbers, in order.
         writes: the nodes that write to an argument, in order.
         written_inputs: names of the inputs and attributes that the graph writes to, each with the last write.
         memory: which writes each node can see, or ``None`` for a graph without writes.
@@ -52,7 +52,7 @@ class Facts:
             node.target: has_effect(node) for node in {node.target: node for node in calls}.values()
         }
         self.effects = [node for node in calls if with_effect[node.target]]
-        self.draws = [node for node in calls if draws_random(node)]
+        self.rng_calls = [node for node in calls if uses_rng(node)]
         self.writes = [node for node in calls if is_mutating(node)]
         self._aliases = AliasInfo(graph)
         self.written_inputs = {
@@ -131,7 +131,7 @@ def check_structure(
     check.outputs_are_kept(after)
     check.order_is_kept("effect", "effects", before.effects, after.effects)
     if item.contract.numerics != "none":
-        check.order_is_kept("random draw", "random numbers", before.draws, after.draws)
+        check.order_is_kept("RNG call", "random numbers", before.rng_calls, after.rng_calls)
     check.writes_are_kept(after)
     if before.memory is not None or after.memory is not None:
         check.reads_are_kept(gm, after)

@@ -1,4 +1,4 @@
-"""What several passes ask of a graph, and how they insert calls."""
+"""Questions that several passes ask of a graph, and helpers that insert and move calls."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def is_zeros(node: Any) -> bool:
 
 
 def is_pure(node: fx.Node) -> bool:
-    """Whether a call neither writes, nor draws random numbers, nor has an effect: it may be moved or repeated."""
+    """Whether a call neither writes, nor calls the RNG, nor has an effect: it may be moved or repeated."""
     if node.op == "get_attr":
         return True
     if node.op != "call_function":
@@ -135,10 +135,10 @@ def bring_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> bool:
 
 
 def needed_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> set[fx.Node] | None:
-    """What has to move before ``anchor`` for ``nodes`` to be there; None when it cannot.
+    """The calls that have to move before ``anchor`` for ``nodes`` to be computed there; None when they cannot.
 
-    It cannot when one of them depends on ``anchor``, or on a later call that writes or has an effect. Random draws move
-    together with those that come before them: they keep their order.
+    They cannot when one of them depends on ``anchor``, or on a later call that writes or has an effect. RNG calls move
+        together with those that come before them: they keep their order.
     """
     late: set[fx.Node] = set()
     stack = [node for node in nodes if not node < anchor]
@@ -146,7 +146,7 @@ def needed_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> set[fx.Node] | N
         node = stack.pop()
         if node in late:
             continue
-        if node is anchor or not (is_pure(node) or _only_draws(node)):
+        if node is anchor or not (is_pure(node) or _only_samples(node)):
             return None
         late.add(node)
         stack.extend(n for n in node.all_input_nodes if not n < anchor)
@@ -159,7 +159,7 @@ def needed_before(nodes: Iterable[fx.Node], anchor: fx.Node) -> set[fx.Node] | N
     return late
 
 
-def _only_draws(node: fx.Node) -> bool:
+def _only_samples(node: fx.Node) -> bool:
     return is_random(node) and not is_mutating(node) and not has_effect(node)
 
 
@@ -181,13 +181,13 @@ def slice_bounds(node: fx.Node) -> tuple[int, int, int] | None:
 
 
 def returned_values(graph: fx.Graph) -> list[Any]:
-    """The fake values of what the graph returns, to hand to :func:`update_values` after a rewrite."""
+    """The fake values that the graph returns, to hand to :func:`update_values` after a rewrite."""
     (output,) = graph.find_nodes(op="output")
     return [value_of(n) if isinstance(n, fx.Node) else n for n in output.args[0]]
 
 
 def update_values(gm: fx.GraphModule, changed: Iterable[fx.Node], returned: list[Any]) -> None:
-    """Compute the fake values of all that depends on ``changed`` again, where strides have become others.
+    """Recompute the fake values that depend on ``changed``, after a rewrite that changed strides.
 
     What the graph returns keeps the strides that it had (``returned``): it is viewed, or copied, where needed.
     """

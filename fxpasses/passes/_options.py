@@ -18,5 +18,5 @@ def require_at_least(item: Pass, **minimum: float) -> None:
         value = getattr(item, option)
         kinds = (int, float) if isinstance(least, float) else (int,)
         if isinstance(value, bool) or not isinstance(value, kinds) or not value >= least:
-            kind = "a number" if float in kinds else "a whole number"
+            kind = "a number" if float in kinds else "an integer"
             raise OptionsError(f"{item.name}: {option}", value, f"{kind}, at least {least}")

@@ -1,4 +1,4 @@
-"""Which part of its inputs an operator needs for a part of its result: the rules behind ``hoist_slices``."""
+"""Slices pushed through an operator, from its result to its inputs: the rules behind ``hoist_slices``."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _reduction(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
     return call(node.target, part, *node.args[1:], **node.kwargs)
 
 
-def _product(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
+def _matmul(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
     left, right = node.args[-2:]
     last = value_of(node).dim() - 1
     chosen_left, chosen_right = (chosen.dim < last, chosen.dim != last - 1)
@@ -143,20 +143,20 @@ def _view(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
     if dim is not None:
         part = replace(chosen, dim=dim).of(source, call)  # type: ignore[arg-type]
         return reshape(part, shape, call)
-    return _view_of_product(node, chosen, call)
+    return _view_of_matmul(node, chosen, call)
 
 
-def _view_of_product(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
+def _view_of_matmul(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
     """``view(mm(view(x, [b * t, k]), w), [b, t, n])``: a linear layer on more than two dimensions."""
-    product, shape = node.args[0], shape_of(node) or ()
-    if not is_call(product, aten.mm.default, aten.addmm.default) or len(product.users) != 1:
+    matmul, shape = node.args[0], shape_of(node) or ()
+    if not is_call(matmul, aten.mm.default, aten.addmm.default) or len(matmul.users) != 1:
         return None
-    left, right = product.args[-2:]
+    left, right = matmul.args[-2:]
     rows, inner = shape_of(left) or (0, 0)
     outer = _leading(shape, rows)
     if outer is None or chosen.dim >= len(outer):
         return None
-    if product.target is aten.addmm.default and len(shape_of(product.args[0]) or ()) != 1:
+    if matmul.target is aten.addmm.default and len(shape_of(matmul.args[0]) or ()) != 1:
         return None
     whole = left.args[0] if is_call(left, *RESHAPES) else None  # type: ignore[union-attr]
     if shape_of(whole) != (*outer, inner):
@@ -167,7 +167,7 @@ def _view_of_product(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | 
     kept = list(shape)
     kept[chosen.dim] = chosen.size
     part = reshape(part, [math.prod(kept[: len(outer)]), inner], call)
-    return call(node.target, call(product.target, *product.args[:-2], part, right), kept)
+    return call(node.target, call(matmul.target, *matmul.args[:-2], part, right), kept)
 
 
 def _leading(shape: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
@@ -255,7 +255,7 @@ def _attention(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
 _RULES: dict[Any, Callable[[fx.Node, Selection, Call], fx.Node | None]] = {
     **dict.fromkeys(_REDUCTIONS, _reduction),
     **dict.fromkeys(RESHAPES, _view),
-    **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.addmm.default), _product),
+    **dict.fromkeys((aten.mm.default, aten.bmm.default, aten.addmm.default), _matmul),
     aten.permute.default: _permute,
     aten.expand.default: _expand,
     aten.unsqueeze.default: _unsqueeze,

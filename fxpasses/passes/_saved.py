@@ -1,4 +1,4 @@
-"""Which values of a joint graph the backward pass reads: what passes that make saved values smaller start from."""
+"""The values of a joint graph that the backward pass reads: where passes that shrink saved values start."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ __all__ = ["ChunkLogits"]
 
 aten = torch.ops.aten
 
-_PRODUCTS = (aten.mm.default, aten.addmm.default)
+_MATMULS = (aten.mm.default, aten.addmm.default)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ChunkLogits(Pass):
         grad_weight = aten.add(aten.mm(aten.permute(grad_logits_0, [1, 0]), hidden_0), ...)
         grad_hidden = aten.cat([aten.mm(grad_logits_0, aten.permute(weight, [1, 0])), ...])
 
-    Costs the product for the logits once more. For losses that treat rows independently and return no logits. Equal up to
+    Costs the matmul for the logits once more. For losses that treat rows independently and return no logits. Equal up to
     rounding: sums over rows have another order.
 
     Attributes:
@@ -75,27 +75,27 @@ class ChunkLogits(Pass):
 
     def apply(self, gm: fx.GraphModule) -> bool:
         changed = False
-        for logits in find_calls(gm.graph, *_PRODUCTS):
+        for logits in find_calls(gm.graph, *_MATMULS):
             shape = shape_of(logits)
             if shape is None or math.prod(shape) < self.min_elements or shape[0] < self.chunks:
                 continue
             if not _is_normalized(logits):
                 continue
-            region = _Region(logits)
-            if region.grow() and region.is_loss() and claim(logits):
-                changed |= region.split(self.chunks)
+            subgraph = _Subgraph(logits)
+            if subgraph.grow() and subgraph.is_loss() and claim(logits):
+                changed |= subgraph.split(self.chunks)
         return changed
 
 
 def _is_normalized(logits: fx.Node) -> bool:
-    """Whether the largest of each row is taken, as a softmax does, perhaps in another type."""
+    """Whether the maximum of each row is taken, as a softmax does, perhaps in another dtype."""
     casts = [user for user in logits.users if is_call(user, torch.ops.prims.convert_element_type.default)]
     return any(is_call(user, aten.amax.default) for value in (logits, *casts) for user in value.users)
 
 
 @dataclass(frozen=True)
 class _Chunk(Selection):
-    """Rows of one chunk; what is made of the region's values there."""
+    """Rows of one chunk; what is made of the subgraph's values there."""
 
     copies: dict[fx.Node, fx.Node] = field(default_factory=dict, compare=False)
 
@@ -109,7 +109,7 @@ class _Chunk(Selection):
 
 @dataclass(frozen=True)
 class _Half:
-    """What one of the two passes computes of a region.
+    """The part of a subgraph that the forward or the backward pass computes.
 
     Attributes:
         nodes: in the order of the graph.
@@ -122,12 +122,12 @@ class _Half:
     is_forward: bool
 
 
-class _Region:
+class _Subgraph:
     """All values that have the size of the logits, and what depends on them row by row.
 
     Attributes:
         nodes: the values, each ``[rows, ...]``.
-        exits: what sums over the rows: products for the gradient of a weight, and sums; and the gradient of the rows.
+        exits: what sums over the rows: matmuls for the gradient of a weight, and sums; and the gradient of the rows.
     """
 
     def __init__(self, logits: fx.Node) -> None:
@@ -177,7 +177,7 @@ class _Region:
         )
 
     def _is_exit(self, node: fx.Node) -> bool:
-        if is_call(node, *_PRODUCTS):
+        if is_call(node, *_MATMULS):
             return node.target is aten.mm.default and self._is_big(node.args[0])  # type: ignore[arg-type]
         if is_call(node, aten.sum.dim_IntList):
             dims: Any = node.args[1]
@@ -188,7 +188,7 @@ class _Region:
         )
 
     def _between(self) -> set[fx.Node] | None:
-        """Row-wise values on a way from the region back into it; None when one is not row-wise."""
+        """Row-wise values on a way from the subgraph back into it; None when one is not row-wise."""
         downstream: set[fx.Node] = set()
         for node in self.graph.nodes:
             if node not in self.nodes and any(
@@ -201,7 +201,7 @@ class _Region:
         return needed if all(self._is_rowwise(node) for node in needed) else None
 
     def split(self, chunks: int) -> bool:
-        """Compute the region chunk by chunk; False, and nothing changed, where an operator has no rule."""
+        """Compute the subgraph chunk by chunk; False, and nothing changed, where an operator has no rule."""
         halves = self._halves()
         if halves is None:
             return False
@@ -221,7 +221,7 @@ class _Region:
         return True
 
     def _halves(self) -> tuple[_Half, _Half] | None:
-        """What the forward and what the backward pass computes of the region; None when the two cannot be kept apart."""
+        """The parts of the forward and of the backward pass; None when the two cannot be kept apart."""
         late = self._late()
         ordered = [node for node in self.graph.nodes if node in self.nodes]
         early_nodes = [node for node in ordered if node not in late]
@@ -240,7 +240,7 @@ class _Region:
         return _Half(early_nodes, before_early, True), _Half(late_nodes, before_late, False)
 
     def _leaving(self) -> list[fx.Node]:
-        """The sums over rows and the gradient of the rows: the exits, or for a transpose the products with it."""
+        """The sums over rows and the gradient of the rows: the exits, or for a transpose the matmuls with it."""
         return [p for e in self.exits for p in (e.users if untransposed(e) is not None else [e])]
 
     def _copy(self, half: _Half, part: _Chunk, made: list[fx.Node]) -> bool:
@@ -256,7 +256,7 @@ class _Region:
         return True
 
     def _hand_out(self, half: _Half, parts: list[_Chunk]) -> None:
-        """Give those outside of the region that use one of its values the chunks, put together."""
+        """Give those outside of the subgraph that use one of its values the chunks, put together."""
         for node in half.nodes:
             outside = [user for user in node.users if user not in self.nodes and user not in self.exits]
             if outside:

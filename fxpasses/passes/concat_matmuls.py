@@ -1,4 +1,4 @@
-"""Products with the same matrix become one product."""
+"""Matmuls with the same matrix become one matmul."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class ConcatMatmuls(Pass):
-    """Multiply the rows of several steps with a matrix at once.
+    """Concatenate the rows of several matmuls with the same weight, and multiply once.
 
     A network that is written as a loop over time applies the same layers at every step. Where the inputs of a layer do not
     depend on its results (the inputs of the first layer, the logits, in the backward pass the gradients of both), all
-    steps are one product, and the weight is read once.
+    steps are one matmul, and the weight is read once.
 
     Before::
 
@@ -43,11 +43,11 @@ class ConcatMatmuls(Pass):
         ...
         b = aten.slice(both, 0, 20, 40)
 
-    What the later inputs need moves before the first product. Products of the forward and of the backward pass stay apart.
-    Equal up to rounding: a product of more rows may be computed in another order.
+    What the later inputs need moves before the first matmul. Matmuls of the forward and of the backward pass stay apart.
+    Equal up to rounding: a matmul of more rows may be computed in another order.
 
     Attributes:
-        max_rows: products with more rows are left alone: they read the weight often enough, and their rows are copied.
+        max_rows: matmuls with more rows are left alone: they read the weight often enough, and their rows are copied.
     """
 
     name: ClassVar[str] = "concat_matmuls"
@@ -74,7 +74,7 @@ class ConcatMatmuls(Pass):
         return changed
 
     def _groups(self, graph: fx.Graph, aliases: AliasInfo) -> list[list[fx.Node]]:
-        """Products with the same matrix, and the same bias, of the same pass (forward or backward)."""
+        """Matmuls with the same matrix, and the same bias, of the same pass (forward or backward)."""
         tangents = [n for n in graph.find_nodes(op="placeholder") if str(n.target).startswith("tangents")]
         late = _reached(graph, tangents)
         groups: dict[Any, list[fx.Node]] = {}
@@ -118,18 +118,18 @@ def _independent(graph: fx.Graph, members: list[fx.Node]) -> list[fx.Node]:
     return chosen
 
 
-def _multiply(products: list[fx.Node], needed: set[fx.Node], aliases: AliasInfo) -> None:
-    first = products[0]
+def _multiply(matmuls: list[fx.Node], needed: set[fx.Node], aliases: AliasInfo) -> None:
+    first = matmuls[0]
     for node in sorted(needed):
         first.prepend(node)
     call = calls_before(first, like=first)
-    rows = call(aten.cat.default, [node.args[-2] for node in products], 0)
+    rows = call(aten.cat.default, [node.args[-2] for node in matmuls], 0)
     whole = call(first.target, *first.args[:-2], rows, first.args[-1])
-    ends = itertools.accumulate((value_of(node).shape[0] for node in products), initial=0)
+    ends = itertools.accumulate((value_of(node).shape[0] for node in matmuls), initial=0)
     parts = [call(aten.slice.Tensor, whole, 0, *bounds) for bounds in itertools.pairwise(ends)]
-    for position, node in enumerate(products):
+    for position, node in enumerate(matmuls):
         if aliases.roots(node) & aliases.output:  # what is returned has memory of its own
             parts[position] = call(aten.clone.default, parts[position])
-    for node, part in zip(products, parts, strict=True):
+    for node, part in zip(matmuls, parts, strict=True):
         assert same_metadata(value_of(node), value_of(part))
         replace(node, part)

@@ -20,7 +20,7 @@ class EliminateDeadCode(Pass):
     """Erase calls whose result nobody uses.
 
     Kept although unused: calls that write to an argument, that have an effect (printing, collectives,
-    assertions), that draw random numbers (leaving one out would shift all later draws), and calls of
+    assertions), that call the RNG (leaving one out would shift all later samples), and calls of
     which nothing is known.
 
     Before::

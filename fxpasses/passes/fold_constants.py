@@ -34,7 +34,7 @@ _FACTORIES = {
 }
 
 _GIVEN = _FACTORIES | {aten.lift_fresh_copy.default}
-"""What is a constant already: there is nothing to fold."""
+"""Calls that are constants already: there is nothing to fold."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _is_static(fake: torch.Tensor) -> bool:
 
 
 def _is_frontier(node: fx.Node, constants: dict[fx.Node, Any]) -> bool:
-    """Whether somebody who is not constant uses the node: only then it is worth keeping."""
+    """Whether a call that is not constant uses the node: only then is it worth keeping."""
     return any(user not in constants for user in node.users)
 
 

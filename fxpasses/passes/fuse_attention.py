@@ -1,4 +1,4 @@
-"""Attention that is written out, as one call of the attention kernel."""
+"""Unfused attention becomes one call of the attention kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ aten = torch.ops.aten
 _KERNEL = aten._scaled_dot_product_flash_attention_for_cpu.default
 Call = Callable[..., fx.Node]
 _HIDDEN = -1e30
-"""What is added to scores that do not count: beside any score of the row, its exponential is zero."""
+"""A mask adds this, or less, to scores that do not count: beside any score of the row, the exponential is zero."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class FuseAttention(Pass):
     """Compute ``softmax(q @ k.T * scale + mask) @ v`` without keeping the scores of all pairs in memory.
 
     Models with attention of their own (``attn_implementation="eager"`` in transformers) write scores, softmax and the second
-    product one after the other: the scores go through memory several times. The kernel of the CPU goes through the
+    matmul one after the other: the scores go through memory several times. The kernel of the CPU goes through the
     keys in blocks.
 
     Before::
@@ -55,9 +55,9 @@ class FuseAttention(Pass):
         out = aten._scaled_dot_product_flash_attention_for_cpu(*heads, attn_mask=mask, scale=0.25)[0]
         out = aten.view(out, [8, 12, 16])
 
-    A constant mask that is causal becomes the kernel's own, which leaves out half of the products.
+    A constant mask that is causal becomes the kernel's own, which leaves out half of the matmuls.
 
-    In float32 on a CPU, for inference: in bfloat16 the kernel is slower than two products here, and in training the weights
+    In float32 on a CPU, for inference: in bfloat16 the kernel is slower than two matmuls here, and in training the weights
     are saved anyway. A row whose scores are all minus infinity is NaN before, and may be zero after. Equal up to rounding.
     """
 
@@ -66,17 +66,17 @@ class FuseAttention(Pass):
 
     def apply(self, gm: fx.GraphModule) -> bool:
         changed = False
-        for product in find_calls(gm.graph, aten.bmm.default):
-            found = _attention(product)
-            if found is not None and claim(product):
-                _replace(product, found, _is_causal(gm, found))
+        for matmul in find_calls(gm.graph, aten.bmm.default):
+            found = _attention(matmul)
+            if found is not None and claim(matmul):
+                _replace(matmul, found, _is_causal(gm, found))
                 changed = True
         return changed
 
 
 @dataclass(frozen=True)
 class _Attention:
-    """What a product computes: ``softmax(query @ key * scale + mask) @ value``.
+    """The operands of ``softmax(query @ key * scale + mask) @ value``.
 
     Attributes:
         query: left factor of the scores, ``[n, rows, width]``.
@@ -84,7 +84,7 @@ class _Attention:
         value: ``[n, columns, width]``.
         shape: of the scores, as the softmax sees them: ``[..., rows, columns]``.
         scale: a number.
-        mask: what is added to the scores, or None.
+        mask: a tensor that is added to the scores, or None.
     """
 
     query: fx.Node
@@ -95,8 +95,8 @@ class _Attention:
     mask: fx.Node | None
 
 
-def _attention(product: fx.Node) -> _Attention | None:
-    weights, value = product.args
+def _attention(matmul: fx.Node) -> _Attention | None:
+    weights, value = matmul.args
     if is_call(weights, *RESHAPES) and _used_once(weights):
         weights = weights.args[0]
     scores = _of_softmax(weights)
@@ -128,11 +128,11 @@ def _attention(product: fx.Node) -> _Attention | None:
     if not (isinstance(query, fx.Node) and isinstance(key, fx.Node)):
         return None
     found = _Attention(query, key, value, shape, scale, mask)
-    return found if _fits(product, scores, found) else None
+    return found if _fits(matmul, scores, found) else None
 
 
 def _of_softmax(weights: object) -> fx.Node | None:
-    """What ``weights`` is the softmax of, along the last dimension, when nothing else uses what lies between."""
+    """The scores that ``weights`` is the softmax of, along the last dimension, when nothing else uses the values between."""
     if not is_call(weights, aten.div.Tensor) or not _used_once(weights):
         return None
     exp, total = weights.args
@@ -162,9 +162,9 @@ def _used_once(node: object) -> bool:
     return isinstance(node, fx.Node) and len(node.users) == 1
 
 
-def _fits(product: fx.Node, scores: fx.Node, found: _Attention) -> bool:
+def _fits(matmul: fx.Node, scores: fx.Node, found: _Attention) -> bool:
     """Whether the kernel takes these: float32 (or 64) on a CPU, known sizes, as wide values as keys, rows that stay rows."""
-    nodes = [product, scores, found.query, found.key, found.value, *([found.mask] if found.mask else [])]
+    nodes = [matmul, scores, found.query, found.key, found.value, *([found.mask] if found.mask else [])]
     values = [value_of(n) for n in nodes]
     dtype = values[0].dtype
     if dtype not in (torch.float32, torch.float64) or any(
@@ -181,7 +181,7 @@ def _fits(product: fx.Node, scores: fx.Node, found: _Attention) -> bool:
     return (
         query[2] == value[2]
         and found.shape[-2:] == (query[1], key[2])
-        and shape_of(product) == query
+        and shape_of(matmul) == query
         and (found.mask is None or shapes[5][-1:] == found.shape[-1:])  # type: ignore[index]
     )
 
@@ -200,8 +200,8 @@ def _is_causal(gm: fx.GraphModule, found: _Attention) -> bool:
         return bool((mask[..., ~after] == 0).all() and (mask[..., after] <= _HIDDEN).all())
 
 
-def _replace(product: fx.Node, found: _Attention, causal: bool) -> None:
-    call = calls_before(product, like=product)
+def _replace(matmul: fx.Node, found: _Attention, causal: bool) -> None:
+    call = calls_before(matmul, like=matmul)
     *batch, rows, columns = found.shape
     lead = list(batch) if len(batch) == 2 else [1, *batch]
     width = value_of(found.query).shape[2]
@@ -215,7 +215,7 @@ def _replace(product: fx.Node, found: _Attention, causal: bool) -> None:
     given = [_rows_in_order(x, call) for x in (query, key, value)]
     both = call(_KERNEL, *given, 0.0, causal, attn_mask=mask, scale=found.scale)
     out = call(aten.clone.default, call(operator.getitem, both, 0), memory_format=torch.contiguous_format)
-    replace(product, call(aten.view.default, out, list(value_of(product).shape)))
+    replace(matmul, call(aten.view.default, out, list(value_of(matmul).shape)))
 
 
 def _heads(node: fx.Node, shape: list[int], call: Call) -> fx.Node:

@@ -1,4 +1,4 @@
-"""Sums of matrix products become one product."""
+"""Sums of matmuls become one matmul."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class FuseMatmulSums(Pass):
-    """Add products up by multiplying their operands side by side.
+    """Compute a sum of matmuls as one matmul of their concatenated operands.
 
     A weight that is used at every step of a recurrent network, or in every layer, has a gradient that is a sum: each term is as
     large as the weight, and is written and read once more to be added, for the few rows of one step.
@@ -47,11 +47,11 @@ class FuseMatmulSums(Pass):
         grads = aten.cat([grad_0, grad_1])                          # f32[40, 2600]
         total = aten.mm(aten.permute(grads, [1, 0]), aten.cat([x_0, x_1]))
 
-    For sums of which each product is used nowhere else, and whose operands are smaller than the result: they are copied. Equal up
+    For sums of which each matmul is used nowhere else, and whose operands are smaller than the result: they are copied. Equal up
     to rounding: the sums have the same terms in another order.
 
     Attributes:
-        gain: how many times fewer elements must be copied than were written for the products that are saved.
+        gain: how many times fewer elements must be copied than were written for the matmuls that are saved.
     """
 
     name: ClassVar[str] = "fuse_matmul_sums"
@@ -70,20 +70,20 @@ class FuseMatmulSums(Pass):
             if len(total.users) == 1 and _is_sum(next(iter(total.users))):
                 continue  # part of a larger sum
             terms = [_Term(node) for node in _terms(total)]
-            products = [
-                term for term in terms if term.is_product() and not term.reads(aliases.mutated, aliases)
+            matmuls = [
+                term for term in terms if term.is_matmul() and not term.reads(aliases.mutated, aliases)
             ]
-            if self._is_worth_it(products) and claim(total):
-                _multiply(total, products, [term.node for term in terms if term not in products])
+            if self._is_worth_it(matmuls) and claim(total):
+                _multiply(total, matmuls, [term.node for term in terms if term not in matmuls])
                 aliases, changed = AliasInfo(gm.graph), True
         return changed
 
-    def _is_worth_it(self, products: list[_Term]) -> bool:
-        if len(products) < 2:
+    def _is_worth_it(self, matmuls: list[_Term]) -> bool:
+        if len(matmuls) < 2:
             return False
-        rows, columns = value_of(products[0].node).shape
-        copied = sum(product.inner * (rows + columns) for product in products)
-        return copied * self.gain <= (len(products) - 1) * rows * columns
+        rows, columns = value_of(matmuls[0].node).shape
+        copied = sum(matmul.inner * (rows + columns) for matmul in matmuls)
+        return copied * self.gain <= (len(matmuls) - 1) * rows * columns
 
 
 def _is_sum(node: Any) -> bool:
@@ -98,7 +98,7 @@ def _is_sum(node: Any) -> bool:
 
 
 def _terms(total: fx.Node) -> list[fx.Node]:
-    """What ``total`` is the sum of, through sums that nobody else uses."""
+    """The terms of ``total``, through sums that have no other user."""
     terms: list[fx.Node] = []
     pending = [total]
     while pending:
@@ -111,49 +111,49 @@ def _terms(total: fx.Node) -> list[fx.Node]:
 
 
 class _Term:
-    """One term of a sum: a product, or its transpose, or something else.
+    """One term of a sum: a matmul, or its transpose, or something else.
 
     Attributes:
         node: the term.
-        product: the call of ``mm`` behind it, if any.
-        flipped: whether the term is the transpose of the product.
+        matmul: the call of ``mm`` behind it, if any.
+        flipped: whether the term is the transpose of the matmul.
     """
 
     def __init__(self, node: fx.Node) -> None:
-        self.node = self.product = node
+        self.node = self.matmul = node
         self.flipped = False
-        while len(self.product.users) == 1 and (source := untransposed(self.product)) is not None:
-            self.product, self.flipped = source, not self.flipped
+        while len(self.matmul.users) == 1 and (source := untransposed(self.matmul)) is not None:
+            self.matmul, self.flipped = source, not self.flipped
 
-    def is_product(self) -> bool:
-        """Whether the term is a product that only the sum needs."""
+    def is_matmul(self) -> bool:
+        """Whether the term is a matmul that only the sum needs."""
         return (
-            is_call(self.product, aten.mm.default)
-            and len(self.product.users) == 1
+            is_call(self.matmul, aten.mm.default)
+            and len(self.matmul.users) == 1
             and len(self.node.users) == 1
-            and "recompute" not in self.product.meta
-            and None not in map(shape_of, self.product.args)
+            and "recompute" not in self.matmul.meta
+            and None not in map(shape_of, self.matmul.args)
         )
 
     def reads(self, memory: set[fx.Node], aliases: AliasInfo) -> bool:
         """Whether an operand may lie in this memory."""
-        return any(aliases.roots(operand) & memory for operand in self.product.all_input_nodes)
+        return any(aliases.roots(operand) & memory for operand in self.matmul.all_input_nodes)
 
     @property
     def inner(self) -> int:
-        return value_of(self.product.args[0]).shape[1]  # type: ignore[arg-type]
+        return value_of(self.matmul.args[0]).shape[1]  # type: ignore[arg-type]
 
     def operands(self, call: Callable[..., fx.Node]) -> tuple[fx.Node, fx.Node]:
-        """Left operand, as its transpose, and right operand of the term as a product."""
+        """Left operand, as its transpose, and right operand of the term as a matmul."""
         left: Any
         right: Any
-        left, right = self.product.args
+        left, right = self.matmul.args
         return (right, transposed(left, call)) if self.flipped else (transposed(left, call), right)
 
 
-def _multiply(total: fx.Node, products: list[_Term], others: list[fx.Node]) -> None:
+def _multiply(total: fx.Node, matmuls: list[_Term], others: list[fx.Node]) -> None:
     call = calls_before(total, like=total)
-    lefts, rights = zip(*(product.operands(call) for product in products), strict=True)
+    lefts, rights = zip(*(matmul.operands(call) for matmul in matmuls), strict=True)
     left, right = (call(aten.cat.default, list(parts), 0) for parts in (lefts, rights))
     result = call(aten.mm.default, call(aten.permute.default, left, [1, 0]), right)
     for other in others:

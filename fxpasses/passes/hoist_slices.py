@@ -1,4 +1,4 @@
-"""Rows that nobody looks at are not computed."""
+"""Slices move up: rows that no result depends on are not computed."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class HoistSlices(Pass):
         part = aten.slice(hidden, 0, 511, 512)
         last = aten.mm(part, weight)
 
-    For slices and selections with constant bounds of values that nobody else uses. Each row has the same terms;
-    a product of fewer rows may round differently.
+    For slices and selections with constant bounds of values that have no other user. Each row has the same terms;
+    a matmul of fewer rows may round differently.
     """
 
     name: ClassVar[str] = "hoist_slices"
@@ -79,7 +79,7 @@ class HoistSlices(Pass):
 
 
 def _selection(node: fx.Node) -> Selection | None:
-    """What part of its input ``node`` shows, the dimension kept; None when it is not a selection."""
+    """The slice of its input that ``node`` is, the dimension kept; None when it is no slice or selection."""
     shape = shape_of(node.args[0]) if node.args else None
     if shape is None or not is_call(node, aten.slice.Tensor, aten.select.int):
         return None

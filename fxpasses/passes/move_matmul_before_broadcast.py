@@ -30,12 +30,12 @@ __all__ = ["MoveMatmulBeforeBroadcast"]
 
 aten = torch.ops.aten
 
-_PRODUCTS = (aten.mm.default, aten.addmm.default)
+_MATMULS = (aten.mm.default, aten.addmm.default)
 
 
 @dataclass(frozen=True)
 class MoveMatmulBeforeBroadcast(Pass):
-    """Multiply what is broadcast once for each of its own rows, not for each row of the broadcast.
+    """Multiply each row of an input before it is broadcast, instead of each row of the broadcast.
 
     A layer on all pairs, ``linear(cat([x[:, None].expand(n, n, d), x[None].expand(n, n, d)], -1))``, multiplies ``n * n``
     rows, in each of which is one of ``n``. The same goes for a conditioning vector that is repeated for every
@@ -56,7 +56,7 @@ class MoveMatmulBeforeBroadcast(Pass):
     inputs. Equal up to rounding.
 
     Attributes:
-        gain: how many times fewer multiplications the forward product must need.
+        gain: how many times fewer multiplications the forward matmul must need.
     """
 
     name: ClassVar[str] = "move_matmul_before_broadcast"
@@ -68,18 +68,18 @@ class MoveMatmulBeforeBroadcast(Pass):
 
     def apply(self, gm: fx.GraphModule) -> bool:
         changed = False
-        for product in find_calls(gm.graph, aten.mm.default):
-            if _summed_parts(product) and claim(product):
-                _sum_first(product)
+        for matmul in find_calls(gm.graph, aten.mm.default):
+            if _summed_parts(matmul) and claim(matmul):
+                _sum_first(matmul)
                 changed = True
-        for product in find_calls(gm.graph, *_PRODUCTS):
-            rows = _broadcast_rows(product.args[-2])
-            if rows is None or rows.cost() * self.gain > math.prod(shape_of(product.args[-2]) or ()):
+        for matmul in find_calls(gm.graph, *_MATMULS):
+            rows = _broadcast_rows(matmul.args[-2])
+            if rows is None or rows.cost() * self.gain > math.prod(shape_of(matmul.args[-2]) or ()):
                 continue
-            if not rows.only_in_products() or not claim(product):
+            if not rows.used_by_matmuls_alone() or not claim(matmul):
                 continue
-            for user, place in rows.products():
-                _multiply_parts(user, rows, place)
+            for user, role in rows.matmuls():
+                _multiply_parts(user, rows, role)
             changed = True
         return changed
 
@@ -101,22 +101,22 @@ class _Rows:
     def cost(self) -> int:
         return sum(math.prod(shape_of(part) or ()) for part in self.parts)
 
-    def products(self) -> list[tuple[fx.Node, str]]:
-        """The products that use the matrix: as its left side, or for the gradient of the weight as left or right side."""
+    def matmuls(self) -> list[tuple[fx.Node, str]]:
+        """The matmuls that use the matrix: as its left side, or for the gradient of the weight as left or right side."""
         found = []
         for user in self.matrix.users:
-            if is_call(user, *_PRODUCTS):
+            if is_call(user, *_MATMULS):
                 left = user.args[-2] is self.matrix
                 found.append((user, "rows" if left else "gradient, right"))
             else:
-                found.extend((product, "gradient, left") for product in user.users)
-        # Products of the gradient first: the others are erased by then.
+                found.extend((matmul, "gradient, left") for matmul in user.users)
+        # Matmuls of the gradient first: the others are erased by then.
         return sorted(found, key=lambda item: item[1])
 
-    def only_in_products(self) -> bool:
-        """Whether nothing but products of known sizes uses the matrix, each of them once."""
+    def used_by_matmuls_alone(self) -> bool:
+        """Whether nothing but matmuls of known sizes uses the matrix, each of them once."""
         for user in self.matrix.users:
-            if is_call(user, *_PRODUCTS):
+            if is_call(user, *_MATMULS):
                 arguments = list(user.args)
                 gradient = user.args[-2] if user.args[-1] is self.matrix else None
                 if arguments.count(self.matrix) != 1 or (arguments[0] is self.matrix and len(arguments) == 3):
@@ -130,9 +130,9 @@ class _Rows:
                 return False
             if user.kwargs:
                 return False
-        products = [product for product, _ in self.products()]
-        sizes = [shape_of(node) for product in products for node in product.all_input_nodes]
-        return len(set(products)) == len(products) and None not in sizes
+        matmuls = [matmul for matmul, _ in self.matmuls()]
+        sizes = [shape_of(node) for matmul in matmuls for node in matmul.all_input_nodes]
+        return len(set(matmuls)) == len(matmuls) and None not in sizes
 
 
 def _broadcast_rows(matrix: Any) -> _Rows | None:
@@ -156,7 +156,7 @@ def _broadcast_rows(matrix: Any) -> _Rows | None:
 
 
 def _before_expand(part: fx.Node) -> fx.Node:
-    """What a part is before it is broadcast over some of the rows."""
+    """The value of a part before it is broadcast over some of the rows."""
     source = part.args[0] if is_call(part, aten.expand.default) else part
     shape, wanted = shape_of(source), shape_of(part)
     if shape is None or wanted is None or len(shape) != len(wanted) or shape[-1] != wanted[-1]:
@@ -167,45 +167,47 @@ def _before_expand(part: fx.Node) -> fx.Node:
 Call = Callable[..., fx.Node]
 
 
-def _multiply_parts(product: fx.Node, rows: _Rows, place: str) -> None:
-    call = calls_before(product, like=product)
+def _multiply_parts(matmul: fx.Node, rows: _Rows, role: str) -> None:
+    call = calls_before(matmul, like=matmul)
     flat = [
         reshape(p, [value_of(p).numel() // value_of(p).shape[-1], value_of(p).shape[-1]], call)
         for p in rows.parts
     ]
-    if place == "rows":
-        replace(product, _forward(product, rows, flat, call))
+    if role == "rows":
+        replace(matmul, _forward(matmul, rows, flat, call))
         return
-    if place == "gradient, right":
-        gradient = untransposed(product.args[0])  # type: ignore[arg-type]
+    if role == "gradient, right":
+        gradient = untransposed(matmul.args[0])  # type: ignore[arg-type]
     else:
-        gradient = product.args[1]  # type: ignore[assignment]
+        gradient = matmul.args[1]  # type: ignore[assignment]
     assert gradient is not None
     results = []
     for part, matrix in zip(rows.parts, flat, strict=True):
         summed = _sum_to(gradient, rows.outer, shape_of(part) or (), call)
-        left, right = (summed, matrix) if place == "gradient, right" else (matrix, summed)
+        left, right = (summed, matrix) if role == "gradient, right" else (matrix, summed)
         results.append(call(aten.mm.default, call(aten.permute.default, left, [1, 0]), right))
-    replace(product, call(aten.cat.default, results, 1 if place == "gradient, right" else 0))
+    replace(matmul, call(aten.cat.default, results, 1 if role == "gradient, right" else 0))
 
 
-def _forward(product: fx.Node, rows: _Rows, flat: list[fx.Node], call: Call) -> fx.Node:
-    weight: Any = product.args[-1]
+def _forward(matmul: fx.Node, rows: _Rows, flat: list[fx.Node], call: Call) -> fx.Node:
+    weight: Any = matmul.args[-1]
     columns = value_of(weight).shape[1]
     terms, start = [], 0
     for part, matrix in zip(rows.parts, flat, strict=True):
         width = value_of(part).shape[-1]
-        piece = call(aten.slice.Tensor, weight, 0, start, start + width)
+        part_of_weight = call(aten.slice.Tensor, weight, 0, start, start + width)
         outer = list(value_of(part).shape[:-1])
-        terms.append(call(aten.view.default, call(aten.mm.default, matrix, piece), [*outer, columns]))
+        terms.append(
+            call(aten.view.default, call(aten.mm.default, matrix, part_of_weight), [*outer, columns])
+        )
         start += width
     total = functools.reduce(lambda a, b: call(aten.add.Tensor, a, b), terms)
     if shape_of(total) != (*rows.outer, columns):
         total = call(aten.expand.default, total, [*rows.outer, columns])
     result = reshape(total, [math.prod(rows.outer), columns], call)
-    if product.target is aten.addmm.default:
-        result = call(aten.add.Tensor, result, product.args[0])
-    return result if same_metadata(value_of(result), value_of(product)) else _row_major(result, call)
+    if matmul.target is aten.addmm.default:
+        result = call(aten.add.Tensor, result, matmul.args[0])
+    return result if same_metadata(value_of(result), value_of(matmul)) else _row_major(result, call)
 
 
 def _row_major(node: fx.Node, call: Call) -> fx.Node:
@@ -223,14 +225,14 @@ def _sum_to(matrix: fx.Node, outer: tuple[int, ...], shape: tuple[int, ...], cal
     return call(aten.view.default, summed, [math.prod(shape[:-1]), columns])
 
 
-def _summed_parts(product: fx.Node) -> list[tuple[fx.Node, fx.Node, tuple[int, int]]]:
-    """``(view, sum, columns)`` for ``sum(slice(view(product)))``: all uses of a product of which some are summed over rows."""
+def _summed_parts(matmul: fx.Node) -> list[tuple[fx.Node, fx.Node, tuple[int, int]]]:
+    """``(view, sum, columns)`` for ``sum(slice(view(matmul)))``: all uses of a matmul of which some are summed over rows."""
     found: list[tuple[fx.Node, fx.Node, tuple[int, int]]] = []
-    if len(product.users) != 1 or any(shape_of(n) is None for n in (product, *product.all_input_nodes)):
+    if len(matmul.users) != 1 or any(shape_of(n) is None for n in (matmul, *matmul.all_input_nodes)):
         return []
-    (view,) = product.users
+    (view,) = matmul.users
     shape = shape_of(view)
-    columns = value_of(product).shape[1]
+    columns = value_of(matmul).shape[1]
     if not is_call(view, *RESHAPES) or shape is None or len(shape) < 3 or shape[-1] != columns:
         return []
     for user in view.users:
@@ -248,18 +250,18 @@ def _summed_parts(product: fx.Node) -> list[tuple[fx.Node, fx.Node, tuple[int, i
     return found
 
 
-def _sum_first(product: fx.Node) -> None:
+def _sum_first(matmul: fx.Node) -> None:
     """Sum the rows of the left side, and multiply then."""
     left: Any
-    left, right = product.args
-    for view, total, (start, end) in _summed_parts(product):
+    left, right = matmul.args
+    for view, total, (start, end) in _summed_parts(matmul):
         call = calls_before(total)
         outer = list(value_of(view).shape[:-1])
         whole = reshape(left, [*outer, value_of(left).shape[1]], call)
         summed = call(aten.sum.dim_IntList, whole, total.args[1], True)
-        piece = call(aten.slice.Tensor, right, 1, start, end)
+        part_of_weight = call(aten.slice.Tensor, right, 1, start, end)
         rows = [value_of(summed).numel() // value_of(left).shape[1], value_of(left).shape[1]]
-        result = call(aten.mm.default, call(aten.view.default, summed, rows), piece)
+        result = call(aten.mm.default, call(aten.view.default, summed, rows), part_of_weight)
         result = call(aten.view.default, result, list(value_of(total).shape))
         if not same_metadata(value_of(result), value_of(total)):
             result = _row_major(result, call)

@@ -1,4 +1,4 @@
-"""Dropout masks are drawn with 15 random bits an element instead of a random float."""
+"""Dropout masks are sampled with 15 random bits an element instead of a random float."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["PackDropoutRng"]
 aten = torch.ops.aten
 
 _LEVELS = 1 << 15
-"""A draw of 64 bits is split into four numbers of 16; the highest of the 64 is always 0, so each gives 15 bits."""
+"""A sample of 64 bits is split into four integers of 16; the highest of the 64 is always 0, so each gives 15 bits."""
 
 _COMPARED = {
     aten.gt.Scalar: aten.ge.Scalar,
@@ -29,38 +29,38 @@ _COMPARED = {
     aten.lt.Scalar: aten.lt.Scalar,
     aten.le.Scalar: aten.lt.Scalar,
 }
-"""Comparisons of a uniform number in [0, 1) with ``p``, and that of a whole one in [0, 32768) with ``32768 * p``.
+"""Comparisons of a uniform number in [0, 1) with ``p``, and that of an integer in [0, 32768) with ``32768 * p``.
 
-Of the floats those above ``p`` and those from ``p`` on are equally many up to one; of few whole numbers they are not.
+Of the floats those above ``p`` and those from ``p`` on are equally many up to one; of few integers they are not.
 """
 
 
 @dataclass(frozen=True)
 class PackDropoutRng(Pass):
-    """Draw four elements of a dropout mask at once.
+    """Sample four elements of a dropout mask with one call of the RNG.
 
-    Inductor draws a 32-bit float for each element of a mask on the CPU and compares it with the probability: about 8 ns an
-    element, 7 to 23% of the training steps of BERT, GPT-2 and T5. A 64-bit draw is enough for four elements.
+    Inductor samples a 32-bit float for each element of a mask on the CPU and compares it with the probability: about 8 ns an
+        element, 7 to 23% of the training steps of BERT, GPT-2 and T5. A 64-bit sample is enough for four elements.
 
-    Before::
+        Before::
 
-        number = aten.rand([64, 128])
-        keep = aten.gt(number, 0.1)                              # bool[64, 128]
+            number = aten.rand([64, 128])
+            keep = aten.gt(number, 0.1)                              # bool[64, 128]
 
-    After::
+        After::
 
-        draws = aten.random(aten.empty([2048], int64))
-        numbers = aten.view.dtype(draws, int16)                  # four for each draw
-        numbers = aten.view(numbers, [64, 128]) & 32767
-        keep = aten.ge(numbers, 3277)                            # 3277 / 32768 = 0.10001
+            samples = aten.random(aten.empty([2048], int64))
+            numbers = aten.view.dtype(samples, int16)                # four for each sample
+            numbers = aten.view(numbers, [64, 128]) & 32767
+            keep = aten.ge(numbers, 3277)                            # 3277 / 32768 = 0.10001
 
-    Other random numbers than before: other elements are dropped, as with another seed. Where Inductor is to draw what eager
-    draws (``fallback_random``) nothing is rewritten. The same seed still gives the same masks, and the backward pass reads the mask of
-    the forward pass. The probability is rounded to a multiple of 1/32768.
+        Other random numbers than before: other elements are dropped, as with another seed. Where Inductor is to sample what eager
+        samples (``fallback_random``) nothing is rewritten. The same seed still gives the same masks, and the backward pass reads the mask of
+        the forward pass. The probability is rounded to a multiple of 1/32768.
 
-    Attributes:
-        min_elements: masks of fewer elements are left as they are.
-        tolerance: the most that rounding may change the share of dropped or of kept elements, relative to it.
+        Attributes:
+            min_elements: masks of fewer elements are left as they are.
+            tolerance: the most that rounding may change the share of dropped or of kept elements, relative to it.
     """
 
     name: ClassVar[str] = "pack_dropout_rng"
@@ -92,7 +92,7 @@ class PackDropoutRng(Pass):
         return changed
 
     def _is_mask(self, user: fx.Node, rand: fx.Node) -> bool:
-        """Whether ``user`` compares the numbers with a probability that 15 bits can tell."""
+        """Whether ``user`` compares the samples with a probability that 15 bits can express."""
         if not is_call(user, *_COMPARED) or user.args[0] is not rand:
             return False
         probability = user.args[1]
@@ -110,8 +110,8 @@ def _level(probability: float) -> int:
 def _rewrite(rand: fx.Node, shape: tuple[int, ...]) -> None:
     count = math.prod(shape)
     call = calls_before(rand, like=rand)
-    # Nobody reads what is there before the draw, and torch's own elimination of common calls, which does not know that
-    # `random` draws, takes no two `empty` for one: masks of one size stay different.
+    # Nothing reads the memory before it is filled, and torch's own CSE, which does not know that `random` calls the
+    # RNG, merges no two `empty`: masks of one size stay different.
     memory = call(aten.empty.memory_format, [-(-count // 4)], dtype=torch.int64, device=value_of(rand).device)
     numbers = call(aten.view.dtype, call(aten.random.default, memory), torch.int16)
     if count % 4:

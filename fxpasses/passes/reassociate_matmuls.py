@@ -1,4 +1,4 @@
-"""Chains of matrix products in the order that costs least."""
+"""Chains of matmuls in the order that costs least."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ReassociateMatmuls"]
 
 aten = torch.ops.aten
 
-_PRODUCTS = (aten.mm.default, aten.bmm.default)
+_MATMULS = (aten.mm.default, aten.bmm.default)
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class ReassociateMatmuls(Pass):
         part = aten.mm(x, down)
         y = aten.mm(part, up)
 
-    A product is taken apart when all that uses it are products (through transposes), and together they get
-    cheaper by at least the factor ``gain``: in training the forward product and the one for the gradient. Equal up to
+    A matmul is taken apart when all that uses it are matmuls (through transposes), and together they get
+    cheaper by at least the factor ``gain``: in training the forward matmul and the one for the gradient. Equal up to
     rounding.
 
     Attributes:
@@ -57,7 +57,7 @@ class ReassociateMatmuls(Pass):
 
     def apply(self, gm: fx.GraphModule) -> bool:
         changed = False
-        for inner in reversed(find_calls(gm.graph, *_PRODUCTS)):
+        for inner in reversed(find_calls(gm.graph, *_MATMULS)):
             uses = _uses(inner)
             if not uses:
                 continue
@@ -71,19 +71,19 @@ class ReassociateMatmuls(Pass):
 
 
 def _uses(inner: fx.Node) -> list[tuple[fx.Node, bool]]:
-    """The products that use ``inner``, each with whether it uses the transpose; empty if anything else uses it."""
+    """The matmuls that use ``inner``, each with whether it uses the transpose; empty if anything else uses it."""
     uses: list[tuple[fx.Node, bool]] = []
     for user in inner.users:
         flipped = _is_transpose(user)
-        for product in user.users if flipped else [user]:
+        for matmul in user.users if flipped else [user]:
             used = user if flipped else inner
-            arguments = list(product.args[:2])
-            if not is_call(product, inner.target) or arguments.count(used) != 1:
+            arguments = list(matmul.args[:2])
+            if not is_call(matmul, inner.target) or arguments.count(used) != 1:
                 return []
-            uses.append((product, flipped))
-    shapes = [shape_of(x) for x in (*inner.args, *(a for product, _ in uses for a in product.args))]
-    # A product that uses both the value and its transpose is not linear in it.
-    once = len({product for product, _ in uses}) == len(uses)
+            uses.append((matmul, flipped))
+    shapes = [shape_of(x) for x in (*inner.args, *(a for matmul, _ in uses for a in matmul.args))]
+    # A matmul that uses both the value and its transpose is not linear in it.
+    once = len({matmul for matmul, _ in uses}) == len(uses)
     return uses if once and None not in shapes else []
 
 
@@ -96,9 +96,9 @@ def _is_transpose(node: fx.Node) -> bool:
     return dims == [*range(rank - 2), rank - 1, rank - 2]
 
 
-def _cost(product: fx.Node) -> int:
+def _cost(matmul: fx.Node) -> int:
     """Number of multiplications."""
-    left, right = (shape_of(x) for x in product.args[:2])
+    left, right = (shape_of(x) for x in matmul.args[:2])
     assert left is not None
     assert right is not None
     return math.prod(left) * right[-1]

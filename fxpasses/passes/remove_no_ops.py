@@ -174,6 +174,6 @@ def _statically_contiguous(value: torch.Tensor) -> bool:
 
 
 def _copy_is_private(copy: fx.Node, source: fx.Node, aliases: AliasInfo) -> bool:
-    """Whether nobody can tell the copy from its source: neither is returned with it, nor written to."""
+    """Whether the copy cannot be told from its source: neither is returned with it, nor written to."""
     both = aliases.roots(copy) | aliases.roots(source)
     return not (aliases.roots(copy) & aliases.output) and not (both & aliases.mutated)

@@ -84,10 +84,10 @@ def _repeated_from(node: object, query: object) -> fx.Node | None:
         expand = expand.args[0]
     if not is_call(expand, aten.expand.default):
         return None
-    spread = expand.args[0]
-    if not is_call(spread, aten.unsqueeze.default) or spread.args[1] not in (2, -3):
+    unsqueezed = expand.args[0]
+    if not is_call(unsqueezed, aten.unsqueeze.default) or unsqueezed.args[1] not in (2, -3):
         return None
-    source: Any = spread.args[0]
+    source: Any = unsqueezed.args[0]
     kept, repeated = shape_of(source), shape_of(expand)
     if kept is None or repeated is None or len(kept) != 4:
         return None

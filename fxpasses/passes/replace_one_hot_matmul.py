@@ -1,4 +1,4 @@
-"""Matrix products with one-hot rows become lookups, and their gradients scatters."""
+"""Matmuls with one-hot rows become lookups, and their gradients scatters."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _CASTS = (prims.convert_element_type.default, aten._to_copy.default)
 
 @dataclass(frozen=True)
 class ReplaceOneHotMatmul(Pass):
-    """Multiply one-hot rows with a matrix by looking rows up.
+    """Replace a matmul with one-hot rows by a lookup of rows.
 
     ``one_hot(index, classes).float() @ weight`` reads the whole weight for every row, to multiply all of it but
-    one line by zero. Its gradient does the same the other way round.
+    one row by zero. Its gradient does the same the other way round.
 
     Before::
 
@@ -53,7 +53,7 @@ class ReplaceOneHotMatmul(Pass):
         gradient = aten.index_put(aten.full([1000, 64], 0), [row], aten.where(valid[:, None], grad, 0), True)
 
     An index out of range gives a row of zeros, as before. Equal up to rounding where weights and
-    gradients are finite: a product with 0 makes NaN of infinity, a lookup does not see it.
+    gradients are finite: a multiplication by 0 makes NaN of infinity, a lookup does not see it.
     """
 
     name: ClassVar[str] = "replace_one_hot_matmul"
@@ -89,12 +89,12 @@ def _one_hot(gm: fx.GraphModule, node: object) -> tuple[fx.Node, int] | None:
         node = node.args[0]
     if not is_call(node, aten.eq.Tensor):
         return None
-    for spread, classes in (node.args, tuple(reversed(node.args))):
-        if not is_call(spread, aten.unsqueeze.default) or not isinstance(classes, fx.Node):
+    for unsqueezed, classes in (node.args, tuple(reversed(node.args))):
+        if not is_call(unsqueezed, aten.unsqueeze.default) or not isinstance(classes, fx.Node):
             continue
-        index = spread.args[0]
+        index = unsqueezed.args[0]
         counted = constant_range(gm, classes)
-        last = spread.args[1] in (-1, value_of(spread).dim() - 1)
+        last = unsqueezed.args[1] in (-1, value_of(unsqueezed).dim() - 1)
         if (
             counted != range(shape[-1])
             or not last
@@ -126,25 +126,25 @@ def _zero(call: Callable[..., fx.Node], like: fx.Node) -> fx.Node:
     return call(aten.full.default, [], 0, dtype=value.dtype, device=value.device)
 
 
-def _look_up(product: fx.Node, bias: object, hot: tuple[fx.Node, int], weight: fx.Node) -> bool:
-    if not claim(product):
+def _look_up(matmul: fx.Node, bias: object, hot: tuple[fx.Node, int], weight: fx.Node) -> bool:
+    if not claim(matmul):
         return False
-    call = calls_before(product)
+    call = calls_before(matmul)
     row, valid = _rows(call, *hot)
     found = call(aten.where.self, valid, call(aten.embedding.default, weight, row), _zero(call, weight))
     if bias is not None:
         found = call(aten.add.Tensor, found, bias)
-    replace(product, found)
+    replace(matmul, found)
     return True
 
 
-def _scatter(product: fx.Node, hot: tuple[fx.Node, int], gradient: fx.Node) -> bool:
-    if not value_of(gradient).is_floating_point() or shape_of(product) is None or not claim(product):
+def _scatter(matmul: fx.Node, hot: tuple[fx.Node, int], gradient: fx.Node) -> bool:
+    if not value_of(gradient).is_floating_point() or shape_of(matmul) is None or not claim(matmul):
         return False
-    call = calls_before(product)
+    call = calls_before(matmul)
     row, valid = _rows(call, *hot)
     kept = call(aten.where.self, valid, gradient, _zero(call, gradient))
-    value = value_of(product)
+    value = value_of(matmul)
     zeros = call(aten.full.default, list(value.shape), 0, dtype=value.dtype, device=value.device)
-    replace(product, call(aten.index_put.default, zeros, [row], kept, True))
+    replace(matmul, call(aten.index_put.default, zeros, [row], kept, True))
     return True

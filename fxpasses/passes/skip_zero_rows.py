@@ -32,7 +32,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 Call = Callable[..., fx.Node]
 
 _LINEAR = {aten.neg.default, aten.clone.default, prims.convert_element_type.default}
-"""What maps zeros to zeros."""
+"""Operators that map zeros to zeros."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SkipZeroRows(Pass):
         for node in list(gm.graph.nodes):
             if not is_call(node, aten.select_scatter.default, aten.slice_scatter.default):
                 continue
-            if not _reaches_product(node) or shape_of(node) is None or not claim(node):
+            if not _reaches_matmul(node) or shape_of(node) is None or not claim(node):
                 continue
             existing = set(gm.graph.nodes)
             rows = _Rows.of_scatter(node)
@@ -80,7 +80,7 @@ class SkipZeroRows(Pass):
         return changed
 
 
-def _reaches_product(node: fx.Node) -> bool:
+def _reaches_matmul(node: fx.Node) -> bool:
     """Whether there is a linear layer below: only then there is something to gain."""
     seen, pending = {node}, [node]
     while pending:
@@ -105,7 +105,7 @@ class _Part(Selection):
 
 @dataclass
 class _Rows:
-    """What is known while one gradient is followed.
+    """The values that are known to be zero but for a slice, while one gradient is followed.
 
     Attributes:
         parts: for each value that is zero but for a slice: the slice, and the value there.
@@ -172,7 +172,7 @@ class _Rows:
         return True
 
     def _step(self, node: fx.Node) -> bool:
-        """Find out about one user; whether it was replaced by something smaller."""
+        """Follow the slice through one user; whether that was replaced by something smaller."""
         sources = [n for n in node.all_input_nodes if n in self.parts]
         if not sources:
             return self._step_flat(node)
@@ -199,7 +199,7 @@ class _Rows:
         return False
 
     def _moved(self, node: fx.Node, source: fx.Node, chosen: Selection) -> Selection | None:
-        """Where the slice is in the result."""
+        """The position of the slice in the result."""
         before, after = shape_of(source) or (), shape_of(node) or ()
         dim: int | None
         if is_call(node, *RESHAPES):
@@ -248,8 +248,8 @@ class _Rows:
         columns = value_of(matrix).shape[1]
         if untransposed(node) is not None:
             changed = False
-            for product in list(node.users):
-                changed |= self._contract(product, node, matrix)
+            for matmul in list(node.users):
+                changed |= self._contract(matmul, node, matrix)
             erase_unused(node)
             return changed
         rows = [math.prod(value_of(part).shape[:-1]), columns]
@@ -258,27 +258,23 @@ class _Rows:
             return True
         if not is_call(node, aten.mm.default) or node.args[0] is not matrix or node.args[1] is matrix:
             return False
-        product = call(aten.mm.default, reshape(part, rows, call), node.args[1])
-        result = call(aten.view.default, product, [*value_of(part).shape[:-1], value_of(node).shape[1]])
+        matmul = call(aten.mm.default, reshape(part, rows, call), node.args[1])
+        result = call(aten.view.default, matmul, [*value_of(part).shape[:-1], value_of(node).shape[1]])
         self.flat[node] = (chosen, result, outer)
         for view in node.users:
             if is_call(view, *RESHAPES) and list(shape_of(view) or ())[:-1] == outer:
                 self.parts[view] = (chosen, result)
         return True
 
-    def _contract(self, product: fx.Node, flipped: fx.Node, matrix: fx.Node) -> bool:
+    def _contract(self, matmul: fx.Node, flipped: fx.Node, matrix: fx.Node) -> bool:
         """``mm(permute(rows), x)``: the rows of ``x`` that meet zeros do not count."""
-        if (
-            not is_call(product, aten.mm.default)
-            or product.args[0] is not flipped
-            or product.args[1] is flipped
-        ):
+        if not is_call(matmul, aten.mm.default) or matmul.args[0] is not flipped or matmul.args[1] is flipped:
             return False
         chosen, part, outer = self.flat[matrix]
-        other: Any = product.args[1]
+        other: Any = matmul.args[1]
         if shape_of(other) is None:
             return False
-        call = calls_before(product, like=product)
+        call = calls_before(matmul, like=matmul)
         columns = value_of(other).shape[1]
         whole: Any = other.args[0] if is_call(other, *RESHAPES) else None
         if list(shape_of(whole) or ()) != [*outer, columns]:
@@ -288,7 +284,7 @@ class _Rows:
         count = math.prod(value_of(part).shape[:-1])
         met = reshape(chosen.of(whole, call), [count, columns], call)
         left = reshape(part, [count, value_of(part).shape[-1]], call)
-        replace(product, call(aten.mm.default, call(aten.permute.default, left, [1, 0]), met))
+        replace(matmul, call(aten.mm.default, call(aten.permute.default, left, [1, 0]), met))
         return True
 
 

@@ -83,10 +83,10 @@ def replace_pattern(
     traced = TracedPattern(pattern, replacement, tuple(inputs))
     replacer = Replacer(gm, traced, where)
     count = replacer.run()
-    for reason, place in replacer.refused:
-        log.debug("%s: match at %s left alone: %s", _name(pattern), place, reason)
+    for reason, location in replacer.refused:
+        log.debug("%s: match at %s left alone: %s", _name(pattern), location, reason)
     if expect_match and not count:
-        refused = [f"{place}: {reason}" for reason, place in replacer.refused]
+        refused = [f"{location}: {reason}" for reason, location in replacer.refused]
         near = f"; places that look like it: {'; '.join(refused[:3])}" if refused else ""
         warnings.warn(
             f"pattern {_name(pattern)!r} was expected at least once in the graph and has not been replaced{near}",

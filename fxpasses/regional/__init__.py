@@ -11,8 +11,8 @@ from fxpasses.regional._torch_floats import floats_of_one_graph
 from fxpasses.regional.cost import CostModel
 from fxpasses.regional.errors import RegionContractError, RegionGraphError
 from fxpasses.regional.explain import RegionReport, Repeated, regions
-from fxpasses.regional.operators import runs_directly
-from fxpasses.regional.runtime import kept_by
+from fxpasses.regional.operators import compiled_callable
+from fxpasses.regional.runtime import hold_regions
 from fxpasses.regional.stitch import with_regions
 
 __all__ = [
@@ -21,9 +21,9 @@ __all__ = [
     "RegionGraphError",
     "RegionReport",
     "Repeated",
+    "compiled_callable",
     "floats_of_one_graph",
-    "kept_by",
+    "hold_regions",
     "regions",
-    "runs_directly",
     "with_regions",
 ]

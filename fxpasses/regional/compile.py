@@ -21,7 +21,7 @@ from fxpasses.errors import StageError
 from fxpasses.regional import _torch
 from fxpasses.regional.aliases import outputs_of, return_only, separate, spec_of
 from fxpasses.regional.errors import RegionRefused
-from fxpasses.regional.operators import runs_directly
+from fxpasses.regional.operators import compiled_callable
 from fxpasses.regional.piece import Piece
 from fxpasses.regional.runtime import CompiledRegion, Source, table
 from fxpasses.regional.shared import recompute_from_shared
@@ -80,7 +80,7 @@ def _compiler(options: Options, gm: fx.GraphModule, inputs: Sequence[Any]) -> Co
         compiler = InductorCompiler(options, gm, inputs)
     else:
         compiler = EagerCompiler(options, decompose=True)
-    compiler.runs_directly = runs_directly
+    compiler.compiled_callable = compiled_callable
     return compiler
 
 

@@ -20,7 +20,7 @@ from fxpasses.regional.recording import functionalized, traced
 from fxpasses.regional.runtime import CompiledRegion, table
 from fxpasses.regional.sizes import without_empty
 
-__all__ = ["REGION", "region_call", "runs_directly"]
+__all__ = ["REGION", "compiled_callable", "region_call"]
 
 _library = torch.library.Library("fxpasses", "DEF")
 _SIGNATURE = "(str key, Tensor[] tensors, SymInt[] sizes) -> Tensor[]"
@@ -98,7 +98,7 @@ def _run_backward(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> li
         return table[key].run_backward(list(tensors), sizes)
 
 
-def runs_directly(node: fx.Node) -> Callable[..., Any] | None:
+def compiled_callable(node: fx.Node) -> Callable[..., Any] | None:
     """What runs a region's operator without torch's dispatcher: a function of its lists of tensors and sizes."""
     if node.target in _FORWARD:
         return table[str(node.args[0])].run_forward

@@ -18,7 +18,7 @@ import torch
 from fxpasses.regional import _torch
 from fxpasses.regional.errors import RegionContractError
 
-__all__ = ["CompiledRegion", "Exact", "Previous", "Source", "Step", "TensorSpec", "kept_by", "table"]
+__all__ = ["CompiledRegion", "Exact", "Previous", "Source", "Step", "TensorSpec", "hold_regions", "table"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class CompiledRegion:
         forward: takes a list of sizes and tensors; returns what ``forward_specs`` describe.
         outputs: how its outputs are made of its inputs and of what ``forward`` returns.
         differentiable: which outputs the backward pass takes a gradient for.
-        random: whether it draws random numbers.
+        random: whether it calls the RNG.
         saved: for each tensor that ``backward`` takes before the gradients, how it is made.
         saved_sizes: expressions of the sizes that ``backward`` takes first.
         backward: takes a list of sizes, saved tensors, gradients; ``None`` when nothing needs a gradient.
@@ -250,7 +250,7 @@ class _Table:
 table = _Table()
 
 
-def kept_by(compiled: Callable[..., Any], regions: Sequence[CompiledRegion]) -> Callable[..., Any]:
+def hold_regions(compiled: Callable[..., Any], regions: Sequence[CompiledRegion]) -> Callable[..., Any]:
     """A compiled graph that holds the regions that it calls."""
     if not regions:
         return compiled

@@ -86,7 +86,7 @@ def prove(
     *inputs: Any,
     dynamic: bool | None = None,
     decompose: bool = True,
-    draws: int = 2,
+    samples: int = 2,
     **keywords: Any,
 ) -> PassProof:
     """Decide in exact arithmetic whether a pass leaves the graphs of a model the functions that they are.
@@ -99,7 +99,7 @@ def prove(
         *inputs: its positional arguments.
         dynamic: whether sizes are symbolic, as for ``torch.compile``; other sizes are then tried as well.
         decompose: whether the pass sees the operators that it sees under ``torch.compile``, or those of ATen.
-        draws: how many random draws.
+        samples: how many random samples of the inputs.
         **keywords: keyword arguments of the model.
 
     Returns:
@@ -121,7 +121,7 @@ def prove(
     kinds: set[str] = set()
     for kind, gm, values in _graphs(item, model, inputs, keywords, dynamic, decompose):
         kinds.add(kind)
-        found += _proofs(item, kind, gm, values, draws)
+        found += _proofs(item, kind, gm, values, samples)
     if not found:
         looked_at = ", ".join(sorted(kinds)) or f"none of the kinds {', '.join(sorted(item.contract.graphs))}"
         raise NoSiteError(
@@ -132,7 +132,7 @@ def prove(
 
 
 def _proofs(
-    item: Pass, kind: GraphKind, gm: fx.GraphModule, inputs: Sequence[Any], draws: int
+    item: Pass, kind: GraphKind, gm: fx.GraphModule, inputs: Sequence[Any], samples: int
 ) -> Iterator[SiteProof]:
     whole = copy_graph(gm)
     manager = PassManager([item])
@@ -146,10 +146,10 @@ def _proofs(
         for site in claimed:
             alone = copy_graph(gm)
             if _rewrite_one(item, alone, site.index):
-                verdict = original.equivalent(alone, draws=draws, edges=(), overflow=False)
+                verdict = original.equivalent(alone, samples=samples, edges=(), overflow=False)
                 yield SiteProof(kind, site.index, site.location, verdict)
     one = claimed[0] if len(claimed) == 1 else None
-    verdict = original.equivalent(whole, draws=draws)
+    verdict = original.equivalent(whole, samples=samples)
     yield SiteProof(kind, one.index if one else None, one.location if one else None, verdict)
 
 

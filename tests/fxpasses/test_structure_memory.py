@@ -1,4 +1,4 @@
-"""The structure check on reads, writes, effects and random draws."""
+"""The structure check on reads, writes, effects and RNG calls."""
 
 from __future__ import annotations
 

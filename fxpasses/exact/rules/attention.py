@@ -48,7 +48,7 @@ def _softmax(m: Arithmetic, scores: Dual) -> tuple[Dual, Dual]:
 
 
 @rule(*named("_scaled_dot_product_flash_attention_for_cpu"))
-def flash_attention_for_cpu(
+def _flash_attention_for_cpu(
     m: Arithmetic,
     op: Any,
     query: Dual,
@@ -70,7 +70,7 @@ def flash_attention_for_cpu(
 
 
 @rule(*named("_scaled_dot_product_flash_attention_for_cpu_backward"))
-def flash_attention_for_cpu_backward(
+def _flash_attention_for_cpu_backward(
     m: Arithmetic,
     op: Any,
     grad: Dual,
@@ -102,7 +102,7 @@ def flash_attention_for_cpu_backward(
 
 
 @rule(aten.scaled_dot_product_attention)
-def attention(
+def _attention(
     m: Arithmetic,
     op: Any,
     query: Dual,

@@ -16,27 +16,27 @@ aten = torch.ops.aten
 
 
 @rule(aten.add)
-def add(m: Arithmetic, op: Any, a: Any, b: Any, alpha: Any = 1) -> Dual:
+def _add(m: Arithmetic, op: Any, a: Any, b: Any, alpha: Any = 1) -> Dual:
     return m.add(a, b, alpha)
 
 
 @rule(aten.sub)
-def sub(m: Arithmetic, op: Any, a: Any, b: Any, alpha: Any = 1) -> Dual:
+def _sub(m: Arithmetic, op: Any, a: Any, b: Any, alpha: Any = 1) -> Dual:
     return m.sub(a, b, alpha)
 
 
 @rule(aten.rsub)
-def rsub(m: Arithmetic, op: Any, a: Any, b: Any, alpha: Any = 1) -> Dual:
+def _rsub(m: Arithmetic, op: Any, a: Any, b: Any, alpha: Any = 1) -> Dual:
     return m.sub(b, a, alpha)
 
 
 @rule(aten.mul)
-def mul(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
+def _mul(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
     return m.mul(a, b)
 
 
 @rule(aten.div)
-def div(m: Arithmetic, op: Any, a: Any, b: Any, rounding_mode: str | None = None) -> Dual:
+def _div(m: Arithmetic, op: Any, a: Any, b: Any, rounding_mode: str | None = None) -> Dual:
     if rounding_mode is None:
         return m.div(a, b)
     a, b = m.dual(a), m.dual(b)
@@ -44,133 +44,133 @@ def div(m: Arithmetic, op: Any, a: Any, b: Any, rounding_mode: str | None = None
 
 
 @rule(aten.floor_divide)
-def floor_divide(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
-    return div(m, op, a, b, "floor")
+def _floor_divide(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
+    return _div(m, op, a, b, "floor")
 
 
 @rule(aten.remainder)
-def remainder(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
-    return m.sub(a, m.mul(b, div(m, op, a, b, "floor")))
+def _remainder(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
+    return m.sub(a, m.mul(b, _div(m, op, a, b, "floor")))
 
 
 @rule(aten.fmod)
-def fmod(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
-    return m.sub(a, m.mul(b, div(m, op, a, b, "trunc")))
+def _fmod(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
+    return m.sub(a, m.mul(b, _div(m, op, a, b, "trunc")))
 
 
 @rule(aten.neg)
-def neg(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _neg(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.neg(a)
 
 
 @rule(aten.reciprocal)
-def reciprocal(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _reciprocal(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.reciprocal(a)
 
 
 @rule(aten.sqrt)
-def sqrt(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _sqrt(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.root(a)
 
 
 @rule(aten.rsqrt)
-def rsqrt(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _rsqrt(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.reciprocal(m.root(a))
 
 
 @rule(aten.square)
-def square(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _square(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.mul(a, a)
 
 
 @rule(aten.pow)
-def power(m: Arithmetic, op: Any, a: Any, exponent: Any) -> Dual:
+def _power(m: Arithmetic, op: Any, a: Any, exponent: Any) -> Dual:
     return m.pow(a, exponent)
 
 
 @rule(aten.exp)
-def exp(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _exp(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.exp(a)
 
 
 @rule(aten.exp2)
-def exp2(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _exp2(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
     return m.with_witness(m.exp(m.mul(a, math.log(2))), torch.exp2(a.witness), a)
 
 
 @rule(aten.expm1)
-def expm1(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _expm1(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
     return m.with_witness(m.sub(m.exp(a), 1), a.witness.expm1(), a)
 
 
 @rule(aten.log)
-def log(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _log(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.log(a)
 
 
 @rule(aten.log2)
-def log2(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _log2(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
     return m.with_witness(m.mul(m.log(a), 1 / math.log(2)), a.witness.log2(), a)
 
 
 @rule(aten.log10)
-def log10(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _log10(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
     return m.with_witness(m.mul(m.log(a), 1 / math.log(10)), a.witness.log10(), a)
 
 
 @rule(aten.log1p)
-def log1p(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _log1p(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
     return m.with_witness(m.log(m.add(a, 1)), a.witness.log1p(), a)
 
 
 @rule(aten.tanh)
-def tanh(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _tanh(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
     e = m.exp(m.mul(a, 2))
     return m.with_witness(m.div(m.sub(e, 1), m.add(e, 1)), a.witness.tanh(), a)
 
 
 @rule(aten.sinh)
-def sinh(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _sinh(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
     return m.with_witness(m.div(m.sub(m.exp(a), m.exp(m.neg(a))), 2), a.witness.sinh(), a)
 
 
 @rule(aten.cosh)
-def cosh(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _cosh(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
     return m.with_witness(m.div(m.add(m.exp(a), m.exp(m.neg(a))), 2), a.witness.cosh(), a)
 
 
 @rule(aten.sigmoid)
-def sigmoid(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _sigmoid(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
     return m.with_witness(m.reciprocal(m.add(m.exp(m.neg(a)), 1)), a.witness.sigmoid(), a)
 
 
 @rule(aten.erf)
-def erf(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _erf(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.uninterpreted("erf", a, m.dual(a).witness.erf(), parity=-1)
 
 
 @rule(aten.erfc)
-def erfc(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _erfc(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
-    return m.with_witness(m.sub(1, erf(m, op, a)), a.witness.erfc(), a)
+    return m.with_witness(m.sub(1, _erf(m, op, a)), a.witness.erfc(), a)
 
 
 @rule(aten.sin)
-def sin(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _sin(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.uninterpreted("sin", a, m.dual(a).witness.sin(), parity=-1)
 
 
 @rule(aten.cos)
-def cos(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _cos(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
     found = m.uninterpreted("cos", a, a.witness.cos(), parity=1)
     ones = [torch.where(r == 0, 1, h) for r, h in zip(a.residues, found.residues, strict=True)]
@@ -178,15 +178,15 @@ def cos(m: Arithmetic, op: Any, a: Dual) -> Dual:
 
 
 @rule(aten.tan)
-def tan(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _tan(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
-    return m.with_witness(m.div(sin(m, op, a), cos(m, op, a)), a.witness.tan(), a)
+    return m.with_witness(m.div(_sin(m, op, a), _cos(m, op, a)), a.witness.tan(), a)
 
 
 @rule(
     *named("asin acos atan asinh acosh atanh erfinv lgamma digamma special_erfcx special_i0 i0 special_ndtri")
 )
-def uninterpreted(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _uninterpreted(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
     return m.uninterpreted(op._schema.name, a, op(a.witness))
 
@@ -195,17 +195,17 @@ def uninterpreted(m: Arithmetic, op: Any, a: Dual) -> Dual:
 
 
 @rule(aten.abs)
-def absolute(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _absolute(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.select(a.witness < 0, m.neg(a), a, a.witness.abs())
 
 
 @rule(aten.relu)
-def relu(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _relu(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.select(a.witness > 0, a, 0, a.witness.relu()).as_type(a.dtype or torch.float32)
 
 
 @rule(aten.threshold_backward)
-def threshold_backward(m: Arithmetic, op: Any, grad: Dual, a: Any, threshold: float) -> Dual:
+def _threshold_backward(m: Arithmetic, op: Any, grad: Dual, a: Any, threshold: float) -> Dual:
     return m.select(m.dual(a).witness <= threshold, 0, grad).as_type(grad.dtype or torch.float32)
 
 
@@ -217,12 +217,12 @@ rule(*named("sign floor ceil trunc sgn"))(_by_witness)
 
 
 @rule(aten.round)
-def round_(m: Arithmetic, op: Any, a: Dual, decimals: int = 0) -> Any:
+def _round(m: Arithmetic, op: Any, a: Dual, decimals: int = 0) -> Any:
     return m.encoded(a.witness.round(), a) if not decimals else NotImplemented
 
 
 @rule(aten.frac)
-def frac(m: Arithmetic, op: Any, a: Dual) -> Dual:
+def _frac(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.sub(a, m.encoded(a.witness.trunc(), a))
 
 
@@ -243,7 +243,7 @@ rule(aten.fmin)(_choice(lambda a, b: (a <= b) | b.isnan(), torch.fmin))
 
 
 @rule(aten.clamp, aten.hardtanh, aten.clip)
-def clamp(m: Arithmetic, op: Any, a: Dual, min: Any = None, max: Any = None, **bounds: Any) -> Dual:
+def _clamp(m: Arithmetic, op: Any, a: Dual, min: Any = None, max: Any = None, **bounds: Any) -> Dual:
     if op.overloadpacket is aten.hardtanh:
         min, max = (
             bounds.get("min_val", -1 if min is None else min),
@@ -255,27 +255,27 @@ def clamp(m: Arithmetic, op: Any, a: Dual, min: Any = None, max: Any = None, **b
 
 
 @rule(aten.clamp_min)
-def clamp_min(m: Arithmetic, op: Any, a: Dual, bound: Any) -> Dual:
+def _clamp_min(m: Arithmetic, op: Any, a: Dual, bound: Any) -> Dual:
     return maximum(m, op, a, bound)
 
 
 @rule(aten.clamp_max)
-def clamp_max(m: Arithmetic, op: Any, a: Dual, bound: Any) -> Dual:
+def _clamp_max(m: Arithmetic, op: Any, a: Dual, bound: Any) -> Dual:
     return minimum(m, op, a, bound)
 
 
 @rule(aten.where)
-def where(m: Arithmetic, op: Any, condition: Tensor, a: Any = NotImplemented, b: Any = None) -> Any:
+def _where(m: Arithmetic, op: Any, condition: Tensor, a: Any = NotImplemented, b: Any = None) -> Any:
     return NotImplemented if a is NotImplemented else m.select(condition, a, b)
 
 
 @rule(aten.masked_fill)
-def masked_fill(m: Arithmetic, op: Any, a: Dual, mask: Tensor, value: Any) -> Dual:
+def _masked_fill(m: Arithmetic, op: Any, a: Dual, mask: Tensor, value: Any) -> Dual:
     return m.select(mask, value, a).as_type(a.dtype or torch.float32)
 
 
 @rule(aten.copysign)
-def copysign(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
+def _copysign(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
     a, b = m.dual(a), m.dual(b)
     same = torch.signbit(a.witness) == torch.signbit(b.witness)
     return m.select(same, a, m.neg(a), torch.copysign(a.witness, b.witness))
@@ -285,15 +285,15 @@ def copysign(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
 
 
 @rule(aten.lerp)
-def lerp(m: Arithmetic, op: Any, a: Dual, b: Dual, weight: Any) -> Dual:
+def _lerp(m: Arithmetic, op: Any, a: Dual, b: Dual, weight: Any) -> Dual:
     return m.add(a, m.mul(weight, m.sub(b, a)))
 
 
 @rule(aten.addcmul)
-def addcmul(m: Arithmetic, op: Any, a: Any, b: Any, c: Any, value: Any = 1) -> Dual:
+def _addcmul(m: Arithmetic, op: Any, a: Any, b: Any, c: Any, value: Any = 1) -> Dual:
     return m.add(a, m.mul(m.mul(b, c), value))
 
 
 @rule(aten.addcdiv)
-def addcdiv(m: Arithmetic, op: Any, a: Any, b: Any, c: Any, value: Any = 1) -> Dual:
+def _addcdiv(m: Arithmetic, op: Any, a: Any, b: Any, c: Any, value: Any = 1) -> Dual:
     return m.add(a, m.mul(m.div(b, c), value))

@@ -24,14 +24,14 @@ def _squeezed(a: Dual, dims: Sequence[int]) -> Dual:
 
 
 @rule(aten.sum)
-def total(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Dual:
+def _total(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Dual:
     a = m.dual(a)
     result = m.sum(a, _dims(a, dim), keepdim)
     return result.as_type(dtype) if dtype is not None else result
 
 
 @rule(aten.mean)
-def mean(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Dual:
+def _mean(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Dual:
     a = m.dual(a)
     return m.mean(a, _dims(a, dim), keepdim).as_type(dtype or a.dtype or torch.float32)
 
@@ -49,39 +49,39 @@ def _correction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any
 
 
 @rule(aten.var)
-def variance(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Dual:
+def _variance(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Dual:
     dim, correction, keepdim = _correction(args, kwargs)
     return m.variance(a, _dims(a, dim), correction, keepdim)[0]
 
 
 @rule(aten.std)
-def standard_deviation(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Dual:
-    return m.root(variance(m, op, a, *args, **kwargs))
+def _standard_deviation(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Dual:
+    return m.root(_variance(m, op, a, *args, **kwargs))
 
 
 @rule(aten.var_mean)
-def variance_and_mean(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> tuple[Dual, Dual]:
+def _variance_and_mean(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> tuple[Dual, Dual]:
     dim, correction, keepdim = _correction(args, kwargs)
     return m.variance(a, _dims(a, dim), correction, keepdim)
 
 
 @rule(aten.amax)
-def largest(m: Arithmetic, op: Any, a: Dual, dim: Any = (), keepdim: bool = False) -> Dual:
+def _largest(m: Arithmetic, op: Any, a: Dual, dim: Any = (), keepdim: bool = False) -> Dual:
     return m.extreme(a, _dims(a, dim), keepdim, largest=True)
 
 
 @rule(aten.amin)
-def smallest(m: Arithmetic, op: Any, a: Dual, dim: Any = (), keepdim: bool = False) -> Dual:
+def _smallest(m: Arithmetic, op: Any, a: Dual, dim: Any = (), keepdim: bool = False) -> Dual:
     return m.extreme(a, _dims(a, dim), keepdim, largest=False)
 
 
 @rule(aten.cumprod)
-def running_product(m: Arithmetic, op: Any, a: Dual, dim: int, dtype: Any = None) -> Dual:
+def _running_product(m: Arithmetic, op: Any, a: Dual, dim: int, dtype: Any = None) -> Dual:
     return m.products_along(a, dim % max(a.dim(), 1)) if a.dim() else a
 
 
 @rule(aten.prod)
-def product(
+def _product(
     m: Arithmetic, op: Any, a: Dual, dim: Any = None, keepdim: bool = False, dtype: Any = None
 ) -> Dual:
     if dim is None:
@@ -94,7 +94,7 @@ def product(
 
 
 @rule(aten._softmax, aten._safe_softmax, aten.softmax)
-def softmax(m: Arithmetic, op: Any, a: Dual, dim: int, *args: Any, **kwargs: Any) -> Dual:
+def _softmax(m: Arithmetic, op: Any, a: Dual, dim: int, *args: Any, **kwargs: Any) -> Dual:
     if a.dim() == 0:
         return NotImplemented
     if not a.witness.numel():
@@ -116,7 +116,7 @@ def _typed_softmax(result: Dual, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 @rule(aten._log_softmax, aten.log_softmax)
-def log_softmax(m: Arithmetic, op: Any, a: Dual, dim: int, *args: Any, **kwargs: Any) -> Dual:
+def _log_softmax(m: Arithmetic, op: Any, a: Dual, dim: int, *args: Any, **kwargs: Any) -> Dual:
     if a.dim() == 0:
         return NotImplemented
     if not a.witness.numel():
@@ -127,18 +127,18 @@ def log_softmax(m: Arithmetic, op: Any, a: Dual, dim: int, *args: Any, **kwargs:
 
 
 @rule(aten._softmax_backward_data)
-def softmax_backward(m: Arithmetic, op: Any, grad: Dual, result: Dual, dim: int, dtype: Any) -> Dual:
+def _softmax_backward(m: Arithmetic, op: Any, grad: Dual, result: Dual, dim: int, dtype: Any) -> Dual:
     product = m.mul(grad, result)
     return m.sub(product, m.mul(result, m.sum(product, [dim % grad.dim()], True)))
 
 
 @rule(aten._log_softmax_backward_data)
-def log_softmax_backward(m: Arithmetic, op: Any, grad: Dual, result: Dual, dim: int, dtype: Any) -> Dual:
+def _log_softmax_backward(m: Arithmetic, op: Any, grad: Dual, result: Dual, dim: int, dtype: Any) -> Dual:
     return m.sub(grad, m.mul(m.exp(result), m.sum(grad, [dim % grad.dim()], True)))
 
 
 @rule(aten.logsumexp)
-def logsumexp(m: Arithmetic, op: Any, a: Dual, dim: Any, keepdim: bool = False) -> Dual:
+def _logsumexp(m: Arithmetic, op: Any, a: Dual, dim: Any, keepdim: bool = False) -> Dual:
     dims = _dims(a, dim)
     top = m.extreme(a, dims, True, largest=True)
     result = m.add(m.log(m.sum(m.exp(m.sub(a, top)), dims, True)), top)
@@ -149,7 +149,7 @@ def logsumexp(m: Arithmetic, op: Any, a: Dual, dim: Any, keepdim: bool = False) 
 
 
 @rule(*named("sort topk kthvalue mode cummax cummin median nanmedian max min"))
-def picked(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
+def _picked(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
     if args and isinstance(args[0], (Dual, Tensor)):  # the elementwise overloads
         from_two = aten.maximum if op.overloadpacket is aten.max else aten.minimum
         return RULES[from_two](m, op, a, args[0])

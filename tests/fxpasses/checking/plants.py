@@ -100,7 +100,7 @@ def drops_a_copy(gm: fx.GraphModule) -> bool:
 
 @fxpasses.graph_pass(graphs=["joint", "inference"])
 def reorders_random_draws(gm: fx.GraphModule) -> bool:
-    """Moves the second random draw before the first."""
+    """Moves the second RNG call before the first."""
     draws = calls(gm, aten.rand.default)
     if len(draws) < 2:
         return False

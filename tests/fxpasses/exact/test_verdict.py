@@ -104,7 +104,7 @@ DIFFERENT = {
 @pytest.mark.parametrize("name", EQUAL)
 def test_identities_are_certified(name):
     verdict = equivalent(*graphs(*EQUAL[name]), edges=(), overflow=False)
-    assert (verdict.kind, verdict.draws) == ("EQUAL", 2), verdict
+    assert (verdict.kind, verdict.samples) == ("EQUAL", 2), verdict
     assert verdict.bound < 1e-5
 
 

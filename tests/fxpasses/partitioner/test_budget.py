@@ -178,7 +178,7 @@ def test_value_that_can_be_had_neither_way_is_named() -> None:
     for node in (whole, backward):
         node.meta["val"] = x.meta["val"]
     graph.output([whole, backward])
-    with pytest.raises(PartitionError, match="draws random numbers") as error:
+    with pytest.raises(PartitionError, match="calls the RNG") as error:
         partition(fx.GraphModule(torch.nn.Module(), graph), (), num_fwd_outputs=1)
     assert error.value.node == pair.name
 
@@ -194,7 +194,7 @@ def test_checkpointed_region_is_recomputed_whatever_the_budget() -> None:
 def test_random_numbers_are_saved_at_a_budget_of_zero() -> None:
     compiled, splits = compile_split(random_noise, memory_budget=0.0)
     compiled(torch.randn(4, requires_grad=True))
-    drawn = [v for v in splits[0].report.saved if v.reason == "draws random numbers"]
+    drawn = [v for v in splits[0].report.saved if v.reason == "calls the RNG"]
     assert "rand_like.default" in {v.source for v in drawn}
     assert not any(v.source.startswith("rand") for v in splits[0].report.recomputed)
 

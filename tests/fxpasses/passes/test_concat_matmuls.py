@@ -22,7 +22,7 @@ X = torch.randn(3, 2, 4)
 WEIGHT = torch.linspace(-1, 1, 40).reshape(4, 10)
 
 
-def products(gm):
+def matmuls(gm):
     return [
         n for n in gm.graph.nodes if n.target in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
     ]
@@ -72,10 +72,10 @@ def test_returned_products_have_memory_of_their_own():
 
 def test_what_does_not_depend_on_the_loop_is_one_product_each():
     gm = captured(Recurrent(), X)
-    before = len(products(gm))
+    before = len(matmuls(gm))
     assert rewrite(PASS, gm)
     # Forward: inputs of both cells and the head; backward: gradients of the head's and of the second cell's input.
-    assert before - len(products(gm)) == 5 * 2
+    assert before - len(matmuls(gm)) == 5 * 2
 
 
 def test_random_draws_keep_their_order():

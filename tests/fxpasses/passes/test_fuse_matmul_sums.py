@@ -16,7 +16,7 @@ from tests.fxpasses.passes.support import (
     captured,
     rewrite,
 )
-from tests.fxpasses.passes.test_concat_matmuls import Recurrent, products
+from tests.fxpasses.passes.test_concat_matmuls import Recurrent, matmuls
 
 PASS = FuseMatmulSums()
 ANY = FuseMatmulSums(gain=0.0)
@@ -40,10 +40,10 @@ def test_results_and_gradients():
 
 def test_each_weight_of_a_loop_has_one_product_for_its_gradient():
     gm = captured(Recurrent(), torch.randn(5, 2, 4))
-    before = len(products(gm))
+    before = len(matmuls(gm))
     assert rewrite(ANY, gm)
     # Four matrices of the cells and one of the head, four steps fewer each; and sums of gradients of a state.
-    assert before - len(products(gm)) >= 5 * 4
+    assert before - len(matmuls(gm)) >= 5 * 4
 
 
 def test_other_terms_stay():
@@ -59,8 +59,8 @@ def test_other_terms_stay():
 
 def test_terms_that_are_the_same_product():
     def f(a, b, c):
-        product = a @ b
-        return (product + product) + c @ b
+        matmul = a @ b
+        return (matmul + matmul) + c @ b
 
     gm = captured(f, torch.randn(20, 2), torch.randn(2, 20), torch.randn(20, 2))
     assert rewrite(PASS, gm)
@@ -75,7 +75,7 @@ def test_terms_that_are_the_same_product():
     order=st.lists(st.integers(0, 9), min_size=8, max_size=8),
 )
 def test_sums_of_any_form(inner, flips, order):
-    """Products of other inner sizes, some transposed, added in any order."""
+    """Matmuls of other inner sizes, some transposed, added in any order."""
     operands = [
         (torch.randn(12, k), torch.randn(k, 13)) if not flip else (torch.randn(13, k), torch.randn(k, 12))
         for k, flip in zip(inner, flips, strict=False)
@@ -91,7 +91,7 @@ def test_sums_of_any_form(inner, flips, order):
     flat = [x.double() for pair in operands for x in pair]
     gm = captured(f, *flat)
     rewrite(ANY, gm)
-    assert len(products(gm)) == 1 or any(flips)
+    assert len(matmuls(gm)) == 1 or any(flips)
     torch.testing.assert_close(gm(*flat)[0], f(*flat))
 
 

@@ -23,7 +23,7 @@ def last_logits(x, weight):
     return (F.layer_norm(x, (8,)) @ weight)[:, -1]
 
 
-def products(gm):
+def matmuls(gm):
     ops = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
     return [tuple(n.meta["val"].shape) for n in gm.graph.nodes if n.target in ops]
 
@@ -55,7 +55,7 @@ def test_only_one_row_of_a_layer_is_computed(causal):
         gm = captured(model, X)
         assert rewrite(PASS, gm)
     # Keys and values need all twelve rows; nothing else does.
-    assert sorted(rows for rows, _ in products(gm)) in ([2, 2, 2, 2, 12], [2, 2, 2, 2, 2, 12])
+    assert sorted(rows for rows, _ in matmuls(gm)) in ([2, 2, 2, 2, 12], [2, 2, 2, 2, 2, 12])
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_results_and_gradients():
         lambda i, w: (i[..., None] >= torch.arange(7)).to(w.dtype) @ w,
         lambda i, w: (
             (i[..., None].to(w.dtype) == torch.arange(7).to(w.dtype)).to(w.dtype) @ w
-        ),  # not whole numbers
+        ),  # not integers
         lambda i, w: ((i[..., None] == torch.arange(7)).to(w.dtype) * 2) @ w,
         lambda i, w: (i[0][:, None] == i[1][None, :]).to(w.dtype) @ w[:3],
     ],

@@ -106,8 +106,8 @@ def test_fewer_values_are_saved():
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x, w: x.sin()[:, 0] * w.sum(),  # no product
-        lambda x, w: (x @ w).cumsum(1)[:, 0],  # spreads over all rows before it reaches the product
+        lambda x, w: x.sin()[:, 0] * w.sum(),  # no matmul
+        lambda x, w: (x @ w).cumsum(1)[:, 0],  # spreads over all rows before it reaches the matmul
         lambda x, w: (x @ w).softmax(1)[:, 0],
         lambda x, w: (x @ w).sin(),  # nothing is zero
         lambda x, w: (x @ w)[..., 0],  # columns

@@ -18,39 +18,39 @@ from fxpasses import _torch, _torch_inductor
 from fxpasses.errors import HandoverError
 from fxpasses.graphs.rewriting import copy_graph
 
-__all__ = ["with_inductors_draws"]
+__all__ = ["with_inductor_rng"]
 
 
-def with_inductors_draws(gm: fx.GraphModule) -> fx.GraphModule:
+def with_inductor_rng(gm: fx.GraphModule) -> fx.GraphModule:
     """The graph with its draws from seeds compiled; the same graph where it has none."""
-    if not any(node.target in _DRAWS for node in gm.graph.nodes):
+    if not any(node.target in _REPLACED for node in gm.graph.nodes):
         return gm
     module = copy_graph(gm)
     for node in module.graph.nodes:
-        if node.target in _DRAWS:
-            node.target = _DRAWS[node.target]
+        if node.target in _REPLACED:
+            node.target = _REPLACED[node.target]
     module.recompile()
     return module
 
 
-def draw_random(*args: Any, **kwargs: Any) -> torch.Tensor:
+def inductor_random(*args: Any, **kwargs: Any) -> torch.Tensor:
     """``inductor_random`` as compiled code computes it."""
-    return _draw(_torch_inductor.INDUCTOR_RANDOM, args, kwargs)
+    return _call(_torch_inductor.INDUCTOR_RANDOM, args, kwargs)
 
 
-def draw_randint(*args: Any, **kwargs: Any) -> torch.Tensor:
+def inductor_randint(*args: Any, **kwargs: Any) -> torch.Tensor:
     """``inductor_randint`` as compiled code computes it."""
-    return _draw(_torch_inductor.INDUCTOR_RANDINT, args, kwargs)
+    return _call(_torch_inductor.INDUCTOR_RANDINT, args, kwargs)
 
 
-_DRAWS: dict[Any, Callable[..., torch.Tensor]] = {
-    _torch_inductor.INDUCTOR_RANDOM: draw_random,
-    _torch_inductor.INDUCTOR_RANDINT: draw_randint,
+_REPLACED: dict[Any, Callable[..., torch.Tensor]] = {
+    _torch_inductor.INDUCTOR_RANDOM: inductor_random,
+    _torch_inductor.INDUCTOR_RANDINT: inductor_randint,
 }
 _SEED = "the seed"
 
 
-def _draw(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+def _call(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
     seeds = [a for a in args if isinstance(a, torch.Tensor)]
     described = tuple(
         _SEED if isinstance(a, torch.Tensor) else tuple(a) if isinstance(a, list) else a for a in args
@@ -68,7 +68,7 @@ def _draw(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch
 def _compiled(
     operator: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
 ) -> Callable[..., Any]:
-    def draw(seed: torch.Tensor) -> torch.Tensor:
+    def call(seed: torch.Tensor) -> torch.Tensor:
         return operator(*(seed if a is _SEED else a for a in args), **dict(kwargs))
 
-    return torch.compile(_torch.with_own_code(draw), backend="inductor", fullgraph=True, dynamic=False)
+    return torch.compile(_torch.with_own_code(call), backend="inductor", fullgraph=True, dynamic=False)

@@ -1,7 +1,7 @@
-"""Inputs for a draw: random ones, which carry the bound on the error, and families of values at which rewrites go wrong.
+"""Inputs for a sample: random ones, which carry the bound on the error, and families of values at which rewrites go wrong.
 
 Floats have few bits, so that every float type holds them exactly. Integers stay in the range of the example, and sorted ones stay sorted:
-an index that is in bounds for the example is in bounds for every draw.
+an index that is in bounds for the example is in bounds for every sample.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-__all__ = ["EDGES", "Family", "drawn", "with_other_sizes"]
+__all__ = ["EDGES", "Family", "sample_input", "with_other_sizes"]
 
 Family = Literal[
     "example", "random", "ties", "rows", "not a number", "infinity", "zeros", "signs", "extreme integers"
@@ -26,7 +26,7 @@ _MASK = 1e30
 """Values at least this large stand for minus infinity in a mask."""
 
 
-def drawn(example: Tensor, family: Family, generator: torch.Generator, scale: float = 1.0) -> Tensor:
+def sample_input(example: Tensor, family: Family, generator: torch.Generator, scale: float = 1.0) -> Tensor:
     """A value for an input.
 
     Args:

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 _VIEWS_BY_SHAPE = named("view _unsafe_view _reshape_alias reshape view_as reshape_as")
 
 
-def parts(m: Arithmetic, op: Any, args: Any, kwargs: Any, reduce: bool) -> Any:
+def _parts(m: Arithmetic, op: Any, args: Any, kwargs: Any, reduce: bool) -> Any:
     """The operator on the witnesses and on the residues of each level.
 
     Args:
@@ -88,13 +88,13 @@ def _is_integer(value: Any) -> bool:
     ),
     *named("wait_tensor", torch.ops._c10d_functional),
 )
-def moved(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
+def _moved(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
     kwargs.pop("memory_format", None)
-    return parts(m, op, args, kwargs, reduce=False)
+    return _parts(m, op, args, kwargs, reduce=False)
 
 
 @rule(*_VIEWS_BY_SHAPE)
-def view(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
+def _view(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
     # Strides of parts are not those of the graph: a reshape always works.
     if op._overloadname == "dtype":
         bits = a.witness.to(a.dtype).view(args[0])
@@ -109,29 +109,31 @@ def view(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
         "_unsafe_index_put col2im upsample_nearest1d_backward upsample_nearest2d_backward trace masked_scatter"
     )
 )
-def added_up(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
+def _added_up(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
     kwargs.pop("dtype", None)
     values = tuple(m.dual(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
-    return parts(m, op, values, kwargs, reduce=True)
+    return _parts(m, op, values, kwargs, reduce=True)
 
 
 @rule(aten.index_add)
-def index_add(m: Arithmetic, op: Any, a: Dual, dim: int, index: Tensor, source: Dual, alpha: Any = 1) -> Dual:
-    return parts(m, op, (m.dual(a), dim, index, m.mul(source, alpha)), {}, reduce=True)
+def _index_add(
+    m: Arithmetic, op: Any, a: Dual, dim: int, index: Tensor, source: Dual, alpha: Any = 1
+) -> Dual:
+    return _parts(m, op, (m.dual(a), dim, index, m.mul(source, alpha)), {}, reduce=True)
 
 
 @rule(aten.scatter)
-def scatter(m: Arithmetic, op: Any, a: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
+def _scatter(m: Arithmetic, op: Any, a: Any, dim: int, index: Tensor, source: Any, **kwargs: Any) -> Any:
     if kwargs:
         return NotImplemented
     a = m.dual(a)
     if not isinstance(source, (Dual, Tensor)):
         source = m.full(index.shape, source, a.dtype or torch.float32)
-    return parts(m, aten.scatter.src, (a, dim, index, m.dual(source)), {}, reduce=False)
+    return _parts(m, aten.scatter.src, (a, dim, index, m.dual(source)), {}, reduce=False)
 
 
 @rule(aten.index_fill)
-def index_fill(m: Arithmetic, op: Any, a: Dual, dim: int, index: Tensor, value: Any) -> Dual:
+def _index_fill(m: Arithmetic, op: Any, a: Dual, dim: int, index: Tensor, value: Any) -> Dual:
     if not a.dim():
         return m.full((), value, a.dtype or torch.float32) if index.numel() else a
     mask = torch.zeros(a.shape[dim], dtype=torch.bool).index_fill(0, index, True)
@@ -141,7 +143,7 @@ def index_fill(m: Arithmetic, op: Any, a: Dual, dim: int, index: Tensor, value: 
 
 
 @rule(aten.constant_pad_nd)
-def constant_pad(m: Arithmetic, op: Any, a: Dual, pad: Any, value: Any = 0) -> Dual:
+def _constant_pad(m: Arithmetic, op: Any, a: Dual, pad: Any, value: Any = 0) -> Dual:
     inside = aten.constant_pad_nd.default(torch.ones(a.shape, dtype=torch.bool), pad, False)
     return m.select(inside, a.map(lambda t: aten.constant_pad_nd.default(t, pad, 0)), value).as_type(
         a.dtype or torch.float32
@@ -149,7 +151,7 @@ def constant_pad(m: Arithmetic, op: Any, a: Dual, pad: Any, value: Any = 0) -> D
 
 
 @rule(aten._to_copy, aten.to, *named("convert_element_type", torch.ops.prims))
-def cast(m: Arithmetic, op: Any, a: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+def _cast(m: Arithmetic, op: Any, a: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
     dtype = dtype or next((x for x in args if isinstance(x, torch.dtype)), None)
     if not isinstance(a, Dual):
         return m.dual(a, dtype) if dtype is not None and dtype.is_floating_point else NotImplemented
@@ -159,12 +161,12 @@ def cast(m: Arithmetic, op: Any, a: Any, *args: Any, dtype: Any = None, **kwargs
 
 
 @rule(aten.type_as)
-def type_as(m: Arithmetic, op: Any, a: Any, other: Any) -> Any:
-    return cast(m, op, a, dtype=other.dtype)
+def _type_as(m: Arithmetic, op: Any, a: Any, other: Any) -> Any:
+    return _cast(m, op, a, dtype=other.dtype)
 
 
 @rule(aten.copy)
-def copy(m: Arithmetic, op: Any, a: Any, source: Any, non_blocking: bool = False) -> Any:
+def _copy(m: Arithmetic, op: Any, a: Any, source: Any, non_blocking: bool = False) -> Any:
     if not isinstance(a, Dual):
         return m.dual(source).witness.to(a.dtype).expand(a.shape)
     return m.dual(source).map(lambda t: t.expand(a.shape)).as_type(a.dtype or torch.float32)
@@ -174,37 +176,37 @@ def copy(m: Arithmetic, op: Any, a: Any, source: Any, non_blocking: bool = False
 
 
 @rule(aten.full_like)
-def full_like(m: Arithmetic, op: Any, a: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
+def _full_like(m: Arithmetic, op: Any, a: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
     return _filled(m, a.shape, value, dtype or a.dtype)
 
 
 @rule(aten.zeros_like, aten.empty_like)
-def zeros_like(m: Arithmetic, op: Any, a: Any, dtype: Any = None, **kwargs: Any) -> Any:
+def _zeros_like(m: Arithmetic, op: Any, a: Any, dtype: Any = None, **kwargs: Any) -> Any:
     return _filled(m, a.shape, 0, dtype or a.dtype)
 
 
 @rule(aten.ones_like)
-def ones_like(m: Arithmetic, op: Any, a: Any, dtype: Any = None, **kwargs: Any) -> Any:
+def _ones_like(m: Arithmetic, op: Any, a: Any, dtype: Any = None, **kwargs: Any) -> Any:
     return _filled(m, a.shape, 1, dtype or a.dtype)
 
 
 @rule(aten.new_full)
-def new_full(m: Arithmetic, op: Any, a: Any, size: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
+def _new_full(m: Arithmetic, op: Any, a: Any, size: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
     return _filled(m, size, value, dtype or a.dtype)
 
 
 @rule(aten.new_zeros, aten.new_empty)
-def new_zeros(m: Arithmetic, op: Any, a: Any, size: Any, dtype: Any = None, **kwargs: Any) -> Any:
+def _new_zeros(m: Arithmetic, op: Any, a: Any, size: Any, dtype: Any = None, **kwargs: Any) -> Any:
     return _filled(m, size, 0, dtype or a.dtype)
 
 
 @rule(aten.new_ones)
-def new_ones(m: Arithmetic, op: Any, a: Any, size: Any, dtype: Any = None, **kwargs: Any) -> Any:
+def _new_ones(m: Arithmetic, op: Any, a: Any, size: Any, dtype: Any = None, **kwargs: Any) -> Any:
     return _filled(m, size, 1, dtype or a.dtype)
 
 
 @rule(aten.new_empty_strided, aten.empty_strided, aten.empty, aten.zeros)
-def new_empty(m: Arithmetic, op: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+def _new_empty(m: Arithmetic, op: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
     # What is not written yet is nobody's to read: zeros, so that both graphs have the same.
     like, size = (args[0], args[1]) if isinstance(args[0], (Dual, Tensor)) else (None, args[0])
     kind: Any = dtype or (like.dtype if like is not None else torch.get_default_dtype())
@@ -212,22 +214,22 @@ def new_empty(m: Arithmetic, op: Any, *args: Any, dtype: Any = None, **kwargs: A
 
 
 @rule(aten.full)
-def full(m: Arithmetic, op: Any, size: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
+def _full(m: Arithmetic, op: Any, size: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
     return _filled(m, size, value, dtype or torch.full((), value).dtype)
 
 
 @rule(aten.ones)
-def ones(m: Arithmetic, op: Any, size: Any, dtype: Any = None, **kwargs: Any) -> Any:
+def _ones(m: Arithmetic, op: Any, size: Any, dtype: Any = None, **kwargs: Any) -> Any:
     return _filled(m, size, 1, dtype or torch.get_default_dtype())
 
 
 @rule(aten.scalar_tensor)
-def scalar_tensor(m: Arithmetic, op: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
+def _scalar_tensor(m: Arithmetic, op: Any, value: Any, dtype: Any = None, **kwargs: Any) -> Any:
     return _filled(m, (), value, dtype or torch.get_default_dtype())
 
 
 @rule(aten.fill)
-def fill(m: Arithmetic, op: Any, a: Any, value: Any) -> Any:
+def _fill(m: Arithmetic, op: Any, a: Any, value: Any) -> Any:
     if isinstance(value, (Dual, Tensor)) and value.dim() == 0 and a.dtype.is_floating_point:
         return m.full(a.shape, value, a.dtype)
     return _filled(m, a.shape, value, a.dtype)

@@ -14,12 +14,12 @@ aten = torch.ops.aten
 
 
 @rule(*named("mm bmm dot mv matmul outer ger vdot"))
-def matmul(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
+def _matmul(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
     return m.bilinear(op, m.dual(a), m.dual(b))
 
 
 @rule(aten.addmm, aten.baddbmm, aten.addmv, aten.addbmm)
-def added_matmul(m: Arithmetic, op: Any, addend: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+def _added_matmul(m: Arithmetic, op: Any, addend: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
     function = {aten.addmm: aten.mm.default, aten.baddbmm: aten.bmm.default, aten.addmv: aten.mv.default}.get(
         op.overloadpacket
     )
@@ -30,13 +30,13 @@ def added_matmul(m: Arithmetic, op: Any, addend: Any, a: Any, b: Any, beta: Any 
 
 
 @rule(aten.linear)
-def linear(m: Arithmetic, op: Any, a: Dual, weight: Dual, bias: Any = None) -> Dual:
+def _linear(m: Arithmetic, op: Any, a: Dual, weight: Dual, bias: Any = None) -> Dual:
     product = m.bilinear(lambda x, w: aten.linear.default(x, w), m.dual(a), m.dual(weight))
     return product if bias is None else m.add(product, bias)
 
 
 @rule(aten.convolution)
-def convolution(m: Arithmetic, op: Any, a: Dual, weight: Dual, bias: Any, *how: Any) -> Dual:
+def _convolution(m: Arithmetic, op: Any, a: Dual, weight: Dual, bias: Any, *how: Any) -> Dual:
     result = m.bilinear(lambda x, w: aten.convolution.default(x, w, None, *how), m.dual(a), m.dual(weight))
     if bias is None:
         return result
@@ -45,7 +45,7 @@ def convolution(m: Arithmetic, op: Any, a: Dual, weight: Dual, bias: Any, *how: 
 
 
 @rule(aten.convolution_backward)
-def convolution_backward(
+def _convolution_backward(
     m: Arithmetic, op: Any, grad: Dual, a: Dual, weight: Dual, bias_sizes: Any, *how: Any
 ) -> tuple[Dual | None, Dual | None, Dual | None]:
     *settings, wanted = how
@@ -67,7 +67,7 @@ def convolution_backward(
 
 
 @rule(aten.max_pool2d_with_indices)
-def max_pool2d(m: Arithmetic, op: Any, a: Dual, *how: Any) -> Any:
+def _max_pool2d(m: Arithmetic, op: Any, a: Dual, *how: Any) -> Any:
     witness, indices = op(a.witness, *how)
     at = indices.flatten(-2)
     chosen = a.map(lambda t: t.flatten(-2).gather(-1, at).view(indices.shape))
@@ -75,7 +75,7 @@ def max_pool2d(m: Arithmetic, op: Any, a: Dual, *how: Any) -> Any:
 
 
 @rule(aten.max_pool2d_with_indices_backward)
-def max_pool2d_backward(m: Arithmetic, op: Any, grad: Dual, a: Any, *how: Any) -> Dual:
+def _max_pool2d_backward(m: Arithmetic, op: Any, grad: Dual, a: Any, *how: Any) -> Dual:
     at = how[-1].flatten(-2)
     size = (*a.shape[:-2], a.shape[-2] * a.shape[-1])
 
@@ -86,7 +86,7 @@ def max_pool2d_backward(m: Arithmetic, op: Any, grad: Dual, a: Any, *how: Any) -
 
 
 @rule(aten.avg_pool2d)
-def avg_pool2d(
+def _avg_pool2d(
     m: Arithmetic,
     op: Any,
     a: Dual,
@@ -112,7 +112,7 @@ def avg_pool2d(
 
 
 @rule(aten._adaptive_avg_pool2d, aten.adaptive_avg_pool2d)
-def adaptive_avg_pool2d(m: Arithmetic, op: Any, a: Dual, output_size: Any) -> Dual:
+def _adaptive_avg_pool2d(m: Arithmetic, op: Any, a: Dual, output_size: Any) -> Dual:
     height, width = a.shape[-2:]
     rows, columns = output_size
     cells = []
@@ -127,7 +127,7 @@ def adaptive_avg_pool2d(m: Arithmetic, op: Any, a: Dual, output_size: Any) -> Du
 
 
 @rule(*named("all_reduce", torch.ops._c10d_functional))
-def all_reduce(m: Arithmetic, op: Any, a: Dual, how: str, group: Any) -> Any:
+def _all_reduce(m: Arithmetic, op: Any, a: Dual, how: str, group: Any) -> Any:
     # Each element depends on the elements at its place in all processes; of how, only the reduction and the group are known.
     if not isinstance(a, Dual):
         return NotImplemented
