@@ -252,7 +252,7 @@ def compile_context(example_inputs: Sequence[Any]) -> Iterator[None]:
 
 
 def wrapper_arguments() -> dict[str, Any]:
-    """What Inductor's inner compiler has to be told when its settings ask for another wrapper than Python."""
+    """Arguments of Inductor's inner compiler for the wrapper (Python, C++, ...) that its settings ask for."""
     asked = {name: bool(getattr(inductor_config, name, False)) for name in ("cpp_wrapper", "fx_wrapper")}
     return asked if any(asked.values()) else {}
 
@@ -415,7 +415,7 @@ def cpp_compiler() -> tuple[str, str]:
 
 
 def compile_cache_directory() -> str:
-    """Where Inductor keeps what it compiled."""
+    """The directory in which Inductor keeps compiled code."""
     return cache_dir()
 
 
@@ -447,7 +447,7 @@ def load_cpp_kernel(argtypes: list[str], source: str) -> Callable[..., Any]:
 
 
 def cache_for_code() -> contextlib.AbstractContextManager[Any]:
-    """Where compiled code goes: with caches disabled, a new place for this block, as Inductor has for each graph."""
+    """The directory of compiled code: with caches disabled, a new one for this block, as Inductor has for each graph."""
     return fresh_cache() if inductor_config.force_disable_caches else contextlib.nullcontext()
 
 
@@ -482,9 +482,9 @@ def rewritten_code(rewrite: Callable[[str], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def of_segment() -> Iterator[list[Any]]:
-    """Compile a piece of a graph in place of the whole: gives the list that Inductor fills with its outputs' strides.
+    """Compile a segment of a graph in place of the whole: gives the list that Inductor fills with its outputs' strides.
 
-    Inputs that AOTAutograd lets a backward graph overwrite are named by their places in the whole graph: none here.
+    Inputs that AOTAutograd lets a backward graph overwrite are named by their positions in the whole graph: none here.
     """
     context = TracingContext.try_get()
     metadata = getattr(context, "fw_metadata", None)

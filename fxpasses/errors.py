@@ -53,7 +53,12 @@ class OptionsError(FxPassesError, ValueError):
 
     @classmethod
     def for_choice(cls, option: str, given: object, valid: Iterable[str]) -> OptionsError:
-        """For a word that is none of the valid ones: says which of them is nearest.
+        """Make the error for a word that is none of the valid ones; it says which of them is nearest.
+
+        Args:
+            option: name of the option.
+            given: its value.
+            valid: the words that it may be.
 
         >>> print(OptionsError.for_choice("check", "value", ["structure", "values", "off"]))
         option 'check': expected one of 'structure', 'values', 'off', got 'value'; did you mean 'values'?
@@ -70,11 +75,11 @@ class OptionsError(FxPassesError, ValueError):
 
 
 class ShadowedPackageError(FxPassesError, ImportError):
-    """Another module is imported in the place of one of the packages that come with fxpasses.
+    """Another module is imported instead of one of the packages that come with fxpasses.
 
     Attributes:
         package: the name of ours.
-        found: the file that is imported in its place.
+        found: the file that is imported instead.
         ours: the directory of ours.
     """
 
@@ -133,8 +138,12 @@ def did_you_mean(given: object, valid: Iterable[str]) -> str:
 
 
 def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
-    """A sentence for a name that does not exist: the nearest one first, then all of them (the nearest ten
-    where there are more than forty).
+    """Write a sentence for a name that does not exist: the nearest one first, then all of them.
+
+    Args:
+        kind: the kind of thing that is named, such as ``"option"``.
+        given: the name.
+        valid: the names that exist. Where they are more than forty, the ten nearest are listed.
 
     >>> unknown_name("option", "memory_budgt", ["memory_budget", "passes"])
     "unknown option 'memory_budgt'; did you mean 'memory_budget'? Valid options: memory_budget, passes."
@@ -149,7 +158,7 @@ def unknown_name(kind: str, given: str, valid: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Location:
-    """Where in the user's program a graph node comes from.
+    """The line of the user's program that a graph node comes from.
 
     Attributes:
         node: the node's name in its graph, or "" when no single node is to blame.

@@ -1,4 +1,4 @@
-"""Counters of what the backend did in this process."""
+"""Counters of the backend's work in this process."""
 
 from __future__ import annotations
 
@@ -129,7 +129,13 @@ class _Counters:
             self._running.inner = None if around is None else around + taken
 
     def move_seconds(self, stage: str, seconds: float, from_stage: str = "") -> None:
-        """Count time for one stage, which another one does not have then."""
+        """Count time for one stage and take it from another.
+
+        Args:
+            stage: gets the time.
+            seconds: how much.
+            from_stage: loses it; none by default.
+        """
         with self._lock:
             spent = dict(self._stats.seconds)
             spent[stage] = spent.get(stage, 0.0) + seconds
@@ -160,6 +166,13 @@ class _Counters:
             self._stats = replace(self._stats, isolated=(*self._stats.isolated, isolated))
 
     def add_region_report(self, report: object, regions: int, calls: int) -> None:
+        """Count the regions of a graph and keep its report; the last hundred are kept.
+
+        Args:
+            report: a :class:`fxpasses.RegionReport`.
+            regions: how many regions were compiled.
+            calls: how many calls of them the graph has.
+        """
         with self._lock:
             now = self._stats
             reports = (*now.region_reports[-99:], report)
@@ -188,7 +201,7 @@ counters = _Counters()
 
 
 def stats() -> Stats:
-    """What the backend has done in this process so far.
+    """The counters of the backend's work in this process so far.
 
     >>> from fxpasses import reset_stats, stats
     >>> reset_stats()

@@ -162,7 +162,7 @@ class _CopyJoint(Observer):
 
 
 class _Recorder(EagerCompiler):
-    """Keeps the graphs; what it "compiles" reports its inputs instead of running."""
+    """Keeps the graphs; its "compiled" callables report their inputs instead of running."""
 
     def __init__(self, options: Options, decompose: bool) -> None:
         super().__init__(options, decompose)
@@ -179,6 +179,7 @@ class _Recorder(EagerCompiler):
         return forward, self.backward_graph
 
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
+        """Keep the graph; running the result reports its inputs. Args: those of :meth:`fxpasses.compiling.pipeline.Compiler.forward`."""
         self.forward_graph = gm
 
         def report(inputs: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What decides one compilation, as text by name: versions, settings, options and inputs, the most general first."""
+"""The factors that decide one compilation, as text by name: versions, settings, options, inputs, the most general first."""
 
 from __future__ import annotations
 
@@ -22,14 +22,23 @@ __all__ = ["compile_factors", "graph_text"]
 _VARIABLES = (
     "ATEN_", "CC", "CFLAGS", "CUDA", "CXX", "FXPASSES_", "KMP_", "LDFLAGS", "MKL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_",
 )  # fmt: skip
-"""How the names of environment variables begin that compilers and kernels read."""
+"""Prefixes of the environment variables that compilers and kernels read."""
 
 _PRINTING = ("TORCH_LOGS", "TORCH_TRACE", "TORCHDYNAMO_VERBOSE", "TORCH_SHOW", "TORCH_COMPILE_DEBUG")
-"""Those among them that change what is printed, and nothing else."""
+"""Those among them that change messages, and nothing else."""
 
 
 def compile_factors(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> dict[str, str]:
-    """What decides the compilation of ``gm`` besides its calls and the passes, as it is before any stage has run."""
+    """Describe everything that decides a compilation besides the calls of its graph and the passes, before any stage has run.
+
+    Args:
+        gm: the Dynamo graph.
+        inputs: its example inputs: fake tensors and symbolic sizes.
+        options: of the compilation.
+
+    Returns:
+        Text by the name of the factor, the most general first: versions, environment variables, settings, options, inputs.
+    """
     return {
         **_surroundings(),
         **{
@@ -161,5 +170,5 @@ def _autocast(device: str) -> str:
 
 
 def _says(value: Any) -> bool:
-    """Whether a setting has a value that says the same in every process."""
+    """Whether the value of a setting reads the same in every process."""
     return " at 0x" not in repr(value)

@@ -1,4 +1,4 @@
-"""What decided each compilation, and which of it was different: for the question why a cache did not help."""
+"""The factors that decided each compilation, compared with earlier ones: why a cache did not help."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Compilation:
 
     @classmethod
     def from_json(cls, text: str) -> Compilation:
-        """What :meth:`to_json` has written."""
+        """Read the text of :meth:`to_json`."""
         data = json.loads(text)
         passes = tuple(Identity(p["name"], p["factors"], tuple(p["unknown"])) for p in data["passes"])
         return cls(data["graph"], data["factors"], passes, data["from_cache"])
@@ -108,7 +108,7 @@ class Miss:
 
 
 def explain_miss(a: Compilation | str | os.PathLike[str], b: Compilation | str | os.PathLike[str]) -> Miss:
-    """Name what differs between two compilations, so that the second could not load what the first had stored.
+    """Name the differences between two compilations, because of which the second could not load the first one's result.
 
     Args:
         a: a record of :func:`compilations`, or a file with what its ``to_json`` gave.
@@ -168,7 +168,16 @@ def _together(inputs: Sequence[Difference]) -> list[Difference]:
 
 
 def record(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Compilation:
-    """What decides the compilation of ``gm``, as it is before any stage has run."""
+    """Describe a compilation before any stage has run.
+
+    Args:
+        gm: the Dynamo graph.
+        inputs: its example inputs: fake tensors and symbolic sizes.
+        options: of the compilation, passes included.
+
+    Returns:
+        The graph as text, the factors that decide besides it, and the identities of the passes.
+    """
     passes = tuple(item.identify() for item in options.passes)
     return Compilation(graph_text(gm), compile_factors(gm, inputs, options), passes)
 

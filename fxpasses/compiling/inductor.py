@@ -74,11 +74,11 @@ class InductorCompiler:
         self._example_inputs = example_inputs
         self._inputs = len(example_inputs)
         self.visible_outputs = _torch.get_num_model_outputs(gm)
-        """How many of the forward graph's outputs keep the strides that they were traced with."""
+        """Number of leading outputs of the forward graph that keep the strides that they were traced with."""
         self.compiled_callable: Direct = lambda node: None
-        """What runs a call that is compiled already."""
+        """Returns the callable for a call that is compiled already, and ``None`` for others."""
         self._isolates = options.repro_directory() if options.on_failure == "isolate" else None
-        """Where repro files go that show what Inductor cannot lower, if such calls are to run in eager."""
+        """The directory of repro files for calls that Inductor cannot lower, if these are to run in eager."""
         self._repros: dict[tuple[str, str], str] = {}
         self._dynamo_graph = gm
         with self._patched():
@@ -165,7 +165,7 @@ class InductorCompiler:
             return compiled
 
     def _around(self, found: Cut, inputs: Sequence[Any], how: dict[str, Any]) -> Callable[[list[Any]], Any]:
-        """A graph with calls of what is compiled already: only what lies between them is left to Inductor."""
+        """Compile a graph with calls that are compiled already: only the segments between them are left to Inductor."""
         placeholders = found.gm.graph.find_nodes(op="placeholder")
         values = dict(zip(placeholders, inputs, strict=True))
         static = {placeholders[i] for i in how.get("static_input_idxs") or ()}
@@ -202,11 +202,12 @@ class InductorCompiler:
         with self._patched():
             return _torch.inductor_partition_fn(joint, joint_inputs, **aot)
 
-    def partition_keeps_random_draws(self, joint: fx.GraphModule) -> bool:
+    def partition_keeps_rng(self, joint: fx.GraphModule) -> bool:
         """Inductor's passes on the joint graph put its own generator in the place of torch's."""
         return not any(is_random(node) for node in joint.graph.nodes)
 
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
+        """Compile a graph with Inductor, its parameters frozen where that is asked for. Args: those of :meth:`Compiler.forward`."""
         with self._patched():
             if inference and _torch.freezes_parameters():
                 return _torch.compile_frozen(
@@ -262,7 +263,7 @@ class EagerCompiler:
         self._memory_budget = options.memory_budget
         self._decompose = decompose
         self.compiled_callable: Direct = lambda node: None
-        """What runs a call that is compiled already."""
+        """Returns the callable for a call that is compiled already, and ``None`` for others."""
 
     def settings(self) -> Any:
         return contextlib.nullcontext()
@@ -275,10 +276,11 @@ class EagerCompiler:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         return partition(joint, joint_inputs, memory_budget=self._memory_budget, **aot)
 
-    def partition_keeps_random_draws(self, joint: fx.GraphModule) -> bool:
+    def partition_keeps_rng(self, joint: fx.GraphModule) -> bool:
         return True
 
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
+        """Run the graph operator by operator. Args: those of :meth:`Compiler.forward`."""
         return self._boxed(gm)
 
     def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Where Inductor fails on a graph: the calls that it cannot lower run in eager, between parts that it compiles.
+"""When Inductor fails on a graph, the calls that it cannot lower run in eager, between parts that it compiles.
 
 ::
 
@@ -39,7 +39,7 @@ __all__ = ["Isolation", "NotIsolated"]
 log = logging.getLogger(__name__)
 
 _SECONDS = 120.0
-"""How long parts of one graph are tried; what is not found by then runs in eager as one part."""
+"""Seconds for which parts of one graph are tried; the rest then runs in eager as one part."""
 _REPROS = 3
 """The most repro files for one model's graphs."""
 
@@ -98,7 +98,7 @@ class Isolation:
 
     @property
     def kind(self) -> str:
-        """Which graph it is."""
+        """The name of the graph."""
         if self.how.get("is_backward"):
             return "backward"
         return "inference" if self.how.get("is_inference") else "forward"
@@ -148,7 +148,7 @@ class Isolation:
         return EagerCode(module, [value_of(node) for node in segment.outputs])
 
     def _parts(self, units: list[Unit], error: Exception | None) -> Iterator[_Part]:
-        """What becomes of some calls; ``error`` is what Inductor raised on them, where it was asked."""
+        """Divide calls into parts; ``error`` is the exception that Inductor raised on them, where it was asked."""
         again = True
         while units:
             known = next((u for u in units if self._is_known(u)), None) if error is None else None
@@ -226,7 +226,7 @@ class Isolation:
             return None
 
     def _raised(self, units: list[Unit]) -> Exception | None:
-        """What Inductor raises on some calls, as far as it has to go; ``None`` when it lowers them."""
+        """The exception that Inductor raises on some calls; ``None`` when it lowers them."""
         key = (units[0], len(units), self._late)
         if key not in self._trials:
             start = time.perf_counter()

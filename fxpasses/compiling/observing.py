@@ -1,4 +1,4 @@
-"""Who looks on while a graph is compiled: the stages know what is here, and none of the checks and reports themselves."""
+"""Observers of a compilation: the protocols through which stages call checks and reports, which they do not import."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Observer:
         """A joint, forward, backward or inference graph after its passes."""
 
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
-        """The shape environment of the sizes in Dynamo's graph, once all stages have asked it what they wanted."""
+        """The shape environment of Dynamo's graph, once all stages have installed their guards."""
 
     def regions(self, report: object) -> None:
-        """The repeats that were found in the Dynamo graph, and what becomes of them."""
+        """The repeated subgraphs of the Dynamo graph, and which of them became regions."""
 
     def of_region(self) -> Observer:
-        """What observes the compilation of one region of this graph."""
+        """The observer of the compilation of one region of this graph."""
         return Observer()
 
     def region_check(self, options: Options) -> RegionCheck | None:
-        """What compares the graphs of one region, which ``options`` compile, before and after each pass."""
+        """The check of the graphs of one region, compiled with ``options``, before and after each pass."""
         return None
 
 
@@ -61,7 +61,7 @@ class RewriteCheck(Check):
 
         Args:
             kind: the kind of graph that was compiled.
-            compiled: what it was compiled to; takes one list of inputs.
+            compiled: the compiled callable; takes one list of inputs.
             instead: called with the error and the graph before the wrong pass; returns what to run, or raises.
         """
         raise NotImplementedError
@@ -75,7 +75,7 @@ class RewriteCheck(Check):
         Args:
             error: the error.
             gm: Dynamo's graph.
-            inputs: what it was called with.
+            inputs: the arguments of the call.
         """
 
 
@@ -92,12 +92,12 @@ class RegionCheck(RewriteCheck):
         raise NotImplementedError
 
     def exact_run(self, gm: fx.GraphModule) -> Any:
-        """What runs a graph of the region in float64, on a copy of it."""
+        """A callable that runs a copy of a graph of the region in float64."""
         raise NotImplementedError
 
 
 class LoweringCheck(Protocol):
-    """Compares what the compiler made of each graph with the graph."""
+    """Compares each compiled graph with the graph run operator by operator."""
 
     def watch(self, gm: fx.GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """``compiled``, compared with ``gm`` when it is first called (with one list of inputs)."""

@@ -1,4 +1,4 @@
-"""What a user may ask of the backend: ``torch.compile(model, backend="fxpasses", options={...})``."""
+"""The options of the backend: ``torch.compile(model, backend="fxpasses", options={...})``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Options:
         accelerate: whether the tracing of Dynamo and of AOTAutograd runs on ``fake``'s dispatch cache: the same graphs
             and guards in less time. Without effect on a version of torch that ``fake`` does not know.
         regions: which repeated layers are compiled once and called wherever they occur: ``"auto"`` those that save
-            more than they cost, ``"always"`` every repeat, a list of patterns the modules whose paths match one
+            more than they cost, ``"always"`` every repeated subgraph, a list of patterns the modules whose paths match one
             (``["blocks.*"]``), ``"off"`` none. See :func:`fxpasses.regions`.
         compiled_autograd: whether the backward passes that go through what is compiled here are captured as
             one graph each, hooks and gradient accumulation included, and compiled with the same options (see
@@ -107,7 +107,7 @@ class Options:
         return dataclasses.replace(parsed, passes=(*parsed.passes, *added)) if added else parsed
 
     def repro_directory(self) -> Path:
-        """Where files go that show a wrong pass."""
+        """The directory of repro files."""
         return Path(self.report or ".") / "fxpasses_repros"
 
     def inductor_patches(self) -> dict[str, Any]:
@@ -209,8 +209,8 @@ def check_regions(name: str, value: Any) -> Any:
     """A choice of regions as the search takes it: a word, or a tuple of patterns of module paths.
 
     Args:
-        name: what the argument is called where it was given.
-        value: what was given.
+        name: of the argument, as the user wrote it.
+        value: of the argument.
 
     Raises:
         OptionsError: when it is neither.

@@ -1,4 +1,4 @@
-"""What happens to one Dynamo graph: the stages, in order.
+"""The stages of the compilation of one Dynamo graph, in order.
 
 ::
 
@@ -50,7 +50,7 @@ class Compiler(Protocol):
     """Who turns the partitioned graphs into callables (which take one list of inputs)."""
 
     def settings(self) -> Any:
-        """A context manager: what has to be set while AOTAutograd runs."""
+        """A context manager that is entered while AOTAutograd runs: settings of torch."""
 
     def aot_arguments(self) -> dict[str, Any]:
         """Arguments for AOTAutograd: decompositions and the like."""
@@ -60,11 +60,20 @@ class Compiler(Protocol):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split the joint graph."""
 
-    def partition_keeps_random_draws(self, joint: fx.GraphModule) -> bool:
+    def partition_keeps_rng(self, joint: fx.GraphModule) -> bool:
         """Whether the partition leaves random operators as they are, so that graphs can be compared across it."""
 
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
-        """Compile a forward or inference graph."""
+        """Compile a forward or inference graph.
+
+        Args:
+            gm: a functional graph of ATen calls, whose outputs are those of the model and, for a forward graph, the saved values.
+            inputs: the fake tensors and symbolic sizes that it was traced with.
+            inference: whether there is no backward graph.
+
+        Returns:
+            A callable that takes one list of inputs, which it may empty, and returns the outputs in order.
+        """
 
     def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """Compile a backward graph."""
@@ -123,7 +132,7 @@ class Pipeline:
         Args:
             gm: the graph.
             example_inputs: its inputs.
-            original: what it stands for and runs in its place when it turns out wrong, unless that is the graph itself.
+            original: the graph that runs instead when the compiled one turns out wrong; ``gm`` by default.
 
         Raises:
             StageError: naming the stage, the pass, the node and the user's line (with
@@ -174,7 +183,7 @@ class Pipeline:
         for observer in self.observers:
             observer.joint(joint)
         self._run_passes(joint, "joint")
-        if self._values is not None and self.compiler.partition_keeps_random_draws(joint):
+        if self._values is not None and self.compiler.partition_keeps_rng(joint):
             self._values.to_be_partitioned(joint)
         with self._stage(PartitionError, joint, "joint"):
             forward, backward = self.compiler.partition(joint, joint_inputs, **aot)

@@ -74,6 +74,13 @@ class StitchedCode(_torch_inductor.OutputCode):
         self._call = None
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        """Load the parts and write the function that calls them; called by AOTAutograd after a cache hit, too.
+
+        Args:
+            example_inputs: not used: each part knows its own.
+            constants: not used: each part has its own.
+            graph_kwargs: torch's arguments for loading a part.
+        """
         if self._call is None:
             self.parts = {
                 name: _torch_inductor.loaded_code(part, graph_kwargs) for name, part in self.parts.items()
@@ -100,7 +107,7 @@ class UnsavedCode(_torch_inductor.OutputCode):
         raise _torch_inductor.BypassAOTAutogradCache(f"fxpasses: {self._reason}")
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
-        """There is nothing to do: it never was on a disk."""
+        """Nothing is left to do: this code never was on a disk. Args: those of :meth:`StitchedCode.post_compile`."""
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """It is not saved, and nor are its kernels."""

@@ -40,7 +40,7 @@ MOST_SEGMENTS = 4
 """The most segments that are worth it: each is compiled on its own, and nothing is fused across them."""
 
 COPY = torch.ops.aten.copy_.default
-"""What a functional graph writes to its inputs with, at its end."""
+"""The operators with which a functional graph writes to its inputs, at its end."""
 
 Direct = Callable[[fx.Node], Callable[..., Any] | None]
 """For a node that is compiled already, what runs it: it takes the node's lists of arguments, and may empty them."""
@@ -52,7 +52,7 @@ class Segment:
 
     Attributes:
         nodes: the calls, in order.
-        inputs: what they take from elsewhere, in the order in which the compiled segment takes it.
+        inputs: the values that they take from elsewhere, in the order in which the compiled segment takes them.
         outputs: what others take from them.
     """
 
@@ -89,7 +89,7 @@ def cut(gm: fx.GraphModule, direct: Direct) -> Cut | None:
 
     Returns:
         ``None`` when there is no such call, or when the graph is better left as it is: it would fall into too many
-        segments, writes to memory in other ways, or has to draw random numbers in eager's order.
+        segments, writes to memory in other ways, or has to call the RNG in eager's order.
     """
     running = {node: run for node in gm.graph.nodes if (run := direct(node)) is not None}
     if not running or not all(_may_move(node) for node in gm.graph.nodes if node not in running):
@@ -170,7 +170,13 @@ def _is_result(node: fx.Node, running: dict[fx.Node, Any]) -> bool:
 
 
 def connect(segment: Segment, home: dict[fx.Node, Segment], symbols: Sequence[fx.Node]) -> None:
-    """Fill in what a segment takes, all ``symbols`` first, and gives; ``home`` has the segment of each call."""
+    """Fill in the inputs and outputs of a segment.
+
+    Args:
+        segment: whose ``inputs`` are set, and to whose ``outputs`` is added.
+        home: for each call, the segment that runs it.
+        symbols: the symbolic sizes of the graph, which come first among the inputs of every segment.
+    """
     inputs: dict[fx.Node, None] = dict.fromkeys(symbols)
     for node in segment.nodes:
         for read in node.all_input_nodes:
@@ -222,7 +228,7 @@ def restrided(value: Any, strides: Sequence[int] | None) -> Any:
 
 
 def changed_strides(found: Cut, values: Mapping[fx.Node, Any]) -> dict[fx.Node, tuple[int, ...]]:
-    """What direct calls read in other strides than those that were traced, which are what they were compiled for.
+    """The values that direct calls would read in other strides than those that they were traced, and compiled, for.
 
     A segment that is given values in another layout (Inductor chose it for what the forward graph saves) gives results in
     that layout, too.
@@ -306,7 +312,7 @@ def stitched_from(source: str, parts: Mapping[str, Callable[..., Any]]) -> Calla
 
 
 def _uses(found: Cut, output: fx.Node) -> dict[fx.Node, int]:
-    """How many steps read each value; the output counts as one that never comes."""
+    """The number of steps that read each value; the output counts as a step that never comes."""
     left: dict[fx.Node, int] = {}
     for step in found.steps:
         for node in step.inputs if isinstance(step, Segment) else step.all_input_nodes:

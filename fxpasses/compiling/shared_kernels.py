@@ -95,7 +95,7 @@ _METHOD = """    {{"kernel_{number}", reinterpret_cast<PyCFunction>(reinterpret_
 _READ = {"float": "floating", "double": "floating", "uintptr_t": "address"} | dict.fromkeys(
     ("int64_t", "int32_t", "int", "long", "bool"), "integer"
 )
-"""What reads an argument of a plain type."""
+"""The C++ function that reads an argument, by its type."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class AsyncCompile(_torch.AsyncCompile):
         return Kernel(argtypes, source_code)
 
     def wait(self, scope: dict[str, Any]) -> None:
-        """Compile what is still to be compiled, and put the kernels in the slots of their placeholders.
+        """Compile the kernels that are still to be compiled, and put them in the slots of their placeholders.
 
         Inside of :func:`one_unit` that is left to its end.
         """

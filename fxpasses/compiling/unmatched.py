@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Unmatched:
-    """What the passes of one Dynamo graph did on its graphs, and who did nothing.
+    """The passes that changed nothing in any graph of one Dynamo graph.
 
     Attributes:
         passes: the passes.
@@ -161,7 +161,7 @@ def _inside(value: Any) -> Iterator[Any]:
 
 
 def _values_named(function: FunctionType) -> Iterator[Any]:
-    """What chains of attributes in a function's code, such as ``torch.ops.aten.gelu.default``, stand for."""
+    """The objects behind chains of attributes in a function's code, such as ``torch.ops.aten.gelu.default``."""
     closed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     known: dict[str, Any] = dict(function.__globals__)
     for name, cell in closed.items():

@@ -32,11 +32,21 @@ def standard_library_bytes(at_most: int = 1_000_000) -> Tensor:
 
 
 def batches(text: Tensor, steps: int, context: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """``steps`` pairs of tokens and next tokens, ``int64[batch, time]``, of changing batch and time."""
+    """Sample batches of changing size from a text.
+
+    Args:
+        text: tokens, ``int64[n]``.
+        steps: how many batches.
+        context: the longest sequence, in tokens; each batch has a length from half of it to all of it.
+        seed: of the random sizes and positions.
+
+    Yields:
+        Tokens and next tokens, both ``int64[batch, time]``, with a batch of 4 to 12.
+    """
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         batch = int(torch.randint(4, 13, (), generator=generator))
         time = int(torch.randint(context // 2, context + 1, (), generator=generator))
         starts = torch.randint(0, len(text) - time - 1, (batch,), generator=generator)
-        window = text[starts[:, None] + torch.arange(time + 1)]
-        yield window[:, :-1].contiguous(), window[:, 1:].contiguous()
+        rows = text[starts[:, None] + torch.arange(time + 1)]
+        yield rows[:, :-1].contiguous(), rows[:, 1:].contiguous()

@@ -25,7 +25,7 @@ __all__ = ["DemoSettings", "Run", "train"]
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """What the demo trains.
+    """The model and the data of the demo.
 
     Attributes:
         steps: training steps, each with its own batch size and length.
@@ -82,7 +82,7 @@ class Run:
 
     @property
     def compile_seconds(self) -> float:
-        """What the steps that compiled took longer than a usual step."""
+        """Seconds by which the steps that compiled took longer than a usual step."""
         usual = self.step_seconds
         return sum(s - usual for s in self.seconds if s > 5 * usual)
 

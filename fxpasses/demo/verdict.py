@@ -16,7 +16,7 @@ FACTOR = 4.0
 """A compiled run may be this many times as far from float64 as eager float32 is: it sums in another order."""
 
 FLOOR = 1e-6
-"""What is allowed at least, relative: about eight roundings of float32."""
+"""The least tolerance, relative: about eight roundings of float32."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,16 @@ class Verdict:
 
 
 def judge(run: Run, eager: Run, reference: Run) -> Verdict:
-    """Compare ``run`` with ``eager`` (float32), by the distance of both from ``reference`` (float64)."""
+    """Compare a run with eager, by the distance of both from exact values.
+
+    Args:
+        run: in float32, compiled.
+        eager: the same steps in float32, in eager.
+        reference: the same steps in float64.
+
+    Returns:
+        The differences and errors of losses and gradients, relative, with what is tolerated.
+    """
     return Verdict(
         loss_difference=loss_distance(run, eager),
         gradient_difference=gradient_distance(run, eager),
@@ -69,7 +78,16 @@ def gradient_distance(a: Run, b: Run) -> float:
 
 
 def step_gradient_distance(a: Run, b: Run, step: int) -> float:
-    """The same for one step."""
+    """Compare the gradients of one step.
+
+    Args:
+        a: a run.
+        b: the run that it is compared with.
+        step: index of the step.
+
+    Returns:
+        The largest difference of an element, relative to the largest element of its gradient in ``b``.
+    """
     ours, theirs = a.gradients[step], b.gradients[step]
     return _largest(((ours[n] - theirs[n]).abs().max() / theirs[n].abs().max()).item() for n in theirs)
 

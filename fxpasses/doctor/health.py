@@ -1,4 +1,4 @@
-"""What of this package is in force here: with this torch, this compiler, these settings; what is not, why, and what to do."""
+"""The parts of this package that are in force with this torch, compiler and settings; why others are not, and what to do."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Finding:
     """One thing that is in force or not.
 
     Attributes:
-        name: what it is.
+        name: of the part.
         problem: why it is off, or "" if it is on.
         detail: how it is on: a path, a number; "" if there is nothing to say.
-        cost: what it means that it is off.
+        cost: the effect of its being off.
         advice: what to do about it.
     """
 

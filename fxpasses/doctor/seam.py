@@ -1,4 +1,4 @@
-"""Which names of torch the seam files (``_torch*.py``) use, read from their source, and whether the installed torch has them.
+"""The names of torch that the seam files (``_torch*.py``) use, read from their source: whether the installed torch has them.
 
 There is no list to keep: an import, a chain of attributes that begins at one, ``getattr`` with a constant name and an attribute
 that is replaced are uses; ``hasattr`` and ``getattr`` with a default say that a name is not in every release. A call is held
@@ -33,7 +33,7 @@ class Use:
         call: how many arguments by position and which by name it is called with; ``None`` if it is not called here, or with
             a number that depends.
         optional: whether the file asks first whether torch has it.
-        replaced_by: what a function that is put in its place takes: how many arguments by position (-1 for any number), and
+        replaced_by: what its replacement takes: how many arguments by position (-1 for any number), and
             which by name (``"**"`` for any).
     """
 
@@ -46,18 +46,18 @@ class Use:
 
     @property
     def location(self) -> str:
-        """Where it stands: ``fake/_torch.py:120``."""
+        """File and line: ``fake/_torch.py:120``."""
         return f"{self.file}:{self.line}"
 
 
 @dataclass
 class SeamReport:
-    """What came of the check.
+    """The result of the check.
 
     Attributes:
         names: how many different names each file uses.
         missing: uses of names that the installed torch does not have.
-        unfit: calls that the signature of what is called does not take, functions put in the place of ones that take more; and why.
+        unfit: calls that the signature of what is called does not take, replacements of functions that take more; and why.
         absent: names that are asked for before they are used, and are not in this torch.
     """
 
@@ -129,7 +129,7 @@ def uses_in(source: str, file: str = "") -> list[Use]:
 
 
 def resolve(name: str) -> Any:
-    """What is behind a dotted name, or a marker for nothing. Modules on the way are imported."""
+    """The object behind a dotted name, or a marker for none. Modules on the way are imported."""
     parts = name.split(".")
     found: Any = importlib.import_module(parts[0])
     for i, part in enumerate(parts[1:], 2):
@@ -159,7 +159,7 @@ def _misfit(function: Any, positional: int, keywords: tuple[str, ...]) -> str:
 
 
 def _not_taken(function: Any, positional: int, keywords: tuple[str, ...]) -> str:
-    """Which argument of a function the one that is put in its place does not take, or nothing."""
+    """The arguments of a function that its replacement does not take, in words; "" when there are none."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (ValueError, TypeError):
@@ -168,7 +168,7 @@ def _not_taken(function: Any, positional: int, keywords: tuple[str, ...]) -> str
     beyond = [] if positional < 0 else [p.name for p in by_position[positional:]]
     beyond += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     left = [] if "**" in keywords else [name for name in beyond if name not in keywords]
-    return f"what is put in its place does not take {', '.join(left)}" if left else ""
+    return f"its replacement does not take {', '.join(left)}" if left else ""
 
 
 class _Reader(ast.NodeVisitor):

@@ -94,7 +94,13 @@ class Arithmetic:
         )
 
     def full(self, size: Sequence[int], value: Operand, dtype: torch.dtype) -> Dual:
-        """A tensor with one value everywhere."""
+        """Make a tensor with one value everywhere.
+
+        Args:
+            size: its shape.
+            value: a number, or a dual number that can be expanded to ``size``.
+            dtype: of the tensor that it stands for.
+        """
         number = self.dual(value)
         return Dual(
             number.witness.expand(size).clone(), [r.expand(size).clone() for r in number.residues], dtype
@@ -141,7 +147,16 @@ class Arithmetic:
     # Field operations
 
     def add(self, a: Operand, b: Operand, alpha: Operand = 1) -> Dual:
-        """``a + alpha * b``."""
+        """Compute ``a + alpha * b``.
+
+        Args:
+            a: an operand, broadcast as usual.
+            b: an operand.
+            alpha: a factor of ``b``.
+
+        Returns:
+            The sum. Where floats cancel and all residues are zero, its witness is exactly zero.
+        """
         a, b = self.dual(a), self.dual(b)
         if not isinstance(alpha, (int, float)) or alpha != 1:
             b = self.mul(b, alpha)
@@ -160,7 +175,7 @@ class Arithmetic:
         return Dual(-a.witness, [(-r) % p for r, p in zip(a.residues, self.primes, strict=True)], a.dtype)
 
     def sub(self, a: Operand, b: Operand, alpha: Operand = 1) -> Dual:
-        """``a - alpha * b``."""
+        """Compute ``a - alpha * b``. Args: those of :meth:`add`."""
         return self.add(a, self.neg(b), alpha)
 
     def mul(self, a: Operand, b: Operand) -> Dual:
@@ -291,14 +306,20 @@ class Arithmetic:
         return Dual(witness, [torch.where(finite, r, 0) for r in residues], values[0].dtype)
 
     def sum(self, a: Dual, dim: Sequence[int] | None = None, keepdim: bool = False) -> Dual:
-        """The sum over dimensions; over all where none is given."""
+        """Sum over dimensions.
+
+        Args:
+            a: a tensor.
+            dim: the dimensions; all by default, or where none is listed.
+            keepdim: whether they stay, with size 1.
+        """
         if not dim and a.dim() == 0:
             return a
         over = list(range(a.dim())) if dim is None or not len(dim) else list(dim)
         return self.linear(lambda t: t.sum(over, keepdim), a)
 
     def mean(self, a: Dual, dim: Sequence[int] | None = None, keepdim: bool = False) -> Dual:
-        """The mean over dimensions."""
+        """Average over dimensions. Args: those of :meth:`sum`."""
         over = list(range(a.dim())) if dim is None or not len(dim) else list(dim)
         if not over:
             return a
@@ -325,7 +346,13 @@ class Arithmetic:
         return variance, mean if keepdim or not over else self.sum(mean, over, False)
 
     def bilinear(self, function: Callable[[Tensor, Tensor], Tensor], a: Dual, b: Dual) -> Dual:
-        """A function that is linear in both arguments, such as a matmul or a convolution."""
+        """Apply a function that is linear in both arguments, such as a matmul or a convolution.
+
+        Args:
+            function: takes two float64 tensors.
+            a: the left argument.
+            b: the right argument.
+        """
         residues = [
             self.field.bilinear(k, function, x, y)
             for k, (x, y) in enumerate(zip(a.residues, b.residues, strict=True))
@@ -345,7 +372,14 @@ class Arithmetic:
     # Elements chosen by the witness
 
     def extreme(self, a: Dual, dim: Sequence[int], keepdim: bool, largest: bool) -> Dual:
-        """The largest or smallest element over dimensions."""
+        """Take the largest or smallest element over dimensions, as the witness orders them.
+
+        Args:
+            a: a tensor.
+            dim: the dimensions; all where none is listed.
+            keepdim: whether they stay, with size 1.
+            largest: whether the maximum is asked for.
+        """
         over = sorted({d % a.dim() for d in dim} or range(a.dim())) if a.dim() else []
         if not over:
             return a

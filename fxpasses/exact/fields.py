@@ -65,7 +65,13 @@ class Field:
         self._logarithms: dict[int, Tensor] = {}
 
     def power(self, level: int, base: Tensor, exponent: int) -> Tensor:
-        """``base ** exponent`` in a level; a negative exponent inverts (zero stays zero)."""
+        """Compute ``base ** exponent`` modulo the prime of a level.
+
+        Args:
+            level: index of the prime.
+            base: residues, ``int64``.
+            exponent: an integer; a negative one inverts (zero stays zero).
+        """
         p = self.primes[level]
         exponent %= p - 1
         result = torch.ones_like(base)
@@ -104,7 +110,13 @@ class Field:
         return self._logarithms[level][squared].long() * ((q + 1) // 2) % q
 
     def hash(self, level: int, name: str, value: Tensor) -> Tensor:
-        """An uninterpreted function of one element: equal elements give equal ones, others almost surely others."""
+        """Apply an uninterpreted function to each element: equal elements give equal results, others almost surely others.
+
+        Args:
+            level: index of the prime.
+            name: of the function; another name is another function.
+            value: residues or other integers, ``int64``.
+        """
         mixed = value * 0x5851F42D4C957F2D + (
             zlib.crc32(name.encode()) * 2654435761 + self._salt * 40503 + level
         )
@@ -127,9 +139,15 @@ class Field:
         ]
 
     def bilinear(self, level: int, function: object, left: Tensor, right: Tensor) -> Tensor:
-        """``function(left, right)`` for a function of float64 tensors that is linear in both, such as a matmul.
+        """Apply a bilinear function such as a matmul modulo the prime of a level.
 
         The left factor is split into two halves of 12 bits: sums of up to 2**17 products are exact in float64.
+
+        Args:
+            level: index of the prime.
+            function: takes two float64 tensors and is linear in both.
+            left: residues, ``int64``.
+            right: residues, ``int64``.
         """
         p = self.primes[level]
         other = right.double()

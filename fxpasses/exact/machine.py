@@ -209,9 +209,11 @@ class _Evaluation(fx.Interpreter):
         return self.run(*args, enable_io_processing=False)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Evaluate one call on dual numbers. Args: those of :meth:`torch.fx.Interpreter.call_function`."""
         return self._machine.call(target, args, kwargs)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Read an attribute as a dual number. Args: those of :meth:`torch.fx.Interpreter.get_attr`."""
         value = super().get_attr(target, args, kwargs)
         return self._machine._as_dual(value)
 

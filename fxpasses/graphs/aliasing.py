@@ -1,4 +1,4 @@
-"""Which values of a graph may share memory, and which memory the graph writes to.
+"""Aliasing and mutation: the values of a graph that may share memory, and the memory that it writes to.
 
 Read off the operator schemas: a result that is annotated as an alias of an argument (``Tensor(a)``) has
 the storage of that argument. Operators without such a schema (higher-order ones) count as aliasing all
@@ -44,7 +44,7 @@ def is_mutating(node: fx.Node) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether the node draws from a random number generator."""
+    """Whether the node's operator may call the RNG."""
     target = node.target
     return isinstance(target, OpOverload) and _of(target).is_random
 
@@ -129,7 +129,7 @@ class AliasInfo:
 
 
 class _Aliasing:
-    """What an operator's schema says: read once, since reading it is slow."""
+    """The facts of an operator's schema: read once, since reading it is slow."""
 
     def __init__(self, target: OpOverload) -> None:
         schema = target._schema

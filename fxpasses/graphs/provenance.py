@@ -1,4 +1,4 @@
-"""Where each node of a captured graph comes from.
+"""The provenance of the nodes of a captured graph.
 
 AOTAutograd keeps, on every node, the stack trace of the user's line, the stack of ``nn.Module`` calls, and
 autograd's sequence number. A backward node has the sequence number of the forward operator whose
@@ -25,13 +25,13 @@ _KEY = "fxpasses"
 _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _TORCH_FILES = os.path.dirname(torch.__file__) + os.sep
 _GRADIENT_SUM = "Gradient addition node"
-"""What AOTAutograd writes into the stack trace of a sum of gradients."""
+"""The text that AOTAutograd writes into the stack trace of a sum of gradients."""
 _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+)(?:, in (?P<function>.+))?\n?(?P<code>.*)')
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a node comes from.
+    """The provenance of a node.
 
     Attributes:
         file: the user's source file, or "".
@@ -125,7 +125,7 @@ def provenance(node: fx.Node) -> Provenance:
 
 
 def locate(node: fx.Node) -> Location:
-    """The node's place in the user's program, for an error message."""
+    """The node's line in the user's program, for an error message."""
     found = provenance(node)
     return Location(node.name, str(node.target), found.source, found.module)
 

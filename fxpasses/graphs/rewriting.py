@@ -1,4 +1,4 @@
-"""Helpers for passes: new nodes that keep metadata and provenance, and questions about node values."""
+"""Helpers for passes: new nodes that keep metadata and provenance, and the fake values of nodes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,15 @@ def insert_call(
 ) -> fx.Node:
     """Insert a call at the graph's insert point, with its fake value computed and ``like``'s provenance.
 
-    Symbolic sizes among the arguments (``list(value.shape)``) become the inputs of the graph that hold them.
+    Args:
+        graph: the graph, with its insert point set (``graph.inserting_before``).
+        target: the overload, or function of symbolic sizes, to call.
+        args: its arguments. Symbolic sizes among them (``list(value.shape)``) become the inputs of the graph that hold them.
+        kwargs: its keyword arguments, likewise.
+        like: the node whose stack trace, module and other provenance the new node gets.
+
+    Returns:
+        The new node.
 
     Raises:
         ValueError: for a symbolic size that no input holds.
@@ -192,7 +200,7 @@ def _bytes(value: torch.Tensor) -> torch.Tensor:
 
 
 def _own_constants(gm: fx.GraphModule, known: Mapping[str, torch.Tensor]) -> None:
-    """Put copies in the place of the graph's constants; constants that share memory still do."""
+    """Replace the graph's constants by copies; constants that share memory still do."""
     storages: dict[int, torch.UntypedStorage] = {}
     for name, value in constants_of(gm).items():
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided:

@@ -1,4 +1,4 @@
-"""Min-cut partitioner with recomputation: what the forward pass saves for the backward pass.
+"""Min-cut partitioner with recomputation: chooses the values that the forward pass saves for the backward pass.
 
 Read `partitioner` first; `classify` and `operators` say what may be done, `flow_graph`, `cut` and `budget` decide,
 `extract` builds the graphs and `report` describes the result.

@@ -112,7 +112,7 @@ __all__ = [
 ]
 
 UNBACKED_FALLBACK = 4096
-"""What an unbacked size is taken for when bytes and FLOPs are estimated: torch's own choice."""
+"""The hint of an unbacked size when bytes and FLOPs are estimated: torch's own choice."""
 
 # torch 2.12 renamed `size_hint` and taught it not to guard.
 _hint: Any = getattr(_symbolic_shapes, "optimization_hint", None) or getattr(
@@ -165,7 +165,7 @@ def _outer(description: Any) -> Any:
 
 
 def outputs_of(joint: fx.GraphModule) -> tuple[list[Any], list[Any]]:
-    """What a joint graph returns, flat, and AOTAutograd's descriptor of each (None where it gave none)."""
+    """The outputs of a joint graph, flat, and AOTAutograd's descriptor of each (None where it gave none)."""
     (output,) = joint.graph.find_nodes(op="output")
     values = pytree.arg_tree_leaves(*output.args)
     return values, pytree.arg_tree_leaves(output.meta.get("desc", [None] * len(values)))
@@ -205,7 +205,7 @@ def apply_user_rewrites(
     static_inputs: list[fx.Node],
     num_fwd_outputs: int,
 ) -> None:
-    """What torch's switches ask for once values are chosen: saving them quantized, moving them to the host."""
+    """Apply torch's switches for chosen values: saving them quantized, moving them to the host."""
     if inductor_config.post_grad_fusion_options.get("activation_quantization_aten_pass") is not None:
         extra = (num_fwd_outputs,) if _quantizes_by_position else ()
         _partitioners.enable_activation_quantization(

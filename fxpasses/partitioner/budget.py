@@ -26,7 +26,7 @@ class Chain:
         network: whose cuts they are.
         cuts: for each occurrence of the network, the cuts of its component.
         steps: occurrences in the order in which they move on to their next cut.
-        weights: weight of what the undecided part saves after each number of steps.
+        weights: weight of the values that the undecided part saves after each number of steps.
     """
 
     network: Network
@@ -56,7 +56,7 @@ class Chain:
         return _sides(self.network, cuts)
 
     def sides_after(self, steps: int) -> bytearray:
-        """Which side each vertex is on after that many steps."""
+        """The side of each vertex after that many steps."""
         return _sides(self.network, self._cuts_after(steps))
 
     def _cuts_after(self, steps: int) -> list[Cut]:
@@ -66,7 +66,7 @@ class Chain:
         return [cuts[k] for cuts, k in zip(self.cuts, position, strict=True)]
 
     def steps_within(self, weight: int) -> int:
-        """How many steps it takes until no more than `weight` is saved; all of them if it never fits."""
+        """The number of steps until no more than `weight` is saved; all of them if it never fits."""
         for steps, reached in enumerate(self.weights):
             if reached <= weight:
                 return steps

@@ -1,4 +1,4 @@
-"""What each node of a joint graph is to the two passes: who needs it, and where it may be computed.
+"""The class of each node of a joint graph: which pass needs it, and where it may be computed.
 
 A joint graph computes a function and its gradients at once. Every node falls in one of three classes:
 *forward* (a forward output depends on it, or it has an effect that must happen then), *backward* (it depends on a
@@ -26,7 +26,7 @@ class JointGraph:
         index: number of each node; nodes that compute the same value have the number of the first.
         inputs: for each live node, the numbers of the nodes that it reads, ascending.
         users: for each node, the numbers of the live nodes that read it, ascending.
-        live: whether an output depends on the node, or it has an effect; repeats of other nodes are not live.
+        live: whether an output depends on the node, or it has an effect; nodes that compute the value of an earlier one are not live.
         in_forward: whether the forward pass must compute it whatever is saved.
         in_backward: whether it depends on something that only the backward pass has.
         wanted: numbers of the nodes that the backward graph returns although no tangent reaches them.
@@ -55,7 +55,7 @@ class JointGraph:
 
     @property
     def forward_outputs(self) -> list[Any]:
-        """What the forward pass returns to its caller."""
+        """The outputs of the forward pass to its caller."""
         return self.outputs[: self.num_forward_outputs]
 
     @property
@@ -151,7 +151,7 @@ def read_joint_graph(
 
 
 def _computed_in_forward(node: fx.Node, index: dict[fx.Node, int], in_backward: bytearray) -> fx.Node:
-    """What the forward pass returns for an output: an input where the output is that input's state after backward."""
+    """The value that the forward pass returns for an output: an input, if the output is its state after the backward pass."""
     while in_backward[index[node]] and node.op != "placeholder":
         behind = _torch.input_behind_backward_output(node)
         if not isinstance(behind, fx.Node):

@@ -1,4 +1,4 @@
-"""What it costs to save a value (bytes) and to recompute it (floating-point operations).
+"""The cost of saving a value (bytes) and of recomputing it (FLOPs).
 
 Both are estimates from metadata: no kernel runs, and no guard is installed on a symbolic size (its hint is used).
 """
@@ -34,7 +34,7 @@ class CostModel:
     def flops_of(self, node: fx.Node) -> int:
         """FLOPs of one run of the node.
 
-        Matrix products, convolutions and attention by the formulas of `torch.utils.flop_counter`; everything else one
+        Matmuls, convolutions and attention by the formulas of `torch.utils.flop_counter`; everything else one
         operation per element read or written, whichever are more. Views, symbols and tuples taken apart are free.
         """
         flops = self._flops.get(node)
@@ -101,7 +101,7 @@ def _numel(tensor: torch.Tensor) -> int:
 
 
 def _stand_in(value: object) -> object:
-    """What a FLOP formula is given for an argument: a tensor without data, of plain sizes."""
+    """The stand-in for an argument of a FLOP formula: a tensor without data, of plain sizes."""
     if isinstance(value, fx.Node):
         value = value.meta.get("val")
     if isinstance(value, torch.Tensor):

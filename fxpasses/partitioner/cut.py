@@ -22,7 +22,7 @@ class Cut:
 
     Attributes:
         backward: the vertices on the sink's side: values recomputed or needed in the backward pass.
-        weight: what it saves, in the weights of `flow_graph.save_weights`.
+        weight: of the values that it saves, in the weights of `flow_graph.save_weights`.
         flops: the FLOPs of the priced operations that it recomputes.
     """
 

@@ -28,8 +28,8 @@ class PartitionOptionError(ValueError):
 
     Attributes:
         option: its name.
-        value: what was given.
-        expected: what it may be.
+        value: of the option.
+        expected: the values that it may have.
     """
 
     def __init__(self, option: str, value: object, expected: str) -> None:

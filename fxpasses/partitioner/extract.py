@@ -1,4 +1,4 @@
-"""The forward and backward modules, once it is decided what is saved.
+"""Writes the forward and backward modules, once the saved values are chosen.
 
 Both graphs are written once, straight from the joint graph: only what they need, each recomputed operation right
 before its first reader (so that its result does not outlive it by much), each value taken out of a tuple right after
@@ -21,7 +21,7 @@ __all__ = ["extract"]
 
 @dataclasses.dataclass(frozen=True)
 class _Saved:
-    """What is handed over, in the sections of AOTAutograd's calling convention (numbers of nodes)."""
+    """The values handed from forward to backward, in the sections of AOTAutograd's calling convention (numbers of nodes)."""
 
     tensors: list[int]
     tensors_without_version_check: list[int]
@@ -62,7 +62,7 @@ def extract(
 
 
 def _needed_in_backward(graph: JointGraph, saved: frozenset[int]) -> tuple[bytearray, set[int]]:
-    """Which nodes the backward graph runs, and which saved ones it reads."""
+    """The nodes that the backward graph runs, and the saved ones that it reads."""
     needed = bytearray(len(graph.nodes))
     read: set[int] = set()
     wanted = [graph.index[n] for n in graph.outputs[graph.num_forward_outputs :] if isinstance(n, fx.Node)]

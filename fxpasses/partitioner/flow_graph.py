@@ -1,4 +1,4 @@
-"""From a joint graph to the few small flow networks whose cuts decide what is saved.
+"""Turns a joint graph into a few small flow networks, whose cuts choose the saved values.
 
 The decision is a minimum cut, as in "Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware"
 (He and Yu, MLSys 2023): node ``v`` becomes two vertices, ``v.in`` (is ``v`` computed in the backward pass?) and
@@ -31,7 +31,7 @@ __all__ = ["SINK", "SOURCE", "Component", "Network", "Occurrence", "build_networ
 SOURCE, SINK = -1, -2
 
 UNDECIDED, FORWARD, BACKWARD = 0, 1, 2
-"""Where a vertex is: with the source (forward pass only) or with the sink (needed in the backward pass)."""
+"""The side of a vertex: with the source (forward pass only) or with the sink (needed in the backward pass)."""
 
 Edge = tuple[int, int, int | None]
 
@@ -66,11 +66,11 @@ class Occurrence:
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """What is decided, and what is left to decide.
+    """The sides that are decided, and the components whose cuts decide the rest.
 
     Attributes:
         side: FORWARD, BACKWARD or UNDECIDED for ``node.in`` at ``2 * node`` and ``node.out`` at ``2 * node + 1``.
-        occurrences: where the undecided vertices are, in graph order.
+        occurrences: the components of the undecided vertices, in graph order.
         weights: what saving each node costs, None where it cannot be saved.
     """
 
@@ -82,11 +82,20 @@ class Network:
 def save_weights(
     graph: JointGraph, cost: CostModel, terms: Sequence[Verdict], policy: RecomputePolicy
 ) -> tuple[list[int | None], int]:
-    """What saving each node costs, and the weight of one byte in it.
+    """Weigh what saving each node costs.
 
     Bytes decide. Between equal bytes, values that are alive anyway (inputs, outputs of the forward pass) go before
     others, others before views, and views before inputs that are overwritten (saving one takes a copy). The unit is
     large enough that these differences never add up to a byte.
+
+    Args:
+        graph: the joint graph.
+        cost: how many bytes a value has.
+        terms: for each node, on which terms the backward pass may compute it again.
+        policy: whether parameters count.
+
+    Returns:
+        The weight of each node, ``None`` where it cannot be saved, and the weight of one byte.
     """
     unit = 4 * len(graph.nodes) + 1
     alive = {graph.index[n] for n in graph.forward_outputs if isinstance(n, fx.Node)} | set(graph.primals)

@@ -37,7 +37,7 @@ class MinCutPartitioner(_torch.CustomPartitionerFn):
         return partition(gm, joint_inputs, memory_budget=self.memory_budget, **kwargs)
 
     def uuid(self) -> tuple[str, float | None, bytes]:
-        """What a cached result depends on: this package's code and the budget."""
+        """Cache key of the partition: this package's code and the budget."""
         return ("fxpasses.partition", self.memory_budget, _code_hash())
 
 

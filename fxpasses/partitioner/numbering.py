@@ -1,6 +1,6 @@
-"""Which nodes of a joint graph compute the same value, found without touching the graph.
+"""Value numbering: nodes of a joint graph that compute the same value, found without touching the graph.
 
-Autograd's formulas repeat work of the forward pass (a mask, a cast, a broadcast). Taking repeats for one value keeps
+Autograd's formulas repeat work of the forward pass (a mask, a cast, a broadcast). Taking such calls for one value keeps
 the partitioner from saving, or recomputing, the same thing twice.
 """
 
@@ -15,11 +15,19 @@ __all__ = ["number_values"]
 
 
 def number_values(nodes: list[fx.Node], index: dict[fx.Node, int], outputs: list[Any]) -> list[int]:
-    """For each node, the first node that computes the same value (itself, if none did before).
+    """Find the first node that computes the same value as each node.
 
-    Never taken for repeats: what calls the RNG, has an effect or writes to memory; what does so in between
-    separates repeats as well. Values that share storage with an output are kept apart too, as the caller may tell
-    them apart.
+    Never taken for the same: calls of the RNG, of operators with an effect and of those that write to memory; calls on both
+    sides of a write are kept apart as well. Values that share storage with an output are kept apart too, as the caller may
+    tell them apart.
+
+    Args:
+        nodes: all nodes but the output, in the order of the graph.
+        index: the position of each in ``nodes``.
+        outputs: the values that the graph returns, constants included.
+
+    Returns:
+        For each node the position of the first one with its value: its own, if none came before.
     """
     first = list(range(len(nodes)))
     seen: dict[object, int] = {}

@@ -1,4 +1,4 @@
-"""Which operations the backward pass may run again, and at what kind of price."""
+"""Recomputation by operator: which ones the backward pass may run again, and at what kind of price."""
 
 import dataclasses
 import enum
@@ -50,13 +50,13 @@ INPUT = Verdict(Terms.NEVER, "an input of the graph")
 
 @dataclasses.dataclass(frozen=True)
 class RecomputePolicy:
-    """Which cheap operations are worth saving all the same at a memory budget of 1.
+    """The cheap operations whose results are saved all the same at a memory budget of 1.
 
     The defaults are torch's (`torch._functorch.config`), so that one switch of the user's turns both partitioners.
 
     Attributes:
         save_reductions: save results much smaller than what they were computed from.
-        save_materialized: save what an operation of the backward pass reads from memory anyway (a matrix product
+        save_materialized: save what an operation of the backward pass reads from memory anyway (a matmul
             does, an element-wise operation does not: it computes its operand on the fly).
         allow_list: treat operations that are not known to be cheap as expensive.
         parameters_are_free: inputs that outlive the backward pass cost nothing to save.
@@ -81,7 +81,16 @@ class RecomputePolicy:
 
 
 def verdicts(graph: JointGraph, cost: CostModel, policy: RecomputePolicy) -> list[Verdict]:
-    """Terms for every node of the graph, in its order."""
+    """Decide for each node on which terms the backward pass may compute it again.
+
+    Args:
+        graph: the joint graph.
+        cost: bytes and FLOPs of its nodes.
+        policy: which cheap operations are worth saving.
+
+    Returns:
+        A verdict for every node, in the order of the graph.
+    """
     table = _operator_table()
     result = []
     for i, node in enumerate(graph.nodes):
@@ -139,7 +148,7 @@ def _verdict(
 
 
 def _dropout_is_off(node: fx.Node) -> bool:
-    """Whether an attention kernel that can draw random numbers is called with a dropout probability of zero."""
+    """Whether an attention kernel that can call the RNG is called with a dropout probability of zero."""
     schema = node.target._schema  # type: ignore[union-attr]
     for position, argument in enumerate(schema.arguments):
         if argument.name == "dropout_p":

@@ -72,7 +72,7 @@ def partition(
             num_fwd_outputs=num_fwd_outputs,
             static_lifetime_input_indices=static_lifetime_input_indices,
         )
-    budget = budget_in_force(joint, graph, memory_budget)
+    budget = _budget_in_force(joint, graph, memory_budget)
     cost = CostModel()
     policy = RecomputePolicy.from_torch_config()
     terms = verdicts(graph, cost, policy)
@@ -109,7 +109,7 @@ def prepare(joint: fx.GraphModule) -> fx.GraphModule:
     return joint
 
 
-def budget_in_force(joint: fx.GraphModule, graph: JointGraph, memory_budget: float | None) -> float:
+def _budget_in_force(joint: fx.GraphModule, graph: JointGraph, memory_budget: float | None) -> float:
     """The budget of the user's region if there is one, else the given one, else torch's setting."""
     budgets: set[float] = set()
     outside: list[str] = []

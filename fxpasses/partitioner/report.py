@@ -1,4 +1,4 @@
-"""What a partition decided, for people and for other passes."""
+"""The report of a partition, for people and for other passes."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from fxpasses.partitioner.operators import Terms, Verdict
 __all__ = ["META_KEY", "PartitionReport", "RecomputedValue", "SavedValue", "describe"]
 
 META_KEY = "fxpasses.partition"
-"""Where the report is in the forward graph module's ``meta``."""
+"""The key of the report in the forward graph module's ``meta``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class PartitionReport:
         bytes_at_full_budget: `saved_bytes` at a budget of 1.
         bytes_at_zero_budget: `saved_bytes` at a budget of 0; only worked out for a budget below 1, else None.
         recomputed_flops: FLOPs of the recomputed operations.
-        seconds: what the partition took, by part (``total`` for all of it).
+        seconds: time that the partition took, by part (``total`` for all of it).
     """
 
     memory_budget: float
@@ -120,7 +120,20 @@ def describe(
     bytes_at_zero_budget: int | None,
     seconds: Mapping[str, float],
 ) -> PartitionReport:
-    """Read off the two modules what is saved and what runs twice."""
+    """Read off the two modules which values are saved and which calls run twice.
+
+    Args:
+        graph: the joint graph.
+        cost: bytes and FLOPs of its nodes.
+        terms: for each node, on which terms it could be computed again.
+        forward: the forward module; its outputs from ``num_fwd_outputs`` on are the saved values.
+        backward: the backward module.
+        num_fwd_outputs: how many outputs the forward pass returns to its caller.
+        memory_budget: the budget in force, from 0 to 1.
+        bytes_at_full_budget: bytes that a budget of 1 saves.
+        bytes_at_zero_budget: bytes that a budget of 0 saves; ``None`` where that was not worked out.
+        seconds: time that each part of the partition took.
+    """
     number = {node.name: i for i, node in enumerate(graph.nodes)}
     (output,) = forward.graph.find_nodes(op="output")
     saved = []

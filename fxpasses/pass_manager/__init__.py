@@ -1,1 +1,1 @@
-"""What a pass is and promises, in which order passes run, running them, and the record of a run."""
+"""Passes and their contracts, the order in which they run, running them, and the record of a run."""

@@ -1,4 +1,4 @@
-"""What code reads, and where it comes from: the questions about code objects, classes and modules behind :mod:`fxpasses.pass_manager.identity`."""
+"""The names that code reads, and the modules that it comes from: introspection for :mod:`fxpasses.pass_manager.identity`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def constants(code: types.CodeType) -> Iterator[Any]:
-    """The constants of the code, without its docstring: what it says does not decide what it does."""
+    """The constants of the code, without its docstring, which does not decide what it does."""
     documented = code.co_consts and isinstance(code.co_consts[0], str) and not _reads_constant(code, 0)
     yield from code.co_consts[1:] if documented else code.co_consts
 
@@ -76,7 +76,13 @@ _WRITING_METHODS = {
 
 
 def is_state(code: types.CodeType, name: str, value: Any) -> bool:
-    """Whether a closed-over variable is there to be written to: by assignment, or as a container that the code may fill."""
+    """Whether a closed-over variable is there to be written to: by assignment, or as a container that the code may fill.
+
+    Args:
+        code: of the function that closes over it.
+        name: of the variable.
+        value: its value.
+    """
     instructions = list(dis.get_instructions(code))
     if any(i.opname == "STORE_DEREF" and i.argval == name for i in instructions):
         return True

@@ -1,4 +1,4 @@
-"""What a pass is: a name, its options, its contract, and one method.
+"""The base class of passes: a name, options, a contract, and one method.
 
 >>> from torch import fx
 >>> from fxpasses import Pass, graph_pass
@@ -43,10 +43,10 @@ GraphKind = Literal["joint", "forward", "backward", "inference"]
 ``inference``: the only graph of a call that needs no gradients."""
 
 Numerics = Literal["bitwise", "tolerance", "none"]
-"""What the rewritten graph computes: the same bits, the same up to rounding, or something else on purpose."""
+"""Results of the rewritten graph: the same bits, the same up to rounding, or something else on purpose."""
 
 Metadata = Literal["exact", "types", "outputs"]
-"""What stays as it was on every node that the pass keeps: shape, dtype, device and stride; all of these but the stride;
+"""Metadata that stays as it was on every node that the pass keeps: shape, dtype, device and stride; all of these but the stride;
 or nothing (of what the graph returns all of them stay in any case)."""
 
 GRAPH_KINDS: tuple[GraphKind, ...] = get_args(GraphKind)
@@ -54,16 +54,16 @@ GRAPH_KINDS: tuple[GraphKind, ...] = get_args(GraphKind)
 
 @dataclass(frozen=True)
 class Contract:
-    """What a pass promises, and what it relies on. The manager orders and checks passes by it.
+    """The promises of a pass, and the conditions that it relies on. The manager orders and checks passes by it.
 
     Names in ``requires`` and the like are names of passes, or of properties that passes establish (any word:
     ``"no_dead_code"``). A pass provides its own name.
 
     Attributes:
         graphs: the kinds of graph that the pass takes; ``"any"`` stands for all of them.
-        requires: what has to be established before the pass runs.
-        provides: what is established when it has run.
-        invalidates: what no longer holds when it has run.
+        requires: conditions that have to hold before the pass runs.
+        provides: conditions that hold when it has run.
+        invalidates: conditions that no longer hold when it has run.
         conflicts: passes and properties that may not be part of the same pipeline.
         numerics: whether results stay the same bit by bit, up to rounding, or not at all.
         metadata: how much of the metadata of the nodes that stay is left alone.
@@ -153,7 +153,7 @@ class Pass(abc.ABC):
         return self.name + (f"{{{' '.join(options)}}}" if options else "")
 
     def identify(self) -> Identity:
-        """What decides the result of this pass, factor by factor: see :mod:`fxpasses.pass_manager.identity`."""
+        """The factors that decide the result of this pass: see :mod:`fxpasses.pass_manager.identity`."""
         return identify(self)
 
     def identity(self) -> str | None:
@@ -166,7 +166,7 @@ class Pass(abc.ABC):
 
 
 def option_fields(item: Pass | type[Pass]) -> list[dataclasses.Field[Any]]:
-    """The fields of a pass that are options of its: all but its name and what it is made of."""
+    """The fields of a pass that are its options: all but its name and the function or pattern that it is made of."""
     return [
         field
         for field in dataclasses.fields(item)
@@ -251,8 +251,8 @@ def graph_pass(
         name: the pass's name; the function's by default.
         graphs: the kinds of graph that the function takes, or ``"any"``.
         requires: see :class:`Contract`, as for all that follow.
-        provides: what is established afterwards.
-        invalidates: what no longer holds afterwards.
+        provides: conditions that hold afterwards.
+        invalidates: conditions that no longer hold afterwards.
         conflicts: what may not be in the same pipeline.
         numerics: what happens to results.
         metadata: what happens to the metadata of the nodes that stay.
@@ -283,12 +283,28 @@ class Check:
     """Looks at a graph before and after each pass, and raises when the pass was wrong. Base class of checks."""
 
     def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> Any:
-        """Called before the pass runs; what it returns is handed to :meth:`after`. Copy the graph to keep it."""
+        """Look at a graph before a pass runs on it.
+
+        Args:
+            item: the pass.
+            gm: the graph; copy it to keep it, the pass rewrites it in place.
+            kind: the kind of graph, such as ``"joint"``.
+
+        Returns:
+            Anything: it is handed to :meth:`after` as ``remembered``.
+        """
 
     def after(
         self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Any, sites: tuple[MatchSite, ...]
     ) -> None:
-        """Called when the pass has changed the graph, which is well formed.
+        """Look at a graph that a pass has changed; it is well formed.
+
+        Args:
+            item: the pass.
+            gm: the rewritten graph.
+            kind: the kind of graph.
+            remembered: what :meth:`before` returned.
+            sites: the match sites that the pass claimed, in order.
 
         Raises:
             PassError: the pass is wrong.

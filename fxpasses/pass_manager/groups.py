@@ -41,7 +41,7 @@ class Fixpoint(Pass):
 
     def __post_init__(self) -> None:
         if type(self.limit) is not int:
-            raise ContractError(f"fixpoint: limit is {self.limit!r}, not a whole number", [self.name])
+            raise ContractError(f"fixpoint: limit is {self.limit!r}, not an integer", [self.name])
         if not self.passes or self.limit < 1:
             raise ContractError(
                 f"a fixpoint group needs at least one pass and one round, got {len(self.passes)} passes "
@@ -79,7 +79,7 @@ def fixpoint(*passes: Pass, limit: int = 10, name: str | None = None) -> Fixpoin
     """Make a group of passes that run until none of them changes anything.
 
     Raises:
-        ContractError: for an empty group, for what is no pass, and for a limit that is no whole number above 0.
+        ContractError: for an empty group, for an item that is no pass, and for a limit that is no positive integer.
 
     >>> from fxpasses.passes import EliminateDeadCode, RemoveNoOps
     >>> str(fixpoint(RemoveNoOps(), EliminateDeadCode(), limit=4))

@@ -1,4 +1,4 @@
-"""What decides the result of a pass, as hashes for the compile caches.
+"""The identity of a pass: everything that decides its result, as hashes for the compile caches.
 
 :func:`identify` walks from an object to everything that its behaviour depends on: the compiled code of its methods and
 of those of its bases, the functions and classes that this code names, their defaults and closures, the global constants
@@ -56,7 +56,7 @@ class Identity:
     """The factors that decide what an object does.
 
     Attributes:
-        name: what was identified.
+        name: of the pass, function, class or object.
         factors: a label (``"code mylib.helpers.fuse"``, ``"option threshold"``) and a hash for each factor.
         unknown: labels of what could not be hashed; there is no digest then.
     """
@@ -130,7 +130,7 @@ _BY_REPR = (
 )
 
 _FRAMEWORK = {"fxpasses.pass_manager.contract", "fxpasses.pass_manager.code_objects", __name__}
-"""Modules that every pass reaches through its base class, and that decide nothing of what it does."""
+"""Modules that every pass reaches through its base class, and that do not decide its result."""
 
 _IGNORED = {
     "__dict__", "__weakref__", "__module__", "__doc__", "__annotations__", "__abstractmethods__", "_abc_impl", "__firstlineno__",
@@ -223,7 +223,7 @@ class _Walk:
         return label
 
     def _attributes(self, value: Any, code: types.CodeType) -> None:
-        """What ``code`` reads from a module of ours: ``helpers.fuse``."""
+        """The attributes that ``code`` reads from a module of ours: ``helpers.fuse``."""
         if isinstance(value, types.ModuleType) and self._is_followed(value.__name__):
             for name in attribute_names(code):
                 if name in vars(value):
@@ -343,7 +343,7 @@ _WRITERS: list[tuple[Any, _Writer]] = [
     (types.EllipsisType, lambda walk, v: "..."),
     (functools._lru_cache_wrapper, lambda walk, v: f"cached({walk.text(v.__wrapped__)})"),
 ]  # fmt: skip
-"""How values of each type are written; the first that fits decides."""
+"""Writers of values by type; the first that fits decides."""
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Provenance of nodes that a pass has made with ``graph.call_function``: that of what they stand for."""
+"""Provenance of nodes that a pass has made with ``graph.call_function``: that of the calls that they replace."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fxpasses.pass_manager.runs import Snapshot
 __all__ = ["inherit_provenance"]
 
 _PLACE = ("stack_trace", "nn_module_stack", "fxpasses")
-"""What says where a node comes from; the rest of its provenance says how it is to be treated."""
+"""The metadata that say where a node comes from; the rest of its provenance says how it is to be treated."""
 
 
 def inherit_provenance(before: Snapshot, after: Snapshot) -> None:
-    """Give new calls without provenance that of the call whose place they took.
+    """Give new calls without provenance that of the call that they replace.
 
-    A new call takes the place of the one that its user had as an argument before. New calls behind it have the same
+    A new call replaces the one that its user had as an argument before. New calls behind it have the same
     provenance; others have that of their arguments, or else of their users.
     """
     new = [entry.node for entry in after.entries if entry.node not in before.by_node and _lacks(entry.node)]

@@ -1,4 +1,4 @@
-"""How far a compilation goes: the switches that a search for the guilty stage, pass, site or lowering turns.
+"""Limits of a compilation: the switches that a search for the guilty stage, pass, site or lowering turns.
 
 The environment variable ``FXPASSES_LIMITS`` holds them, as JSON, in the processes that ``python -m fxpasses bisect``
 starts. Nobody else sets it.
@@ -33,7 +33,7 @@ by ours. ``passes``: with passes, operator by operator. ``inductor``: everything
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a compilation ends.
+    """The stage, pass or site at which a compilation ends.
 
     Attributes:
         stage: the last stage that runs.
@@ -43,7 +43,7 @@ class Limits:
         lowerings: how many operators Inductor lowers itself, over all graphs; the others are called as they are.
         check: whether each pass is checked by value; at stage ``inductor``, whether what Inductor makes of each graph is.
         suspect: the node whose lowering is to blame, where that is known.
-        record: a file that is told what was met.
+        record: a file for the stages, passes and sites that were met.
     """
 
     stage: Stage = "inductor"
@@ -55,7 +55,7 @@ class Limits:
     record: str | None = None
 
     def to_json(self) -> str:
-        """As text for the environment variable: what is not at its default."""
+        """The limits that are not at their default, as text for the environment variable."""
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return json.dumps({k: v for k, v in values.items() if v != Limits.__dataclass_fields__[k].default})
 
@@ -89,7 +89,7 @@ class Limits:
 
 @dataclass
 class Record:
-    """What a limited compilation met, for the search: written to the file as soon as it is known."""
+    """The stages, passes and sites that a limited compilation met: written to the file as soon as they are known."""
 
     passes: list[str] = field(default_factory=list)
     sites: list[str] = field(default_factory=list)
@@ -136,7 +136,7 @@ progress = _Progress()
 
 
 def in_force() -> Limits | None:
-    """What the environment variable says; ``None`` when it is not set.
+    """The limits in the environment variable; ``None`` when it is not set.
 
     Raises:
         ValueError: when it holds something else.

@@ -147,7 +147,7 @@ def _run_group(group: Fixpoint, graph: _Graph) -> list[PassRun]:
 
 @dataclass
 class _Change:
-    """What a pass did to a graph: names of the nodes that are new, gone and modified, and the same of the graphs inside."""
+    """The changes of a pass to a graph: names of the nodes that are new, gone and modified, and the same of its subgraphs."""
 
     after: Snapshot
     added: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ class _Change:
         )
 
     def add(self, name: str, change: _Change) -> None:
-        """Include what was changed in a graph inside."""
+        """Include the changes in a subgraph."""
         self.inner[name] = change
         for part in ("added", "removed", "modified"):
             names = tuple(f"{name}.{node}" for node in getattr(change, part))
@@ -172,7 +172,7 @@ class _Change:
 
 
 class _Graph:
-    """A graph while passes run on it, with what is known about it between two of them."""
+    """A graph while passes run on it, with the facts that are known between two of them."""
 
     def __init__(
         self, gm: fx.GraphModule, kind: GraphKind, checks: tuple[Check, ...], structure: bool
@@ -231,7 +231,7 @@ class _Graph:
             graph._prepare()
 
     def _change(self) -> _Change:
-        """What is different from the last snapshot, in the graphs inside, too."""
+        """The changes since the last snapshot, those of the subgraphs included."""
         before, after = self._snapshot, Snapshot(self.gm.graph)
         if before.is_untouched(after):
             change = _Change(after)

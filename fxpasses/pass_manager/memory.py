@@ -1,6 +1,6 @@
-"""Which writes each node of a graph can see, and whether a rewritten graph reads memory at another time than before.
+"""The writes that each node of a graph can see, and whether a rewritten graph reads memory at another time than before.
 
-Every write to a piece of memory makes a new *version* of it. A node *sees* a version when it reads it, or reads what was
+Every write to memory makes a new *version* of it. A node *sees* a version when it reads it, or reads what was
 computed from it. After a rewrite a node that stays may see less (``x - x`` became zero), but not another version of the same
 memory than before: that is a read which has moved across a write, or a copy that was removed although it was needed.
 """
@@ -26,9 +26,9 @@ class Memory:
 
     Attributes:
         seen: for each node that reads, the versions that it sees.
-        final: for each root that is written to, the versions behind what is left in it at the end.
+        final: for each root that is written to, the versions that are left in it at the end.
         writes: for each root that is written to, the writes, in order.
-        position: the place of each node in the graph.
+        position: the index of each node in the graph.
     """
 
     def __init__(self, graph: fx.Graph, aliases: AliasInfo, writes: list[fx.Node]) -> None:
@@ -41,7 +41,7 @@ class Memory:
         self.position: dict[fx.Node, int] = {}
         writing = set(writes)
         contents: dict[fx.Node, frozenset[Version]] = {}
-        """What is in the memory of each root at this point of the walk."""
+        """The versions in the memory of each root at this point of the walk."""
         for position, node in enumerate(graph.nodes):
             self.position[node] = position
             if not node.all_input_nodes:
@@ -67,7 +67,17 @@ class Memory:
 def stale_read(
     graph: fx.Graph, snapshot: Snapshot, before: Memory | None, after: Memory | None
 ) -> tuple[fx.Node, str] | None:
-    """The first node that sees memory at another time than before, and what is wrong with that."""
+    """Find the first node that reads memory at another time than before the pass.
+
+    Args:
+        graph: the rewritten graph.
+        snapshot: the graph before.
+        before: writes and reads of the graph before; ``None`` when it writes to nothing.
+        after: writes and reads of the rewritten graph; ``None`` when it writes to nothing.
+
+    Returns:
+        The node and the problem in words; ``None`` when there is none.
+    """
     known = snapshot.by_node
     same_write = _matching_writes(before, after)
     behind = _behind_new_calls(graph, known) if before is not None and after is not None else set()

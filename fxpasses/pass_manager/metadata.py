@@ -1,4 +1,4 @@
-"""Fake metadata that follows the graph: what a pass has changed is worked out again, with those below it.
+"""Fake metadata that follows the graph: the values of changed nodes are computed again, with those below them.
 
 The method is that of Inductor's ``FakeTensorUpdater``: only nodes whose call changed are propagated, and their users only
 as far as values really become different. No guard is added to the symbolic sizes: a rewrite must not narrow what the graph
@@ -31,7 +31,7 @@ class Difference:
         recorded: the value that it had.
         computed: the value that it has now.
         problem: what differs, in words.
-        follows: whether an input of the node became different too: what was recorded may have been right when it was.
+        follows: whether an input of the node became different too: the recorded value may have been right before.
     """
 
     node: fx.Node
@@ -44,12 +44,19 @@ class Difference:
 def refresh(
     gm: fx.GraphModule, changed: Collection[fx.Node], before: Snapshot | None = None
 ) -> list[Difference]:
-    """Compute the fake values of ``changed`` nodes, and of those below them where something became different.
+    """Compute the fake values of changed nodes, and of those below them where something became different.
 
-    A node that takes another argument of the same metadata than in ``before`` is not computed again, unless it is a view.
+    Nodes whose inputs have no values, calls of anything but operators, and operators whose result depends on data are left as they
+    are. A graph without fake values is left alone.
 
-    Returns what was recorded otherwise, in the order of the graph. Nodes whose inputs have no values, calls of anything but
-    operators, and operators whose result depends on data are left as they are. A graph without fake values is left alone.
+    Args:
+        gm: the graph.
+        changed: the nodes to begin with.
+        before: the graph before the change: a node that only takes another argument of the same metadata than there is not
+            computed again, unless it is a view.
+
+    Returns:
+        The values that were recorded otherwise, in the order of the graph.
     """
     mode = fake_mode_of(gm.graph)
     if mode is None or not changed:
@@ -81,7 +88,15 @@ def refresh(
 
 
 def metadata_difference(a: Any, b: Any, strides: bool = True) -> str | None:
-    """What differs between two fake values, in words, or ``None``: shape, dtype, device, layout, and strides where they matter.
+    """Compare two fake values: shape, dtype, device, layout, and strides where they matter.
+
+    Args:
+        a: a tensor, a number, or a list of such.
+        b: the value that took its place.
+        strides: whether strides count.
+
+    Returns:
+        The difference in words, or ``None``.
 
     >>> metadata_difference(torch.ones(2), torch.ones(2, dtype=torch.float64))
     'dtype torch.float32 became torch.float64'

@@ -51,7 +51,12 @@ def in_order(passes: Sequence[Pass], holds: Sequence[str] = ()) -> dict[GraphKin
 
 
 def order_for(kind: GraphKind, passes: Sequence[Pass], holds: Sequence[str] = ()) -> list[Pass]:
-    """The passes that take graphs of one kind, in order: a topological sort, ties in the order given.
+    """Order the passes that take graphs of one kind: a topological sort, ties in the order given.
+
+    Args:
+        kind: the kind of graph.
+        passes: in the order in which they were asked for.
+        holds: conditions that hold before the first pass runs.
 
     Raises:
         ContractError: see :func:`in_order`.

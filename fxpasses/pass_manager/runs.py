@@ -1,4 +1,4 @@
-"""What a pass did to a graph: a snapshot of the graph before and one after, and the record that compares them.
+"""The record of a pass: snapshots of the graph before and after it, compared.
 
 A snapshot holds the nodes' arguments as they were. Taking one costs a walk over the graph; texts and differences are
 worked out when somebody asks for them.
@@ -47,7 +47,7 @@ class Snapshot:
 
     @property
     def output(self) -> Any:
-        """What the graph returned."""
+        """The outputs of the graph."""
         return self.entries[-1].args[0]
 
     @functools.cached_property
@@ -101,7 +101,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class PassRun:
-    """What one pass did to one graph.
+    """The record of one pass on one graph.
 
     Attributes:
         name: the pass.
@@ -114,7 +114,7 @@ class PassRun:
         added: names of the nodes that are new.
         removed: names of the nodes that are gone.
         modified: names of the nodes that stay and call something else, or on something else.
-        sites: the places that the pass said it rewrites (see :mod:`fxpasses.pass_manager.sites`).
+        sites: the match sites that the pass claimed (see :mod:`fxpasses.pass_manager.sites`).
         round: which round of its fixpoint group this was, from 1; 0 outside of any.
         options: the pass with its options as text.
     """
@@ -152,7 +152,7 @@ class PassRun:
 
     @property
     def diff(self) -> str:
-        """What is different, as a unified diff with three lines of context; "" when nothing is."""
+        """The difference as a unified diff with three lines of context; "" when there is none."""
         lines = difflib.unified_diff(
             self.before.splitlines(), self.after.splitlines(), "before", "after", lineterm=""
         )
@@ -202,10 +202,10 @@ class PassRun:
         if not self.changed:
             return f"{self.name} on {self.graph}{rounds}: nothing to do ({took})"
         counts = f"+{len(self.added)} -{len(self.removed)} ~{len(self.modified)}"
-        places = f" at {self.matches} of {len(self.sites)} sites" if self.sites else ""
+        sites = f" at {self.matches} of {len(self.sites)} sites" if self.sites else ""
         return (
             f"{self.name} on {self.graph}{rounds}: {self.nodes_before} -> {self.nodes_after} nodes "
-            f"({counts}{places}, {took})"
+            f"({counts}{sites}, {took})"
         )
 
 
@@ -216,7 +216,13 @@ def _same_call(a: Entry, b: Entry) -> bool:
 
 
 def same_argument(a: Any, b: Any, same: Callable[[Any, Any], bool] | None = None) -> bool:
-    """Whether two arguments are the same, without a guard on symbolic sizes; ``same`` decides for what they consist of."""
+    """Compare two arguments of calls, without a guard on symbolic sizes.
+
+    Args:
+        a: an argument: a node, a number, a text, or a list, tuple, slice or dict of such.
+        b: the other one.
+        same: compares the elements of containers; this function by default. Two nodes are the same only if they are one object.
+    """
     if same is None:
         if a is b:
             return True

@@ -1,6 +1,6 @@
-"""Match sites: the places of a graph that a pass rewrites, counted so that each can be named, and left out.
+"""Match sites: the subgraphs that a pass rewrites, counted so that each can be named, and left out.
 
-A pass asks before it rewrites a place::
+A pass asks before it rewrites one::
 
     if not claim(node):
         continue
@@ -27,7 +27,7 @@ __all__ = ["MatchSite", "Sites", "claim", "collect_sites"]
 
 @dataclass(frozen=True)
 class MatchSite:
-    """One place that a pass wanted to rewrite.
+    """One subgraph that a pass wanted to rewrite.
 
     Attributes:
         index: its position among the sites of this run of the pass, from 0.
@@ -67,7 +67,7 @@ _current: ContextVar[Sites | None] = ContextVar("sites", default=None)
 
 
 def claim(node: fx.Node) -> bool:
-    """Whether the pass that is running may rewrite the place that ``node`` stands for."""
+    """Whether the pass that is running may rewrite the match site that ``node`` stands for."""
     sites = _current.get()
     if sites is None:
         return True

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union
 from fxpasses.errors import OptionsError, unknown_name
 from fxpasses.pass_manager.contract import Pass, option_fields
 
-__all__ = ["parse_options", "parse_pass", "split_pipeline"]
+__all__ = ["parse_pass", "split_pipeline"]
 
 PassFactory = Callable[..., Pass]
 
@@ -53,11 +53,11 @@ def parse_pass(text: str, available: Mapping[str, PassFactory | Pass]) -> Pass:
     if isinstance(found, Pass):
         if not options:
             return found
-        return dataclasses.replace(found, **parse_options(type(found), options, text))
-    return found(**parse_options(found, options or "", text))
+        return dataclasses.replace(found, **_parse_options(type(found), options, text))
+    return found(**_parse_options(found, options or "", text))
 
 
-def parse_options(kind: Any, text: str, where: str) -> dict[str, Any]:
+def _parse_options(kind: Any, text: str, where: str) -> dict[str, Any]:
     """The values of ``option=value other=value`` by name, with the types that the dataclass ``kind`` gives them.
 
     Raises:

@@ -34,12 +34,12 @@ __all__ = ["Facts", "StructureCheck", "check_structure"]
 
 
 class Facts:
-    """What the structure check remembers of a graph.
+    """The facts of a graph that the structure check compares.
 
     Attributes:
         snapshot: the nodes.
         effects: the nodes with effects, in order.
-        rng_calls: the nodes that draw random numbers, in order.
+        rng_calls: the nodes that call the RNG, in order.
         writes: the nodes that write to an argument, in order.
         written_inputs: names of the inputs and attributes that the graph writes to, each with the last write.
         memory: which writes each node can see, or ``None`` for a graph without writes.
@@ -65,7 +65,7 @@ class Facts:
 
     @functools.cached_property
     def outputs(self) -> list[Any]:
-        """What is returned: nodes and constants, nesting left out."""
+        """The outputs of the graph: nodes and constants, nesting left out."""
         found: list[Any] = []
         fx.node.map_aggregate(self.snapshot.output, lambda a: found.append(a) or a)  # type: ignore[func-returns-value]
         return found
@@ -89,11 +89,13 @@ class StructureCheck(Check):
     """The structure check as a :class:`~fxpasses.pass_manager.manager.Check`, for a manager that was told to leave it out."""
 
     def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> Facts:
+        """Remember the graph. Args: those of :meth:`Check.before`."""
         return Facts(gm.graph)
 
     def after(
         self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Facts, sites: tuple[MatchSite, ...]
     ) -> None:
+        """Bring metadata up to date and compare the graph with the one before. Args: those of :meth:`Check.after`."""
         before = remembered.snapshot
         differences = refresh(gm, before.touched(Snapshot(gm.graph)), before)
         check_structure(item, gm, kind, remembered, differences, sites)
@@ -115,8 +117,8 @@ def check_structure(
         gm: the graph after the pass, with its metadata brought up to date.
         kind: the kind of graph.
         before: the facts about the graph before the pass.
-        differences: what was recorded otherwise than computed when the metadata was brought up to date.
-        sites: the places that the pass rewrote.
+        differences: the values that were recorded otherwise than computed when the metadata was brought up to date.
+        sites: the match sites that the pass claimed.
         made_at: for new nodes, the index of the site that they were made for.
 
     Raises:
@@ -131,7 +133,7 @@ def check_structure(
     check.outputs_are_kept(after)
     check.order_is_kept("effect", "effects", before.effects, after.effects)
     if item.contract.numerics != "none":
-        check.order_is_kept("RNG call", "random numbers", before.rng_calls, after.rng_calls)
+        check.order_is_kept("call of the RNG", "random numbers", before.rng_calls, after.rng_calls)
     check.writes_are_kept(after)
     if before.memory is not None or after.memory is not None:
         check.reads_are_kept(gm, after)
@@ -218,7 +220,7 @@ class _Comparison:
                 raise self._error("aliasing", reason, _more_telling(now[position], was[position]))
 
     def _is_moved(self, position: int, a: Any, b: Any, now: list[Any]) -> bool:
-        """Whether an output has changed places with another one."""
+        """Whether an output has been swapped with another one."""
         if a is b or not isinstance(a, fx.Node) or not isinstance(b, fx.Node) or a not in now:
             return False
         was = self.before.outputs
@@ -246,7 +248,17 @@ class _Comparison:
                 raise self._error("metadata", reason, entry.node)
 
     def order_is_kept(self, one: str, many: str, was: list[fx.Node], now: list[fx.Node]) -> None:
-        """All of them are there, in their order; a new one may stand for one that is gone if it is the same call."""
+        """Compare calls whose order counts; a new one may stand for one that is gone if it is the same call.
+
+        Args:
+            one: a call of the kind, in words.
+            many: the kind, in words.
+            was: the calls before, in order.
+            now: the calls of the rewritten graph, in order.
+
+        Raises:
+            StructureError: one is gone, new, or in another place.
+        """
         if was == now:
             return
         present, known = set(now), set(was)

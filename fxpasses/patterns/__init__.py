@@ -1,4 +1,4 @@
-"""Rewriting by pattern: what to look for, and what to put in its place, as plain Python functions."""
+"""Rewriting by pattern: the pattern and its replacement are plain Python functions."""
 
 from fxpasses.patterns.pattern_pass import Match, NoMatchWarning, PatternPass, pattern_pass, replace_pattern
 

@@ -1,7 +1,7 @@
 """Finding a traced pattern in a graph: the search behind :mod:`fxpasses.patterns`.
 
 A pattern is a graph, traced from a Python function. Its placeholders stand for anything, its calls for calls of the same
-operator. Sizes in its arguments follow from the shapes that it was traced with, so the search is in two steps: whole numbers
+operator. Sizes in its arguments follow from the shapes that it was traced with, so the search is in two steps: integers
 first match any others; then the function is traced again with the metadata of what was found, and now they must be equal.
 """
 
@@ -37,7 +37,7 @@ _COMMUTATIVE = {
 }
 
 Binding = dict[fx.Node, Any]
-"""What each pattern node stands for: a node of the graph, or for a number that the pattern leaves open, a constant."""
+"""For each pattern node the node of the graph, or for a number that the pattern leaves open, the constant."""
 
 
 Numbers = dict[tuple[type, Any], fx.Node]
@@ -58,7 +58,7 @@ def find(
         graph: the graph to search.
         anchor: the node that the first output has to be.
         numbers: the numbers that the pattern leaves open.
-        known: what the placeholders have to be: whole numbers then have to be equal.
+        known: the values of the placeholders: integers then have to be equal.
     """
     matcher = _Matcher(numbers, exact=known is not None)
     yield from _find_outputs(matcher, list(outputs), graph, anchor, dict(known or {}))
@@ -93,7 +93,16 @@ class _Matcher:
         self.exact = exact
 
     def match(self, pattern: Any, actual: Any, binding: Binding) -> Iterator[Binding]:
-        """Match one argument: nodes, constants, or lists of them."""
+        """Match one argument.
+
+        Args:
+            pattern: a node of the pattern, a constant, or a list of such.
+            actual: the argument in its place in the graph.
+            binding: what the pattern nodes before it stand for.
+
+        Yields:
+            The binding with the nodes of this argument, once for each way in which it matches.
+        """
         if isinstance(pattern, fx.Node):
             yield from self._match_node(pattern, actual, binding)
         elif isinstance(pattern, (list, tuple)):
@@ -148,7 +157,7 @@ class _Matcher:
             yield {**binding, pattern: actual}
 
     def _equal(self, pattern: Any, actual: Any) -> bool:
-        """Whether two constants are the same; whole numbers only have to be when the match is exact."""
+        """Whether two constants are the same; integers only have to be when the match is exact."""
         if isinstance(actual, fx.Node):
             actual = value_of(actual)
         if _is_whole(pattern) and _is_whole(actual):

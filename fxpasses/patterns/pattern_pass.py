@@ -1,4 +1,4 @@
-"""Rewriting by pattern: what to look for, and what to put in its place, as plain Python functions.
+"""Rewriting by pattern: the pattern and its replacement are plain Python functions.
 
 ::
 
@@ -12,9 +12,9 @@
 
 Both are traced with fake tensors to the operators that the graph consists of: with Inductor's decompositions and without
 them, whichever is found. They take tensors, which match any value, and numbers, which match any constant. Sizes do
-not matter: each place that looks right is compared again with the pattern traced for the sizes there.
+not matter: each subgraph that looks right is compared again with the pattern traced for the sizes there.
 
-A place is left alone when something else uses a value from the middle of it, when memory that it reads is written to meanwhile,
+A match is left alone when something else uses a value from the middle of it, when memory that it reads is written to meanwhile,
 when the replacement would alias other values than the pattern and somebody could tell, when its results have other
 shapes, strides, types or devices, when it mixes forward and backward, and when the guard ``where`` says so.
 """
@@ -87,7 +87,7 @@ def replace_pattern(
         log.debug("%s: match at %s left alone: %s", _name(pattern), location, reason)
     if expect_match and not count:
         refused = [f"{location}: {reason}" for reason, location in replacer.refused]
-        near = f"; places that look like it: {'; '.join(refused[:3])}" if refused else ""
+        near = f"; subgraphs that look like it: {'; '.join(refused[:3])}" if refused else ""
         warnings.warn(
             f"pattern {_name(pattern)!r} was expected at least once in the graph and has not been replaced{near}",
             NoMatchWarning,
@@ -151,15 +151,15 @@ def pattern_pass(
 
     Args:
         pattern: the function to look for.
-        replacement: what to put in its place.
+        replacement: a function of the same parameters, traced to the calls that replace a match.
         inputs: an example for each parameter.
         name: the pass's name; the pattern's by default.
         where: a guard over each match.
         expect_match: whether a graph without a match is worth a :class:`NoMatchWarning`.
         graphs: see :class:`fxpasses.Contract`, as for all that follow.
-        requires: what has to be established before.
-        provides: what is established afterwards.
-        invalidates: what no longer holds afterwards.
+        requires: conditions that have to hold before.
+        provides: conditions that hold afterwards.
+        invalidates: conditions that no longer hold afterwards.
         conflicts: what may not be in the same pipeline.
         numerics: what happens to results.
         metadata: what happens to the metadata of the nodes that stay.

@@ -1,4 +1,4 @@
-"""Putting a replacement in the place of a pattern, where nobody can tell: the second half of :mod:`fxpasses.patterns`."""
+"""Replacing a match where the results cannot differ: the second half of :mod:`fxpasses.patterns`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Match:
     """One occurrence of a pattern.
 
     Attributes:
-        inputs: what each parameter of the pattern stands for, by name: a node, or a number.
+        inputs: for each parameter of the pattern, by name, the node or number that it matched.
         nodes: the calls of the pattern, in the order of the graph.
         outputs: those of them that the pattern returns.
     """
@@ -55,7 +55,7 @@ class Replacer:
     """Replaces every occurrence in one graph.
 
     Attributes:
-        refused: the occurrences that were left alone: reason, and place in the user's program.
+        refused: the matches that were left alone: reason, and line of the user's program.
     """
 
     def __init__(

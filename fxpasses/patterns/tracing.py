@@ -26,7 +26,7 @@ __all__ = ["ExampleTensor", "TracedFunction", "TracedPattern", "returned_nodes"]
 
 @dataclass(frozen=True)
 class ExampleTensor:
-    """What counts of an example tensor: its metadata."""
+    """The metadata of an example tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -47,7 +47,7 @@ class TracedFunction:
     Attributes:
         graph: calls of operators.
         parameters: the placeholder of each parameter, by name; numbers have one too, without users.
-        numbers: what the plain numbers among the parameters look like in the calls.
+        numbers: the stand-ins of the plain numbers among the parameters, as they appear in the calls.
 
     Args:
         function: the function.
@@ -96,7 +96,7 @@ class TracedFunction:
 
     @property
     def outputs(self) -> list[fx.Node]:
-        """What the function returns. Raises PatternError for anything but tensors."""
+        """The results of the function. Raises PatternError for anything but tensors."""
         found = returned_nodes(self.graph)
         for position, node in enumerate(found):
             if not isinstance(node, fx.Node):
@@ -113,7 +113,7 @@ class TracedPattern:
 
     Attributes:
         pattern: the function to look for.
-        replacement: what takes its place.
+        replacement: the function that replaces it.
         variants: the pattern as graphs for any sizes, with whether Inductor's decompositions were used.
 
     Raises:
@@ -140,7 +140,7 @@ class TracedPattern:
 
 
 def returned_nodes(graph: fx.Graph) -> list[Any]:
-    """What a graph returns, as a list."""
+    """The outputs of a graph, as a list."""
     (output,) = graph.find_nodes(op="output")
     return list(output.args[0])
 

@@ -122,8 +122,8 @@ class _Recorder:
         recompute_from_shared(joint, [*(False for _ in self._piece.symbols), *self._piece.shared])
         return self._compiler.partition(joint, joint_inputs, **aot)
 
-    def partition_keeps_random_draws(self, joint: fx.GraphModule) -> bool:
-        return self._compiler.partition_keeps_random_draws(joint)
+    def partition_keeps_rng(self, joint: fx.GraphModule) -> bool:
+        return self._compiler.partition_keeps_rng(joint)
 
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
         self._refuse()

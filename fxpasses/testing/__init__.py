@@ -1,4 +1,4 @@
-"""For the authors of passes: is a rewrite right, decided in exact arithmetic at each place that it rewrites."""
+"""For the authors of passes: is a rewrite right, decided in exact arithmetic at each of its match sites."""
 
 from fxpasses.testing.proof import NoSiteError, PassProof, SiteProof, WrongPassError, prove
 

@@ -51,7 +51,7 @@ class SiteProof:
 
 @dataclass(frozen=True)
 class PassProof:
-    """What :func:`prove` found.
+    """The result of :func:`prove`.
 
     Attributes:
         name: of the pass.

@@ -229,11 +229,11 @@ def _frac(m: Arithmetic, op: Any, a: Dual) -> Dual:
 def _choice(
     prefer: Callable[[Tensor, Tensor], Tensor], witness: Callable[[Tensor, Tensor], Tensor]
 ) -> Callable[..., Dual]:
-    def choose(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
+    def _rule(m: Arithmetic, op: Any, a: Any, b: Any) -> Dual:
         a, b = m.dual(a), m.dual(b)
         return m.select(prefer(a.witness, b.witness), a, b, witness(a.witness, b.witness))
 
-    return choose
+    return _rule
 
 
 maximum = rule(aten.maximum)(_choice(torch.ge, torch.maximum))
