@@ -23,7 +23,11 @@ def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: Sources)
     """Put a copy of a trace into the graph, with the guards of the new call.
 
     Args:
-        moved: where the new call finds what the traced one found (from :func:`.traces.fits`).
+        trace: of the earlier call.
+        tx: Dynamo's instruction translator.
+        module: Dynamo's variable of the new call's module.
+        leaves: the arguments of the new call.
+        moved: maps sources of the traced call to those of the new one (from :func:`.traces.matched_sources`).
 
     Returns: Dynamo's variable for the result; None where the call must be traced after all.
     """
@@ -40,22 +44,24 @@ def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: Sources)
             variables[new.node] = new.variable
     like = _torch_inputs.inputs_like(tx)
     for node, source in plan.captured.items():
-        place = moved(source)
-        built = like(place, read(place), node) or _torch.build_variable(tx, place, read(place))
+        moved_source = moved(source)
+        built = like(moved_source, read(moved_source), node) or _torch.build_variable(
+            tx, moved_source, read(moved_source)
+        )
         if type(built) is not _torch.TensorVariable:
             return None
         same[node] = built.as_proxy().node
         variables[same[node]] = built
     constants: dict[fx.Node, float] = {}
     for node, source in plan.numbers.items():
-        place = moved(source)
+        moved_source = moved(source)
         if _torch.is_asked_about(node.meta["example_value"]):
             # The number became a constant of the traced call when it was asked for. Here it is known to be one from the
-            # start: no input of the graph, and a plain comparison in the place of a guard on a symbol.
-            constants[node] = read(place)
-            _torch.guard_constant(tx, place)
+            # start: no input of the graph, and a plain comparison instead of a guard on a symbol.
+            constants[node] = read(moved_source)
+            _torch.guard_constant(tx, moved_source)
             continue
-        built = _torch.build_number(tx, place, read(place))
+        built = _torch.build_number(tx, moved_source, read(moved_source))
         if built is None:
             return None
         same[node] = built
@@ -78,18 +84,20 @@ def _install(plan: Plan, tx: Any, moved: Sources) -> None:
     _torch.read_in_order(tx).update(map(moved, plan.in_order))
     for guard, _, _ in plan.guards:
         if guard.create_fn_name() == "TENSOR_MATCH":
-            place = moved(guard.originating_source)
-            _torch.build_variable(tx, place, moved.read(place))  # its guard names the tensor
+            moved_source = moved(guard.originating_source)
+            _torch.build_variable(tx, moved_source, moved.read(moved_source))  # its guard names the tensor
         elif guard not in plan.of_classes:
-            place = moved(guard.originating_source)
-            made = _torch.Guard(place, guard.create_fn, user_stack=guard.user_stack)
+            moved_source = moved(guard.originating_source)
+            made = _torch.Guard(moved_source, guard.create_fn, user_stack=guard.user_stack)
             installed.add(made, collect_debug_stack=False)
     for guard, other in plan.same_objects:
         install: Any = guard.inner_create_fn()
         check = functools.partial(install, source_b=moved(other))
-        place = moved(guard.originating_source)
-        if place != moved(other):
-            installed.add(_torch.Guard(place, check, user_stack=guard.user_stack), collect_debug_stack=False)
+        moved_source = moved(guard.originating_source)
+        if moved_source != moved(other):
+            installed.add(
+                _torch.Guard(moved_source, check, user_stack=guard.user_stack), collect_debug_stack=False
+            )
 
 
 def _copied(node: fx.Node, tx: Any, replaced: Mapping[fx.Node, Any], paths: _Paths) -> fx.Node:

@@ -3,8 +3,8 @@
 Dynamo runs the Python of every layer of a model, instruction by instruction. What it finds depends on the metadata of
 the arguments, on the state of the process, and on what it read from the module: each such reading is a guard on a
 source, an expression like ``L['self'].layers[0].eps``. So when another module of the same class is called in the same way,
-its trace is the same if every guard under ``layers[0]`` holds for the same place under ``layers[1]``: then the nodes are
-copied with the inputs of the new call, and the guards are installed for the new places, so that a later change there
+its trace is the same if every guard under ``layers[0]`` holds for the same source under ``layers[1]``: then the nodes are
+copied with the inputs of the new call, and the guards are installed for the new sources, so that a later change there
 recompiles as it would have. (torch's ``nested_compile_region`` decides reuse in the same way, for functions that the user
 marks; it makes them operators and installs no guards for the copies.)
 
@@ -24,7 +24,7 @@ from torch import fx
 
 from fxpasses.dynamo import _torch, _torch_reading
 from fxpasses.dynamo.copies import copy
-from fxpasses.dynamo.traces import Trace, Unknown, confirms, fits, leaves_of
+from fxpasses.dynamo.traces import Trace, Unknown, is_confirmed, leaves_of, matched_sources
 from fxpasses.stats import counters
 
 __all__ = ["Replay"]
@@ -92,7 +92,7 @@ class Replay:
         if state is None or leaves is None:
             return trace(module, tx, args, kwargs)
         known = self._traces.get(type(module.value), [])
-        fitting = ((t, fits(t, tx, leaves, state, self._changed)) for t in reversed(known))
+        fitting = ((t, matched_sources(t, tx, leaves, state, self._changed)) for t in reversed(known))
         found, moved = next(((t, moved) for t, moved in fitting if moved is not None), (None, None))
         if found is not None and moved is not None and found.confirmed:
             copied = copy(found, tx, module, leaves, moved)
@@ -106,7 +106,7 @@ class Replay:
         if before == after and tx.output is self._output:
             made = Trace(leaves, state, _after(tx, last), result)
             if found is not None:
-                found.confirmed = confirms(found, tx, made)
+                found.confirmed = is_confirmed(found, tx, made)
                 made.confirmed = found.confirmed
             if found is None or not found.confirmed:
                 known = self._traces.setdefault(type(module.value), [])

@@ -1,4 +1,4 @@
-"""What Dynamo's trace of one call of a module depends on, and whether another call would be traced in the same way."""
+"""Traces: everything that Dynamo's trace of one call of a module depends on, to tell whether another call has the same."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = [
     "Sources",
     "Trace",
     "Unknown",
-    "confirms",
-    "fits",
+    "is_confirmed",
     "leaves_of",
+    "matched_sources",
     "reader",
     "template",
 ]
@@ -50,7 +50,7 @@ class Leaf:
 
 @dataclass
 class Trace:
-    """What one call of a module did to Dynamo's graph."""
+    """The trace of one call of a module: its arguments, the state of the process, the nodes and the result."""
 
     leaves: list[Leaf]
     state: tuple[Any, ...]
@@ -64,7 +64,7 @@ class Trace:
 
 @dataclass
 class Plan:
-    """What a copy of a trace needs: the guards under its modules, and the tensors it read from them."""
+    """The guards under a trace's modules, and the tensors it read from them: what a copy needs."""
 
     guards: list[tuple[Any, Any, Any]]
     """(guard, comparison, what was compared with)"""
@@ -77,7 +77,7 @@ class Plan:
     numbers: dict[fx.Node, Any]
     """The calls that read a Python number from such an input, with the sources of the numbers."""
     in_order: list[Any]
-    """Sources of dictionaries whose order of keys counts: guards find the items there by their places."""
+    """Sources of dictionaries whose order of keys counts: guards find the items there by index."""
 
 
 class Unknown(Exception):
@@ -85,6 +85,19 @@ class Unknown(Exception):
 
 
 def leaves_of(tx: Any, arguments: list[Any], keywords: Mapping[str, Any]) -> Iterator[Leaf]:
+    """Take the arguments of a call apart.
+
+    Args:
+        tx: Dynamo's instruction translator.
+        arguments: Dynamo's variables, the module first.
+        keywords: likewise, by name.
+
+    Yields:
+        One leaf for the signature, then one for each tensor, number, constant, tuple and module, in order.
+
+    Raises:
+        Unknown: an argument is of another kind.
+    """
     yield Leaf((len(arguments), tuple(keywords)))
     for variable in (*arguments, *keywords.values()):
         yield from _leaf(tx, variable)
@@ -120,7 +133,7 @@ def _leaf(tx: Any, variable: Any) -> Iterator[Leaf]:
 
 
 def _metadata(value: Any) -> tuple[Any, ...]:
-    """What tracing can learn from a tensor of the graph, sizes as expressions so that no guard is made of the question."""
+    """The metadata of a tensor that tracing can see, sizes as expressions so that comparing them makes no guard."""
     if type(value) is torch.nn.Parameter or not isinstance(value, torch.Tensor):
         raise Unknown(f"a value of type {type(value).__name__}")
     if value.layout is not torch.strided or _torch.is_functorch_wrapped_tensor(value):
@@ -140,7 +153,7 @@ def _metadata(value: Any) -> tuple[Any, ...]:
 
 
 def _pattern(leaves: list[Leaf]) -> list[Any]:
-    """Which arguments are the same."""
+    """For each leaf the number of the first one that is the same object."""
     seen: dict[Any, int] = {}
     return [
         seen.setdefault(item, len(seen)) if (item := leaf.node or leaf.source) is not None else None
@@ -148,10 +161,21 @@ def _pattern(leaves: list[Leaf]) -> list[Any]:
     ]
 
 
-def fits(
+def matched_sources(
     trace: Trace, tx: Any, leaves: list[Leaf], state: tuple[Any, ...], changed: Sequence[Any] = ()
 ) -> Sources | None:
-    """Where a call finds what the one that was traced found, if it is made like it and reads the same from its modules."""
+    """Compare a call with one that was traced.
+
+    Args:
+        trace: the traced call.
+        tx: Dynamo's instruction translator.
+        leaves: the arguments of the new call, from :func:`leaves_of`.
+        state: the state of the process and of Dynamo that a trace depends on.
+        changed: sources of objects that the traced program has changed so far.
+
+    Returns:
+        The sources of the new call for those of the traced one; ``None`` where it would be traced otherwise, or that is unknown.
+    """
     if (
         trace.refused
         or state != trace.state
@@ -173,7 +197,7 @@ def fits(
 
 
 class Sources:
-    """Where a new call finds what the traced one found: the modules of the one in place of those of the other."""
+    """Maps sources of a traced call to those of a new one: under the modules of the one instead of those of the other."""
 
     def __init__(self, trace: Trace, tx: Any, leaves: list[Leaf]) -> None:
         self.read = reader(tx)
@@ -331,8 +355,14 @@ def reader(tx: Any) -> Callable[[Any], Any]:
     return read
 
 
-def confirms(predicted: Trace, tx: Any, traced: Trace) -> bool:
-    """Whether a full trace is what a copy of another one would have been."""
+def is_confirmed(predicted: Trace, tx: Any, traced: Trace) -> bool:
+    """Whether a full trace of a call equals the copy of an earlier trace that would have replaced it.
+
+    Args:
+        predicted: the earlier trace.
+        tx: Dynamo's instruction translator.
+        traced: the full trace.
+    """
     if len(predicted.nodes) != len(traced.nodes):
         return False
     same: dict[fx.Node, fx.Node | None] = {}
@@ -341,11 +371,11 @@ def confirms(predicted: Trace, tx: Any, traced: Trace) -> bool:
             same[was.node] = now.node
     assert predicted.plan is not None
     moved = Sources(predicted, tx, traced.leaves)
-    places = {source: node for node, source in _placeholders(traced).items()}
+    placeholders = {source: node for node, source in _placeholders(traced).items()}
     for node, source in predicted.plan.captured.items():
-        same[node] = places.get(moved(source))
+        same[node] = placeholders.get(moved(source))
     for node, source in predicted.plan.numbers.items():
-        same[node.all_input_nodes[0]] = places.get(moved(source))
+        same[node.all_input_nodes[0]] = placeholders.get(moved(source))
     renamed: dict[Any, Any] = {}
     for old, new in zip(predicted.nodes, traced.nodes, strict=True):
         if old.op != new.op or old.target != new.target:

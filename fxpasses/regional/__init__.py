@@ -2,15 +2,15 @@
 
 ::
 
-    Dynamo graph ── facts ── search ──── repeats worth a region
-        each kind:  piece (a graph of its own) ── compile (AOTAutograd, passes, partition, Inductor) ── operators
+    Dynamo graph ── facts ── search ──── repeated subgraphs worth a region
+        each kind:  region graph  ── compile (AOTAutograd, passes, partition, Inductor) ── operators
     Dynamo graph ── stitch ── the same graph with calls of the operators ── the pipeline, as any other graph
 """
 
 from fxpasses.regional._torch_floats import floats_of_one_graph
 from fxpasses.regional.cost import CostModel
 from fxpasses.regional.errors import RegionContractError, RegionGraphError
-from fxpasses.regional.explain import RegionReport, Repeated, regions
+from fxpasses.regional.explain import RegionReport, RepeatedSubgraph, regions
 from fxpasses.regional.operators import compiled_callable
 from fxpasses.regional.runtime import hold_regions
 from fxpasses.regional.stitch import with_regions
@@ -20,7 +20,7 @@ __all__ = [
     "RegionContractError",
     "RegionGraphError",
     "RegionReport",
-    "Repeated",
+    "RepeatedSubgraph",
     "compiled_callable",
     "floats_of_one_graph",
     "hold_regions",

@@ -110,7 +110,7 @@ def as_outside_of_modes() -> Any:
 
 
 def context_calls() -> tuple[Any, Any, Any]:
-    """What enters autocast, what leaves it, and what sets whether gradients are recorded."""
+    """The functions that enter autocast, leave it, and set whether gradients are recorded."""
     return _ENTER_AUTOCAST, _EXIT_AUTOCAST, _SET_GRAD
 
 
@@ -172,7 +172,7 @@ def checkpointed(node: fx.Node) -> bool:
 
 
 def checkpoint_policy(body: fx.GraphModule) -> Any:
-    """What decides for each operator of a checkpointed function whether its result is kept; ``None`` for none is."""
+    """The policy that decides for each operator of a checkpointed function whether its result is kept; ``None`` for none is."""
     return body.meta.get("_checkpoint_context_fn")
 
 
@@ -315,13 +315,13 @@ def trying_out(fake_mode: Any) -> Iterator[None]:
 
 
 def backed_values(shape_env: Any) -> Mapping[Any, Any]:
-    """What each symbol of a shape environment stands for at compile time."""
+    """The hint of each symbol of a shape environment."""
     values = getattr(shape_env, "backed_var_to_val", None)
     return shape_env.var_to_val if values is None else values
 
 
 def inside_of(tensors: Sequence[Any], mode: Any) -> list[torch.Tensor]:
-    """What functional tensors hold, after all writes to it."""
+    """The tensors inside of functional tensors, after all writes to them."""
     views = [t for t in tensors if not torch._is_functional_tensor_base(t.elem)]
     if views:  # the nodes that make them anew belong to where they were made
         mode._sync_view_replay_annotations((views,), {})

@@ -34,7 +34,7 @@ def trace_again_with_constants(shape_env: Any) -> None:
 
 @contextlib.contextmanager
 def floats_of_one_graph() -> Iterator[None]:
-    """What was said about floats in the block (see :func:`floats_are_settled`) ends with it.
+    """Facts about floats that are stated in the block (see :func:`floats_are_settled`) end with it.
 
     Torch keeps it by symbol name for whatever it traces next, where the name may be another input's: Dynamo then drops writes
     to that input (torch 2.13). Only when Dynamo is sent back to trace the same code again is it for that trace to read.

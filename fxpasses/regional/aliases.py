@@ -20,7 +20,7 @@ _UNDECLARED_VIEWS = {torch.ops.aten._unsafe_view.default, torch.ops.aten.lift_fr
 
 
 def separate(gm: fx.GraphModule, outputs: Sequence[Any]) -> tuple[list[fx.Node], list[Source | None]]:
-    """What a graph must return so that no two tensors share memory, and each wanted output made of it.
+    """Choose the outputs of a graph so that no two share memory, and the views that make the wanted ones of them.
 
     Args:
         gm: a graph without mutation.
@@ -59,7 +59,7 @@ def separate(gm: fx.GraphModule, outputs: Sequence[Any]) -> tuple[list[fx.Node],
 
 
 def outputs_of(gm: fx.GraphModule) -> list[Any]:
-    """What a graph returns: nodes and constants."""
+    """The outputs of a graph: nodes and constants."""
     (output,) = gm.graph.find_nodes(op="output")
     return list(output.args[0])  # type: ignore[arg-type]
 
@@ -106,7 +106,7 @@ def _chain(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
 
 
 def _base(node: fx.Node) -> fx.Node | None:
-    """What a node is a view of, or ``None`` when its memory is its own."""
+    """The node that a node is a view of, or ``None`` when its memory is its own."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
         return None
     if node.target is operator.getitem:
@@ -129,7 +129,7 @@ class _NotConstant(Exception):
 
 
 def _steps(views: Sequence[fx.Node]) -> tuple[Step, ...] | None:
-    """The views as operators on constants and symbols; ``None`` when one takes another tensor, or a place in memory."""
+    """The views as operators on constants and symbols; ``None`` when one takes another tensor, or a storage offset."""
     steps = []
 
     def argument(value: Any) -> Any:

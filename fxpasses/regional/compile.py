@@ -22,22 +22,32 @@ from fxpasses.regional import _torch
 from fxpasses.regional.aliases import outputs_of, return_only, separate, spec_of
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.operators import compiled_callable
-from fxpasses.regional.piece import Piece
+from fxpasses.regional.region_graph import RegionGraph
 from fxpasses.regional.runtime import CompiledRegion, Source, table
 from fxpasses.regional.shared import recompute_from_shared
 
-__all__ = ["compile_piece"]
+__all__ = ["compile_region"]
 
 
-def compile_piece(piece: Piece, options: Options, observers: Sequence[Observer] = ()) -> CompiledRegion:
-    """Compile a region, and put it where the operators find it.
+def compile_region(
+    region_graph: RegionGraph, options: Options, observers: Sequence[Observer] = ()
+) -> CompiledRegion:
+    """Compile a region, and put it into the table from which the operators take it.
+
+    Args:
+        region_graph: the region's graph, with its example inputs.
+        options: of the compilation.
+        observers: of this region's compilation.
+
+    Returns:
+        The compiled region; one of equal content that is in the table already takes its place.
 
     Raises:
         RegionRefused: when AOTAutograd shows that it is no function of tensors to fresh tensors.
         StageError: when a stage fails.
     """
     start = time.perf_counter()
-    inputs = piece.example_inputs
+    inputs = region_graph.example_inputs
     # The graph around the regions is what a CUDA graph captures.
     inductor = {**options.inductor_patches(), "triton.cudagraphs": False}
     own = dataclasses.replace(options, inductor=inductor, mode=None, on_failure="raise")
@@ -45,22 +55,22 @@ def compile_piece(piece: Piece, options: Options, observers: Sequence[Observer] 
     values = next((check for check in checks if check is not None), None)
     isolates = options.on_failure == "isolate"
     compiler = _compiler(
-        dataclasses.replace(own, on_failure="isolate") if isolates else own, piece.gm, inputs
+        dataclasses.replace(own, on_failure="isolate") if isolates else own, region_graph.gm, inputs
     )
-    recorder = _Recorder(compiler, piece, values)
-    fake_mode = _torch.detect_fake_mode(piece.inputs)
+    recorder = _Recorder(compiler, region_graph, values)
+    fake_mode = _torch.detect_fake_mode(region_graph.inputs)
     try:
         # What cannot be compiled is looked for in each graph: none may wait for the others.
         unit = contextlib.nullcontext() if isolates else one_unit()
         with unit, _torch.capture_surroundings(fake_mode):
-            Pipeline(own, recorder, observers, values, counts=False).compile(piece.gm, inputs)
+            Pipeline(own, recorder, observers, values, counts=False).compile(region_graph.gm, inputs)
     except StageError as error:
         refused = _cause(error, RegionRefused)
         if refused is not None:
             raise refused from error
         raise
     region = recorder.region()
-    text = piece.text + recorder.text + str(cache_identity(own)) + repr(region_metadata(region))
+    text = region_graph.text + recorder.text + str(cache_identity(own)) + repr(region_metadata(region))
     region.key = hashlib.sha256(text.encode()).hexdigest()[:32]
     region.seconds = time.perf_counter() - start
     return table.add(region)
@@ -94,15 +104,15 @@ class _Recorder:
     """Hands the graphs of a region to the real compiler, without the memory that their outputs share, and keeps what
     it returns; what AOTAutograd gets to call is never called."""
 
-    def __init__(self, compiler: Compiler, piece: Piece, values: RegionCheck | None) -> None:
-        self._compiler, self._piece, self._values = compiler, piece, values
+    def __init__(self, compiler: Compiler, region_graph: RegionGraph, values: RegionCheck | None) -> None:
+        self._compiler, self._region_graph, self._values = compiler, region_graph, values
         self._num_outputs = 0
         self._region: CompiledRegion | None = None
         self._strides: list[Any] = []
         self.text = ""
 
     def region(self) -> CompiledRegion:
-        """What was compiled."""
+        """The compiled region."""
         if self._region is None:
             raise RegionRefused("AOTAutograd compiled nothing")
         return self._region
@@ -119,13 +129,16 @@ class _Recorder:
         self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         self._num_outputs = aot["num_fwd_outputs"]
-        recompute_from_shared(joint, [*(False for _ in self._piece.symbols), *self._piece.shared])
+        recompute_from_shared(
+            joint, [*(False for _ in self._region_graph.symbols), *self._region_graph.shared]
+        )
         return self._compiler.partition(joint, joint_inputs, **aot)
 
     def partition_keeps_rng(self, joint: fx.GraphModule) -> bool:
         return self._compiler.partition_keeps_rng(joint)
 
     def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
+        """Compile the graph, and record what its caller needs to know of it. Args: those of :meth:`Compiler.forward`."""
         self._refuse()
         metadata = _torch.forward_metadata()
         outputs = outputs_of(gm)
@@ -135,7 +148,7 @@ class _Recorder:
         sizes = [n for n in kept if not isinstance(n.meta["val"], torch.Tensor)]
         if any(not isinstance(n.meta["val"], (int, torch.SymInt)) for n in sizes):
             raise RegionRefused("its backward pass needs an opaque object")
-        known = set(self._piece.symbols)
+        known = set(self._region_graph.symbols)
         if any(
             not _torch.free_symbols(n.meta["val"]) <= known
             for n in [*outputs[:count], *kept]
@@ -147,7 +160,7 @@ class _Recorder:
         if any(source is None for source in sources[:count]):
             raise RegionRefused("it returns something else than tensors")
         visible = 1 + max((s.index for s in sources if s and _keeps_strides(s, sources[:count])), default=-1)
-        if self._piece.symbols:
+        if self._region_graph.symbols:
             visible = len(returned)  # Inductor reports other strides as numbers only
         return_only(gm, returned)
         random = any(_is_random(node) for node in gm.graph.nodes)
@@ -157,9 +170,9 @@ class _Recorder:
             compiled = self._compile_forward(gm, inputs, visible, inference)
         if self._values is not None:
             compiled = self._values.watch("inference" if inference else "forward", compiled, None)
-        self._strides = _known(strides, returned, dynamic=bool(self._piece.symbols))
+        self._strides = _known(strides, returned, dynamic=bool(self._region_graph.symbols))
         self._region = CompiledRegion(
-            symbols=list(self._piece.symbols),
+            symbols=list(self._region_graph.symbols),
             forward=compiled,
             forward_specs=[spec_of(n.meta["val"], s) for n, s in zip(returned, self._strides, strict=True)],
             outputs=sources[:count],  # type: ignore[arg-type]
@@ -204,9 +217,9 @@ class _Recorder:
             region.backward = self._compiler.backward(gm, given)
         if self._values is not None:
             region.backward = self._values.watch_backward(region.backward, sources)
-        known = _known(strides, returned, dynamic=bool(self._piece.symbols))
+        known = _known(strides, returned, dynamic=bool(self._region_graph.symbols))
         region.backward_specs = [spec_of(n.meta["val"], s) for n, s in zip(returned, known, strict=True)]
-        region.gradients = sources[len(self._piece.symbols) :]
+        region.gradients = sources[len(self._region_graph.symbols) :]
         return _never
 
     def _restride(self, value: torch.Tensor, source: Source) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Whether a repeated piece of a graph is worth compiling on its own.
+"""The cost model: whether a repeated subgraph is worth compiling on its own.
 
 On one side are the seconds that compiling its copies would take. On the other: what each call of a region takes to
 trace and to lower, the microseconds that each call takes at run time, and the bytes that are written and read again at
-the boundary because element-wise work is no longer fused across it. Run time counts for as many steps as a
+the boundary because pointwise work is no longer fused across it. Run time counts for as many steps as a
 compiled model is expected to run.
 """
 
@@ -68,18 +68,18 @@ _MADE_OF_MANY = {
     "rnn_tanh": 12.0,
     "rnn_relu": 12.0,
 }
-"""Single calls that are taken apart into many operations."""
+"""Computing nodes that single calls are decomposed into."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a region would save and cost, in seconds.
+    """The seconds that a region would save and cost.
 
     Attributes:
-        compile_seconds: what compiling one copy takes.
-        saved_seconds: what is saved of the compile time of the whole graph.
+        compile_seconds: time to compile one copy.
+        saved_seconds: compile time of the whole graph that is saved.
         lost_bytes: bytes that one call moves more than fused code would, per step.
-        run_seconds: what calls and lost fusion take over the expected number of steps.
+        run_seconds: time of calls and of lost fusion over the expected number of steps.
     """
 
     compile_seconds: float
@@ -101,7 +101,7 @@ class CostModel:
         seconds_per_node: to compile one computing node of a Dynamo graph, forward and backward.
         dynamic_factor: how much longer it takes with symbolic sizes.
         seconds_per_call: to trace and lower one call of a region.
-        call_microseconds: what a call takes at run time, forward and backward.
+        call_microseconds: time of a call at run time, forward and backward.
         bytes_per_second: memory bandwidth, by device type.
         steps: how often the compiled model is expected to run.
         fewest: the fewest copies that are worth a region.
@@ -131,21 +131,32 @@ class CostModel:
         return _MADE_OF_MANY.get(name, 1.0)
 
     def saved(self, weight: float, copies: int, dynamic: bool) -> float:
-        """Seconds of compile time saved by a region of that weight, in place of its copies."""
+        """Seconds of compile time that a region saves.
+
+        Args:
+            weight: of one copy, in computing nodes.
+            copies: how often it occurs.
+            dynamic: whether sizes are symbolic.
+        """
         factor = self.dynamic_factor if dynamic else 1.0
         return factor * ((copies - 1) * weight * self.seconds_per_node - copies * self.seconds_per_call)
 
     def estimate(
         self, facts: GraphFacts, start: int, stop: int, copies: int, weight: float | None = None
     ) -> Estimate:
-        """What making a region of the window ``[start, stop)``, which occurs ``copies`` times, saves and costs.
+        """Estimate the gain of a region.
 
-        ``weight`` is that of its calls, for a caller who knows it.
+        Args:
+            facts: the graph.
+            start: index of the first call of one copy.
+            stop: index behind its last call.
+            copies: how often it occurs.
+            weight: of its calls, in computing nodes; worked out when it is not given.
         """
         if weight is None:
             weight = sum(self.weight(node) for node in facts.calls[start:stop])
         one = weight * self.seconds_per_node * (self.dynamic_factor if facts.dynamic else 1.0)
-        lost, device = boundary_bytes(facts, start, stop)
+        lost, device = _boundary_bytes(facts, start, stop)
         speed = self.bytes_per_second_cpu if device == "cpu" else self.bytes_per_second_gpu
         run = self.steps * copies * (self.call_microseconds * 1e-6 + lost / speed)
         return Estimate(one, self.saved(weight, copies, facts.dynamic), lost, run)
@@ -166,16 +177,16 @@ class CostModel:
         return ""
 
 
-def boundary_bytes(facts: GraphFacts, start: int, stop: int) -> tuple[int, str]:
-    """Bytes read again in the window that fused code would still have in registers, and the device they are on.
+def _boundary_bytes(facts: GraphFacts, start: int, stop: int) -> tuple[int, str]:
+    """Bytes read again in the subgraph that fused code would still have in registers, and the device they are on.
 
-    Counts the tensors that cross into the window from an element-wise operation outside: a matrix product or the
-    like writes its result to memory in any case. Whoever is on the other side of the window's end counts those.
+    Counts the tensors that cross into the subgraph from a pointwise operation outside: a matmul or the
+    like writes its result to memory in any case. The tensors that leave the subgraph are counted where they are read.
     """
     total, device = 0, "cpu"
     seen: set[fx.Node] = set()
-    for place in range(start, stop):
-        for node in facts.reads[place]:
+    for index in range(start, stop):
+        for node in facts.reads[index]:
             at = facts.position.get(node, -1)
             if node in seen or start <= at < stop or is_static(node):
                 continue

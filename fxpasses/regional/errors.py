@@ -1,4 +1,4 @@
-"""Why a repeated piece of a graph cannot be compiled on its own."""
+"""Errors of regions: why a repeated subgraph cannot be compiled on its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["RegionContractError", "RegionGraphError", "RegionRefused"]
 
 
 class RegionRefused(FxPassesError):
-    """A repeated piece stays part of the graph around it. Caught, and reported by :func:`fxpasses.regions`.
+    """A repeated subgraph stays part of the graph around it. Caught, and reported by :func:`fxpasses.regions`.
 
     Attributes:
         reason: why, in words.
@@ -20,10 +20,10 @@ class RegionRefused(FxPassesError):
 
 
 class RegionGraphError(FxPassesError, TypeError):
-    """What is to be searched for repeats is no graph, or one whose values are not known.
+    """The argument of :func:`fxpasses.regions` is no graph, or one whose fake values are not known.
 
     Attributes:
-        given: what was given.
+        given: the argument.
     """
 
     def __init__(self, given: object, problem: str) -> None:

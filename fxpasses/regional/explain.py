@@ -1,4 +1,4 @@
-"""What was found in a graph, why each repeat became a region or did not, and what that saves."""
+"""The report of regions: the repeated subgraphs of a graph, why each became a region or did not, and what that saves."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fxpasses.regional.cost import CostModel
 from fxpasses.regional.errors import RegionGraphError
 from fxpasses.regional.facts import value_of
 from fxpasses.regional.runtime import CompiledRegion
-from fxpasses.regional.search import Found, Search, search
+from fxpasses.regional.search import IsomorphicSubgraphs, Search, search
 
-__all__ = ["RegionReport", "Repeated", "describe", "regions"]
+__all__ = ["RegionReport", "RepeatedSubgraph", "describe", "regions"]
 
 
 @dataclass(frozen=True)
-class Repeated:
-    """One kind of repeat in a graph.
+class RepeatedSubgraph:
+    """One kind of repeated subgraph.
 
     Attributes:
         name: the modules that it covers (``blocks.*``), or its first and last operator.
@@ -32,9 +32,9 @@ class Repeated:
         modules: for each copy, the module around it, or "".
         taken: whether it becomes a region.
         reason: why it does not, or "".
-        saved_seconds: what that saves of the compile time, as estimated.
-        run_seconds: what calls and lost fusion cost in a thousand steps, as estimated.
-        compile_seconds: what compiling it took; ``None`` when it was not compiled.
+        saved_seconds: compile time that a region saves, as estimated.
+        run_seconds: time that calls and lost fusion cost in a thousand steps, as estimated.
+        compile_seconds: time that compiling it took; ``None`` when it was not compiled.
         key: its content hash; "" when it was not compiled.
     """
 
@@ -66,20 +66,20 @@ class Repeated:
 
 @dataclass(frozen=True)
 class RegionReport:
-    """The repeats of one graph. ``str()`` of it is a summary, then a line for each: what was found, what became of it, and
-    what that saves or why it was left.
+    """The repeated subgraphs of one graph. ``str()`` of it is a summary, then a line for each: what became of it, and what
+    that saves or why it was left.
 
     Attributes:
         taken: the regions.
-        left: repeats that stay in the graph, with reasons.
+        left: those that stay in the graph, with reasons.
         calls: how many calls the graph has.
         search_seconds: how long finding them took.
         off: why regions were not looked for, or "".
         note: which of the patterns that were given no module's path matches, and which paths there are; or "".
     """
 
-    taken: tuple[Repeated, ...]
-    left: tuple[Repeated, ...]
+    taken: tuple[RepeatedSubgraph, ...]
+    left: tuple[RepeatedSubgraph, ...]
     calls: int
     search_seconds: float
     off: str = ""
@@ -87,12 +87,12 @@ class RegionReport:
 
     @property
     def covered(self) -> int:
-        """How many of the graph's calls are in regions."""
+        """Number of the graph's calls that are in regions."""
         return sum(item.copies * item.calls for item in self.taken)
 
     @property
     def region_calls(self) -> int:
-        """How many calls of regions replace them."""
+        """Number of calls of regions that replace them."""
         return sum(item.copies for item in self.taken)
 
     @property
@@ -133,7 +133,7 @@ class RegionReport:
 def regions(
     graph: fx.GraphModule, choice: str | Sequence[str] = "auto", *, cost: CostModel | None = None
 ) -> RegionReport:
-    """The repeats of a graph and what the backend would make of them, without compiling anything.
+    """Find the repeated subgraphs of a graph, and decide which would be regions, without compiling anything.
 
     Args:
         graph: a graph with fake values: Dynamo's, or one of :func:`fxpasses.capture`.
@@ -162,14 +162,21 @@ def regions(
 def describe(
     gm: fx.GraphModule, found: Search, compiled: Mapping[int, CompiledRegion], off: str = ""
 ) -> RegionReport:
-    """The report of a search; ``compiled`` maps the ``id`` of what was taken to its region."""
+    """Write the report of a search.
+
+    Args:
+        gm: the graph.
+        found: the result of the search.
+        compiled: the region of each item of ``found.taken`` that was compiled, by its ``id``.
+        off: why regions were not looked for, or "".
+    """
     taken = tuple(_describe(found, item, True, compiled.get(id(item))) for item in found.taken)
     left = tuple(_describe(found, item, False, None) for item in found.left)
     return RegionReport(taken, left, len(found.facts.calls), found.seconds, off, _unmatched(found))
 
 
 def _unmatched(found: Search) -> str:
-    """Which patterns matched nothing, and the paths nearest to them."""
+    """The patterns that matched nothing, and the paths nearest to them."""
     if not found.unmatched:
         return ""
     paths = list(dict.fromkeys(path for modules in found.facts.modules for path, _ in modules if path))
@@ -190,14 +197,16 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _describe(found: Search, item: Found, taken: bool, region: CompiledRegion | None) -> Repeated:
+def _describe(
+    found: Search, item: IsomorphicSubgraphs, taken: bool, region: CompiledRegion | None
+) -> RepeatedSubgraph:
     calls: Any = found.facts.calls
-    first, last = calls[item.windows[0].start], calls[item.windows[0].stop - 1]
-    return Repeated(
+    first, last = calls[item.subgraphs[0].start], calls[item.subgraphs[0].stop - 1]
+    return RepeatedSubgraph(
         name=_pattern(item.modules) or f"{first.name} to {last.name}",
-        copies=len(item.windows),
+        copies=len(item.subgraphs),
         calls=item.length,
-        nodes=tuple(calls[w.start].name for w in item.windows),
+        nodes=tuple(calls[w.start].name for w in item.subgraphs),
         modules=tuple(item.modules),
         taken=taken,
         reason=item.reason,

@@ -1,12 +1,12 @@
-"""What the search for repeats has to know of each node of a graph.
+"""The facts of each node of a graph that the search for repeated subgraphs compares.
 
 A graph is read as the sequence of its calls. Each call gets a *token*: two calls have the same token when they
 call the same operator with the same constants on values of the same kind (shape, strides, type, device,
 gradient, whether it is a parameter), under the same ambient autocast and gradient mode. How the calls are
-wired to each other is not part of the token; :func:`wiring` compares it for one window of the sequence.
+wired to each other is not part of the token; :func:`wiring` compares it for one subgraph.
 
 Two lists that differ in length or content never describe the same computation: everything that is not known to
-be comparable gets a token of its own, which ends any repeat, and a reason.
+be comparable gets a token of its own, which ends any repeated subgraph, and a reason.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ class GraphFacts:
 
     Attributes:
         calls: the calls, in order.
-        position: each call's place in that order.
+        position: each call's index in that order.
         tokens: equal numbers for calls that do the same, seen on their own.
         descriptions: each token as text, without addresses: the same in every process.
         barriers: for each call, why it cannot be part of a region, or "".
         reads: for each call, the nodes that its arguments name, in order, repeated as often as they are named.
-        last_use: for each call, the place of the last one that reads it, one past the end for an output.
-        autocast: for each place, the autocast blocks that are open before it.
-        grad_mode: for each place, the gradient mode that the graph has set before it (``None`` for the one it began in).
+        last_use: for each call, the index of the last one that reads it, one past the end for an output.
+        autocast: for each index, the autocast blocks that are open before it.
+        grad_mode: for each index, the gradient mode that the graph has set before it (``None`` for the one it began in).
         modules: for each call, the paths of the modules around it, outermost first, each with its address.
         returns_several: for each call, whether its value is a tuple.
         dynamic: whether any size is symbolic.
         grad_enabled: the gradient mode in which the graph begins.
-        vmaps: for each place, how many ``vmap`` are open before it.
+        vmaps: for each index, how many ``vmap`` are open before it.
     """
 
     graph: fx.Graph
@@ -94,12 +94,21 @@ class GraphFacts:
     vmaps: list[int] = field(default_factory=list)
 
     def reads_inside(self, start: int, stop: int, node: fx.Node) -> int:
-        """The place of ``node`` relative to a window, or -1 when it comes from outside."""
-        place = self.position.get(node, -1)
-        return place - start if start <= place < stop else -1
+        """The index of a node in a subgraph.
+
+        Args:
+            start: index of the subgraph's first call.
+            stop: index behind its last call.
+            node: any node.
+
+        Returns:
+            The index counted from ``start``; -1 for a node outside.
+        """
+        index = self.position.get(node, -1)
+        return index - start if start <= index < stop else -1
 
     def balanced(self, start: int, stop: int) -> bool:
-        """Whether a window leaves autocast and gradient mode as it found them, and closes only what it opened.
+        """Whether a subgraph leaves autocast and gradient mode as it found them, and closes only what it opened.
 
         It contains all of a ``vmap`` or nothing of it. Nor may it turn gradients on: a call that stands where they are off has none.
         """
@@ -115,17 +124,24 @@ class GraphFacts:
 
 
 def wiring(facts: GraphFacts, start: int, stop: int) -> tuple[tuple[int, ...], list[fx.Node]]:
-    """How the calls of a window are connected, and the nodes outside that they read, in order of first use.
+    """Describe how the calls of a subgraph are connected.
 
-    Two windows with the same tokens compute the same function of these nodes exactly when this is equal: an
-    argument is either the place of a call in the window, or (as a negative number) the place of an outside
-    node in the list. Literal numbers count as constants.
+    Two subgraphs with the same tokens compute the same function of the nodes outside exactly when their wires are equal.
+
+    Args:
+        facts: the graph.
+        start: index of the first call.
+        stop: index behind the last call.
+
+    Returns:
+        A wire for each argument: the index of a call in the subgraph, or, negative, of an outside node (-1 for the first);
+        literal numbers count as constants. And the outside nodes, in order of first use.
     """
     outside: dict[fx.Node, int] = {}
     wires: list[int] = []
     position = facts.position
-    for place in range(start, stop):
-        for node in facts.reads[place]:
+    for index in range(start, stop):
+        for node in facts.reads[index]:
             at = position.get(node, -1)
             if start <= at < stop:
                 wires.append(at - start)
@@ -151,13 +167,13 @@ def read_facts(gm: fx.GraphModule) -> GraphFacts:
     open_autocast: tuple[fx.Node, ...] = ()
     grad_mode: bool | None = None
     transformed, facts.vmaps = _torch.in_transforms(calls)
-    for place, node in enumerate(calls):
+    for index, node in enumerate(calls):
         facts.autocast.append(open_autocast)
         facts.grad_mode.append(grad_mode)
         reads: list[fx.Node] = []
         ambient = tuple(n.args for n in open_autocast), grad_mode
         token, description, barrier = reader.token(node, reads, ambient)
-        if transformed[place]:
+        if transformed[index]:
             barrier, token = "it is part of a function transform (grad, jvp)", reader.unique()
         facts.tokens.append(token)
         facts.descriptions.append(description)
@@ -221,6 +237,17 @@ class _Reader:
         return self._unique
 
     def token(self, node: fx.Node, reads: list[fx.Node], ambient: Any) -> tuple[int, str, str]:
+        """Compare a call with those before it.
+
+        Args:
+            node: the call.
+            reads: filled with the nodes that its arguments name, in order.
+            ambient: the autocast blocks and the gradient mode around it.
+
+        Returns:
+            Its token, negative for one of its own; its description, the same in every process; and why it cannot be part of a
+            region, or "".
+        """
         try:
             self._refuse(node)
             key = (
@@ -255,7 +282,7 @@ class _Reader:
             raise _Unknown("it communicates with other processes")
 
     def _offsets(self, node: fx.Node, reads: Sequence[fx.Node]) -> tuple[Any, ...]:
-        """Where in their memory its operands begin: few calls can tell."""
+        """The storage offsets of its operands, for the few calls that depend on them."""
         if not counts_from_storage(node):
             return ()
         values = map(value_of, reads)
@@ -297,11 +324,11 @@ class _Reader:
     def _graph(self, name: str, gm: fx.GraphModule) -> Any:
         """A nested graph as text: its calls with their wiring."""
         if name not in self._modules:
-            place: dict[fx.Node, int] = {}
+            number_of: dict[fx.Node, int] = {}
             lines = []
             nested = _Reader(gm)
             for number, node in enumerate(gm.graph.nodes):
-                place[node] = number
+                number_of[node] = number
                 reads: list[fx.Node] = []
                 if node.op == "get_attr" and not isinstance(_attribute(gm, str(node.target)), fx.GraphModule):
                     raise _Unknown("a nested graph has tensors of its own")
@@ -312,7 +339,9 @@ class _Reader:
                     nested._constant(dict(node.kwargs), reads),
                 )
                 target = "" if node.op in ("placeholder", "output", "get_attr") else _target(node.target)
-                lines.append((node.op, target, constants, tuple(place[n] for n in reads), nested._kind(node)))
+                lines.append(
+                    (node.op, target, constants, tuple(number_of[n] for n in reads), nested._kind(node))
+                )
             policy = _torch.checkpoint_policy(gm)
             self._modules[name] = repr((lines, policy and (_target(policy), id(policy))))
         return self._modules[name]

@@ -37,6 +37,14 @@ class _Region(torch.autograd.Function):
     def forward(
         ctx: Any, region: CompiledRegion, sizes: list[Any], *tensors: torch.Tensor
     ) -> tuple[Any, ...]:  # type: ignore[override]
+        """Run the forward operator, and save the bases of what the backward operator takes.
+
+        Args:
+            ctx: autograd's context.
+            region: the compiled region.
+            sizes: values of its symbols.
+            *tensors: its tensor inputs.
+        """
         results = _forward_operator(region)(region.key, list(tensors), sizes)
         bindings = region.bindings(sizes)
         outputs = tuple(source.get(tensors, results, bindings) for source in region.outputs)
@@ -79,7 +87,16 @@ def _same(strides: tuple[Any, ...], wanted: tuple[Any, ...]) -> bool:
 
 
 def region_call(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
-    """``fxpasses::region``: with a gradient where one is needed."""
+    """Run ``fxpasses::region``, with a gradient where one is needed.
+
+    Args:
+        key: the region's content hash.
+        tensors: its tensor inputs.
+        sizes: values of its symbols.
+
+    Returns:
+        Its outputs.
+    """
     region = table[key]
     if region.backward is not None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return list(_Region.apply(region, list(sizes), *tensors))
@@ -99,7 +116,14 @@ def _run_backward(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> li
 
 
 def compiled_callable(node: fx.Node) -> Callable[..., Any] | None:
-    """What runs a region's operator without torch's dispatcher: a function of its lists of tensors and sizes."""
+    """Find the callable behind a region's operator, without torch's dispatcher.
+
+    Args:
+        node: any call.
+
+    Returns:
+        A function of the lists of tensors and of sizes; ``None`` for calls of anything else.
+    """
     if node.target in _FORWARD:
         return table[str(node.args[0])].run_forward
     if node.target is torch.ops.fxpasses.region_backward.default:
@@ -136,4 +160,4 @@ for _name, _kernel, _fake in (
         torch.library.register_torch_dispatch(f"fxpasses::{_name}", _mode, _rule, lib=_library)
 _FORWARD = (torch.ops.fxpasses.region_forward.default, torch.ops.fxpasses.region_forward_random.default)
 REGION = torch.ops.fxpasses.region.default
-"""What a Dynamo graph calls in the place of a region."""
+"""The operator that a Dynamo graph calls for a region."""

@@ -1,4 +1,4 @@
-"""How a call of a region is traced: torch's general rules, less the questions whose answer is known.
+"""Tracing rules of calls of regions: torch's general ones, less the checks whose answer is known.
 
 AOTAutograd takes every operator through functionalization and into the graph. A region's operators are functions of
 plain tensors to fresh tensors, so nothing has to be found out about them: not whether they write, alias, decompose or have
@@ -24,7 +24,15 @@ __all__ = ["functionalized", "traced"]
 
 
 def functionalized(mode: Any, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
-    """A region's operator under ``FunctionalTensorMode``: called with the tensors inside, its results wrapped."""
+    """Call a region's operator under ``FunctionalTensorMode`` with the tensors inside, and wrap its results.
+
+    Args:
+        mode: the mode.
+        func: the operator.
+        types: classes of the arguments, for the mode's own method.
+        args: the key, the tensors and the sizes.
+        kwargs: none.
+    """
     key, tensors, sizes = args
     if not all(type(t) is _torch.FunctionalTensor for t in tensors):
         return mode.__torch_dispatch__(func, types, args, kwargs)
@@ -33,7 +41,15 @@ def functionalized(mode: Any, func: Any, types: Sequence[type], args: Any = (), 
 
 
 def traced(mode: Any, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
-    """A region's operator under ``ProxyTorchDispatchMode``: one node for the call, and one for each result."""
+    """Record a call of a region's operator under ``ProxyTorchDispatchMode``: one node for the call, and one for each result.
+
+    Args:
+        mode: the mode.
+        func: the operator.
+        types: classes of the arguments, for the mode's own method.
+        args: the key, the tensors and the sizes.
+        kwargs: none.
+    """
     key, tensors, sizes = args
     given = _torch.proxies_of(mode, tensors, sizes)
     if given is None:

@@ -1,7 +1,7 @@
 """A compiled region, and how its compiled functions' results become those of the region.
 
 Compiled code may not return two tensors in the same memory through an opaque operator: whoever plans memory around it
-would reuse the one while the other is needed. So an operator returns each piece of memory once, and a
+would reuse the one while the other is needed. So an operator returns each storage once, and a
 :class:`Source` says how a value is made from it by views.
 """
 
@@ -70,7 +70,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a value comes from.
+    """The origin of a value: an input or a result of an operator, and views of it.
 
     Attributes:
         is_input: whether from one of the operator's inputs or one of its results.
@@ -93,7 +93,13 @@ class Source:
         return base
 
     def get(self, inputs: Sequence[Any], results: Sequence[Any], bindings: Mapping[Any, Any]) -> Any:
-        """The value, given the operator's inputs and results."""
+        """Make the value from the inputs and results of the operator.
+
+        Args:
+            inputs: its tensor inputs.
+            results: its results.
+            bindings: values of its symbols.
+        """
         return self.view(self.base(inputs, results), bindings)
 
 
@@ -155,11 +161,11 @@ class CompiledRegion:
         return dict(zip(self.symbols, sizes, strict=True))
 
     def run_forward(self, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
-        """What the forward operator does. Empties ``tensors``: what nobody else holds can be freed early."""
+        """Run the compiled forward graph. Empties ``tensors``: those that nobody else holds can be freed early."""
         return self._run("forward", self.forward, self.forward_specs, tensors, sizes, sizes)
 
     def run_backward(self, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
-        """What the backward operator does. Empties ``tensors``."""
+        """Run the compiled backward graph. Empties ``tensors``."""
         if self.backward is None:
             raise RegionContractError(self.key, "it has no backward graph")
         saved = sizes

@@ -1,8 +1,8 @@
-"""Finding the repeats of a graph that are worth a region of their own.
+"""The search for repeated subgraphs that are worth a region of their own.
 
-Candidates come from two sides: the modules that the calls belong to, and repeats of the token sequence, which need
+Candidates come from two sides: the modules that the calls belong to, and repeated substrings of the token sequence, which need
 no modules at all. Each is verified for isomorphism (equal tokens, equal wiring), its boundaries are moved to where the
-least crosses them, and the cost model decides. The best go first; what they cover is no longer free. What is best alone
+least crosses them, and the cost model decides. The best go first; calls that they cover are no longer free. A candidate that is best alone
 may be in the way of two that are better together (half of a decoder's layer is equal to the encoder's), so that is done in
 several orders, and the cost model decides between the results.
 """
@@ -23,33 +23,33 @@ from torch import fx
 
 from fxpasses.regional.cost import CostModel, Estimate
 from fxpasses.regional.facts import GraphFacts, read_facts, wiring
-from fxpasses.regional.repeats import not_overlapping, repeats
+from fxpasses.regional.suffix_array import not_overlapping, repeated_substrings
 
-__all__ = ["Found", "Search", "Window", "search"]
+__all__ = ["IsomorphicSubgraphs", "Search", "Subgraph", "search"]
 
 Choice = Literal["auto", "off", "always"] | tuple[str, ...]
 
 _Candidate = tuple[int, tuple[int, ...]]
-"""A length, and the places where windows of it with equal tokens start."""
+"""A length, and the indices at which subgraphs of it with equal tokens start."""
 _Rank = Callable[[_Candidate], tuple[float, int]]
 _Ranked = tuple[tuple[float, int], int, _Candidate, _Rank]
 
 SHORTEST = 3
-"""The shortest stretch of calls that is looked at; a checkpointed function counts for more than one."""
+"""The fewest calls of a subgraph; a checkpointed function counts for more than one."""
 _BOUNDARIES = 4
-"""How many places for the boundary are tried for repeats that follow each other directly."""
+"""How many boundaries are tried for subgraphs that follow each other directly."""
 
 _CROSSING_SECONDS = 0.001
-"""What one more value across a boundary counts when candidates are compared."""
+"""Seconds that one more value across a boundary counts when candidates are compared."""
 _AS_GOOD = 0.05
 """Plans whose gains differ by less than this part are equally good, and the one with the fewest calls of regions is carried out:
 the estimates are no better than that."""
 _MOST_LEFT = 30
-"""After how many repeats that are left in the graph the search ends. Those inside of others that are left are not reported."""
+"""The search ends after so many repeated subgraphs that do not become regions. Those inside of others are not reported."""
 
 
 @dataclass(frozen=True)
-class Window:
+class Subgraph:
     """The calls from ``start`` up to ``stop`` of a graph's sequence."""
 
     start: int
@@ -57,42 +57,42 @@ class Window:
 
 
 @dataclass
-class Found:
-    """Isomorphic windows of one graph.
+class IsomorphicSubgraphs:
+    """Isomorphic subgraphs of one graph.
 
     Attributes:
-        windows: where they are, in order; they do not overlap.
-        estimate: what a region of them would save and cost.
+        subgraphs: in order; they do not overlap.
+        estimate: seconds that a region of them would save and cost.
         reason: why they are left in the graph, or "" when they become a region.
-        modules: for each window, the path of the innermost module around all of it, or "".
+        modules: for each, the path of the innermost module around all of it, or "".
     """
 
-    windows: list[Window]
+    subgraphs: list[Subgraph]
     estimate: Estimate
     reason: str
     modules: list[str]
 
     @property
     def length(self) -> int:
-        """How many calls each window has."""
-        return self.windows[0].stop - self.windows[0].start
+        """How many calls each of them has."""
+        return self.subgraphs[0].stop - self.subgraphs[0].start
 
 
 @dataclass
 class Search:
-    """What was found in one graph.
+    """The result of the search in one graph.
 
     Attributes:
         facts: the graph, as it was read.
-        taken: what becomes regions.
-        left: what does not, each with its reason.
+        taken: the subgraphs that become regions.
+        left: those that do not, each with its reason.
         seconds: how long the search took.
         unmatched: of the patterns that were given, those that no module's path matches.
     """
 
     facts: GraphFacts
-    taken: list[Found] = field(default_factory=list)
-    left: list[Found] = field(default_factory=list)
+    taken: list[IsomorphicSubgraphs] = field(default_factory=list)
+    left: list[IsomorphicSubgraphs] = field(default_factory=list)
     seconds: float = 0.0
     unmatched: tuple[str, ...] = ()
 
@@ -102,7 +102,7 @@ def search(gm: fx.GraphModule, choice: Choice = "auto", cost: CostModel | None =
 
     Args:
         gm: a Dynamo graph or an ATen graph, with fake values.
-        choice: ``"auto"`` leaves the decision to the cost model; ``"always"`` takes every repeat; patterns take the
+        choice: ``"auto"`` leaves the decision to the cost model; ``"always"`` takes every repeated subgraph; patterns take the
             modules whose paths match one of them, even a single one; ``"off"`` takes none.
         cost: the cost model.
     """
@@ -122,23 +122,23 @@ class _Searcher:
         self.fewest = 1 if isinstance(choice, tuple) else 2
         self.crossing = _crossing(self.facts)
         self._alike: dict[_Candidate, list[tuple[int, ...]]] = {}
-        self._decisions: dict[_Candidate, Found] = {}
+        self._decisions: dict[_Candidate, IsomorphicSubgraphs] = {}
         weights = [cost.weight(node) for node in self.facts.calls]
         self.weights = [0.0, *itertools.accumulate(weights)]
         self.computing = [0.0, *itertools.accumulate(w if w >= 1 else 0.0 for w in weights)]
 
     def run(self) -> None:
-        windows = _module_windows(self.facts)
+        subgraphs = _module_subgraphs(self.facts)
         if isinstance(self.choice, tuple):
-            chosen = [w for w, path in windows if any(fnmatch.fnmatchcase(path, p) for p in self.choice)]
-            paths = {path for _, path in windows}
+            chosen = [w for w, path in subgraphs if any(fnmatch.fnmatchcase(path, p) for p in self.choice)]
+            paths = {path for _, path in subgraphs}
             self.result.unmatched = tuple(p for p in self.choice if not fnmatch.filter(paths, p))
             plans = [self._plan([self._ranked(self._by_tokens(chosen), self._rank)])]
         else:
-            modules = self._by_tokens([w for w, _ in windows])
+            modules = self._by_tokens([w for w, _ in subgraphs])
             heavy = any(self.cost.weight(node) >= SHORTEST for node in self.facts.calls)
             others: list[_Candidate] = []
-            for repeat in repeats(self.facts.tokens, 1 if heavy else SHORTEST, self.fewest):
+            for repeat in repeated_substrings(self.facts.tokens, 1 if heavy else SHORTEST, self.fewest):
                 others += self._phases(repeat.length, repeat.starts)
             by_gain = self._ranked([*modules, *others], self._rank)
             plans = [
@@ -165,33 +165,33 @@ class _Searcher:
             (rank(candidate), number, candidate, rank) for number, candidate in enumerate(candidates)
         )
 
-    def decide(self, windows: list[Window]) -> Found:
-        """What isomorphic windows would save, and whether they become a region."""
-        first = windows[0]
-        candidate = first.stop - first.start, tuple(window.start for window in windows)
+    def decide(self, subgraphs: list[Subgraph]) -> IsomorphicSubgraphs:
+        """Estimate what a region of isomorphic subgraphs would save, and decide whether they become one."""
+        first = subgraphs[0]
+        candidate = first.stop - first.start, tuple(subgraph.start for subgraph in subgraphs)
         known = self._decisions.get(candidate)
         if known is None:
-            known = self._decisions[candidate] = self._decided(windows)
+            known = self._decisions[candidate] = self._decided(subgraphs)
         return known
 
-    def _decided(self, windows: list[Window]) -> Found:
-        first = windows[0]
+    def _decided(self, subgraphs: list[Subgraph]) -> IsomorphicSubgraphs:
+        first = subgraphs[0]
         weight = self._weight(first.start, first.stop)
-        estimate = self.cost.estimate(self.facts, first.start, first.stop, len(windows), weight)
+        estimate = self.cost.estimate(self.facts, first.start, first.stop, len(subgraphs), weight)
         computing = self.computing[first.stop] - self.computing[first.start]
         reason = ""
         if self.choice == "auto":
-            reason = self.cost.verdict(estimate, len(windows))
+            reason = self.cost.verdict(estimate, len(subgraphs))
         elif self.choice == "always" and computing < 2:
             reason = "less than two operations that compute anything"
-        return Found(windows, estimate, reason, [self._module(w) for w in windows])
+        return IsomorphicSubgraphs(subgraphs, estimate, reason, [self._module(w) for w in subgraphs])
 
-    def _by_tokens(self, windows: Iterable[Window]) -> list[_Candidate]:
+    def _by_tokens(self, subgraphs: Iterable[Subgraph]) -> list[_Candidate]:
         groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for window in windows:
-            tokens = tuple(self.facts.tokens[window.start : window.stop])
-            if self._long(window.start, window.stop) and not any(token < 0 for token in tokens):
-                groups[tokens].append(window.start)
+        for subgraph in subgraphs:
+            tokens = tuple(self.facts.tokens[subgraph.start : subgraph.stop])
+            if self._long(subgraph.start, subgraph.stop) and not any(token < 0 for token in tokens):
+                groups[tokens].append(subgraph.start)
         return [
             (len(tokens), tuple(sorted(set(starts))))
             for tokens, starts in groups.items()
@@ -199,7 +199,7 @@ class _Searcher:
         ]
 
     def _phases(self, length: int, starts: Sequence[int]) -> list[_Candidate]:
-        """A repeat, and, where copies follow each other directly, the same one with its boundary moved."""
+        """A repeated subgraph, and, where copies follow each other directly, the same one with its boundary moved."""
         kept = not_overlapping(starts, length)
         if len(kept) < self.fewest or not self._long(kept[0], kept[0] + length):
             return []
@@ -227,12 +227,12 @@ class _Searcher:
         return found
 
     def _is_periodic(self, start: int, length: int) -> bool:
-        """Whether the stretch is a shorter one one and a half times over or more: that one is a candidate too."""
-        window = self.facts.tokens[start : start + length]
+        """Whether the subgraph is a shorter one one and a half times over or more: that one is a candidate too."""
+        tokens = self.facts.tokens[start : start + length]
         return any(
-            window[period:] == window[:-period]
+            tokens[period:] == tokens[:-period]
             for period in range(SHORTEST, 2 * length // 3 + 1)
-            if window[period] == window[0] and window[period : period + SHORTEST] == window[:SHORTEST]
+            if tokens[period] == tokens[0] and tokens[period : period + SHORTEST] == tokens[:SHORTEST]
         )
 
     def _rank(self, candidate: _Candidate) -> tuple[float, int]:
@@ -259,7 +259,7 @@ class _Searcher:
         return self.weights[stop] - self.weights[start]
 
     def alike(self, length: int, starts: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Of windows with the same tokens those that can be regions, by how they are wired."""
+        """Of subgraphs with the same tokens those that can be regions, grouped by their wiring."""
         known = self._alike.get((length, starts))
         if known is None:
             groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -275,18 +275,18 @@ class _Searcher:
     def _splits_a_tuple(self, start: int, stop: int) -> bool:
         """Whether a call inside returns several values that are taken apart outside, or the other way round."""
         facts = self.facts
-        for place in range(start, stop):
-            if facts.last_use[place] >= stop and facts.returns_several[place]:
+        for index in range(start, stop):
+            if facts.last_use[index] >= stop and facts.returns_several[index]:
                 return True
-            for node in facts.reads[place]:
+            for node in facts.reads[index]:
                 at = facts.position.get(node, start)
                 if at < start and facts.returns_several[at]:
                     return True
         return False
 
-    def _module(self, window: Window) -> str:
+    def _module(self, subgraph: Subgraph) -> str:
         common: tuple[tuple[str, str], ...] | None = None
-        for path in self.facts.modules[window.start : window.stop]:
+        for path in self.facts.modules[subgraph.start : subgraph.stop]:
             if path:
                 shared = path if common is None else common
                 common = tuple(a for a, b in zip(shared, path, strict=False) if a == b)
@@ -296,14 +296,14 @@ class _Searcher:
 class _Plan:
     """Regions that do not overlap, taken greedily.
 
-    A candidate whose copies are not all free, or wired in two ways, saves less than it seemed to. What is left of it is
+    A candidate whose copies are not all free, or wired in two ways, saves less than it seemed to. The rest of it is
     decided ``at_once``, or waits again, in as many parts.
     """
 
     def __init__(self, searcher: _Searcher, at_once: bool) -> None:
         self.searcher, self.at_once = searcher, at_once
-        self.taken: list[Found] = []
-        self.left: list[Found] = []
+        self.taken: list[IsomorphicSubgraphs] = []
+        self.left: list[IsomorphicSubgraphs] = []
         self._free = bytearray(b"\x01") * len(searcher.facts.calls)
         self._decided: set[_Candidate] = set()
         self._declined = 0
@@ -315,8 +315,8 @@ class _Plan:
 
     @property
     def calls(self) -> int:
-        """How often regions are called."""
-        return sum(len(found.windows) for found in self.taken)
+        """Number of calls of regions."""
+        return sum(len(found.subgraphs) for found in self.taken)
 
     def add(self, waiting: list[_Ranked]) -> None:
         """Take what is worth it, best first."""
@@ -329,35 +329,35 @@ class _Plan:
             for group in groups:
                 if self.at_once or group == starts:
                     self._decided.add((length, group))
-                    self._decide([Window(s, s + length) for s in group])
+                    self._decide([Subgraph(s, s + length) for s in group])
                 else:
                     heapq.heappush(waiting, (rank((length, group)), number, (length, group), rank))
 
-    def _decide(self, windows: list[Window]) -> None:
-        found = self.searcher.decide(windows)
+    def _decide(self, subgraphs: list[Subgraph]) -> None:
+        found = self.searcher.decide(subgraphs)
         if found.reason:
             self._declined += 1
-            if not any(_within(windows, item.windows) for item in self.left):
+            if not any(_within(subgraphs, item.subgraphs) for item in self.left):
                 self.left.append(found)
             return
         self.taken.append(found)
-        for window in windows:
-            self._free[window.start : window.stop] = bytes(window.stop - window.start)
+        for subgraph in subgraphs:
+            self._free[subgraph.start : subgraph.stop] = bytes(subgraph.stop - subgraph.start)
 
 
-def _within(windows: Sequence[Window], larger: Sequence[Window]) -> bool:
-    """Whether each of some windows lies in one of others, which are in order and do not overlap."""
-    starts = [window.start for window in larger]
-    around = (bisect.bisect_right(starts, window.start) - 1 for window in windows)
-    return all(i >= 0 and w.stop <= larger[i].stop for i, w in zip(around, windows, strict=True))
+def _within(subgraphs: Sequence[Subgraph], larger: Sequence[Subgraph]) -> bool:
+    """Whether each of some subgraphs lies in one of others, which are in order and do not overlap."""
+    starts = [subgraph.start for subgraph in larger]
+    around = (bisect.bisect_right(starts, subgraph.start) - 1 for subgraph in subgraphs)
+    return all(i >= 0 and w.stop <= larger[i].stop for i, w in zip(around, subgraphs, strict=True))
 
 
 def _crossing(facts: GraphFacts) -> list[int]:
-    """For each place between two calls, how many values computed before it are used after it."""
+    """For each boundary between two calls, how many values computed before it are used after it."""
     change = [0] * (len(facts.calls) + 2)
-    for place, last in enumerate(facts.last_use):
-        if last > place:
-            change[place + 1] += 1
+    for index, last in enumerate(facts.last_use):
+        if last > index:
+            change[index + 1] += 1
             change[last + 1] -= 1
     total, counts = 0, []
     for step in change[: len(facts.calls) + 1]:
@@ -366,17 +366,17 @@ def _crossing(facts: GraphFacts) -> list[int]:
     return counts
 
 
-def _module_windows(facts: GraphFacts) -> list[tuple[Window, str]]:
-    """The stretches of calls that belong to one call of one module, with the module's path."""
-    found: list[tuple[Window, str]] = []
+def _module_subgraphs(facts: GraphFacts) -> list[tuple[Subgraph, str]]:
+    """The subgraphs that belong to one call of one module, with the module's path."""
+    found: list[tuple[Subgraph, str]] = []
     stack: list[tuple[tuple[str, str], int]] = []
-    for place in range(len(facts.calls) + 1):
-        path = facts.modules[place] if place < len(facts.calls) else ()
+    for index in range(len(facts.calls) + 1):
+        path = facts.modules[index] if index < len(facts.calls) else ()
         shared = 0
         while shared < min(len(stack), len(path)) and stack[shared][0] == path[shared]:
             shared += 1
         while len(stack) > shared:
             (name, _), start = stack.pop()
-            found.append((Window(start, place), name))
-        stack += [(entry, place) for entry in path[shared:]]
+            found.append((Subgraph(start, index), name))
+        stack += [(entry, index) for entry in path[shared:]]
     return found

@@ -1,4 +1,4 @@
-"""What every copy of a region computes from the same tensor, such as the bias that a mask of all layers stands for."""
+"""Values that every copy of a region computes from the same tensor, such as the bias made of a mask that all layers share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["recompute_from_shared"]
 
 
 def recompute_from_shared(joint: fx.GraphModule, shared: Sequence[bool]) -> list[fx.Node]:
-    """Mark what a region's backward pass has to compute again rather than each copy of the region save it.
+    """Mark the values that a region's backward pass has to recompute rather than each copy of the region save them.
 
     Whole-graph compilation computes such a value once, and saves it once. Here each copy has its own, while the tensor that
     they are made of is one: saving that costs nothing, and what is made of it element by element is quickly made again.
@@ -25,7 +25,7 @@ def recompute_from_shared(joint: fx.GraphModule, shared: Sequence[bool]) -> list
         shared: for each of the region's inputs, whether all copies are given the same tensor, which needs no gradient.
 
     Returns:
-        What was marked.
+        The marked nodes.
     """
     inputs = [n for n in joint.graph.find_nodes(op="placeholder") if str(n.target).startswith("primals")]
     if len(inputs) != len(shared) or not any(shared):

@@ -1,4 +1,4 @@
-"""A Dynamo graph with its repeats replaced by calls of compiled regions."""
+"""Replaces the repeated subgraphs of a Dynamo graph by calls of compiled regions."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fxpasses.compiling.options import Options
 from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.regional import _torch, operators
-from fxpasses.regional.compile import compile_piece
+from fxpasses.regional.compile import compile_region
 from fxpasses.regional.cost import CostModel
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.explain import RegionReport, describe
 from fxpasses.regional.facts import GraphFacts, value_of
 from fxpasses.regional.floats import settle_floats
-from fxpasses.regional.piece import Piece, cut_out, outside_of
+from fxpasses.regional.region_graph import RegionGraph, extract_region, outside_of
 from fxpasses.regional.runtime import CompiledRegion
-from fxpasses.regional.search import Search, Window, search
+from fxpasses.regional.search import Search, Subgraph, search
 from fxpasses.regional.writes import written_by
 from fxpasses.stats import Fallback, counters
 
@@ -38,7 +38,7 @@ _INHERITED = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 
 
 Known = dict[Any, CompiledRegion]
-"""The regions of one Dynamo graph, by what they compute: equal layers in two checkpoints are one."""
+"""The regions of one Dynamo graph, by their calls: equal layers in two checkpoints are one."""
 
 
 @dataclass
@@ -47,8 +47,8 @@ class Regionalized:
 
     Attributes:
         gm: the graph to compile: the original where there is no region.
-        report: what was found, taken and left.
-        regions: what it calls. Whoever holds the compiled graph has to hold them.
+        report: the repeated subgraphs, and which became regions.
+        regions: the regions that it calls. Whoever holds the compiled graph has to hold them.
     """
 
     gm: fx.GraphModule
@@ -59,21 +59,26 @@ class Regionalized:
 def with_regions(
     gm: fx.GraphModule, options: Options, observers: Sequence[Observer]
 ) -> tuple[fx.GraphModule, list[CompiledRegion]]:
-    """The graph that is compiled in the place of a Dynamo graph: the same one, or one that calls compiled regions.
+    """Compile the repeated subgraphs of a Dynamo graph once each, and call them.
+
+    With ``on_failure="eager"`` a stage that fails is counted and leaves the graph as it was.
+
+    Args:
+        gm: a Dynamo graph; its floats are settled in index.
+        options: of the compilation.
+        observers: of the compilation of ``gm``; told of the regions.
 
     Returns:
-        The graph, and its regions, which live as long as somebody holds them.
-
-    A failing stage raises, or, with ``on_failure="eager"``, is counted and leaves the graph as it was.
+        The graph to compile: ``gm``, or a copy that calls regions; and its regions, which live as long as somebody holds them.
 
     Raises:
-        StageError: when a stage fails on a region.
+        StageError: when a stage fails on a region, and failures are to be raised.
     """
     settle_floats(gm, as_constants=bool(options.inductor_patches().get("triton.cudagraphs")))
     if options.regions == "off":
         return gm, []
     if saves_compiled_code():
-        log.info("no regions: what is compiled is saved, and other processes have no such operators")
+        log.info("no regions: compiled code is saved, and other processes have no such operators")
         return gm, []
     try:
         with counters.timed("regions"):
@@ -101,12 +106,12 @@ def regionalize(
     known: Known | None = None,
     runs_twice: bool = False,
 ) -> Regionalized:
-    """Find a graph's repeats, compile each kind once, and call it wherever it occurs.
+    """Find a graph's repeated subgraphs, compile each kind once, and call it wherever it occurs.
 
     Args:
         gm: a Dynamo graph; it is not changed.
         options: the options of the compilation; ``options.regions`` decides what is taken.
-        observers: what observes the compilation of the graph; they are asked for those of its regions.
+        observers: of the compilation of the graph; they are asked for those of its regions.
         known: regions that are compiled already; new ones are added.
         runs_twice: whether the backward pass computes the graph again: a checkpointed function.
 
@@ -130,30 +135,30 @@ def _replaced(
     runs_twice: bool,
     known: Known,
 ) -> Regionalized:
-    """The graph with what was taken replaced by calls; ``refused`` says why nothing was looked for."""
+    """The graph with its regions replaced by calls; ``refused`` says why none were looked for."""
     if not found.taken:
         return Regionalized(gm, describe(gm, found, {}, refused))
     work = copy_graph(gm)
     _keep_dynamo_attributes(gm, work)
     moved = _moved(found, gm, work)
     symbols = _symbols(work)
-    compiled: dict[int, tuple[Piece, CompiledRegion]] = {}
+    compiled: dict[int, tuple[RegionGraph, CompiledRegion]] = {}
     for number, item in enumerate(moved.taken):
         try:
-            compiled[number] = _compile(work, moved, item.windows, symbols, options, observers, known)
+            compiled[number] = _compile(work, moved, item.subgraphs, symbols, options, observers, known)
             if runs_twice and compiled[number][1].random:
                 del compiled[number]
-                raise RegionRefused("its checkpoint has to draw the same random numbers again")
+                raise RegionRefused("its checkpoint has to sample the same random numbers again")
         except RegionRefused as refusal:
             item.reason = refusal.reason
         except (CaptureError, PartitionError, HandoverError) as error:
             # Whether it can be compiled at all is for the whole graph to show.
-            log.warning("a repeat is not compiled on its own: %s", error)
+            log.warning("a repeated subgraph is not compiled on its own: %s", error)
             item.reason = f"stage {error.stage!r} failed on it: {error.reason}"
     stitcher = _Stitcher(work, moved, symbols)
-    for number, (piece, region) in compiled.items():
-        for window in moved.taken[number].windows:
-            stitcher.replace(window, piece, region)
+    for number, (region_graph, region) in compiled.items():
+        for subgraph in moved.taken[number].subgraphs:
+            stitcher.replace(subgraph, region_graph, region)
     left = [item for number, item in enumerate(found.taken) if number not in compiled]
     regions = {id(found.taken[number]): region for number, (_, region) in compiled.items()}
     found.taken = [item for number, item in enumerate(found.taken) if number in compiled]
@@ -173,17 +178,17 @@ def _inside_checkpoints(
     observers: Sequence[Observer],
     known: Known,
 ) -> Regionalized:
-    """The same with the repeats inside of checkpointed functions replaced, too: their calls are made again in the
+    """The same with the repeated subgraphs of checkpointed functions replaced, too: their calls are made again in the
     backward pass, like any other calls there."""
     left = {node.name: node for node in done.gm.graph.nodes if _torch.checkpointed(node)}
     work, report, regions = done.gm, done.report, list(done.regions)
-    for place, node in enumerate(facts.calls):
+    for index, node in enumerate(facts.calls):
         if node.name not in left or not _torch.checkpointed(left[node.name]):
             continue
         name = str(node.args[0].target)  # type: ignore[union-attr]
         body = gm.get_submodule(name)
         assert isinstance(body, fx.GraphModule)
-        reason = _untouchable(body, facts, place)
+        reason = _untouchable(body, facts, index)
         if reason:
             found = search(body, options.regions, CostModel.for_compiler(options.compiler))
             for item in found.taken:
@@ -202,11 +207,11 @@ def _inside_checkpoints(
     return Regionalized(work, report, regions)
 
 
-def _untouchable(body: fx.GraphModule, facts: GraphFacts, place: int) -> str:
+def _untouchable(body: fx.GraphModule, facts: GraphFacts, index: int) -> str:
     """Why no calls of regions may be put into a checkpointed function, or ""."""
     if _torch.checkpoint_policy(body) is not None:
         return "its checkpoint decides for each operator whether to keep its result"
-    if facts.autocast[place] or facts.grad_mode[place] is not None:
+    if facts.autocast[index] or facts.grad_mode[index] is not None:
         return "autocast or the gradient mode is set around its checkpoint"
     return ""
 
@@ -214,33 +219,35 @@ def _untouchable(body: fx.GraphModule, facts: GraphFacts, place: int) -> str:
 def _compile(
     work: fx.GraphModule,
     found: Search,
-    windows: Sequence[Window],
+    subgraphs: Sequence[Subgraph],
     symbols: dict[Any, fx.Node],
     options: Options,
     observers: Sequence[Observer],
     known: Known,
-) -> tuple[Piece, CompiledRegion]:
-    """The piece that isomorphic windows are copies of, compiled, repeats inside of it first."""
-    piece = cut_out(work, found.facts, windows, symbols)
-    calls = found.facts.calls[windows[0].start : windows[0].stop]
-    same = piece.text, tuple(id(node.target) for node in calls)  # functions of one name may differ
+) -> tuple[RegionGraph, CompiledRegion]:
+    """The graph of isomorphic subgraphs, compiled, with repeated subgraphs inside of it first."""
+    region_graph = extract_region(work, found.facts, subgraphs, symbols)
+    calls = found.facts.calls[subgraphs[0].start : subgraphs[0].stop]
+    same = region_graph.text, tuple(id(node.target) for node in calls)  # functions of one name may differ
     if same in known:
-        return piece, known[same]
+        return region_graph, known[same]
     own = [observer.of_region() for observer in observers]
-    inner = regionalize(piece.gm, dataclasses.replace(options, regions=_inside(options)), own, known=known)
-    piece = dataclasses.replace(piece, gm=inner.gm)
-    known[same] = compile_piece(piece, options, own)
+    inner = regionalize(
+        region_graph.gm, dataclasses.replace(options, regions=_inside(options)), own, known=known
+    )
+    region_graph = dataclasses.replace(region_graph, gm=inner.gm)
+    known[same] = compile_region(region_graph, options, own)
     known[same].inner += inner.regions
-    return piece, known[same]
+    return region_graph, known[same]
 
 
 def _inside(options: Options) -> Any:
-    """What is looked for inside of a region: a repeat there has the cost model's consent only."""
+    """The choice inside of a region: there the cost model alone decides."""
     return "auto" if isinstance(options.regions, tuple) else options.regions
 
 
 def _keep_dynamo_attributes(old: fx.GraphModule, new: fx.GraphModule) -> None:
-    """What Dynamo leaves on its graph for AOTAutograd: where inputs and parameters come from."""
+    """Copy Dynamo's attributes of its graph for AOTAutograd: where inputs and parameters come from."""
     for name, value in vars(old).items():
         if name.startswith(("_param_name", "dynamo_", "_backend_id", "compile_subgraph_reason")):
             object.__setattr__(new, name, value)
@@ -275,12 +282,12 @@ def _symbols(gm: fx.GraphModule) -> dict[Any, fx.Node]:
 
 
 class _Stitcher:
-    """Puts calls of regions in the places of windows of one graph."""
+    """Replaces subgraphs of one graph by calls of regions."""
 
     def __init__(self, gm: fx.GraphModule, found: Search, symbols: dict[Any, fx.Node]) -> None:
         self.graph, self.facts, self.symbols = gm.graph, found.facts, symbols
         self.replaced: dict[fx.Node, fx.Node] = {}
-        """What became of nodes that are gone."""
+        """The nodes that replaced those that are gone."""
         self.changing = {
             _torch.storage_of(value)
             for node in found.facts.calls
@@ -289,10 +296,16 @@ class _Stitcher:
         }
         """Memory that some call of the graph writes to."""
 
-    def replace(self, window: Window, piece: Piece, region: CompiledRegion) -> None:
-        """Put a call of the region in the place of one window."""
-        calls = self.facts.calls[window.start : window.stop]
-        outside = outside_of(self.facts, window)
+    def replace(self, subgraph: Subgraph, region_graph: RegionGraph, region: CompiledRegion) -> None:
+        """Replace one subgraph by a call of a region.
+
+        Args:
+            subgraph: one of the isomorphic subgraphs.
+            region_graph: their graph.
+            region: the same, compiled.
+        """
+        calls = self.facts.calls[subgraph.start : subgraph.stop]
+        outside = outside_of(self.facts, subgraph)
         tensors = [self._now(node) for node in outside]
         values: dict[fx.Node, fx.Node] = {}
         with self.graph.inserting_before(calls[-1].next):
@@ -302,21 +315,25 @@ class _Stitcher:
                 if _torch.storage_of(value_of(outside[index])) in self.changing:
                     example = value_of(tensors[index])
                     given[index] = self._call(calls[0], torch.clone, (tensors[index],), example)
-            sizes = [self.symbols[s] for s in piece.symbols]
+            sizes = [self.symbols[s] for s in region_graph.symbols]
             results = self._call(calls[0], operators.REGION, (region.key, given, sizes), None)
-            for number, place in enumerate(piece.outputs):
-                example = value_of(calls[place])
-                values[calls[place]] = self._call(calls[0], operator.getitem, (results, number), example)
-            for number, index in enumerate(piece.written):
+            for number, call_index in enumerate(region_graph.outputs):
+                example = value_of(calls[call_index])
+                values[calls[call_index]] = self._call(calls[0], operator.getitem, (results, number), example)
+            for number, index in enumerate(region_graph.written):
                 example = value_of(outside[index])
-                position = len(piece.outputs) + number
+                position = len(region_graph.outputs) + number
                 new = self._call(calls[0], operator.getitem, (results, position), example)
                 copy = self.graph.call_method("copy_", (tensors[index], new))
                 copy.meta["example_value"] = example
-            for place, original in piece.same.items():
-                values[calls[place]] = tensors[-1 - original] if original < 0 else values[calls[original]]
-            for place in piece.copied:
-                values[calls[place]] = self.graph.node_copy(calls[place], lambda n: values.get(n, n))
+            for call_index, original in region_graph.same.items():
+                values[calls[call_index]] = (
+                    tensors[-1 - original] if original < 0 else values[calls[original]]
+                )
+            for call_index in region_graph.copied:
+                values[calls[call_index]] = self.graph.node_copy(
+                    calls[call_index], lambda n: values.get(n, n)
+                )
         for old, new in values.items():
             old.replace_all_uses_with(new)
         self.replaced.update(values)
@@ -331,7 +348,7 @@ class _Stitcher:
         return node
 
     def _now(self, node: fx.Node) -> fx.Node:
-        """What has become of a node, which may have been replaced by one that was replaced later."""
+        """The node that stands for a node, which may have been replaced by one that was replaced later."""
         while node in self.replaced:
             node = self.replaced[node]
         return node

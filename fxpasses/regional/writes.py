@@ -1,4 +1,4 @@
-"""Which memory a call of a Dynamo graph writes to.
+"""Mutation in Dynamo graphs: the memory that a call writes to.
 
 Dynamo's graphs call torch's Python functions, which have no schema that says so: names and arguments do.
 """

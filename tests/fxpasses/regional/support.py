@@ -11,10 +11,10 @@ from torch import nn
 
 import fxpasses
 from fxpasses.backend import fxpasses as backend
-from fxpasses.regional import Repeated
+from fxpasses.regional import RepeatedSubgraph
 
 
-def taken() -> list[Repeated]:
+def taken() -> list[RepeatedSubgraph]:
     """The regions of all graphs since the counters were reset."""
     return [item for report in fxpasses.stats().region_reports for item in report.taken]
 

@@ -63,7 +63,7 @@ def test_random_numbers_are_drawn_by_the_graph_around():
         results[regions] = step(call, model, [X])
     torch.testing.assert_close(results["always"], results["off"])
     assert copies() == []
-    assert "has to draw the same random numbers again" in reasons()
+    assert "has to sample the same random numbers again" in reasons()
 
 
 def test_policies_see_all_operators():

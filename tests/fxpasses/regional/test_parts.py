@@ -12,8 +12,8 @@ from torch import nn
 import fxpasses
 from fxpasses.regional import CostModel, RegionContractError, RegionGraphError
 from fxpasses.regional.aliases import separate
-from fxpasses.regional.repeats import Repeat, not_overlapping, repeats, suffix_array
 from fxpasses.regional.runtime import table
+from fxpasses.regional.suffix_array import Repeat, not_overlapping, repeated_substrings, suffix_array
 from tests.fxpasses.regional.support import Block, Stack, check, compiled, copies, reasons, taken
 from tests.fxpasses.support import traced
 
@@ -37,7 +37,7 @@ def test_suffix_array_sorts_suffixes(sequence):
 @given(st.lists(st.integers(0, 2), max_size=30))
 @settings(max_examples=200, deadline=None)
 def test_repeats_are_all_occurrences_and_cannot_be_extended(sequence):
-    found = repeats(sequence, shortest=1, fewest=2, most=1000)
+    found = repeated_substrings(sequence, shortest=1, fewest=2, most=1000)
     for repeat in found:
         stretch = sequence[repeat.starts[0] : repeat.starts[0] + repeat.length]
         places = [
@@ -63,7 +63,7 @@ def _twice(sequence):
 
 def test_occurrences_that_overlap_are_left_out():
     assert not_overlapping([0, 1, 2, 3, 6], 3) == [0, 3, 6]
-    assert repeats([1, 1, 1, 1], 1, 4) == [Repeat(1, (0, 1, 2, 3))]
+    assert repeated_substrings([1, 1, 1, 1], 1, 4) == [Repeat(1, (0, 1, 2, 3))]
 
 
 def test_outputs_in_the_same_memory_are_returned_once():
@@ -148,7 +148,7 @@ def test_a_region_that_cannot_be_captured_stays_in_the_graph(monkeypatch):
     def fail(*_):
         raise fxpasses.CaptureError("not today")
 
-    monkeypatch.setattr(stitch, "compile_piece", fail)
+    monkeypatch.setattr(stitch, "compile_region", fail)
     assert check(Stack([Block() for _ in range(4)]), [X]) == []
     assert "not today" in reasons()
     assert copies() == []

@@ -1,4 +1,4 @@
-"""Repeated stretches of a sequence of numbers, by suffix array.
+"""Repeated substrings of a sequence of integers, by suffix array.
 
 Prefix doubling (Manber and Myers, "Suffix arrays: a new method for on-line string searches", 1990), longest common
 prefixes after Kasai et al. ("Linear-time longest-common-prefix computation in suffix arrays", 2001), and one
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Repeat", "not_overlapping", "repeats", "suffix_array"]
+__all__ = ["Repeat", "not_overlapping", "repeated_substrings", "suffix_array"]
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """A stretch that occurs more than once.
+    """A substring that occurs more than once.
 
     Attributes:
-        length: how many numbers long.
+        length: how many integers long.
         starts: where it occurs, ascending; occurrences may overlap.
     """
 
@@ -55,7 +55,7 @@ def suffix_array(sequence: Sequence[int]) -> np.ndarray:
 
 
 def common_prefixes(sequence: Sequence[int], order: np.ndarray) -> list[int]:
-    """For each suffix but the first in ``order``, how many numbers it shares with the one before it."""
+    """For each suffix but the first in ``order``, how many integers it shares with the one before it."""
     n = len(sequence)
     values = [int(v) for v in sequence]
     starts = order.tolist()
@@ -77,16 +77,16 @@ def common_prefixes(sequence: Sequence[int], order: np.ndarray) -> list[int]:
     return shared
 
 
-def repeats(sequence: Sequence[int], shortest: int, fewest: int, most: int = 400) -> list[Repeat]:
-    """Classes of repeated stretches, the ones that cover most first.
+def repeated_substrings(sequence: Sequence[int], shortest: int, fewest: int, most: int = 400) -> list[Repeat]:
+    """Find classes of repeated substrings, the ones that cover most first.
 
     Args:
-        sequence: what to search.
-        shortest: the least length of a stretch.
+        sequence: the integers.
+        shortest: the least length of a substring.
         fewest: the least number of occurrences.
         most: how many classes to return.
 
-    >>> repeats([1, 2, 3, 1, 2, 3, 9, 1, 2, 3], shortest=2, fewest=3)[0]
+    >>> repeated_substrings([1, 2, 3, 1, 2, 3, 9, 1, 2, 3], shortest=2, fewest=3)[0]
     Repeat(length=3, starts=(0, 3, 7))
     """
     n = len(sequence)

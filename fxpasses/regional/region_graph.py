@@ -1,8 +1,8 @@
-"""A repeated window of a graph as a graph of its own, and what stays of it outside.
+"""A repeated subgraph as a graph of its own, and the calls of it that stay outside.
 
-The piece takes symbols, then tensors, and returns tensors that share no memory with each other or with an input. A
+The region's graph takes symbols, then tensors, and returns tensors that share no memory with each other or with an input. A
 call outside may also need a value that is a view or a size: the calls that make it are copied outside, where
-they cost nothing. An input that the window writes to (a running mean, say) is copied first; its new value is one more
+they cost nothing. An input that the subgraph writes to (a running mean, say) is copied first; its new value is one more
 output, which the graph outside copies back.
 """
 
@@ -29,10 +29,10 @@ from fxpasses.regional.facts import (
     value_of,
     wiring,
 )
-from fxpasses.regional.search import Window
+from fxpasses.regional.search import Subgraph
 from fxpasses.regional.writes import target_name, updated_statistics
 
-__all__ = ["Piece", "cut_out", "outside_of"]
+__all__ = ["RegionGraph", "extract_region", "outside_of"]
 
 _VIEWS = frozenset(
     {
@@ -47,21 +47,21 @@ _VIEWS = frozenset(
 
 
 @dataclass
-class Piece:
-    """A window's graph.
+class RegionGraph:
+    """The graph of a region, cut out of the graph around it.
 
     Attributes:
         gm: symbols and tensors to the outputs, then the new values of the inputs in ``written``.
         symbols: the symbols in its sizes, in the order in which it takes them.
         inputs: a fake tensor for each tensor input.
         static: which tensor inputs live as long as the model.
-        written: which tensor inputs the window writes to.
-        outputs: places in the window of the values that it returns.
-        copied: places in the window of the calls that are made once more outside.
-        same: for each place whose value is a tensor that another node stands for: that place, or, as a negative number, the
-            tensor input (-1 for the first).
+        written: which tensor inputs the subgraph writes to.
+        outputs: indices in the subgraph of the values that it returns.
+        copied: indices in the subgraph of the calls that are made once more outside.
+        same: for the index of each call whose value is a tensor that another node stands for: the index of that node, or,
+            negative, the tensor input (-1 for the first).
         shared: which tensor inputs are the same tensor in all copies, and need no gradient.
-        text: what it computes, as text that is the same in every process.
+        text: its calls, as text that is the same in every process.
     """
 
     gm: fx.GraphModule
@@ -82,62 +82,68 @@ class Piece:
 
     @property
     def digest(self) -> str:
-        """Hash of what the piece computes."""
+        """Hash of the graph's text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
-def outside_of(facts: GraphFacts, window: Window) -> list[fx.Node]:
-    """The tensors from outside that a window reads, in the order of its first use of them."""
+def outside_of(facts: GraphFacts, subgraph: Subgraph) -> list[fx.Node]:
+    """The tensors from outside that a subgraph reads, in the order of its first use of them."""
     return [
-        n for n in wiring(facts, window.start, window.stop)[1] if isinstance(_tensor(n, facts), torch.Tensor)
+        n
+        for n in wiring(facts, subgraph.start, subgraph.stop)[1]
+        if isinstance(_tensor(n, facts), torch.Tensor)
     ]
 
 
-def cut_out(
-    gm: fx.GraphModule, facts: GraphFacts, windows: Sequence[Window], symbols: dict[Any, fx.Node]
-) -> Piece:
-    """Make a graph of the first of some isomorphic windows that serves them all.
+def extract_region(
+    gm: fx.GraphModule, facts: GraphFacts, subgraphs: Sequence[Subgraph], symbols: dict[Any, fx.Node]
+) -> RegionGraph:
+    """Make a graph of the first of some isomorphic subgraphs that serves them all.
 
     Args:
         gm: the graph around them.
-        facts: what is known of it.
-        windows: the windows; outputs are what any of them has to return.
+        facts: of that graph.
+        subgraphs: the subgraphs; a value that is used behind any of them is an output.
         symbols: the placeholder of each symbol in ``gm``.
 
     Raises:
         RegionRefused: when it cannot be a function of tensors to fresh tensors.
     """
-    return _Cutter(gm, facts, windows, symbols).cut()
+    return _Cutter(gm, facts, subgraphs, symbols).cut()
 
 
 class _Cutter:
     def __init__(
-        self, gm: fx.GraphModule, facts: GraphFacts, windows: Sequence[Window], symbols: dict[Any, fx.Node]
+        self,
+        gm: fx.GraphModule,
+        facts: GraphFacts,
+        subgraphs: Sequence[Subgraph],
+        symbols: dict[Any, fx.Node],
     ) -> None:
-        self.gm, self.facts, self.windows, self.known_symbols = gm, facts, windows, symbols
-        self.window = windows[0]
-        self.calls = facts.calls[self.window.start : self.window.stop]
-        self.place = {node: i for i, node in enumerate(self.calls)}
-        self.wires, outside = wiring(facts, self.window.start, self.window.stop)
-        self.tensors = outside_of(facts, self.window)
+        self.gm, self.facts, self.subgraphs, self.known_symbols = gm, facts, subgraphs, symbols
+        self.subgraph = subgraphs[0]
+        self.calls = facts.calls[self.subgraph.start : self.subgraph.stop]
+        self.position = {node: i for i, node in enumerate(self.calls)}
+        self.wires, outside = wiring(facts, self.subgraph.start, self.subgraph.stop)
+        self.tensors = outside_of(facts, self.subgraph)
         for node in outside:
             value = _tensor(node, facts)
             if not isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int)):
                 raise RegionRefused(f"it takes {node.name}, which is a {type(value).__name__}")
-        self._refuse_places_in_memory()
+        self._refuse_storage_offsets()
         self.fake_mode: Any = _torch.detect_fake_mode([_tensor(n, facts) for n in self.tensors])
         if self.fake_mode is None:
             raise RegionRefused("the graph has no fake values")
 
-    def _refuse_places_in_memory(self) -> None:
+    def _refuse_storage_offsets(self) -> None:
         """Inside of a region, inputs begin where their memory does."""
         for number, call in enumerate(self.calls):
             if not counts_from_storage(call):
                 continue
-            for window in self.windows:
-                reads = self.facts.reads[window.start + number]
+            for subgraph in self.subgraphs:
+                reads = self.facts.reads[subgraph.start + number]
                 storages = {_torch.storage_of(_tensor(n, self.facts)) for n in reads}
-                for node in outside_of(self.facts, window):
+                for node in outside_of(self.facts, subgraph):
                     value = _tensor(node, self.facts)
                     if (
                         _torch.storage_of(value) in storages
@@ -145,13 +151,13 @@ class _Cutter:
                     ):
                         raise RegionRefused(f"{call.name} depends on where in its memory {node.name} begins")
 
-    def cut(self) -> Piece:
+    def cut(self) -> RegionGraph:
         needed = sorted(
             {
-                place - window.start
-                for window in self.windows
-                for place in range(window.start, window.stop)
-                if self.facts.last_use[place] >= window.stop
+                position - subgraph.start
+                for subgraph in self.subgraphs
+                for position in range(subgraph.start, subgraph.stop)
+                if self.facts.last_use[position] >= subgraph.stop
             }
         )
         inputs = [self._fresh(_tensor(node, self.facts)) for node in self.tensors]
@@ -161,19 +167,21 @@ class _Cutter:
         if not outputs and not written:
             raise RegionRefused("nothing that it computes is used")
         gm = self._graph(symbols, inputs, written, outputs)
-        descriptions = [self.facts.descriptions[i] for i in range(self.window.start, self.window.stop)]
+        descriptions = [self.facts.descriptions[i] for i in range(self.subgraph.start, self.subgraph.stop)]
         shape_env = self.fake_mode.shape_env
         facts = [(str(s), _torch.symbol_facts(shape_env, s)) for s in symbols]
         text = repr(
             (descriptions, self.wires, outputs, written, facts, self._ambient(), _torch.ambient_state())
         )
         static = [is_static(node) for node in self.tensors]
-        return Piece(gm, symbols, inputs, static, written, outputs, copied, same, self._shared(written), text)
+        return RegionGraph(
+            gm, symbols, inputs, static, written, outputs, copied, same, self._shared(written), text
+        )
 
     def _shared(self, written: list[int]) -> list[bool]:
-        given = [outside_of(self.facts, window) for window in self.windows]
+        given = [outside_of(self.facts, subgraph) for subgraph in self.subgraphs]
         return [
-            len(self.windows) > 1
+            len(self.subgraphs) > 1
             and i not in written
             and not _tensor(node, self.facts).requires_grad
             and all(nodes[i] is node for nodes in given)
@@ -181,7 +189,7 @@ class _Cutter:
         ]
 
     def _ambient(self) -> Any:
-        start = self.window.start
+        start = self.subgraph.start
         return [node.args for node in self.facts.autocast[start]], self.facts.grad_mode[start]
 
     def _symbols(self) -> list[sympy.Symbol]:
@@ -202,7 +210,7 @@ class _Cutter:
 
     @property
     def _range(self) -> tuple[int, int]:
-        return self.window.start, self.window.stop
+        return self.subgraph.start, self.subgraph.stop
 
     def _fresh(self, value: torch.Tensor) -> torch.Tensor:
         """A fake tensor with the same metadata, a leaf with memory of its own."""
@@ -211,7 +219,7 @@ class _Cutter:
         return fresh.requires_grad_(value.requires_grad)
 
     def _written(self, symbols: list[sympy.Symbol], inputs: list[torch.Tensor]) -> list[int]:
-        """Which inputs the window writes to: found by running it on fake tensors and looking at their versions."""
+        """The inputs that the subgraph writes to: found by running it on fake tensors and looking at their versions."""
         everything = self._graph(symbols, inputs, [], [])
         copies = [self._fresh(value).detach() for value in inputs]
         sizes = [self.known_symbols[s].meta["example_value"] for s in symbols]
@@ -226,8 +234,8 @@ class _Cutter:
         for index in sorted(written):
             if inputs[index].requires_grad and self.tensors[index].op == "placeholder":
                 raise RegionRefused(f"it writes to {self.tensors[index].name}, which needs a gradient")
-            for window in self.windows:
-                nodes = outside_of(self.facts, window)
+            for subgraph in self.subgraphs:
+                nodes = outside_of(self.facts, subgraph)
                 storages = [_torch.storage_of(_tensor(n, self.facts)) for n in nodes]
                 if storages.count(storages[index]) > 1:
                     raise RegionRefused(
@@ -236,62 +244,62 @@ class _Cutter:
         return sorted(written)
 
     def _sort(self, needed: list[int], written: list[int]) -> tuple[list[int], list[int], dict[int, int]]:
-        """What to return, what to compute again outside, and which values are other values by another name."""
+        """Sort the needed values: outputs, calls that are made once more outside, and values that another node stands for."""
         outside = {_torch.storage_of(_tensor(node, self.facts)): i for i, node in enumerate(self.tensors)}
         outputs: list[int] = []
         copied: set[int] = set()
         same: dict[int, int] = {}
         base_of: dict[int, int] = {}
         first: dict[int, int] = {}
-        for place, node in enumerate(self.calls):
+        for position, node in enumerate(self.calls):
             value = value_of(node)
             if isinstance(value, torch.Tensor):
-                first.setdefault(_torch.storage_of(value), place)
+                first.setdefault(_torch.storage_of(value), position)
         wanted: dict[int, list[int]] = {}
-        for place in needed:
-            value = value_of(self.calls[place])
+        for position in needed:
+            value = value_of(self.calls[position])
             if isinstance(value, torch.Tensor):
-                wanted.setdefault(_torch.storage_of(value), []).append(place)
+                wanted.setdefault(_torch.storage_of(value), []).append(position)
             elif isinstance(value, (torch.SymInt, int, torch.SymBool, torch.Size)):
-                copied |= self._copies(place, set(), set(written))
+                copied |= self._copies(position, set(), set(written))
             elif value is not None:
-                raise RegionRefused(f"its value {self.calls[place].name} is a {type(value).__name__}")
-        for storage, places in wanted.items():
+                raise RegionRefused(f"its value {self.calls[position].name} is a {type(value).__name__}")
+        for storage, indices in wanted.items():
             if storage in outside:
                 index = outside[storage]
-                for place in places:
-                    if value_of(self.calls[place]) is _tensor(self.tensors[index], self.facts):
-                        same[place] = -1 - index
+                for position in indices:
+                    if value_of(self.calls[position]) is _tensor(self.tensors[index], self.facts):
+                        same[position] = -1 - index
                     elif index in written:
                         raise RegionRefused(
-                            f"{self.calls[place].name} is a view of an input that it writes to"
+                            f"{self.calls[position].name} is a view of an input that it writes to"
                         )
                     else:
-                        copied |= self._copies(place, set(), set(written))
+                        copied |= self._copies(position, set(), set(written))
                 continue
-            distinct = {id(value_of(self.calls[p])): p for p in reversed(places)}
-            base = places[0] if len(distinct) == 1 else first[storage]
+            distinct = {id(value_of(self.calls[p])): p for p in reversed(indices)}
+            base = indices[0] if len(distinct) == 1 else first[storage]
             outputs.append(base)
             base_of[storage] = base
-            for place in places:
-                if place == base:
+            for position in indices:
+                if position == base:
                     continue
-                if value_of(self.calls[place]) is value_of(self.calls[base]):
-                    same[place] = base
+                if value_of(self.calls[position]) is value_of(self.calls[base]):
+                    same[position] = base
                 else:
-                    copied |= self._copies(place, {base}, set(written))
+                    copied |= self._copies(position, {base}, set(written))
         return sorted(outputs), sorted(copied), same
 
-    def _copies(self, place: int, available: set[int], written: set[int]) -> set[int]:
-        """The calls that make a view or a number out of what is known outside."""
-        node = self.calls[place]
+    def _copies(self, position: int, available: set[int], written: set[int]) -> set[int]:
+        """The calls that make a view or a number out of values that are known outside."""
+        node = self.calls[position]
         if target_name(node) not in _VIEWS:
             raise RegionRefused(
                 f"{node.name} shares memory with another value and {target_name(node)} cannot be repeated"
             )
-        copies = {place}
-        for read in self.facts.reads[self.window.start + place]:
-            inner = self.place.get(read)
+        copies = {position}
+        for read in self.facts.reads[self.subgraph.start + position]:
+            inner = self.position.get(read)
             if inner is not None and inner not in available:
                 copies |= self._copies(inner, available, written)
             elif inner is None and read in self.tensors and self.tensors.index(read) in written:
@@ -343,12 +351,12 @@ class _Cutter:
         graph.output(
             tuple(values[self.calls[p]] for p in outputs) + tuple(values[self.tensors[i]] for i in written)
         )
-        piece = fx.GraphModule(attributes, graph)
-        _torch.mark_as_dynamo_graph(piece)
-        return piece
+        region = fx.GraphModule(attributes, graph)
+        _torch.mark_as_dynamo_graph(region)
+        return region
 
     def _size(self, graph: fx.Graph, size: Any, symbols: dict[Any, fx.Node]) -> Any:
-        """A size that is computed from the piece's symbols."""
+        """A size that is computed from the graph's symbols."""
         last = next(iter(reversed(graph.nodes)), None)
         computed = _torch.evaluate(size, {s: fx.Proxy(node) for s, node in symbols.items()})
         made = list(itertools.takewhile(lambda node: node is not last, reversed(graph.nodes)))
@@ -358,16 +366,16 @@ class _Cutter:
         return computed.node if isinstance(computed, fx.Proxy) else computed
 
     def _open_contexts(self, graph: fx.Graph) -> list[fx.Node]:
-        """The ambient autocast and gradient mode, which the window does not set itself."""
+        """The ambient autocast and gradient mode, which the subgraph does not set itself."""
         enter, _, set_grad = _torch.context_calls()
-        opened = [graph.call_function(enter, node.args) for node in self.facts.autocast[self.window.start]]
-        if self.facts.grad_mode[self.window.start] is not None:
-            graph.call_function(set_grad, (self.facts.grad_mode[self.window.start],))
+        opened = [graph.call_function(enter, node.args) for node in self.facts.autocast[self.subgraph.start]]
+        if self.facts.grad_mode[self.subgraph.start] is not None:
+            graph.call_function(set_grad, (self.facts.grad_mode[self.subgraph.start],))
         return opened
 
     def _close_contexts(self, graph: fx.Graph, opened: list[fx.Node]) -> None:
         _, leave, set_grad = _torch.context_calls()
-        if self.facts.grad_mode[self.window.start] is not None:
+        if self.facts.grad_mode[self.subgraph.start] is not None:
             graph.call_function(set_grad, (torch.is_grad_enabled(),))
         for node in reversed(opened):
             graph.call_function(leave, (node,))
