@@ -316,9 +316,9 @@ def _holds(plan: Plan, moved: Sources, changed: Sequence[Any]) -> bool:
     read = moved.read
     written = {id(read(source)) for source in changed}
     for guard, comparison, expected in plan.guards:
-        place = moved(guard.originating_source)
-        value = read(place)
-        if written and any(id(read(step)) in written for step in _way_to(place)):
+        moved_source = moved(guard.originating_source)
+        value = read(moved_source)
+        if written and any(id(read(step)) in written for step in _way_to(moved_source)):
             return False
         if not comparison.eval_fn(value, expected):
             log.debug("a call is traced: %s of %s differs", guard.create_fn_name(), guard.name)
@@ -344,11 +344,11 @@ def _constant(value: Any) -> tuple[Any, ...]:
 def reader(tx: Any) -> Callable[[Any], Any]:
     """Values of sources, each step of the way looked up once; it raises :class:`Unknown` where there is nothing."""
     root = tx.output.root_tx
-    places, cache = {"G": root.f_globals, "L": root.f_locals}, {}  # type: ignore[var-annotated]
+    scopes, cache = {"G": root.f_globals, "L": root.f_locals}, {}  # type: ignore[var-annotated]
 
     def read(source: Any) -> Any:
         try:
-            return source.get_value(places, {}, cache)
+            return source.get_value(scopes, {}, cache)
         except Exception as error:  # a source runs code of the user's, a module's __getattr__ for one
             raise Unknown(f"{source.name} cannot be read: {type(error).__name__}: {error}") from error
 
