@@ -46,7 +46,7 @@ ONE = (torch.ones(2),)
         (lambda: parse_pass("concat_matmuls{max_rows}", library()), OptionsError, "value for option 'max_rows'"),
         (lambda: parse_pass("concat_matmuls{max_rows=1 max_rows=2}", library()), OptionsError, "once"),
         (lambda: parse_pass("concat_matmuls{max_rows=0}", library()), OptionsError, "max_rows.*at least 1"),
-        (lambda: parse_pass("stackd_products", library()), OptionsError, "'concat_matmuls'. Valid passes"),
+        (lambda: parse_pass("concat_matmul", library()), OptionsError, "'concat_matmuls'. Valid passes"),
         (lambda: ConcatMatmuls(max_rows="x"), OptionsError, "concat_matmuls: max_rows.*integer"),
         (lambda: FuseMatmulSums(gain=None), OptionsError, "fuse_matmul_sums: gain.*a number"),
         (lambda: FuseMatmulSums(gain=float("nan")), OptionsError, "fuse_matmul_sums: gain"),
