@@ -12,9 +12,9 @@ from fake._torch import (
     extract_tensor_metadata,
     is_fake,
     maybe_get_fake_mode,
-    skip_frames,
     unset_fake_temporarily,
 )
+from fake._torch_devices import allow_cuda
 from fake.acceleration import accelerate
 from fake.cache.calls import cache_custom_op
 from fake.errors import (
@@ -44,7 +44,6 @@ from fake.symbols.guards import Guard, Guards, guards_of
 from fake.symbols.shape_env import ShapeEnv, using_shape_env
 from fake.symbols.unbacked import facts_of, insert_runtime_assertions, runtime_assertions
 from fake.tensors.convert import FakeCopyMode, FakeTensorConverter
-from fake.tensors.modules import install as _let_modules_be_converted
 from fake.tensors.tensor import FakeTensor
 
 __all__ = [
@@ -75,6 +74,7 @@ __all__ = [
     "UnsupportedOperatorException",
     "UnsupportedTorchVersionError",
     "accelerate",
+    "allow_cuda",
     "cache_clear",
     "cache_custom_op",
     "cache_info",
@@ -93,6 +93,3 @@ __all__ = [
     "unset_fake_temporarily",
     "using_shape_env",
 ]
-
-_let_modules_be_converted()
-skip_frames(__name__)

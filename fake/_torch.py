@@ -17,7 +17,6 @@ from torch import _from_functional_tensor as from_functional_tensor
 from torch._C import DisableTorchFunctionSubclass, DispatchKey, TensorBase
 from torch._C import _TorchDispatchModeKey as TorchDispatchModeKey
 from torch._C import _VariableFunctions as variable_functions
-from torch._dynamo import trace_rules
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.source import CallMethodItemSource, FloatTensorSource, RandomValueSource
 from torch._guards import TracingContext
@@ -78,6 +77,9 @@ from torch.utils._pytree import (
 )
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
+
+from fake.seam.patches import SUPPORTED_VERSIONS
+from fake.seam.patches import is_known_version as is_supported_version
 
 __all__ = [
     "SUPPORTED_VERSIONS",
@@ -141,7 +143,6 @@ __all__ = [
     "should_allow_numbers_as_tensors",
     "sizes_strides_methods",
     "skip_code",
-    "skip_frames",
     "sympy_functions",
     "torch_decomp_decompositions",
     "tree_flatten",
@@ -152,9 +153,6 @@ __all__ = [
     "unset_fake_temporarily",
     "variable_functions",
 ]
-
-SUPPORTED_VERSIONS = ((2, 11), (2, 12), (2, 13), (2, 14), (2, 15))
-"""The (major, minor) releases whose private names this file was checked against."""
 
 META_DEVICE = torch.device("meta")
 
@@ -203,12 +201,6 @@ _PYTHON_DISPATCHER = torch._C.DispatchKey.PythonDispatcher
 _PRE_DISPATCH_STATE = torch._ops._mode_stack_state_for_pre_dispatch
 _PRE_DISPATCH_MODES = vars(_PRE_DISPATCH_STATE).get("_ModeStackStateForPreDispatch__infra_modes") or [None]
 _AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
-
-
-def is_supported_version() -> bool:
-    """Whether this release of torch is one whose private names were checked."""
-    major, minor = torch.__version__.split(".")[:2]
-    return (int(major), int(minor)) in SUPPORTED_VERSIONS
 
 
 def active_fake_mode() -> object | None:
@@ -376,16 +368,6 @@ def dispatch_modes_active() -> bool:
 def guards_are_suppressed() -> bool:
     """Whether this thread asks symbolic questions without recording guards."""
     return ShapeEnv._suppress_guards_tls()
-
-
-def skip_frames(package: str) -> None:
-    """Have Dynamo's frame hook leave the functions of ``package`` alone where torch calls them.
-
-    The hook stays on behind a graph break in a compiled function, and torch's own tracing may begin there. What user
-    code calls is traced into its graph as before.
-    """
-    trace_rules.add(package)
-    trace_rules.BUILTIN_INLINE_WHEN_CALLED.add(trace_rules.SKIP_DIRS[-1])
 
 
 def is_plain_meta(tensor: torch.Tensor) -> bool:

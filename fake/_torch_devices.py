@@ -3,20 +3,22 @@
 Indexing, ``copy_``, ``.to("cuda")`` and autograd's nodes ask for the guard of a device before any dispatch mode hears of
 the call; without one they raise, and in a constructor that must not raise the process aborts. For builds *with* CUDA
 on a machine without a GPU torch has an answer: ``_ensureCUDADeviceGuardSet`` puts a guard that does nothing in the place
-of one that counts no devices. Here is what makes it do the same in builds without CUDA, whose place is empty.
+of one that counts no devices. Here is what makes it do the same in builds without CUDA, whose place is empty, for those who
+ask for it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from fake import _torch as _t
+from fake.seam.patches import LEDGER, Edit, When
 
-__all__ = ["ensure_cuda_guard"]
+__all__ = ["allow_cuda"]
 
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 """``c10::impl::device_guard_impl_registry``: an array of pointers to guards, by device type."""
@@ -24,32 +26,53 @@ _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 _CUDA = 1  # c10::DeviceType::CUDA
 _METHODS = 64  # more virtual methods than the interface has
 
-_lock = threading.Lock()
-_answer: bool | None = None
 
+def allow_cuda() -> bool:
+    """Let fake tensors on ``cuda`` do in a torch without CUDA what they do in one with it; for the rest of the process.
 
-def ensure_cuda_guard() -> bool:
-    """Let C++ code handle ``cuda`` fake tensors where torch was built without CUDA; once, later calls do nothing.
+    Without, making them, computing with them and asking for their metadata works; C++ code that asks for the guard of the
+    device first (indexing, ``copy_``, ``.cuda()``, autograd's nodes) raises torch's error or, as under torch's own mode, ends
+    the process where a graph of autograd is built.
 
     Returns:
-        Whether there is a guard for ``cuda`` now. False on platforms whose libraries look otherwise: there, what needs
-        one raises torch's error.
+        Whether there is a guard for ``cuda`` now. False on platforms whose libraries look otherwise.
+
+    >>> import torch, fake
+    >>> if fake.allow_cuda():
+    ...     with fake.FakeTensorMode():
+    ...         print(torch.ones(3, 2, device="cuda", requires_grad=True)[0].device)
+    cuda:0
     """
-    global _answer
-    if _answer is None:
-        with _lock:
-            if _answer is None:
-                _answer = torch.backends.cuda.is_built() or _ensure()
-    return _answer
-
-
-def _ensure() -> bool:
+    if torch.backends.cuda.is_built():
+        return True
+    LEDGER.keep(*PATCHES)
     registry = _registry()
-    if registry is None:
-        return False
-    if not registry[_CUDA]:
+    return registry is not None and bool(registry[_CUDA])
+
+
+def _put_guard() -> Callable[[], None]:
+    registry = _registry()
+    if registry is not None and not registry[_CUDA]:
         _register(registry)
-    return bool(registry[_CUDA])
+    return lambda: None  # C++ code may hold it
+
+
+def _unfit() -> str:
+    if torch.backends.cuda.is_built():
+        return "this torch was built with CUDA, and has guards of its own"
+    return "" if _registry() is not None else "the library of this build of torch has no such table"
+
+
+PATCHES = LEDGER.add(
+    Edit(
+        "c10::impl::device_guard_impl_registry: a guard for cuda that does nothing (fake.allow_cuda)",
+        _put_guard,
+        when=When.REQUEST,
+        versions=None,
+        unfit=_unfit,
+        lost="fake tensors on cuda cannot be indexed, copied or differentiated in a torch without CUDA",
+    )
+)
 
 
 def _registry() -> ctypes.Array[ctypes.c_void_p] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import ContextDecorator
 from typing import Any
 
@@ -18,30 +19,27 @@ import torch
 from fake import _torch as _t
 from fake.cache.engine import Engine, mark_of
 from fake.errors import AccelerateError, UnsupportedTorchVersionError
+from fake.seam.frames import SKIPPED_FRAMES
+from fake.seam.patches import LEDGER, Edit, Entry, Patch, PatchConflictError, When, always
+from fake.symbols import patches as symbol_patches
 from fake.symbols.node import OPERATORS
-from fake.symbols.patches import patches as symbol_patches
 from fake.tensors.convert import context_of_trace
 from fake.tensors.tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget, make_fake
+from fake.tracing import conversions, shortcuts, snapshots, static_sizes
 from fake.tracing.collector import RarerCollection
 from fake.tracing.conversions import fake_of_ordinary
-from fake.tracing.conversions import patches as conversions
-from fake.tracing.shortcuts import patches as shortcuts
-from fake.tracing.snapshots import patches as snapshots
-from fake.tracing.static_sizes import patches as static_sizes
 
 __all__ = ["accelerate", "accelerated_cache_info", "engine"]
 
-_MISSING = object()
 _RETIRED = "tensors of this mode were used while acceleration was off"
 
 
 class _Switch:
-    """The one owner of the patches: how often they were asked for, what they replaced."""
+    """How often acceleration was asked for, and what has dispatched meanwhile."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.depth = 0
-        self.saved: list[tuple[Any, str, Any, Any]] = []
         self.engine = Engine(_t.TorchFakeTensor, _dispatch_by_torch)
         self.modes: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -50,15 +48,8 @@ class _Switch:
             if self.depth == 0:
                 if not _t.is_supported_version():
                     raise UnsupportedTorchVersionError(torch.__version__, _t.SUPPORTED_VERSIONS)
-                for name, value in HIDDEN_DEFAULTS.items():
-                    # A recipe leaves these out, and its tensors are read after acceleration is off: a backward pass
-                    # that is compiled later, guards, Inductor.
-                    if name not in vars(_t.TorchFakeTensor):
-                        setattr(_t.TorchFakeTensor, name, value)
-                for owner, name, value in _patches():
-                    self.saved.append((owner, name, vars(owner).get(name, _MISSING), value))
-                    setattr(owner, name, value)
-                OPERATORS.acquire()
+                LEDGER.keep(*SKIPPED_FRAMES)
+                LEDGER.enter(*PATCHES)
             self.depth += 1
 
     def off(self) -> None:
@@ -67,7 +58,6 @@ class _Switch:
                 raise AccelerateError("acceleration is already off")
             if self.depth == 1:
                 self._restore()
-                OPERATORS.release()
             self.depth -= 1
 
     def watch(self, mode: Any) -> None:
@@ -79,18 +69,13 @@ class _Switch:
                 mode.__dict__["_fake_retired"] = _RETIRED
 
     def _restore(self) -> None:
-        for owner, name, _, ours in self.saved:
-            if vars(owner).get(name) is not ours:
-                raise AccelerateError(
-                    f"{owner.__name__}.{name} was replaced by something else while acceleration was on: "
-                    "undo that first, then turn acceleration off"
-                )
-        for owner, name, original, _ in reversed(self.saved):
-            if original is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
-        self.saved.clear()
+        try:
+            LEDGER.leave(*PATCHES, strict=True)
+        except PatchConflictError as conflict:
+            raise AccelerateError(
+                f"{conflict.name} was replaced by something else while acceleration was on: "
+                "undo that first, then turn acceleration off"
+            ) from None
         for mode in list(self.modes):
             # From now on torch may change tensors behind the cache's back: never trust what they remember.
             mode.__dict__["_fake_retired"] = _RETIRED
@@ -172,24 +157,51 @@ def _set_data(self: Any, value: torch.Tensor) -> None:
     DATA.__set__(self, value)
 
 
-def _patches() -> list[tuple[Any, str, Any]]:
-    """Every attribute of torch that acceleration replaces (owner, name, value)."""
-    mode, tensor = _t.TorchFakeTensorMode, _t.TorchFakeTensor
-    return [
-        (mode, "_cache_token", None),
-        (mode, "dispatch", _mode_dispatch),
-        (mode, "__torch_dispatch__", _mode_dispatch),
-        (tensor, "__new__", staticmethod(_new)),
-        (tensor, "__deepcopy__", FakeTensor.__deepcopy__),
-        (tensor, "data", property(DATA.__get__, _set_data)),
-        (_t.TorchFakeTensorConverter, "from_real_tensor", _from_real_tensor),
-        *conversions(),
-        *symbol_patches(),
-        *shortcuts(),
-        *snapshots(),
-        *static_sizes(),
-    ]
+def _leave_values_on_the_class() -> Callable[[], None]:
+    """A recipe leaves these attributes out, and its tensors are read after acceleration is off: a backward pass that is
+    compiled later, guards, Inductor. So they stay."""
+    for name, value in HIDDEN_DEFAULTS.items():
+        if name not in vars(_t.TorchFakeTensor):
+            setattr(_t.TorchFakeTensor, name, value)
+    return lambda: None
 
+
+def _patch(owner: Any, attribute: str, value: Any) -> Patch:
+    return Patch(
+        owner,
+        attribute,
+        always(value),
+        adds=True,
+        when=When.COMPILATION,
+        lost="time: torch's own dispatch of fake tensors takes several times as long",
+    )
+
+
+_OWN_PATCHES = LEDGER.add(
+    Edit(
+        "torch._subclasses.fake_tensor.FakeTensor: what torch sets on each fake tensor, on the class as well",
+        _leave_values_on_the_class,
+        when=When.COMPILATION,
+        lost="the same as without the patches of FakeTensor",
+    ),
+    _patch(_t.TorchFakeTensorMode, "_cache_token", None),
+    _patch(_t.TorchFakeTensorMode, "dispatch", _mode_dispatch),
+    _patch(_t.TorchFakeTensorMode, "__torch_dispatch__", _mode_dispatch),
+    _patch(_t.TorchFakeTensor, "__new__", staticmethod(_new)),
+    _patch(_t.TorchFakeTensor, "__deepcopy__", FakeTensor.__deepcopy__),
+    _patch(_t.TorchFakeTensor, "data", property(DATA.__get__, _set_data)),
+    _patch(_t.TorchFakeTensorConverter, "from_real_tensor", _from_real_tensor),
+)
+PATCHES: tuple[Entry, ...] = (
+    *_OWN_PATCHES,
+    *conversions.PATCHES,
+    *symbol_patches.PATCHES,
+    *shortcuts.PATCHES,
+    *snapshots.PATCHES,
+    *static_sizes.PATCHES,
+    *OPERATORS,
+)
+"""All that acceleration puts into torch."""
 
 _SWITCH = _Switch()
 _COLLECTION = RarerCollection()

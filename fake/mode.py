@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 import traceback
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,15 +13,18 @@ from typing import Any
 import torch
 
 from fake import _torch as _t
-from fake._torch_devices import ensure_cuda_guard
 from fake.cache.engine import Engine
 from fake.cache.key import plain_key
 from fake.cache.subgraphs import CacheView
 from fake.dispatch.steps import dispatch as dispatch_steps
+from fake.kernels import composites, lazy_parameters
+from fake.seam.frames import SKIPPED_FRAMES
+from fake.seam.patches import LEDGER
 from fake.symbols._torch import LocalSource
 from fake.symbols.contract import Dim, Dims, declare_on, parse_dims
 from fake.symbols.contract import symbolic_context as context_of_dims
-from fake.symbols.node import lean_state
+from fake.symbols.node import OPERATORS, lean_state
+from fake.tensors import modules
 from fake.tensors.convert import FakeTensorConverter
 from fake.tensors.tensor import DEVICE_ATTRIBUTE, FakeTensor, adopt, disown
 
@@ -28,6 +32,12 @@ __all__ = ["ENGINE", "FakeTensorMode", "cache_clear", "cache_info"]
 
 ENGINE = Engine(FakeTensor, dispatch_steps, is_own=True)
 """The dispatch cache of the process, shared by all modes (their settings are part of the keys)."""
+
+_IN_FORCE = (*modules.PATCHES, *lazy_parameters.PATCHES)
+"""What is put into torch as long as a mode exists: its tensors are used outside of it, too, and hold it."""
+
+_KEPT = (*composites.PATCHES, *SKIPPED_FRAMES)
+"""What stays from the first mode on: it takes as long to undo as ten modes to make, and hears of no real tensor."""
 
 _CACHE_SETTINGS = frozenset(
     (
@@ -88,6 +98,7 @@ class FakeTensorMode(_t.TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
     """
 
     supports_higher_order_operators = True
+    asks_rules = True
     cache_custom_ops = False
     cache = CacheView(ENGINE.store)  # type: ignore[assignment]
     """The static entries of the dispatch cache of the process, to look at: from ``(operator, ...)`` keys to recipes."""
@@ -105,7 +116,10 @@ class FakeTensorMode(_t.TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
         cache_custom_ops: bool = False,
     ) -> None:
         _t.TorchDispatchMode.__init__(self)
-        ensure_cuda_guard()
+        LEDGER.keep(*_KEPT)
+        entries = _IN_FORCE if shape_env is None else (*_IN_FORCE, *OPERATORS)
+        LEDGER.enter(*entries)
+        weakref.finalize(self, LEDGER.leave_from_finalizer, *entries).atexit = False
         self._mode_key = _t.TorchDispatchModeKey.FAKE
         self._thread = threading.local()
         self.allow_fallback_kernels = allow_fallback_kernels

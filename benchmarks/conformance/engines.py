@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from benchmarks.conformance._torch import (
     ShapeEnv,
     enable_python_dispatcher,
 )
+from fake.kernels import composites, lazy_parameters
+from fake.seam.patches import LEDGER
 
 __all__ = ["ENGINES", "RulesMode", "active", "make_mode", "to_fake"]
 
@@ -32,8 +35,13 @@ class RulesMode(FakeTensorMode):
     real kernels, because a rule should not be needed where it hides.
     """
 
+    asks_rules = True
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_fallback_kernels": False, **options})
+        LEDGER.keep(*composites.PATCHES)
+        LEDGER.enter(*lazy_parameters.PATCHES)
+        weakref.finalize(self, LEDGER.leave_from_finalizer, *lazy_parameters.PATCHES).atexit = False
         self.cache_enabled = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RulesMode:

@@ -284,6 +284,7 @@ class Engine:
                     return outputs
         watched = tensors_of(args, kwargs) if is_mutable(func) else ()
         before = [(tensor, self._peek(tensor)) for tensor in watched if type(tensor) is self.tensor_class]
+        REPLACEMENTS.watch()
         generation = REPLACEMENTS.generation
         self._checks.has_dispatched = True
         evaluations = None

@@ -2,23 +2,35 @@
 
 ``register_fake`` on an ATen operator, or ``Library.impl`` of its ``Meta`` kernel, changes the operator's answer, and
 the answers of all operators that decompose into it. Keys could not say that without a price on every hit; so a
-registration empties the caches instead. It is noticed by wrapping ``torch.library.Library.impl`` and ``_destroy``.
+registration empties the caches instead. It is noticed by wrapping ``torch.library.Library.impl`` and ``_destroy``, from the
+first answer on that a cache may keep.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 
 from fake import _torch as _t
 from fake.kernels.registry import when_rules_change
+from fake.seam.patches import LEDGER, Patch, When
 
 __all__ = ["REPLACEMENTS", "Cache", "Replacements"]
 
 _BUILTIN = frozenset(("aten", "prim", "prims"))
+
+
+def _libraries() -> Iterator[Any]:
+    """The libraries that are alive; each has a finalizer, of which Python keeps a list."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        alive = finalizer.peek()
+        if alive is not None and issubclass(type(alive[0]), torch.library.Library):
+            yield alive[0]
 
 
 class Cache(Protocol):
@@ -28,7 +40,7 @@ class Cache(Protocol):
 
 
 class Replacements:
-    """The one owner of the wrapped methods of ``torch.library.Library``, and of what they noticed.
+    """What the wrapped methods of ``torch.library.Library`` noticed.
 
     Attributes:
         generation: grows with every kernel that is registered or withdrawn, of any operator.
@@ -36,12 +48,15 @@ class Replacements:
 
     def __init__(self) -> None:
         self.generation = 0
-        self._from_the_start = False
+        self._from_the_start = _t.builtin_fake_kernels_exist()
+        self._known_at_import = weakref.WeakKeyDictionary(
+            {library: set(library._op_impls) for library in _libraries() if library.ns == "aten"}
+        )
+        self._watches = False
         self._lock = threading.RLock()
         self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
         self._names: weakref.WeakKeyDictionary[torch.library.Library, set[str]] = weakref.WeakKeyDictionary()
         self._collected: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._saved: tuple[Any, Any] | None = None
 
     def watch_for(self, cache: Cache) -> None:
         """Call ``cache.invalidate()`` whenever a kernel of a builtin operator is replaced (holds no reference)."""
@@ -61,38 +76,45 @@ class Replacements:
         with self._lock:
             return any(func.name() in names for names in self._names.values())
 
-    def install(self) -> None:
-        """Start to notice; does nothing if that is so already."""
+    def watch(self) -> None:
+        """Start to notice, from the first answer on that a cache may keep; does nothing if that is so already."""
+        if self._watches:
+            return
         with self._lock:
-            if self._saved is not None:
-                return
-            self._from_the_start = _t.builtin_fake_kernels_exist()
-            library: Any = torch.library.Library
-            impl, destroy = self._saved = library.impl, library._destroy
+            if not self._watches:
+                LEDGER.keep(*PATCHES)
+                self._catch_up()
+                self._watches = True
 
-            def watched_impl(
-                library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any
-            ) -> None:
-                key = dispatch_key or library.dispatch_key or "CompositeImplicitAutograd"
-                name = op_name._name if isinstance(op_name, _t.OpOverload) else op_name
-                replaces = isinstance(name, str) and self._decides_answers(library.ns, name, key)
-                impl(library, op_name, fn, dispatch_key, **options)
-                if replaces:
-                    self._added(library, name.split("::")[-1])
+    def _catch_up(self) -> None:
+        """Note the kernels of torch's own operators that were registered between the import of this module and now."""
+        for library in _libraries():
+            if library.ns == "aten":
+                for registered in library._op_impls - self._known_at_import.get(library, set()):
+                    namespace, name, key = registered.split("/")
+                    if self._decides_answers(namespace, name, key):
+                        self._note(library, name)
 
-            def watched_destroy(library: Any) -> None:
-                destroy(library)
-                self._withdrawn(library)
+    def _watched_impl(self, impl: Any) -> Any:
+        @functools.wraps(impl)
+        def watched_impl(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
+            key = dispatch_key or library.dispatch_key or "CompositeImplicitAutograd"
+            name = op_name._name if isinstance(op_name, _t.OpOverload) else op_name
+            replaces = isinstance(name, str) and self._decides_answers(library.ns, name, key)
+            impl(library, op_name, fn, dispatch_key, **options)
+            if replaces:
+                self._note(library, name.split("::")[-1])
+                self._changed(library.ns)
 
-            library.impl, library._destroy = watched_impl, watched_destroy
+        return watched_impl
 
-    def uninstall(self) -> None:
-        """Put torch's methods back."""
-        with self._lock:
-            if self._saved is not None:
-                library: Any = torch.library.Library
-                library.impl, library._destroy = self._saved
-                self._saved = None
+    def _watched_destroy(self, destroy: Any) -> Any:
+        @functools.wraps(destroy)
+        def watched_destroy(library: Any) -> None:
+            destroy(library)
+            self._withdrawn(library)
+
+        return watched_destroy
 
     def rules_changed(self) -> None:
         """A rule of ``fake.kernels`` was registered after those of this package."""
@@ -107,7 +129,7 @@ class Replacements:
             return True
         return _t.has_kernel(f"{namespace}::{name.split('::')[-1]}", key)
 
-    def _added(self, library: Any, name: str) -> None:
+    def _note(self, library: Any, name: str) -> None:
         with self._lock:
             if library not in self._names:
                 self._names[library] = set()
@@ -115,7 +137,6 @@ class Replacements:
                 self._collected[library].atexit = False
             # The dispatcher's name of a default overload has no suffix.
             self._names[library].add(f"{library.ns}::{name.removesuffix('.default')}")
-        self._changed(library.ns)
 
     def _withdrawn(self, library: Any) -> None:
         with self._lock:
@@ -135,7 +156,19 @@ class Replacements:
 
 
 REPLACEMENTS = Replacements()
-"""Process-wide, as ``torch.library`` is; on from the import of ``fake`` on."""
+"""Process-wide, as ``torch.library`` is."""
 
-REPLACEMENTS.install()
+PATCHES = LEDGER.add(
+    *(
+        Patch(
+            torch.library.Library,
+            name,
+            make,
+            when=When.ANSWERS,
+            versions=None,
+            lost="caches go on to give the answers of kernels that were replaced meanwhile",
+        )
+        for name, make in (("impl", REPLACEMENTS._watched_impl), ("_destroy", REPLACEMENTS._watched_destroy))
+    )
+)
 when_rules_change(REPLACEMENTS.rules_changed)

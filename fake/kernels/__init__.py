@@ -43,6 +43,3 @@ for _path in Path(__file__).parent.glob("*.py"):
     HIDDEN_FILES.add(
         str(_path)
     )  # a guard that a rule asks for is told with the line that called the operator
-
-composites.install()
-lazy_parameters.install()

@@ -43,8 +43,10 @@ from fake._torch import is_tracing
 from fake.symbols.expr import without_common_factor
 
 __all__ = [
+    "BELOW_PYTHON_SNAPSHOT",
     "COMPOSITE",
     "ELEMENTWISE_TYPE_PROMOTION_KIND",
+    "PYTHON_SNAPSHOT",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
@@ -77,6 +79,10 @@ __all__ = [
 
 #: The dispatch key of kernels that are made of other operators, autograd included.
 COMPOSITE = DispatchKey.CompositeImplicitAutograd
+
+#: The highest dispatch key that tensor subclasses and dispatch modes have, and real tensors outside of modes have not.
+PYTHON_SNAPSHOT = DispatchKey.PythonTLSSnapshot.name
+BELOW_PYTHON_SNAPSHOT = torch._C._dispatch_keyset_full_after(DispatchKey.PythonTLSSnapshot)
 
 _VIEWS_KEY = DispatchKey.ADInplaceOrView
 _STRUCTURED_KEY = DispatchKey.CompositeExplicitAutogradNonFunctional

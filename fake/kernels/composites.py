@@ -1,23 +1,22 @@
 """Operators that a fake tensor mode never sees: C++ composites that look at data.
 
 A composite runs at the autograd key, above every mode, so that no rule registered by operator is asked. For the few
-whose C++ code goes wrong on fake tensors, :func:`install` puts a Python function in front of them in the dispatcher:
-it hands real tensors on unchanged, and answers for fake ones. That is process-wide; this module owns it, and
-:func:`uninstall` takes it back.
+whose C++ code goes wrong on fake tensors, a Python function stands in front of them in the dispatcher from the first mode of this
+package on: it answers for fake tensors of ours and hands others on.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from fake.kernels._torch import (
+    BELOW_PYTHON_SNAPSHOT,
     COMPOSITE,
+    PYTHON_SNAPSHOT,
     DataDependentOutputException,
-    FakeTensor,
     OpOverload,
     composite_kernel_exists,
     is_tracing,
@@ -26,16 +25,16 @@ from fake.kernels._torch import (
 )
 from fake.kernels.out_variants import check_out, out_names, resize_out
 from fake.kernels.outputs import is_symbolic
+from fake.seam.patches import LEDGER, Edit, When
 
 __all__ = [
+    "PATCHES",
     "cov",
     "ctc_loss",
     "in_inference_mode",
-    "install",
     "one_hot",
     "resizing_composite",
     "tensor_split",
-    "uninstall",
 ]
 
 aten = torch.ops.aten
@@ -251,35 +250,36 @@ _ANSWERS: dict[str, tuple[OpOverload, Callable[..., Any]]] = {
     **{name: (_overload(name), resizing_composite) for name in _RESIZING},
 }
 
-_lock = threading.Lock()
-_installed: torch.library.Library | None = None
 
-
-def install() -> None:
-    """Put the answers in front of the composites; does nothing if they are there already."""
-    global _installed
-    with _lock:
-        if _installed is not None:
-            return
-        _installed = torch.library.Library("aten", "IMPL")
-        for name, (func, answer) in _ANSWERS.items():
-            for key in ("AutogradCPU", "AutogradCUDA"):
-                _installed.impl(name, _in_front_of(func, answer), key)
-
-
-def uninstall() -> None:
-    """Take the answers away again."""
-    global _installed
-    with _lock:
-        if _installed is not None:
-            _installed._destroy()
-            _installed = None
+def _put_in_front() -> Callable[[], None]:
+    """Register the answers at a dispatch key above autograd that only subclasses of tensors and dispatch modes have: real
+    tensors do not come by."""
+    library = torch.library.Library("aten", "IMPL")
+    for name, (func, answer) in _ANSWERS.items():
+        library.impl(name, _in_front_of(func, answer), PYTHON_SNAPSHOT, with_keyset=True)
+    return library._destroy
 
 
 def _in_front_of(func: OpOverload, answer: Callable[..., Any]) -> Callable[..., Any]:
-    def dispatch(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(arg, FakeTensor) for arg in (*args, *kwargs.values())):
+    def dispatch(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(map(_is_ours, args)) or any(map(_is_ours, kwargs.values())):
             return answer(func, *args, **kwargs)
-        return func._op_dk(COMPOSITE, *args, **kwargs)
+        return func.redispatch(keyset & BELOW_PYTHON_SNAPSHOT, *args, **kwargs)
 
     return dispatch
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether its mode asks our rules: fake tensors of torch's own modes keep torch's behaviour."""
+    return getattr(getattr(value, "fake_mode", None), "asks_rules", False)
+
+
+PATCHES = LEDGER.add(
+    Edit(
+        f"the dispatcher of aten, key {PYTHON_SNAPSHOT}: {', '.join(sorted(_ANSWERS))}",
+        _put_in_front,
+        when=When.USE,
+        versions=None,
+        lost="these operators read the data of fake tensors, or cannot resize out with symbolic sizes, and raise",
+    )
+)

@@ -1,27 +1,23 @@
 """Lazy modules (``nn.LazyConv2d``, ...) under a fake tensor mode.
 
 ``UninitializedParameter`` makes a subclass object out of an empty tensor, in C++, which a fake tensor refuses: it has
-its Python object already. :func:`install` puts a constructor in front of torch's that gives the empty fake tensor
-another class instead, one that is both uninitialized and fake; ``materialize`` turns it back. With no fake mode
-active it is torch's own constructor. That is process-wide; this module owns it, and :func:`uninstall` takes it back.
+its Python object already. While a mode of this package exists there is a constructor in front of torch's that gives the empty
+fake tensor another class instead, one that is both uninitialized and fake; ``materialize`` turns it back. With no fake mode
+active it is torch's own constructor.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
 from typing import Any
 
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fake.kernels._torch import active_fake_mode
+from fake.seam.patches import LEDGER, Patch, When
 
-__all__ = ["install", "uninstall"]
-
-_lock = threading.Lock()
-_torchs_new: dict[type, Any] = {}
-
+__all__ = ["PATCHES"]
 
 #: Classes by the identity of what they derive from: an engine's class may claim to equal torch's.
 _classes: dict[tuple[int, int], type] = {}
@@ -86,19 +82,16 @@ def _in_front_of(torchs: Any, requires_grad_by_default: bool) -> Any:
     return new
 
 
-def install() -> None:
-    """Let uninitialized parameters and buffers be made under a fake mode; does nothing if done already."""
-    with _lock:
-        if _torchs_new:
-            return
-        for cls, by_default in ((UninitializedParameter, True), (UninitializedBuffer, False)):
-            _torchs_new[cls] = cls.__new__
-            cls.__new__ = staticmethod(_in_front_of(cls.__new__, by_default))  # type: ignore[method-assign,assignment]
-
-
-def uninstall() -> None:
-    """Give torch's constructors back."""
-    with _lock:
-        for cls, new in _torchs_new.items():
-            cls.__new__ = staticmethod(new)  # type: ignore[method-assign]
-        _torchs_new.clear()
+PATCHES = LEDGER.add(
+    *(
+        Patch(
+            cls,
+            "__new__",
+            lambda torchs, by_default=by_default: staticmethod(_in_front_of(torchs, by_default)),
+            when=When.MODE,
+            versions=None,
+            lost="lazy modules cannot be made under a fake tensor mode",
+        )
+        for cls, by_default in ((UninitializedParameter, True), (UninitializedBuffer, False))
+    )
+)

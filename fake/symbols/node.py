@@ -25,8 +25,9 @@ from typing import Any
 import torch
 
 from fake import _torch as _t
+from fake.seam.patches import LEDGER
+from fake.symbols import operators
 from fake.symbols.answers import evaluate_node, is_settled, remembered, remembering_evaluation
-from fake.symbols.operators import Operators
 from fake.symbols.shortcuts import shortcut
 from fake.symbols.state import Integers, LeanState, answer_at_once, has_no_value_now, lean_state
 
@@ -375,9 +376,8 @@ def adopt(value: Any) -> Any:
     """
     if isinstance(value, (torch.SymInt, torch.SymBool, torch.SymFloat)) and value.node.__class__ is SymNode:
         value.node.__class__ = LeanNode
-        OPERATORS.keep()
     return value
 
 
-OPERATORS = Operators((SymNode, LeanNode))
-"""Process-wide, as ``torch.SymInt`` is."""
+OPERATORS = LEDGER.add(*operators.patches((SymNode, LeanNode)))
+"""The operators of ``torch.SymInt``, on the ledger of patches."""

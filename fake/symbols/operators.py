@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from fake import _torch as _t
+from fake.seam.patches import Patch, When
 
-__all__ = ["Operators"]
+__all__ = ["patches"]
 
 _DUNDERS = {
     **{f"__{name}__": name for name in ("add", "sub", "mul", "mod", "eq", "ne", "lt", "gt", "le", "ge")},
@@ -65,58 +65,22 @@ def _operator(method: str, original: Callable, classes: tuple[Any, ...], *, refl
     return lean
 
 
-class Operators:
-    """The one owner of the Python operators of ``torch.SymInt``: ``a + b`` without the detours of torch's own.
+def patches(classes: tuple[Any, ...]) -> tuple[Patch, ...]:
+    """The Python operators of ``torch.SymInt``, for the nodes of some classes; of others torch's own operators take care."""
 
-    They only do what torch's operators do, in fewer steps, so they may stay: the first adopted number keeps them until
-    :meth:`uninstall`; acceleration holds them while it is on.
+    def patch(name: str, method: str, reflected: bool) -> Patch:
+        def make(original: Callable) -> Callable:
+            return _operator(method, original, classes, reflected=reflected)
 
-    Args:
-        classes: the nodes that they serve; of others torch's own operators take care.
-    """
+        return Patch(
+            torch.SymInt,
+            name,
+            make,
+            when=When.MODE_OR_COMPILATION,
+            lost="time: each sum or comparison of symbolic integers takes torch's detours",
+        )
 
-    def __init__(self, classes: tuple[Any, ...]) -> None:
-        self._classes = classes
-        self._lock = threading.RLock()
-        self._holders = 0
-        self._kept = False
-        self._saved: dict[str, tuple[Any, Any]] = {}
-
-    def keep(self) -> None:
-        """Put them in place for the rest of the process; does nothing if that was done."""
-        if not self._kept:
-            with self._lock:
-                if not self._kept:
-                    self._kept = True
-                    self.acquire()
-
-    def acquire(self) -> None:
-        """Put them in place until as many calls of :meth:`release`."""
-        with self._lock:
-            self._holders += 1
-            if self._holders > 1:
-                return
-            for reflected, table in ((False, _DUNDERS), (True, _REFLECTED)):
-                for name, method in table.items():
-                    original = vars(torch.SymInt)[name]
-                    ours = _operator(method, original, self._classes, reflected=reflected)
-                    self._saved[name] = (original, ours)
-                    setattr(torch.SymInt, name, ours)
-
-    def release(self) -> None:
-        """Undo one :meth:`acquire`; an operator that someone else has replaced since is left alone."""
-        with self._lock:
-            self._holders -= 1
-            if self._holders:
-                return
-            for name, (original, ours) in self._saved.items():
-                if vars(torch.SymInt).get(name) is ours:
-                    setattr(torch.SymInt, name, original)
-            self._saved.clear()
-
-    def uninstall(self) -> None:
-        """Undo :meth:`keep`: numbers stay lean, their Python operators are torch's again."""
-        with self._lock:
-            if self._kept:
-                self._kept = False
-                self.release()
+    return (
+        *(patch(name, method, False) for name, method in _DUNDERS.items()),
+        *(patch(name, method, True) for name, method in _REFLECTED.items()),
+    )

@@ -8,20 +8,11 @@ import sympy
 import torch
 
 from fake import _torch as _t
+from fake.seam.patches import LEDGER, Patch, When, always
 from fake.symbols._torch import is_traced, torchs_build_proxy, trace_two
 from fake.symbols.node import lean_methods, remembering_evaluation
 
-__all__ = ["patches"]
-
-
-def patches() -> list[tuple[Any, str, Any]]:
-    """Attributes of torch and what to put there (owner, name, value), while torch's own are in place."""
-    return [
-        *((_t.SymNode, name, value) for name, value in lean_methods().items()),
-        (_t.ShapeEnv, "evaluate_sym_node", remembering_evaluation(_t.ShapeEnv.evaluate_sym_node)),
-        (_t.FunctionalTensor, "__new__", staticmethod(_functional_new)),
-        (_t.proxy_tensor, "_build_proxy_for_sym_expr", _build_proxy),
-    ]
+__all__ = ["PATCHES"]
 
 
 _FUNCTIONAL_NEW = _t.FunctionalTensor.__new__
@@ -50,3 +41,24 @@ def _build_proxy(tracer: Any, expr: Any, out: Any = None) -> Any:
     *others, last = expr.args
     first, second = _build_proxy(tracer, expr.func(*others)), _build_proxy(tracer, last)
     return None if first is None or second is None else trace_two(tracer, expr.func, first, second, out)
+
+
+_LOST = "time: symbolic sizes are computed and compared anew each time they occur"
+
+PATCHES = LEDGER.add(
+    *(
+        Patch(_t.SymNode, name, always(value), adds=True, when=When.COMPILATION, lost=_LOST)
+        for name, value in lean_methods().items()
+    ),
+    Patch(_t.ShapeEnv, "evaluate_sym_node", remembering_evaluation, when=When.COMPILATION, lost=_LOST),
+    Patch(
+        _t.FunctionalTensor,
+        "__new__",
+        always(staticmethod(_functional_new)),
+        when=When.COMPILATION,
+        lost=_LOST,
+    ),
+    Patch(
+        _t.proxy_tensor, "_build_proxy_for_sym_expr", always(_build_proxy), when=When.COMPILATION, lost=_LOST
+    ),
+)

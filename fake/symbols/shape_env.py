@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ContextDecorator
 from typing import Any
 
 from fake.errors import ContractViolationError, ShapeEnvError
+from fake.seam.patches import LEDGER, Edit, Patch, When, always
 from fake.symbols import _torch as _t
 from fake.symbols.contract import Contract, Dims, check, declare, force_dynamic, mark_of, parse_dims, refuse
 from fake.symbols.explain import Explanation, explain
@@ -195,62 +196,71 @@ class _ToldAnyway(logging.Filter):
         return not isinstance(sys.exc_info()[1], ContractViolationError)
 
 
-class _Switch:
-    """Where torch takes its class of environments from, and which one it finds there."""
+class _Contracts:
+    """What torch's tracers are to promise of inputs while they take their environments from here, innermost last."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._contracts: list[Mapping[str, Dims] | None] = []
-        self._saved: list[tuple[Any, str, Any]] = []
-        self._quiet = _ToldAnyway()
+        self._stack: list[Mapping[str, Dims] | None] = []
 
     def on(self, contracts: Mapping[str, Dims] | None) -> None:
         Contract(contracts)  # complains now
         with self._lock:
-            if not self._contracts:
-                for owner, name, value in self._patches():
-                    self._saved.append((owner, name, getattr(owner, name)))
-                    setattr(owner, name, value)
-                _t.guards_log.addFilter(self._quiet)
-            self._contracts.append(contracts)
+            LEDGER.enter(*PATCHES)
+            self._stack.append(contracts)
 
     def off(self) -> None:
         with self._lock:
-            if not self._contracts:
-                return
-            self._contracts.pop()
-            if not self._contracts:
-                _t.guards_log.removeFilter(self._quiet)
-                while self._saved:
-                    owner, name, value = self._saved.pop()
-                    setattr(owner, name, value)
+            if self._stack:
+                self._stack.pop()
+                LEDGER.leave(*PATCHES)
 
     @property
     def is_on(self) -> bool:
-        return bool(self._contracts)
+        return bool(self._stack)
 
     def make(self, **settings: Any) -> ShapeEnv:
         """Called by Dynamo and export in place of torch's class."""
-        return ShapeEnv(contracts=self._contracts[-1] if self._contracts else None, **settings)
-
-    def _patches(self) -> list[tuple[Any, str, Any]]:
-        wrap = _t.dynamo_builder.wrap_to_fake_tensor_and_record
-
-        def wrap_and_declare(e: Any, tx: Any, **options: Any) -> Any:
-            marked = mark_of(e)
-            shape_env = tx.output.shape_env
-            if marked and options.get("source") is not None and isinstance(shape_env, ShapeEnv):
-                shape_env.declare(text_of_source(options["source"]), marked)
-            return wrap(e, tx, **options)
-
-        return [
-            (_t.dynamo_output_graph, "ShapeEnv", self.make),
-            (_t.export_non_strict, "ShapeEnv", self.make),
-            (_t.dynamo_builder, "wrap_to_fake_tensor_and_record", wrap_and_declare),
-        ]
+        return ShapeEnv(contracts=self._stack[-1] if self._stack else None, **settings)
 
 
-_SWITCH = _Switch()
+def _declaring(wrap: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_and_declare(e: Any, tx: Any, **options: Any) -> Any:
+        marked = mark_of(e)
+        shape_env = tx.output.shape_env
+        if marked and options.get("source") is not None and isinstance(shape_env, ShapeEnv):
+            shape_env.declare(text_of_source(options["source"]), marked)
+        return wrap(e, tx, **options)
+
+    return wrap_and_declare
+
+
+def _keep_torch_from_logging() -> Callable[[], None]:
+    quiet = _ToldAnyway()
+    _t.guards_log.addFilter(quiet)
+    return lambda: _t.guards_log.removeFilter(quiet)
+
+
+_SWITCH = _Contracts()
+_LOST = "contracts, minimal guards and their reasons in what torch.compile and torch.export trace"
+
+PATCHES = LEDGER.add(
+    Patch(_t.dynamo_output_graph, "ShapeEnv", always(_SWITCH.make), when=When.COMPILATION, lost=_LOST),
+    Patch(_t.export_non_strict, "ShapeEnv", always(_SWITCH.make), when=When.COMPILATION, lost=_LOST),
+    Patch(
+        _t.dynamo_builder,
+        "wrap_to_fake_tensor_and_record",
+        _declaring,
+        when=When.COMPILATION,
+        lost="contracts that were put on tensors with fake.mark_dynamic",
+    ),
+    Edit(
+        "the logger torch._guards: no line for a broken contract, which is raised",
+        _keep_torch_from_logging,
+        when=When.COMPILATION,
+        lost="nothing but quiet",
+    ),
+)
 
 
 class using_shape_env(ContextDecorator):

@@ -2,46 +2,25 @@
 
 In eager a conversion gives each parameter other data (``parameter.data = ...``): the parameter is the same object
 afterwards, in optimizers, in tied layers and under weak references. For fake parameters ``nn.Module._apply`` swaps
-whole tensors instead, and refuses if anything else refers to them, which is nearly always so. :func:`install` puts a
-function in front of it that does for fake parameters what eager does; modules without any go straight to torch's. That
-is process-wide; this module owns it, and :func:`uninstall` takes it back.
+whole tensors instead, and refuses if anything else refers to them, which is nearly always so. While a mode of this package
+exists there is a function in front of it that does for fake parameters what eager does; modules without any go straight to
+torch's.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from fake import _torch as _t
+from fake.seam.patches import LEDGER, Patch, When
 
-__all__ = ["install", "uninstall"]
-
-_lock = threading.Lock()
-_torchs_apply: Any = None
+__all__ = ["PATCHES"]
 
 Conversion = Callable[[torch.Tensor], torch.Tensor]
-
-
-def install() -> None:
-    """Let modules with fake parameters be converted; does nothing if done already."""
-    global _torchs_apply
-    with _lock:
-        if _torchs_apply is None:
-            _torchs_apply = torch.nn.Module._apply
-            torch.nn.Module._apply = _in_front_of(_torchs_apply)  # type: ignore[method-assign]
-
-
-def uninstall() -> None:
-    """Give torch's method back."""
-    global _torchs_apply
-    with _lock:
-        if _torchs_apply is not None:
-            torch.nn.Module._apply = _torchs_apply  # type: ignore[method-assign]
-            _torchs_apply = None
 
 
 def _in_front_of(torchs: Any) -> Any:
@@ -90,3 +69,15 @@ def _replace_data(tensor: torch.Tensor, made: torch.Tensor) -> bool:
         return False
     tensor.data = made
     return True
+
+
+PATCHES = LEDGER.add(
+    Patch(
+        torch.nn.Module,
+        "_apply",
+        _in_front_of,
+        when=When.MODE,
+        versions=None,
+        lost="module.to(), .half() and the like are refused for modules whose parameters are fake",
+    )
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.utils import _pytree, _traceback
 from torch.utils._mode_utils import no_dispatch
 
 __all__ = [
+    "WALKERS_OF_ARGUMENTS",
     "DimDynamic",
     "FunctionalTensorMode",
     "MetaConverter",
@@ -38,20 +38,14 @@ __all__ = [
     "no_dispatch",
     "proxy_tensor",
     "structured_log_is_on",
-    "walkers_of_arguments",
 ]
 
 compile_session: Any = getattr(torch.compiler, "_compile_session_context", contextlib.nullcontext)
 """Sets what ``torch.compiler.is_compiling()`` answers; versions without it have no flag that asks for it."""
 
 
-def walkers_of_arguments() -> list[Any]:
-    """The modules whose name ``pytree`` is used to walk arguments of nodes and operators.
-
-    Inductor's is one of them once something has imported Inductor.
-    """
-    inductor = sys.modules.get("torch._inductor.constant_folding")
-    return [fx_graph, functional_tensor, *([] if inductor is None else [inductor])]
+WALKERS_OF_ARGUMENTS = (fx_graph, functional_tensor, "torch._inductor.constant_folding")
+"""The modules whose name ``pytree`` is used to walk arguments of nodes and operators; Inductor's, once something imports it."""
 
 
 def structured_log_is_on() -> bool:

@@ -11,16 +11,12 @@ from typing import Any
 
 import torch
 
+from fake.seam.patches import LEDGER, Patch, When, always
 from fake.tensors.tensor import forget
 from fake.tracing import _torch as _t
 from fake.tracing.static_sizes import all_static
 
-__all__ = ["fake_of_ordinary", "patches"]
-
-
-def patches() -> list[tuple[Any, str, Any]]:
-    """Attributes of torch and what to put there (owner, name, value)."""
-    return [(_t.MetaConverter, "__call__", _describe_and_make)]
+__all__ = ["PATCHES", "fake_of_ordinary"]
 
 
 def _describe_and_make(self: Any, *args: Any, callback: Any = None, **kwargs: Any) -> Any:
@@ -86,3 +82,13 @@ def fake_of_ordinary(converter: Any, mode: Any, t: torch.Tensor, env: Any, conte
 _original = _t.MetaConverter.__call__
 _CLASSES = frozenset({torch.Tensor, torch.nn.Parameter})
 _DENSE = frozenset(_t.dense_key_sets())
+
+PATCHES = LEDGER.add(
+    Patch(
+        _t.MetaConverter,
+        "__call__",
+        always(_describe_and_make),
+        when=When.COMPILATION,
+        lost="what is remembered of a storage, and is wrong once views are taken on another one",
+    )
+)

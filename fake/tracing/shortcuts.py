@@ -17,24 +17,10 @@ from typing import Any
 import torch
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
+from fake.seam.patches import LEDGER, Patch, When, always
 from fake.tracing import _torch as _t
 
-__all__ = ["leaves_of_arguments", "patches", "text_is_read"]
-
-
-def patches() -> list[tuple[Any, str, Any]]:
-    """Attributes of torch and what to put there (owner, name, value)."""
-    compiler = _t.graph_compile
-    return [
-        *(
-            (compiler, name, _unless_nobody_reads(getattr(compiler, name)))
-            for name in ("_log_joint_graph", "_log_fw_bw_graphs")
-            if hasattr(compiler, name)
-        ),
-        *((module, "pytree", _QUICK) for module in _t.walkers_of_arguments()),
-        (_t.FunctionalTensorMode, "__torch_dispatch__", _functionalize),
-        (_t._traceback, "shorten_filename", functools.cache(_t._traceback.shorten_filename)),
-    ]
+__all__ = ["PATCHES", "leaves_of_arguments", "text_is_read"]
 
 
 def text_is_read(config: Any) -> bool:
@@ -163,3 +149,40 @@ def _is_tensor_class(kind: Any) -> bool:
 
 
 _QUICK = _QuickPytree()
+
+PATCHES = LEDGER.add(
+    *(
+        Patch(
+            _t.graph_compile,
+            name,
+            _unless_nobody_reads,
+            when=When.COMPILATION,
+            lost="time: the text of each graph is made, also where nobody reads it",
+        )
+        for name in ("_log_joint_graph", "_log_fw_bw_graphs")
+    ),
+    *(
+        Patch(
+            module,
+            "pytree",
+            always(_QUICK),
+            when=When.COMPILATION,
+            lost="time: arguments of nodes are walked as any container is",
+        )
+        for module in _t.WALKERS_OF_ARGUMENTS
+    ),
+    Patch(
+        _t.FunctionalTensorMode,
+        "__torch_dispatch__",
+        always(_functionalize),
+        when=When.COMPILATION,
+        lost="time: the device of each functional tensor is asked for by an operator",
+    ),
+    Patch(
+        _t._traceback,
+        "shorten_filename",
+        functools.cache,
+        when=When.COMPILATION,
+        lost="time: the name of a file is shortened anew for each frame of each guard",
+    ),
+)

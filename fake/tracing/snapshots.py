@@ -12,19 +12,12 @@ from typing import Any
 
 from fake import _torch as _t
 from fake.cache.stored import mark_of
+from fake.seam.patches import LEDGER, Patch, When, always
 from fake.tensors.metadata import TensorMetadata
 from fake.tensors.tensor import make_fake
 from fake.tracing._torch import proxy_tensor
 
-__all__ = ["patches"]
-
-
-def patches() -> list[tuple[Any, str, Any]]:
-    """Attributes of torch and what to put there (owner, name, value)."""
-    return [
-        (proxy_tensor, "snapshot_fake", snapshot_fake),
-        (proxy_tensor, "_extract_tensor_metadata", extract_tensor_metadata),
-    ]
+__all__ = ["PATCHES"]
 
 
 def snapshot_fake(val: Any, include_real: bool = False) -> Any:
@@ -67,3 +60,16 @@ def _known(value: Any) -> TensorMetadata | None:
 _SNAPSHOT = proxy_tensor.snapshot_fake
 _EXTRACT = proxy_tensor._extract_tensor_metadata
 _LAYOUTS: weakref.WeakKeyDictionary[TensorMetadata, dict[bool, Any]] = weakref.WeakKeyDictionary()
+
+_LOST = "time: make_fx asks each value of a graph forty questions about its layout"
+
+PATCHES = LEDGER.add(
+    Patch(proxy_tensor, "snapshot_fake", always(snapshot_fake), when=When.COMPILATION, lost=_LOST),
+    Patch(
+        proxy_tensor,
+        "_extract_tensor_metadata",
+        always(extract_tensor_metadata),
+        when=When.COMPILATION,
+        lost=_LOST,
+    ),
+)

@@ -10,17 +10,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from fake.seam.patches import LEDGER, Patch, When, always
 from fake.tracing import _torch as _t
 
-__all__ = ["all_static", "patches"]
-
-
-def patches() -> list[tuple[Any, str, Any]]:
-    """Attributes of torch and what to put there (owner, name, value)."""
-    name = "_create_symbolic_sizes_strides_storage_offset"
-    found = [(_t.ShapeEnv, name, sizes_strides_storage_offset)] if hasattr(_t.ShapeEnv, name) else []
-    readers = (name for name in _READERS if hasattr(_t.ShapeEnv, name))
-    return found + [(_t.ShapeEnv, name, _numbers_first(getattr(_t.ShapeEnv, name))) for name in readers]
+__all__ = ["PATCHES", "all_static"]
 
 
 def sizes_strides_storage_offset(
@@ -68,4 +61,18 @@ def all_static(context: Any) -> bool:
 _original: Any = getattr(_t.ShapeEnv, "_create_symbolic_sizes_strides_storage_offset", None)
 _STATIC = _t.DimDynamic.STATIC
 _INFERRED = _t.DimDynamic.INFER_STRIDE
-_READERS = ("evaluate_symexpr", "deserialize_symexpr")
+_LOST = "time: a shape environment makes a SymPy number of each static size and stride"
+
+PATCHES = LEDGER.add(
+    Patch(
+        _t.ShapeEnv,
+        "_create_symbolic_sizes_strides_storage_offset",
+        always(sizes_strides_storage_offset),
+        when=When.COMPILATION,
+        lost=_LOST,
+    ),
+    *(
+        Patch(_t.ShapeEnv, name, _numbers_first, when=When.COMPILATION, lost=_LOST)
+        for name in ("evaluate_symexpr", "deserialize_symexpr")
+    ),
+)

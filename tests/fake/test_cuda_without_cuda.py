@@ -8,10 +8,9 @@ import pytest
 import torch
 
 import fake
-from fake._torch_devices import ensure_cuda_guard
 
 pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() or not ensure_cuda_guard(),
+    torch.cuda.is_available() or not fake.allow_cuda(),
     reason="for builds without CUDA, with a libc10 to look into",
 )
 
@@ -54,6 +53,7 @@ def test_a_graph_of_autograd_does_not_end_the_process():
     """Backward is torch's limit: its engine asks for streams of a real device. It says so; without a guard it aborts."""
     program = (
         "import torch, fake\n"
+        "assert fake.allow_cuda()\n"
         "with fake.FakeTensorMode():\n"
         "    p = torch.ones(3, device='cuda', requires_grad=True)\n"
         "    loss = (p * 2).sum()\n"

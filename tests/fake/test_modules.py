@@ -1,13 +1,16 @@
 """Conversions of modules with fake parameters change what they change in eager."""
 
 import copy
+import gc
 import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
 
 import fake
+from fake.seam.patches import LEDGER
 from fake.tensors import modules
 
 
@@ -172,14 +175,13 @@ def test_modules_with_data_and_of_torchs_mode_are_torchs():
     module = nn.Linear(2, 2)
     weight = module.weight
     assert module.double().weight is weight
-    modules.uninstall()
-    try:
-        with fake.FakeTensorMode(), pytest.raises(RuntimeError, match="swap"):
-            nn.Linear(2, 2).double()
-    finally:
-        modules.install()
+    with TorchFakeTensorMode(), pytest.raises(RuntimeError, match="swap"):
+        nn.Linear(2, 2).double()
     with fake.FakeTensorMode():
         assert nn.Linear(2, 2).double().weight.dtype is torch.float64
+    gc.collect()
+    assert not any(map(LEDGER.is_in_force, modules.PATCHES))
+    assert torch.nn.Module._apply.__module__ == "torch.nn.modules.module"
 
 
 def test_compiled_code_may_convert_modules():

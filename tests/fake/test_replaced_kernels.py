@@ -5,6 +5,8 @@ The operators are ones that no other test uses: torch goes on calling a kernel f
 
 import copy
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -152,15 +154,30 @@ def test_kernels_of_new_operators_leave_the_cache_alone():
         assert fake.cache_info().size == size
 
 
-def test_the_watch_can_be_taken_off():
-    watched = torch.library.Library.impl, torch.library.Library._destroy
-    REPLACEMENTS.uninstall()
-    try:
-        assert torch.library.Library.impl is not watched[0]
-        assert torch.library.Library.impl.__module__ == "torch.library"
-    finally:
-        REPLACEMENTS.install()
-    assert torch.library.Library.impl.__module__ == REPLACEMENTS.__module__
+BEFORE_THE_FIRST_ANSWER = """
+import torch, fake
+from fake.cache.replacements import PATCHES, REPLACEMENTS
+from fake.seam.patches import LEDGER
+
+torchs = torch.library.Library.impl
+library = torch.library.Library("aten", "IMPL")
+library.impl("special_bessel_j0", lambda x: x.new_empty(7), "Meta")
+assert not any(map(LEDGER.is_in_force, PATCHES)) and torch.library.Library.impl is torchs
+with fake.FakeTensorMode():
+    x = torch.ones(3)
+    assert all(map(LEDGER.is_in_force, PATCHES))
+    assert REPLACEMENTS.includes(torch.ops.aten.special_bessel_j0.default)
+    assert torch.special.bessel_j0(x).shape == (7,)
+    library._destroy()
+    assert not REPLACEMENTS.any_builtin
+    assert torch.special.bessel_j0(x).shape == (3,)
+"""
+
+
+def test_kernels_that_were_registered_before_the_first_answer_are_known():
+    # In a process of its own: here, earlier tests have made caches keep answers.
+    done = subprocess.run([sys.executable, "-c", BEFORE_THE_FIRST_ANSWER], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_rule_that_is_registered_later_is_asked(monkeypatch):

@@ -1,6 +1,7 @@
 """Each rule gives eager's answer, and is needed: without it torch's engine gives another one, or none."""
 
 import copy
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
 from torch.nn.parameter import is_lazy
 
 import fake.kernels
@@ -15,6 +17,7 @@ from benchmarks.conformance import Verdict, make_mode, observe
 from benchmarks.conformance.compare import Outcome, compare, of_error
 from benchmarks.conformance.engines import active, to_fake
 from fake.kernels import composites, lazy_parameters
+from fake.seam.patches import LEDGER
 
 aten = torch.ops.aten
 
@@ -274,16 +277,22 @@ def test_tensor_split_of_real_tensors_is_untouched() -> None:
     assert parts[0]._base is x
 
 
-def test_uninstalled_composites_are_gone_and_come_back() -> None:
+def test_composites_of_real_tensors_and_of_torchs_mode_are_torchs(monkeypatch) -> None:
     mode = make_mode("rules")
-    composites.uninstall()
-    try:
-        with mode, pytest.raises(RuntimeError, match="data is not allocated"):
-            torch.tensor_split(mode.from_tensor(torch.ones(6)), mode.from_tensor(torch.tensor([2, 4])))
-    finally:
-        composites.install()
+    asked = []
+    monkeypatch.setattr(
+        composites, "_is_ours", lambda value: asked.append(value) is None and hasattr(value, "fake_mode")
+    )
+    x, indices = torch.ones(6), torch.tensor([2, 4])
+    torch.tensor_split(x, indices)
+    assert not asked
     with mode, pytest.raises(DataDependentOutputException):
-        torch.tensor_split(mode.from_tensor(torch.ones(6)), mode.from_tensor(torch.tensor([2, 4])))
+        torch.tensor_split(mode.from_tensor(x), mode.from_tensor(indices))
+    assert asked
+    monkeypatch.undo()
+    torchs = TorchFakeTensorMode()
+    with torchs, pytest.raises(RuntimeError, match="data is not allocated"):
+        torch.tensor_split(torchs.from_tensor(x), torchs.from_tensor(indices))
 
 
 def test_lazy_modules_are_built_copied_and_run() -> None:
@@ -305,12 +314,11 @@ def test_lazy_modules_outside_a_mode_are_torchs() -> None:
     layer = torch.nn.LazyLinear(5)
     assert type(layer.weight) is torch.nn.UninitializedParameter
     assert layer(torch.ones(2, 3)).shape == (2, 5)
-    lazy_parameters.uninstall()
-    try:
-        with make_mode("rules"), pytest.raises(RuntimeError, match="already associated"):
-            torch.nn.LazyLinear(5)
-    finally:
-        lazy_parameters.install()
+    gc.collect()
+    assert not any(map(LEDGER.is_in_force, lazy_parameters.PATCHES))
+    assert torch.nn.UninitializedParameter.__new__.__module__ == "torch.nn.parameter"
+    with TorchFakeTensorMode(), pytest.raises(RuntimeError, match="already associated"):
+        torch.nn.LazyLinear(5)
 
 
 def test_an_out_of_the_wrong_dtype_or_device_is_refused_before_it_changes() -> None:

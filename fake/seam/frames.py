@@ -1,0 +1,52 @@
+"""Dynamo's frame hook leaves this package's own functions alone where torch calls them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib.util import find_spec
+
+from torch._dynamo import trace_rules
+
+from fake.seam.patches import LEDGER, Edit, When
+
+__all__ = ["SKIPPED_FRAMES", "skipped_frames"]
+
+
+def skipped_frames(package: str) -> Edit:
+    """An entry of the ledger: Dynamo's frame hook leaves the functions of ``package`` alone where torch calls them.
+
+    The hook stays on behind a graph break in a compiled function, and torch's own tracing may begin there. What user
+    code calls is traced into its graph as before.
+    """
+
+    @functools.cache
+    def folder() -> str:
+        spec = find_spec(package)
+        assert spec is not None
+        assert spec.origin is not None
+        return trace_rules._strip_init_py(spec.origin)
+
+    def skip() -> Callable[[], None]:
+        directory = folder()
+        trace_rules.SKIP_DIRS.append(directory)
+        trace_rules.BUILTIN_INLINE_WHEN_CALLED.add(directory)
+        trace_rules._recompile_re()
+
+        def undo() -> None:
+            trace_rules.SKIP_DIRS.remove(directory)
+            trace_rules.BUILTIN_INLINE_WHEN_CALLED.discard(directory)
+            trace_rules._recompile_re()
+
+        return undo
+
+    return Edit(
+        f"torch._dynamo.trace_rules.SKIP_DIRS: {package}",
+        skip,
+        when=When.USE,
+        versions=None,
+        lost=f"time: behind graph breaks Dynamo traces functions of {package} that torch calls",
+    )
+
+
+SKIPPED_FRAMES = LEDGER.add(skipped_frames("fake"))

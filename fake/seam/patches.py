@@ -1,0 +1,400 @@
+"""The ledger: everything of this project that is put into torch while it is needed, and the one way in and out.
+
+An entry says what it changes, when it is in force, for which releases of torch it was written and what is lost without it.
+Importing the packages adds entries and changes nothing. Whoever needs some entries enters them; they are counted, so that
+users nest and threads overlap, and the last one who leaves puts torch back as it was.
+
+>>> import types
+>>> from fake.seam.patches import Ledger, Patch, When
+>>> torchs = types.SimpleNamespace(answer=lambda: "torch's")
+>>> ledger = Ledger()
+>>> patch = Patch(torchs, "answer", lambda original: lambda: f"ours, not {original()}",
+...               when=When.COMPILATION, lost="an example")
+>>> _ = ledger.add(patch)
+>>> with ledger.in_force(patch):
+...     torchs.answer()
+"ours, not torch's"
+>>> torchs.answer()
+"torch's"
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+__all__ = [
+    "LEDGER",
+    "SUPPORTED_VERSIONS",
+    "Edit",
+    "Entry",
+    "Ledger",
+    "Patch",
+    "PatchConflictError",
+    "ThreadPatch",
+    "When",
+    "always",
+    "is_known_version",
+]
+
+SUPPORTED_VERSIONS = ((2, 11), (2, 12), (2, 13), (2, 14), (2, 15))
+"""The (major, minor) releases of torch whose private names were checked."""
+
+E = TypeVar("E", bound="Entry")
+_MISSING = object()
+
+
+class When(enum.Enum):
+    """When an entry of the ledger is in force."""
+
+    COMPILATION = "while something is traced or compiled"
+    SESSION = "while compiled autograd is enabled"
+    MODE = "while a FakeTensorMode of this package exists"
+    MODE_OR_COMPILATION = "while a FakeTensorMode of this package exists, or something is compiled"
+    USE = "since the package was used for the first time"
+    ANSWERS = "since a dispatch cache holds answers"
+    BACKEND = "since somebody asked for the backend"
+    REQUEST = "since somebody asked for it"
+
+
+class PatchConflictError(RuntimeError):
+    """Something else has replaced an attribute of torch that is to be put back.
+
+    Attributes:
+        name: the attribute.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} was replaced by something else while fxpasses had its own function there: undo that first"
+        )
+        self.name = name
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Entry:
+    """What all entries have in common.
+
+    Attributes:
+        when: when it is in force.
+        lost: what is lost without it.
+        versions: the releases of torch that it was written for; None where its names are looked for instead.
+        unfit: says why it does not fit this torch, or ``""``.
+    """
+
+    when: When
+    lost: str
+    versions: Sequence[tuple[int, int]] | None = SUPPORTED_VERSIONS
+    unfit: Callable[[], str] = lambda: ""
+
+    @property
+    def name(self) -> str:
+        """What is changed, as text."""
+        raise NotImplementedError
+
+    def problem(self) -> str:
+        """Why this cannot be put into the torch that is here, or ``""``."""
+        if self.versions is not None and not is_known_version(self.versions):
+            known = ", ".join(f"{major}.{minor}" for major, minor in self.versions)
+            return f"it is known to fit torch {known}, and this is {torch.__version__}"
+        return self.unfit()
+
+    def put(self) -> Callable[[], None]:
+        """Make the change; the result undoes it, and raises :class:`PatchConflictError` where it cannot."""
+        raise NotImplementedError
+
+    def conflict(self) -> str:
+        """What is in the way of undoing it, or ``""``."""
+        return ""
+
+
+def is_known_version(versions: Sequence[tuple[int, int]] = SUPPORTED_VERSIONS) -> bool:
+    """Whether this release of torch is one of ``versions``."""
+    major, minor = torch.__version__.split(".")[:2]
+    return (int(major), int(minor)) in versions
+
+
+def always(value: Any) -> Callable[[Any], Any]:
+    """What makes ``value`` of whatever torch has: for :attr:`Patch.make`."""
+    return lambda _: value
+
+
+@dataclass(frozen=True, eq=False)
+class Patch(Entry):
+    """An attribute of torch that is replaced.
+
+    Attributes:
+        owner: a module, class or function; or the name of a module, which is left alone until something imports it.
+        attribute: of the owner.
+        make: given what is there (as it is stored: a ``staticmethod`` is one), returns what is put there.
+        adds: whether the owner need not have the attribute.
+
+    >>> import torch
+    >>> from fake.seam.patches import Patch, When
+    >>> Patch(torch.nn.Module, "_apply", lambda original: original, when=When.MODE, lost="conversions").name
+    'torch.nn.modules.module.Module._apply'
+    """
+
+    owner: Any
+    attribute: str
+    make: Callable[[Any], Any]
+    adds: bool = field(default=False, kw_only=True)
+    _state: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        owner = self.owner
+        if not isinstance(owner, str):
+            module = getattr(owner, "__module__", None)
+            own = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", type(owner).__name__)
+            owner = own if module is None or module == own else f"{module}.{own}"
+        return f"{owner}.{self.attribute}"
+
+    def problem(self) -> str:
+        found = super().problem()
+        owner = self._found_owner()
+        if found or self.adds or owner is None or hasattr(owner, self.attribute):
+            return found
+        return "this release of torch has no such attribute"
+
+    @property
+    def torchs(self) -> Any:
+        """What torch itself has there, whether or not the patch is in force."""
+        return self._state["torchs"] if self._state else getattr(self._found_owner(), self.attribute)
+
+    def put(self) -> Callable[[], None]:
+        owner = self._found_owner()
+        if owner is None:
+            return lambda: None
+        original, torchs = _stored(owner, self.attribute), getattr(owner, self.attribute, None)
+        ours = self.make(torchs if original is _MISSING else original)
+        self._state.update(original=original, ours=ours, torchs=torchs)
+        setattr(owner, self.attribute, ours)
+
+        def undo() -> None:
+            if self.conflict():
+                raise PatchConflictError(self.name)
+            if original is _MISSING:
+                delattr(owner, self.attribute)
+            else:
+                setattr(owner, self.attribute, original)
+            self._state.clear()
+
+        return undo
+
+    def conflict(self) -> str:
+        if self._state and _stored(self._found_owner(), self.attribute) is not self._state["ours"]:
+            return self.name
+        return ""
+
+    def _found_owner(self) -> Any:
+        return sys.modules.get(self.owner) if isinstance(self.owner, str) else self.owner
+
+
+def _stored(owner: Any, attribute: str) -> Any:
+    """What an object itself holds under a name, without what it inherits and without binding."""
+    if attribute in ("__code__",):
+        return getattr(owner, attribute)
+    return vars(owner).get(attribute, _MISSING)
+
+
+class _Replacements(threading.local):
+    stack: tuple[Callable[..., Any], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class ThreadPatch(Patch):
+    """A function of torch that is another one for some time in one thread; other threads call torch's own meanwhile.
+
+    Use :meth:`Ledger.using` to say which function. ``make`` is not given.
+    """
+
+    make: Callable[[Any], Any] = field(init=False, default=lambda original: original)
+    _local: _Replacements = field(default_factory=_Replacements, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "make", self._front)
+
+    def _front(self, original: Any) -> Any:
+        local, is_method = self._local, not isinstance(original, staticmethod | classmethod)
+        torchs = original if is_method else original.__get__(None, self.owner)
+
+        @functools.wraps(torchs, updated=())
+        def front(*args: Any, **kwargs: Any) -> Any:
+            stack = local.stack
+            return (stack[-1] if stack else torchs)(*args, **kwargs)
+
+        return front if is_method else staticmethod(front)
+
+    @contextmanager
+    def used(self, function: Callable[..., Any]) -> Iterator[None]:
+        """Within, this thread calls ``function`` where torch's own function stands, if the patch is in force."""
+        before = self._local.stack
+        self._local.stack = (*before, function)
+        try:
+            yield
+        finally:
+            self._local.stack = before
+
+
+@dataclass(frozen=True, eq=False)
+class Edit(Entry):
+    """A change to torch that is not the replacement of an attribute: kernels in its dispatcher, an item of one of its lists.
+
+    Attributes:
+        what: what is changed.
+        do: makes the change and returns what undoes it.
+    """
+
+    what: str
+    do: Callable[[], Callable[[], None]]
+
+    @property
+    def name(self) -> str:
+        return self.what
+
+    def put(self) -> Callable[[], None]:
+        return self.do()
+
+
+class Ledger:
+    """The list of entries, and which of them are in force: counted, safe in threads, undone in reverse order.
+
+    An entry that does not fit the torch that is here is passed over (:meth:`Entry.problem` says why).
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[Entry, None] = {}
+        self._lock = threading.Lock()
+        self._users: Counter[Entry] = Counter()
+        self._undo: dict[Entry, Callable[[], None]] = {}
+        self._kept: set[Entry] = set()
+        self._finalized: deque[tuple[Entry, ...]] = deque()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries, in the order in which they were added."""
+        return tuple(self._entries)
+
+    def add(self, *entries: E) -> tuple[E, ...]:
+        """Put entries on the list; nothing of torch is changed. Returns them.
+
+        Raises:
+            ValueError: an entry for the same place is on the list: two patches of one attribute could not be undone in any order.
+        """
+        names = {entry.name for entry in self._entries}
+        for entry in entries:
+            if entry.name in names:
+                raise ValueError(f"{entry.name} is on the ledger of patches already: change that entry")
+            names.add(entry.name)
+        self._entries.update(dict.fromkeys(entries))
+        return entries
+
+    def is_in_force(self, entry: Entry) -> bool:
+        """Whether an entry has been put into torch, and is still there."""
+        return entry in self._undo
+
+    def enter(self, *entries: Entry) -> None:
+        """Have entries in force until as many calls of :meth:`leave`; all of them or, if one raises, none.
+
+        Raises:
+            ValueError: an entry is not on the list.
+        """
+        for entry in entries:
+            if entry not in self._entries:
+                raise ValueError(f"{entry.name} is not on the ledger of patches: add it first")
+        with self._lock:
+            done: list[Entry] = []
+            try:
+                for entry in entries:
+                    if entry not in self._undo and not entry.problem():
+                        self._undo[entry] = entry.put()
+                    self._users[entry] += 1
+                    done.append(entry)
+            except BaseException:
+                self._drop(done)
+                raise
+            self._settle()
+        self._drain()
+
+    def leave(self, *entries: Entry, strict: bool = False) -> None:
+        """Undo one :meth:`enter` of these entries.
+
+        Args:
+            entries: those that were entered.
+            strict: raise if something else has replaced an attribute meanwhile, and leave everything in force. Otherwise ours
+                stays under what was put over it, until the entry is left for the next time.
+
+        Raises:
+            PatchConflictError: see ``strict``.
+        """
+        with self._lock:
+            if strict:
+                for entry in entries:
+                    if self._users[entry] == 1 and (name := entry.conflict()):
+                        raise PatchConflictError(name)
+            self._drop(entries)
+            self._settle()
+        self._drain()
+
+    def leave_from_finalizer(self, *entries: Entry) -> None:
+        """:meth:`leave`, where the garbage collector may have come in between, in a thread that holds the lock."""
+        self._finalized.append(entries)
+        self._drain()
+
+    def keep(self, *entries: Entry) -> None:
+        """Have entries in force for the rest of the process; costs next to nothing where they are."""
+        for entry in entries:
+            if entry not in self._kept:
+                self.enter(entry)  # twice, if two threads come at once: it is never left
+                self._kept.add(entry)
+
+    @contextmanager
+    def in_force(self, *entries: Entry) -> Iterator[None]:
+        """Have entries in force within the block."""
+        self.enter(*entries)
+        try:
+            yield
+        finally:
+            self.leave(*entries)
+
+    @contextmanager
+    def using(self, *replacements: tuple[ThreadPatch, Callable[..., Any]]) -> Iterator[None]:
+        """Within the block this thread calls the given functions where torch's own stand."""
+        with ExitStack() as stack:
+            for patch, function in replacements:
+                stack.enter_context(patch.used(function))
+            stack.enter_context(self.in_force(*(patch for patch, _ in replacements)))
+            yield
+
+    def _drain(self) -> None:
+        while self._finalized and self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        while self._finalized:
+            self._drop(self._finalized.popleft())
+
+    def _drop(self, entries: Sequence[Entry]) -> None:
+        for entry in reversed(entries):
+            self._users[entry] -= 1
+            if self._users[entry] <= 0:
+                del self._users[entry]
+                if entry in self._undo and not entry.conflict():
+                    self._undo.pop(entry)()
+
+
+LEDGER = Ledger()
+"""The one list: torch is one per process, and so is this."""

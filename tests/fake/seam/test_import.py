@@ -1,0 +1,61 @@
+"""Importing the packages changes nothing in torch: neither attributes of its modules and classes nor kernels of its operators."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import importlib, json, sys, types
+import torch, torch._dynamo, torch._inductor.compile_fx, torch._functorch.aot_autograd
+import torch._export.non_strict_utils, torch._inductor.constant_folding
+from torch._C import _dispatch_dump, _dispatch_get_all_op_names
+
+IGNORED = {"__dict__", "__weakref__", "__doc__", "__abstractmethods__", "_abc_impl", "__annotations__", "__warningregistry__"}
+kept = []  # an object that is gone would leave its id to another one
+
+def state():
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] != "torch" or not isinstance(module, types.ModuleType):
+            continue
+        for key, value in list(vars(module).items()):
+            if key in IGNORED or key.startswith("_compile_counter"):
+                continue
+            kept.append(value)
+            found[f"{name}.{key}"] = size_of(value)
+            if isinstance(value, types.FunctionType):
+                found[f"{name}.{key}.__code__"] = id(value.__code__)
+            if isinstance(value, type) and value.__module__ == name:
+                for own, inner in list(vars(value).items()):
+                    if own not in IGNORED and callable(inner) or isinstance(inner, (property, staticmethod, classmethod)):
+                        kept.append(inner)
+                        found[f"{name}.{key}.{own}"] = id(inner)
+    return found
+
+def size_of(value):
+    # lists of rules (what Dynamo skips) are part of torch, too; tables of caches and of what was imported are not
+    return (id(value), len(value) if type(value) is list else 0)
+
+def kernels():
+    return {name: _dispatch_dump(name) for name in _dispatch_get_all_op_names()}
+
+before, registered = state(), kernels()
+for package in sys.argv[1:]:
+    importlib.import_module(package)
+after, now = state(), kernels()
+print(json.dumps([
+    sorted(name for name in before if name in after and before[name] != after[name]),
+    sorted(name for name in registered if registered[name] != now.get(name)),
+]))
+"""
+
+
+@pytest.mark.parametrize("packages", [["fake", "fake.library"]])
+def test_importing_changes_nothing_in_torch(packages):
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *packages], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    attributes, kernels = json.loads(done.stdout)
+    assert attributes == []
+    assert kernels == []
