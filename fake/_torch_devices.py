@@ -30,9 +30,8 @@ _METHODS = 64  # more virtual methods than the interface has
 def allow_cuda() -> bool:
     """Let fake tensors on ``cuda`` do in a torch without CUDA what they do in one with it; for the rest of the process.
 
-    Without, making them, computing with them and asking for their metadata works; C++ code that asks for the guard of the
-    device first (indexing, ``copy_``, ``.cuda()``, autograd's nodes) raises torch's error or, as under torch's own mode, ends
-    the process where a graph of autograd is built.
+    The first operator that is asked for a fake tensor on ``cuda`` calls this. What asks for the device before it calls an operator
+    (``x.cuda()``, ``module.to("cuda")``) raises torch's error until then, so a program that begins with it has to ask.
 
     Returns:
         Whether there is a guard for ``cuda`` now. False on platforms whose libraries look otherwise.
@@ -43,16 +42,16 @@ def allow_cuda() -> bool:
     ...         print(torch.ones(3, 2, device="cuda", requires_grad=True)[0].device)
     cuda:0
     """
-    if torch.backends.cuda.is_built():
+    if LEDGER.is_in_force(PATCHES[0]) or torch.backends.cuda.is_built():
         return True
     LEDGER.keep(*PATCHES)
-    registry = _registry()
-    return registry is not None and bool(registry[_CUDA])
+    return LEDGER.is_in_force(PATCHES[0])
 
 
 def _put_guard() -> Callable[[], None]:
     registry = _registry()
-    if registry is not None and not registry[_CUDA]:
+    assert registry is not None
+    if not registry[_CUDA]:
         _register(registry)
     return lambda: None  # C++ code may hold it
 

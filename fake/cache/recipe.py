@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fake import _torch as _t
+from fake._torch_devices import allow_cuda
 from fake.tensors.metadata import TensorMetadata
 from fake.tensors.tensor import DEVICE_ATTRIBUTE, make_fake, plain_of
 
@@ -122,6 +123,8 @@ def build(recipe: Recipe, tensor_class: type, mark: Mark) -> Rebuild:
 def _build_fresh(recipe: Fresh, tensor_class: type, mark: Mark) -> Rebuild:
     metadata = recipe.metadata
     device = metadata.device
+    if device.type == "cuda":
+        allow_cuda()  # the recipe may come from another process
     interned = metadata.to_keep()
     make_element = _element_maker(recipe)
     make = _t.make_subclass

@@ -16,6 +16,7 @@ import torch
 
 from fake import _torch as _t
 from fake import kernels
+from fake._torch_devices import allow_cuda
 from fake.cache.evaluations import hints_do_not_matter, refuse
 from fake.cache.replacements import REPLACEMENTS
 from fake.dispatch.constants import fold, forget_written, lift
@@ -90,6 +91,8 @@ def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     if mode.propagate_real_tensors:
         return adopt(_t.TorchFakeTensorMode._dispatch_impl(mode, func, types, args, kwargs))
+    if kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
+        allow_cuda()  # autograd's nodes ask for the guard where nobody can catch an error
     fakes = [t for t in flat if mode.is_our_fake(t)]
     has_symbols = any(t._has_symbolic_sizes_strides for t in fakes) or any(
         isinstance(a, torch.SymInt) for a in flat

@@ -114,6 +114,7 @@ def written_below_autograd(x):
 
 
 def on_other_devices(x):
+    fake.allow_cuda()
     y = x.to("cuda")
     return [y, y + 1, (y + 1).transpose(0, 1), y.view(-1), y.cpu() + 1]
 
