@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fxpasses.partitioner.budget import chain_of_cuts
 from fxpasses.partitioner.cut import cut_component, cuts_by_price
-from fxpasses.partitioner.flow_graph import BACKWARD, SINK, SOURCE, UNDECIDED, Component, Network, Place
+from fxpasses.partitioner.flow_graph import BACKWARD, SINK, SOURCE, UNDECIDED, Component, Network, Occurrence
 
 SIZE = 5
 
@@ -88,7 +88,8 @@ def test_no_price_is_missed(first: Component, second: Component) -> None:
 @given(components(), components())
 def test_chain_is_nested_and_ordered_by_gain(first: Component, second: Component) -> None:
     places = [
-        Place(c, tuple((SIZE * k + v, v) for v in range(SIZE))) for k, c in enumerate((first, second, first))
+        Occurrence(c, tuple((SIZE * k + v, v) for v in range(SIZE)))
+        for k, c in enumerate((first, second, first))
     ]
     network = Network(bytearray([UNDECIDED]) * (3 * SIZE), places, [])
     chain = chain_of_cuts(network)
@@ -110,7 +111,7 @@ def test_chain_is_nested_and_ordered_by_gain(first: Component, second: Component
         before = now
 
 
-def weight_of(places: list[Place], backward: set[int]) -> int:
+def weight_of(places: list[Occurrence], backward: set[int]) -> int:
     """What a cut of several components saves, from their edges."""
     total = 0
     for place in places:
@@ -130,7 +131,7 @@ def test_repeated_components_are_solved_once(monkeypatch: pytest.MonkeyPatch) ->
         "fxpasses.partitioner.budget.cuts_by_price", lambda c: calls.append(c) or cuts_by_price(c)
     )
     component = Component(1, ((0, SINK, 5),), ((0, 3),))
-    places = [Place(component, ((k, 0),)) for k in range(4)]
+    places = [Occurrence(component, ((k, 0),)) for k in range(4)]
     chain = chain_of_cuts(Network(bytearray(4), places, []))
     assert len(calls) == 1
     assert chain.steps == [0, 1, 2, 3]
