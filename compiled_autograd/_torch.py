@@ -4,15 +4,18 @@ The protocol of the engine hook is not documented by torch: it is read from
 ``torch/csrc/dynamo/python_compiled_autograd.cpp`` and ``torch/_dynamo/compiled_autograd.py`` (2.11 to 2.13).
 """
 
+import contextlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch._dynamo import compiled_autograd as torch_compiled_autograd
 from torch._dynamo import trace_rules
 from torch._dynamo.eval_frame import OptimizedModule
+from torch._dynamo.variables.distributed import BackwardHookVariable
+from torch._dynamo.variables.tensor import TensorVariable
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -37,6 +40,7 @@ __all__ = [
     "dispatch_mode_depth",
     "functional_operators",
     "hook_problem",
+    "hooks_go_to_backward",
     "is_cache_empty",
     "keeps_graph",
     "materializes_grads",
@@ -49,6 +53,9 @@ __all__ = [
     "set_verbose_logger",
     "skip_frames",
     "torch_verbose_logging",
+    "trace_module_hooks",
+    "trace_tensor_hook",
+    "traces_whole",
     "will_engine_execute_node",
 ]
 
@@ -86,6 +93,8 @@ push_saved_tensors_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 pop_saved_tensors_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 remove_hook = torch.utils.hooks.RemovableHandle.remove
+trace_tensor_hook: Callable[..., Any] = TensorVariable._method_register_hook
+trace_module_hooks: Callable[..., Any] = BackwardHookVariable.create
 
 # C++ packs dtypes and layouts as the numbers of ``c10::ScalarType`` and ``c10::Layout``.
 DTYPE_CODES = {
@@ -196,6 +205,12 @@ _WATCHED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "remove_hook": (torch.utils.hooks.RemovableHandle, "remove", remove_hook),
     "set_autograd_compiler": (_hook, "set_autograd_compiler", set_autograd_compiler),
     "clear_cache": (_hook, "clear_cache", clear_cache),
+    "trace_tensor_hook": (TensorVariable, "_method_register_hook", trace_tensor_hook),
+    "trace_module_hooks": (
+        BackwardHookVariable,
+        "create",
+        vars(BackwardHookVariable)["create"],
+    ),
 }
 
 
@@ -211,6 +226,25 @@ def watch(**replacements: Callable[..., Any]) -> Callable[[], None]:
             setattr(holder, attribute, original)
 
     return undo
+
+
+def traces_whole(translator: Any) -> bool:
+    """Whether Dynamo's ``translator`` must end with one graph, which holds no backward pass of its own."""
+    return bool(translator.one_graph) and not torch._dynamo.config.trace_autograd_ops
+
+
+@contextlib.contextmanager
+def hooks_go_to_backward() -> Iterator[None]:
+    """Inside, Dynamo keeps hooks that it traces for whoever captures the backward pass, as under torch's own capture.
+
+    The flag is process-wide; Dynamo reads it while it holds the lock under which it compiles.
+    """
+    before = torch_compiled_autograd.compiled_autograd_enabled
+    torch_compiled_autograd.compiled_autograd_enabled = True
+    try:
+        yield
+    finally:
+        torch_compiled_autograd.compiled_autograd_enabled = before
 
 
 def torch_verbose_logging() -> bool:

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "HigherOrderOperator",
+    "autocast_disabled",
     "autocast_enabled",
     "backward_module",
     "coerce_tangent",
@@ -74,3 +75,6 @@ def coerce_tangent(grad: Any, memory_format: Any, size: Any, stride: Any) -> tor
 def autocast_enabled() -> bool:
     """Whether autocast is on for any device."""
     return torch._C._is_any_autocast_enabled()
+
+
+autocast_disabled = torch._C._DisableAutocast

@@ -10,6 +10,7 @@ from compiled_autograd import _torch
 from compiled_autograd.engine import CapturingEngine
 from compiled_autograd.runtime import late_hooks, queries, saved_hooks
 from compiled_autograd.runtime.running import running
+from compiled_autograd.session import traced_hooks
 from compiled_autograd.session.compilers import as_compiler
 from compiled_autograd.session.session import Session, installation, sessions
 from compiled_autograd.session.walking import walks
@@ -34,6 +35,8 @@ def _install() -> Callable[[], None]:
         remove_hook=queries.remove_hook,
         set_autograd_compiler=walks.set_by_torch,
         clear_cache=walks.cleared_by_torch,
+        trace_tensor_hook=traced_hooks.trace_tensor_hook,
+        trace_module_hooks=traced_hooks.trace_module_hooks,
     )
 
     def uninstall() -> None:

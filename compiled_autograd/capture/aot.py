@@ -21,7 +21,6 @@ from compiled_autograd.runtime import aot_functional, functional, validation
 
 __all__ = ["CompiledCall", "inline", "is_compiled", "reason_to_call"]
 
-_VIEW, _RESHAPE = torch.ops.aten.view.default, torch.ops.aten.reshape.default
 _CHECKS = (torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default)
 """Change nothing, though FX keeps them as if they did."""
 
@@ -56,7 +55,8 @@ class CompiledCall:
 
     ``grads`` holds a value, `functional.MISSING`, or the (sizes, dtype, device) of zeros; ``saved`` the saved
     tensors, as (hook, packed) where saved-tensor hooks packed them; ``numbers`` the saved sizes, ``objects``
-    what else it saved, and ``context`` the element of the graph's arguments that is the context itself.
+    what else it saved, ``context`` the element of the graph's arguments that is the context itself, and
+    ``state`` the one that holds the hooks that Dynamo traced into the function.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class CompiledCall:
         objects: Sequence[Any],
         outputs: int,
         node: int,
+        state: InputValue | None = None,
     ) -> None:
         self.ctx = ctx
         self.function = ctx._forward_cls
@@ -79,6 +80,7 @@ class CompiledCall:
         self.outputs = outputs
         self.node = node
         self.saved = saved
+        self.state = state
         self.steps: list[Step] = []
 
     def step(
@@ -150,9 +152,11 @@ def _inlined(call: CompiledCall, module: fx.GraphModule) -> Inlined:
     saved = [_unpacked(call, value) for value in call.saved]
     subclasses = call.function.maybe_subclass_metadata is not None
     if subclasses:
-        arguments = _taken_apart(call, saved, len(placeholders))
+        arguments = _taken_apart(call, saved, len(placeholders) - (call.state is not None))
     else:
         arguments = _arguments(call, saved)
+    if call.state is not None:  # AOTAutograd's calling convention: the last one
+        arguments.append(call.state)
     if len(arguments) != len(placeholders):
         raise _Kept(
             f"its backward graph takes {len(placeholders)} values, of which {len(arguments)} are known"
@@ -255,10 +259,11 @@ def _copy_graph(call: CompiledCall, module: fx.GraphModule, values: dict[fx.Node
         args, kwargs = _plain((node.args, node.kwargs), values)
         if node.op == "output":
             return list(args[0])
-        # the compiled forward chose the layout of what it saved: a view of the traced one may be none of the real one
-        target = _RESHAPE if node.target is _VIEW else node.target
+        target = aot_functional.target_on_real_tensors(node)
         changes = node.target not in _CHECKS and node.is_impure(impure_random=False)
-        step = call.step(target, args, f"{prefix}_{node.name}", Kind.PYTHON if changes else Kind.PURE)
+        traced_hook = call.state is not None and any(value is call.state for value in kwargs.values())
+        kind = Kind.PYTHON if changes or traced_hook else Kind.PURE
+        step = call.step(target, args, f"{prefix}_{node.name}", kind)
         step.kwargs = kwargs
         step.meta = {key: node.meta[key] for key in ("stack_trace", "nn_module_stack") if key in node.meta}
         values[node] = Value(step)

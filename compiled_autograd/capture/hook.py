@@ -17,7 +17,7 @@ from compiled_autograd.capture.aot import CompiledCall, inline, is_compiled
 from compiled_autograd.capture.steps import CapturedNode, Inlined, InputValue, Kind, Step, SumValue, Value
 from compiled_autograd.capture.symbols import SymbolicNode
 from compiled_autograd.errors import RefusedError
-from compiled_autograd.runtime import functional, validation
+from compiled_autograd.runtime import aot_functional, functional, validation
 from compiled_autograd.runtime.schedule import WalkedNode
 
 __all__ = ["Capture", "GraphCompiler"]
@@ -286,12 +286,18 @@ class GraphCompiler:
         grads = [self._incoming_gradient(grad) for grad in inputs]
         saved = tuple(self._value(tensor) for tensor in saved_tensors)
         is_tensor = [metadata is not None for metadata in output_metadata]
-        args = (InputValue("hooks", backward_index), saved, grads, is_tensor)
-        step = self._step(functional.call_backward, args, Kind.PYTHON, self._node.name, True)
+        target: Any = functional.call_backward
+        last: Any = is_tensor
+        state = None
+        if backward_state_index is not None:
+            target = aot_functional.call_backward_with_state
+            last = state = InputValue("hooks", backward_state_index)
+        args = (InputValue("hooks", backward_index), saved, grads, last)
+        step = self._step(target, args, Kind.PYTHON, self._node.name, True)
         step.produces = [metadata and self._zeros_of(metadata) for metadata in output_metadata]
         if is_compiled(ctx):
             objects = [InputValue("hooks", index) for index in opaque_indices]
-            self._inline(step, ctx, inputs, saved, objects, len(is_tensor), backward_state_index is not None)
+            self._inline(step, ctx, inputs, saved, objects, len(is_tensor), state)
         outputs = step.inlined.outputs if step.inlined else is_tensor
         return tuple(
             self._token(Value(step, index)) if known and output is not None else None
@@ -306,19 +312,16 @@ class GraphCompiler:
         saved: Sequence[Any],
         objects: Sequence[Any],
         outputs: int,
-        has_backward_state: bool,
+        state: InputValue | None,
     ) -> None:
         """Record the backward graph of a compiled function beside the call of it, where that can be."""
-        if has_backward_state:
-            self.bind_backward_state(-1)
-            return
         numbers = [self._value(number) for number in _torch_aot.numbers_of(ctx)]
         grads = [self._described_gradient(grad) for grad in inputs]
         found: Inlined | str = "the shape of zeros that flow into it is not known"
         if None not in grads:
             context = step.args[0]
             found = inline(
-                CompiledCall(ctx, context, grads, saved, numbers, objects, outputs, self._node.index)
+                CompiledCall(ctx, context, grads, saved, numbers, objects, outputs, self._node.index, state)
             )
         if isinstance(found, str):
             self.capture.called.append((self._node.name, found))
@@ -362,10 +365,6 @@ class GraphCompiler:
         return self._tuple_step(
             functional.copy_slices_epilogue, args, count, Kind.PURE, "copy_slices_epilogue"
         )
-
-    def bind_backward_state(self, index: int) -> Any:
-        self._refuse("hooks that torch.compile traced into a backward state")
-        return None
 
     # The protocol: hooks
 

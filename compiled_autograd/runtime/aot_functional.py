@@ -5,16 +5,27 @@ output, each in the layout that it was traced for; a tensor subclass is taken ap
 after.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from compiled_autograd import _torch_aot
 from compiled_autograd.runtime import functional
 from compiled_autograd.runtime.running import running
 
-__all__ = ["epilogue", "prologue", "stashed_tensors", "tangent", "zeros"]
+__all__ = [
+    "call_backward_with_state",
+    "epilogue",
+    "prologue",
+    "stashed_tensors",
+    "tangent",
+    "target_on_real_tensors",
+    "zeros",
+]
+
+_VIEW, _RESHAPE = torch.ops.aten.view.default, torch.ops.aten.reshape.default
 
 Grad = torch.Tensor | None
 
@@ -76,3 +87,59 @@ def epilogue(ctx: Any, results: Sequence[Any], *, node: int) -> tuple[Grad, ...]
     """What such a graph computed, put together: one gradient per input of the function."""
     running.enter(node)
     return tuple(ctx._forward_cls._bw_epilogue_fn(list(results)))
+
+
+def target_on_real_tensors(node: fx.Node) -> Callable[..., Any]:
+    """What to call for a node of a backward graph: a view of a saved tensor as traced may be none of the real one.
+
+    The compiled forward chose the layout of what it saved.
+    """
+    assert callable(node.target)  # the graph calls functions only
+    return _RESHAPE if node.target is _VIEW else node.target
+
+
+class _OnRealTensors(fx.Interpreter):
+    """Runs a backward graph as it was traced."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op != "call_function":
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        return target_on_real_tensors(n)(*args, **kwargs)
+
+
+def call_backward_with_state(
+    ctx: Any, saved: tuple[Any, ...], grads: Sequence[Any], state: Any, *, node: int
+) -> tuple[Grad, ...]:
+    """`functional.call_backward` for a compiled function with hooks that Dynamo traced: AOTAutograd refuses to call it.
+
+    Args:
+        ctx: the context of the function.
+        saved: its saved tensors, or (hook, packed) pairs.
+        grads: one gradient, or what stands for zeros, per output.
+        state: Dynamo's object that holds the hooks; its context forgets it when its tensors are freed.
+        node: the index of the autograd node.
+
+    Raises:
+        RuntimeError: under ``create_graph``: what was saved has no history.
+    """
+    running.enter(node)
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "torch.compile with aot_autograd does not currently support double backward, here of a function with "
+            "hooks that it traced: call backward without create_graph, or register the hooks outside of the function"
+        )
+    function = ctx._forward_cls
+    tensors = [functional.unpack(value) for value in saved]
+    tensors += getattr(ctx, "_tensors_no_vc_check", None) or ()
+    gradients = list(functional.materialize(ctx, grads))
+    objects = getattr(ctx, "opaque_objects", ())
+    arguments = _torch_aot.prologue_arguments(function, tensors, ctx.symints, objects, gradients)
+    module = _torch_aot.backward_module(function)
+    if isinstance(module, str):
+        raise RuntimeError(
+            f"a compiled function with hooks that torch.compile traced cannot be run: {module}"
+        )
+    with _torch_aot.autocast_disabled():
+        results = _OnRealTensors(module).run(*arguments, state)
+    return tuple(function._bw_epilogue_fn(list(results)))

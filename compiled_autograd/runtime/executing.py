@@ -165,14 +165,15 @@ class _Calls:
         argument = arguments = ()
         for function, read, keywords, freed, target, elements in self._calls:
             args = read(frame)
+            named = None if keywords is None else keywords(frame)
             for slot in freed:
                 frame[slot] = None
-            result = function(*args) if keywords is None else function(*args, **keywords(frame))
+            result = function(*args) if named is None else function(*args, **named)
             if target >= 0:
                 frame[target] = result
             for index, slot in elements:
                 frame[slot] = result[index]
-            args = result = None
+            args = named = result = None
         return self._results(frame)
 
 

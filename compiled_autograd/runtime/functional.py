@@ -34,6 +34,7 @@ __all__ = [
     "copy_slices_epilogue",
     "copy_slices_prologue",
     "materialize",
+    "unpack",
 ]
 
 Grad = torch.Tensor | None
@@ -171,7 +172,7 @@ class _Context:
         saved = self._saved
         if saved is None:
             return self._real.saved_tensors
-        return tuple(_unpack(value) for value in saved)
+        return tuple(unpack(value) for value in saved)
 
     @property
     def saved_variables(self) -> tuple[Any, ...]:
@@ -185,7 +186,7 @@ class _Context:
         self._real.maybe_clear_saved_tensors()
 
 
-def _unpack(value: Any) -> Any:
+def unpack(value: Any) -> Any:
     """A saved tensor, or (hook, packed) of one that saved-tensor hooks packed: unpacked at each access."""
     if isinstance(value, tuple):
         hook, packed = value
