@@ -86,10 +86,10 @@ class _Segment:
         self, values: list[Any], rest: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]
     ) -> Any:
         values.extend(rest)
-        if len(set(map(id, values))) != len(values) and (places := _first_places(values)) is not None:
-            kept = [values[place] for index, place in enumerate(places) if place == index]
+        if len(set(map(id, values))) != len(values) and (positions := _first_positions(values)) is not None:
+            kept = [values[position] for index, position in enumerate(positions) if position == index]
             values.clear()
-            return self._for_merged(places)(kept, (), sizes, scalars)
+            return self._for_merged(positions)(kept, (), sizes, scalars)
         form = self._fitting(values, sizes, scalars)
         if form is None and self.gave_up is None and self._may_compile(values, sizes, scalars):
             with one_at_a_time:
@@ -101,15 +101,15 @@ class _Segment:
         sessions.ledger.ran_uncompiled(self.gave_up or f"it has been compiled {_MOST_FORMS} times")
         return self.part.run(values, sizes, scalars)
 
-    def _for_merged(self, places: tuple[int, ...]) -> "_Segment":
+    def _for_merged(self, positions: tuple[int, ...]) -> "_Segment":
         """For calls in which one tensor comes as several inputs: compiled for distinct ones, or the other way round,
         a form computes something else, and Dynamo's guards refuse it.
         """
-        merged = self._merged.get(places)
+        merged = self._merged.get(positions)
         if merged is None:
-            part = merge_inputs(self.part, places)
+            part = merge_inputs(self.part, positions)
             forms = set() if self.statics else self._forms
-            merged = self._merged[places] = _Segment(part, self.compiler, self.compile_part, forms)
+            merged = self._merged[positions] = _Segment(part, self.compiler, self.compile_part, forms)
         return merged
 
     def _fitting(
@@ -209,13 +209,13 @@ class _Segment:
         return results
 
 
-def _first_places(values: Sequence[Any]) -> tuple[int, ...] | None:
+def _first_positions(values: Sequence[Any]) -> tuple[int, ...] | None:
     """Per value, the position of the first that is the same tensor; None where all are distinct."""
     seen: dict[int, int] = {}
-    places = tuple(
+    positions = tuple(
         index if value is None else seen.setdefault(id(value), index) for index, value in enumerate(values)
     )
-    return None if places == tuple(range(len(values))) else places
+    return None if positions == tuple(range(len(values))) else positions
 
 
 def _first_line(error: Exception) -> str:

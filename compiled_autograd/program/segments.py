@@ -128,12 +128,12 @@ def _segment(whole: fx.GraphModule, nodes: list[fx.Node], number: int) -> Functi
     return FunctionalSegment(nodes, ordered, outputs, module)
 
 
-def merge_inputs(segment: FunctionalSegment, first_places: Sequence[int]) -> FunctionalSegment:
+def merge_inputs(segment: FunctionalSegment, first_positions: Sequence[int]) -> FunctionalSegment:
     """The segment for calls in which some inputs are one tensor, which it takes once.
 
-    ``first_places`` has, per input, the position of the first that is the same tensor.
+    ``first_positions`` has, per input, the position of the first that is the same tensor.
     """
-    kept = [place for index, place in enumerate(first_places) if place == index]
+    kept = [position for index, position in enumerate(first_positions) if position == index]
     elements: dict[int, fx.Node] = {}
     copies: dict[fx.Node, fx.Node] = {}
     graph = fx.Graph()
@@ -142,17 +142,17 @@ def merge_inputs(segment: FunctionalSegment, first_places: Sequence[int]) -> Fun
         if node.op == "output":
             graph.output(fx.node.map_arg(node.args[0], copies.__getitem__))
         elif node.target is operator.getitem and node.args[0] is values:
-            place = first_places[node.args[1]]
-            if place not in elements:
-                element = (copies[values], kept.index(place))
-                elements[place] = graph.create_node(
+            position = first_positions[node.args[1]]
+            if position not in elements:
+                element = (copies[values], kept.index(position))
+                elements[position] = graph.create_node(
                     "call_function", operator.getitem, element, name=node.name
                 )
-            copies[node] = elements[place]
+            copies[node] = elements[position]
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     module = graph_module(segment.module, graph, f"{segment.module._get_name()}Merged")
-    inputs = [segment.inputs[place] for place in kept]
+    inputs = [segment.inputs[position] for position in kept]
     return FunctionalSegment(segment.nodes, inputs, segment.outputs, module)
 
 

@@ -129,8 +129,8 @@ class ShapePattern:
         )
 
 
-def _size_at(place: Any, values: Sequence[Any], sizes: Sequence[int]) -> int:
-    return sizes[place] if isinstance(place, int) else values[place[0]].shape[place[1]]
+def _size_at(position: Any, values: Sequence[Any], sizes: Sequence[int]) -> int:
+    return sizes[position] if isinstance(position, int) else values[position[0]].shape[position[1]]
 
 
 def dynamic_module(module: fx.GraphModule, pattern: ShapePattern) -> tuple[fx.GraphModule, list[int]]:

@@ -80,8 +80,8 @@ def tensor_split(func: OpOverload, self: torch.Tensor, indices: torch.Tensor, di
     if values is None:
         raise DataDependentOutputException(func)
     with no_dispatch():
-        places = values.tolist()
-    return torch.tensor_split(self, places, dim)
+        positions = values.tolist()
+    return torch.tensor_split(self, positions, dim)
 
 
 def cov(

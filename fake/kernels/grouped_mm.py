@@ -1,4 +1,4 @@
-"""``aten::_grouped_mm``, the matrix products of a mixture of experts: torch's meta kernel takes bfloat16 only."""
+"""``aten::_grouped_mm``, the matmuls of a mixture of experts: torch's meta kernel takes bfloat16 only."""
 
 from __future__ import annotations
 

@@ -65,9 +65,9 @@ def _diagonal(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
     height, width = self.shape[rows] + min(offset, 0), self.shape[columns] - max(offset, 0)
     if torch.sym_min(height, width) > 0:
         return NotImplemented
-    kept = [place for place in range(rank) if place not in (rows, columns)]
-    sizes = [self.shape[place] for place in kept]
-    strides = [self.stride(place) for place in kept]
+    kept = [dim for dim in range(rank) if dim not in (rows, columns)]
+    sizes = [self.shape[dim] for dim in kept]
+    strides = [self.stride(dim) for dim in kept]
     with mode:
         return self.as_strided(
             [*sizes, 0], [*strides, self.stride(rows) + self.stride(columns)], self.storage_offset()
@@ -105,16 +105,16 @@ def _row_major(sizes: list[Any]) -> list[Any]:
 
 
 def _inferred(self: torch.Tensor, shape: list[Any]) -> list[Any]:
-    """The shape with the place of -1 filled; guards that the numbers of elements agree, and no more."""
-    open_places = [place for place, size in enumerate(shape) if statically_known_true(size == -1)]
+    """The shape with a size for -1; guards that the numbers of elements agree, and no more."""
+    inferred = [dim for dim, size in enumerate(shape) if statically_known_true(size == -1)]
     elements = math.prod(self.shape)
     problem = f"shape '{[hint(s) for s in shape]}' is invalid for input of size {hint(elements)}"
-    if len(open_places) > 1:
+    if len(inferred) > 1:
         raise RuntimeError("only one dimension can be inferred")
-    if not open_places:
+    if not inferred:
         torch._check(elements == math.prod(shape), lambda: problem)
         return shape
-    (place,) = open_places
-    known = math.prod(size for other, size in enumerate(shape) if other != place)
+    (dim,) = inferred
+    known = math.prod(size for other, size in enumerate(shape) if other != dim)
     torch._check(known != 0, lambda: problem)
-    return [*shape[:place], exact_quotient(elements, known, problem), *shape[place + 1 :]]
+    return [*shape[:dim], exact_quotient(elements, known, problem), *shape[dim + 1 :]]

@@ -28,8 +28,8 @@ import torch
 from fake.library import _torch
 from fake.library.errors import DuplicateOpError, OpReplacedWarning, SchemaError
 from fake.library.layout import ArgumentLayout, needs_layout
+from fake.library.location import warn_user
 from fake.library.op_def import CustomOpDef, DeviceTypes
-from fake.library.place import warn_user
 from fake.library.registry import registry
 from fake.library.schema import check_namespace, infer_schema, mutated_arguments, parse, split_qualname
 from fake.library.signatures import check_kernel

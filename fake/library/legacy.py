@@ -23,7 +23,7 @@ from fake.library.errors import (
 from fake.library.layout import needs_layout
 from fake.library.legacy_op import DEVICE_KEYS, CustomOp, find_op
 from fake.library.library import Library
-from fake.library.place import warn_user
+from fake.library.location import warn_user
 from fake.library.register import get_ctx, register_fake
 from fake.library.schema import RESERVED_NAMESPACES, infer_schema, parse, supported_annotations
 from fake.library.signatures import signature_of

@@ -12,7 +12,7 @@ import torch
 from fake.library import _torch
 from fake.library.errors import RegistrationError, SchemaError, UnknownOpError
 from fake.library.library import Library
-from fake.library.place import users_place
+from fake.library.location import user_location
 
 __all__ = ["DEVICE_KEYS", "CustomOp", "find_op"]
 
@@ -71,7 +71,7 @@ class CustomOp:
                 f"registered from Python at {self._impls[kind].location}. This is not supported.",
                 op=self._qualname,
             )
-        self._impls[kind] = _Registered(fn, str(users_place()))
+        self._impls[kind] = _Registered(fn, str(user_location()))
 
     def impl(self, device_types: str | Iterable[str]) -> Callable[..., Any]:
         """Decorator for the kernel of one or more device types.

@@ -16,7 +16,7 @@ import torch
 
 from fake.library import _torch
 from fake.library.errors import DuplicateOpError, ReservedNamespaceError, SchemaError, UnknownOpError
-from fake.library.place import call_at, users_place
+from fake.library.location import call_at, user_location
 from fake.library.registry import registry
 from fake.library.signatures import check_kernel, check_torch_dispatch
 
@@ -60,7 +60,7 @@ class Library(torch.library.Library):
     def __init__(self, ns: str, kind: str, dispatch_key: str = "") -> None:
         if ns == "prim" and kind in ("DEF", "FRAGMENT"):
             raise ReservedNamespaceError(ns)
-        call_at(users_place(), super().__init__, ns, kind, dispatch_key)
+        call_at(user_location(), super().__init__, ns, kind, dispatch_key)
 
     def define(self, schema: str, alias_analysis: str = "", *, tags: Any = ()) -> str:
         """Define an operator; returns its name.
@@ -129,7 +129,7 @@ class Library(torch.library.Library):
             check_kernel(
                 f"{self.ns}::{op_name}", "fake kernel", fn, schema, names_matter=False, defaults_matter=False
             )
-        call_at(users_place(_stacklevel), super()._register_fake, op_name, fn, **options)
+        call_at(user_location(_stacklevel), super()._register_fake, op_name, fn, **options)
 
     def _register_torch_dispatch_rule(
         self, op_name: str, torch_dispatch_class: Any, fn: Callable[..., Any]

@@ -14,7 +14,7 @@ from fake.library.call_arguments import argument_type
 from fake.library.errors import OpDestroyedError, RegistrationError
 from fake.library.fast_call import FastCall
 from fake.library.layout import ArgumentLayout
-from fake.library.place import call_at, users_place
+from fake.library.location import call_at, user_location
 from fake.library.registry import Registered, registry
 from fake.library.returns import checked_fake_kernel, checked_kernel
 from fake.library.signatures import (
@@ -74,7 +74,7 @@ class CustomOpDef(_torch.TorchCustomOpDef):
     def _register_to_dispatcher(self, tags: Any) -> None:
         # torch makes the library in a file of its own, which messages of the dispatcher would name.
         _torch.replace_library(
-            self, call_at(users_place(), torch.library.Library, self._namespace, "FRAGMENT")
+            self, call_at(user_location(), torch.library.Library, self._namespace, "FRAGMENT")
         )
         super()._register_to_dispatcher(tags)
 

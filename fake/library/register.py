@@ -14,7 +14,7 @@ import torch
 from fake.library import _torch
 from fake.library.errors import MissingContextError, UnknownOpError
 from fake.library.library import impl, library_for
-from fake.library.place import call_at, users_place
+from fake.library.location import call_at, user_location
 from fake.library.signatures import check_backward, check_setup_context, check_torch_dispatch, check_vmap
 
 __all__ = [
@@ -100,8 +100,8 @@ def register_fake(
     namespace, op_name = _torch.parse_namespace(name)
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        place = users_place(_stacklevel)
-        call_at(place, library_for(namespace, lib)._register_fake, op_name, fn, **options)
+        location = user_location(_stacklevel)
+        call_at(location, library_for(namespace, lib)._register_fake, op_name, fn, **options)
         return fn
 
     return register if func is None else register(func)

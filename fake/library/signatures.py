@@ -27,7 +27,7 @@ from inspect import Parameter
 from typing import Any
 
 from fake.library.errors import SignatureError, SignatureWarning
-from fake.library.place import warn_user
+from fake.library.location import warn_user
 
 __all__ = [
     "SignatureSchema",

@@ -53,7 +53,16 @@ class Tape:
         self.unusable = False
 
     def run(self, graph: Graph, mode: Any, inputs: tuple[Any, ...]) -> Any:
-        """Bring all values up to date; returns the value of the output node."""
+        """Bring all values up to date; returns the value of the output node.
+
+        Args:
+            graph: the graph, which may have changed since the last run.
+            mode: the mode that the values belong to.
+            inputs: one value per placeholder, in order.
+
+        Raises:
+            NotOnTape: the graph cannot be run from a tape.
+        """
         if self.unusable:
             raise NotOnTape
         state = (REPLACEMENTS.generation, *thread_state(mode))

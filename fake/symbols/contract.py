@@ -17,7 +17,7 @@ import torch
 
 from fake.errors import ContractError, ContractInputError, ContractViolationError, Violation
 from fake.symbols import _torch as _t
-from fake.symbols.explain import _place
+from fake.symbols.explain import location_text
 from fake.symbols.guards import minimal_relations, responsible
 from fake.symbols.ranges import Facts
 from fake.symbols.reasons import Reason, reason_now, reasons_of, record
@@ -146,30 +146,38 @@ class Contract:
 def parse_dims(dims: Dims, owner: str, rank: int | None = None) -> Dims:
     """Check what was declared for a tensor.
 
+    Args:
+        dims: a ``Dim`` or a policy for each dimension that is named; negative ones are counted from the end.
+        owner: whose dimensions they are, for the error.
+        rank: the tensor's number of dimensions; None where it is not known.
+
+    Returns:
+        The same with dimensions counted from the front, where ``rank`` is known.
+
     Raises:
         ContractError: a dimension that the tensor does not have, or something that is neither a ``Dim`` nor a policy.
     """
     parsed: dict[int, Dim | str] = {}
     if not isinstance(dims, Mapping):
         raise ContractError(owner, "dims", f"must map dimensions to Dims, it is {dims!r}")
-    for place, wanted in dims.items():
-        if type(place) is not int or (rank is not None and not -rank <= place < rank):
-            raise ContractError(owner, f"dims[{place!r}]", f"is no dimension of it (it has {rank})")
+    for axis, wanted in dims.items():
+        if type(axis) is not int or (rank is not None and not -rank <= axis < rank):
+            raise ContractError(owner, f"dims[{axis!r}]", f"is no dimension of it (it has {rank})")
         if not isinstance(wanted, Dim) and wanted not in _POLICIES:
             raise ContractError(
                 owner,
-                f"dims[{place}]",
+                f"dims[{axis}]",
                 f"must be a fake.Dim or one of {', '.join(_POLICIES)}, not {wanted!r}",
             )
-        parsed[place % rank if rank is not None else place] = wanted
+        parsed[axis % rank if rank is not None else axis] = wanted
     return parsed
 
 
 def symbolic_context(tensor: torch.Tensor, dims: Dims) -> Any:
     """torch's form of a policy for each dimension; what is not mentioned is static."""
     policies = [_t.DimDynamic.STATIC] * tensor.dim()
-    for place, wanted in dims.items():
-        policies[place] = _t.DimDynamic.DYNAMIC if isinstance(wanted, Dim) else _POLICIES[wanted]
+    for axis, wanted in dims.items():
+        policies[axis] = _t.DimDynamic.DYNAMIC if isinstance(wanted, Dim) else _POLICIES[wanted]
     return _t.StatelessSymbolicContext(dynamic_sizes=policies)
 
 
@@ -189,9 +197,9 @@ def mark_dynamic(tensor: torch.Tensor, dims: Dims) -> None:
     parsed = parse_dims(dims, "mark_dynamic", tensor.dim())
     _refuse_wrong_sizes(tensor.shape, parsed, "the tensor")
     setattr(tensor, _MARK, dict(parsed))
-    for place, wanted in parsed.items():
+    for axis, wanted in parsed.items():
         if isinstance(wanted, Dim) or wanted == "dynamic":
-            _t.mark_dynamic(tensor, place)
+            _t.mark_dynamic(tensor, axis)
 
 
 def mark_of(tensor: Any) -> dict[int, Dim | str]:
@@ -200,23 +208,29 @@ def mark_of(tensor: Any) -> dict[int, Dim | str]:
 
 
 def _refuse_wrong_sizes(sizes: Any, dims: Dims, name: str) -> None:
-    for place, wanted in dims.items():
-        if isinstance(wanted, Dim) and place < len(sizes) and type(sizes[place]) is int:
-            size = sizes[place]
+    for axis, wanted in dims.items():
+        if isinstance(wanted, Dim) and axis < len(sizes) and type(sizes[axis]) is int:
+            size = sizes[axis]
             if not wanted.allows(size):
-                raise ContractInputError(wanted, f"{name}.size({place})", size)
+                raise ContractInputError(wanted, f"{name}.size({axis})", size)
 
 
 def force_dynamic(context: Any, dims: Dims) -> None:
     """Make the dimensions of a symbolic context dynamic that are under contract."""
-    for place, wanted in dims.items():
-        if place < len(context.dynamic_sizes):
+    for axis, wanted in dims.items():
+        if axis < len(context.dynamic_sizes):
             kind = _t.DimDynamic.DYNAMIC if isinstance(wanted, Dim) else _POLICIES[wanted]
-            context.dynamic_sizes[place] = kind
+            context.dynamic_sizes[axis] = kind
 
 
 def refuse(contract: Contract, source: Any, example: Any, dims: Dims) -> None:
     """Complain of an example input that does not keep to what was declared, before anything is made of it.
+
+    Args:
+        contract: what was declared so far.
+        source: where Dynamo finds the tensor.
+        example: the sizes of the example input.
+        dims: what was declared for it.
 
     Raises:
         ContractInputError: a size is not allowed, or differs from another one of the same ``Dim``.
@@ -224,10 +238,10 @@ def refuse(contract: Contract, source: Any, example: Any, dims: Dims) -> None:
     """
     name = text_of_source(source)
     _refuse_wrong_sizes(example, dims, name)
-    for place, dim in dims.items():
+    for axis, dim in dims.items():
         if not isinstance(dim, Dim):
             continue
-        text, size = f"{name}.size({place})", example[place]
+        text, size = f"{name}.size({axis})", example[axis]
         known, other, other_size = contract.examples.get(dim.name, (dim, text, size))
         if known != dim:
             raise ContractError(f"Dim({dim.name!r})", text, f"was declared as {known} for {other}")
@@ -243,12 +257,12 @@ def declare(shape_env: Any, contract: Contract, source: Any, example: Any, sizes
         sizes: what has become of them; a number where 0 or 1 got its own graph.
     """
     name = text_of_source(source)
-    for place, dim in dims.items():
+    for axis, dim in dims.items():
         if not isinstance(dim, Dim):
             continue
-        text = f"{name}.size({place})"
-        contract.examples.setdefault(dim.name, (dim, text, example[place]))
-        symbol = sizes[place].node.expr if _t.is_symbolic(sizes[place]) else None
+        text = f"{name}.size({axis})"
+        contract.examples.setdefault(dim.name, (dim, text, example[axis]))
+        symbol = sizes[axis].node.expr if _t.is_symbolic(sizes[axis]) else None
         if isinstance(symbol, sympy.Symbol):
             _promise(shape_env, contract, Declared(dim, text, symbol))
 
@@ -275,6 +289,11 @@ def _promise(shape_env: Any, contract: Contract, declared: Declared) -> None:
 
 def declare_on(shape_env: Any, source: Any, dims: Dims) -> None:
     """Promise something of an input that is about to be converted.
+
+    Args:
+        shape_env: the environment.
+        source: where Dynamo finds the tensor.
+        dims: a ``Dim`` or a policy by dimension.
 
     Raises:
         ContractError: the environment is not one that keeps contracts.
@@ -321,7 +340,7 @@ def check(shape_env: Any, contract: Contract) -> None:
 
 
 def _told(reason: Reason, terms: Terms) -> str:
-    return f"{terms.doprint(reason.condition)}, asked by {reason.asked_by}{_place(reason.where)}"
+    return f"{terms.doprint(reason.condition)}, asked by {reason.asked_by}{location_text(reason.where)}"
 
 
 def _representatives(shape_env: Any, contract: Contract) -> dict[sympy.Basic, Declared]:

@@ -77,8 +77,8 @@ class _Multiples:
                 known = self.divisors.get(whole, 1)
                 self.divisors[whole] = known * divisor // gcd(known, divisor)
         self.parts = {
-            whole: sympy.Symbol(f"part_{place}", integer=True, positive=True)
-            for place, whole in enumerate(self.divisors)
+            whole: sympy.Symbol(f"part_{index}", integer=True, positive=True)
+            for index, whole in enumerate(self.divisors)
         }
         self.wholes = {part: whole for whole, part in self.parts.items()}
         self.values = dict(filter(None, map(_value, conditions)))

@@ -42,16 +42,17 @@ class ExplainedGuard:
         lines = [self.expression, f"    why:   {self.why}"]
         if len(self.chain) == 1:
             _, operator, where = self.chain[0]
-            lines.append(f"    asked: by {operator}{_place(where)}")
+            lines.append(f"    asked: by {operator}{location_text(where)}")
         elif self.chain:
             lines.append("    asked:")
             for number, (condition, operator, where) in enumerate(self.chain, 1):
-                lines.append(f"      {number}. {condition}, by {operator}{_place(where)}")
+                lines.append(f"      {number}. {condition}, by {operator}{location_text(where)}")
         lines.append(f"    avoid: {self.avoid}")
         return "\n".join(lines)
 
 
-def _place(where: Location | None) -> str:
+def location_text(where: Location | None) -> str:
+    """A line of the program as the end of a sentence; empty where it is not known."""
     if where is None:
         return ""
     return f", {where} in {where.function}" + (f": {where.code}" if where.code else "")
@@ -63,8 +64,8 @@ class Explanation(Sequence[ExplainedGuard]):
     def __init__(self, guards: Sequence[ExplainedGuard]) -> None:
         self._guards = tuple(guards)
 
-    def __getitem__(self, place: Any) -> Any:
-        return self._guards[place]
+    def __getitem__(self, index: Any) -> Any:
+        return self._guards[index]
 
     def __len__(self) -> int:
         return len(self._guards)
@@ -153,7 +154,7 @@ def _why(guards: Guards, guard: Guard, last: Reason | None) -> str:
     if last is not None and last.refuses:
         return _REFUSED
     if _is_divisibility(guard.condition):
-        return "the sizes of the result are whole numbers only if this division has no remainder"
+        return "the sizes of the result are integers only if this division has no remainder"
     return "the operator's result (its sizes, its strides or which kernel runs) depends on it"
 
 

@@ -68,6 +68,11 @@ Conjunction = tuple[Literal, ...]
 def combine(left: Form, right: Form, factor: int = 1) -> Form:
     """``left + factor * right``.
 
+    Args:
+        left: coefficients by atom.
+        right: coefficients by atom.
+        factor: what ``right`` is multiplied by.
+
     >>> x = sympy.Symbol("x", integer=True)
     >>> combine({x: 2, ONE: 1}, {x: 1}, -2)
     {1: 1}
@@ -246,7 +251,16 @@ def _reduced_remainder(remainder: Any, positive: Callable[[sympy.Basic], bool]) 
 def without_common_factor(
     base: sympy.Basic, divisor: sympy.Basic, positive: Callable[[sympy.Basic], bool]
 ) -> tuple[sympy.Basic, sympy.Basic]:
-    """Two sums of products without the positive symbols and the numbers that divide both."""
+    """Two sums of products without the positive symbols and the numbers that divide both.
+
+    Args:
+        base: the dividend.
+        divisor: the divisor.
+        positive: whether a symbol is known to be positive.
+
+    Returns:
+        Both, multiplied out and divided by what they share.
+    """
     _, (left, right) = _without_common_factor([sympy.expand(base), sympy.expand(divisor)], positive)
     return left, right
 

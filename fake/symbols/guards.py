@@ -101,11 +101,11 @@ class Guards(Sequence[Guard]):
         self._terms = terms
 
     @overload
-    def __getitem__(self, place: int) -> Guard: ...
+    def __getitem__(self, index: int) -> Guard: ...
     @overload
-    def __getitem__(self, place: slice) -> tuple[Guard, ...]: ...
-    def __getitem__(self, place: int | slice) -> Guard | tuple[Guard, ...]:
-        return self._guards[place]
+    def __getitem__(self, index: slice) -> tuple[Guard, ...]: ...
+    def __getitem__(self, index: int | slice) -> Guard | tuple[Guard, ...]:
+        return self._guards[index]
 
     def __len__(self) -> int:
         return len(self._guards)
@@ -362,6 +362,11 @@ def responsible(shape_env: Any, condition: sympy.Basic, reasons: Sequence[Reason
     """The fewest of the reasons, taken in order, that together force a condition.
 
     Where that cannot be proved, all reasons that are about the condition's symbols.
+
+    Args:
+        shape_env: the environment.
+        condition: what is forced.
+        reasons: the guards and their causes, in the order in which they were recorded.
     """
     reached, connected = set(condition.free_symbols), list[Reason]()
     for _ in range(_LONGEST_CHAIN):

@@ -65,7 +65,13 @@ class Facts:
         self._prepared = None if self._prepared is None else self._prepared.without(frozenset((condition,)))
 
     def bound(self, symbol: sympy.Symbol, lower: int | None = None, upper: int | None = None) -> None:
-        """Take ``lower <= symbol <= upper`` as true; ``None`` is no bound."""
+        """Take ``lower <= symbol <= upper`` as true; ``None`` is no bound.
+
+        Args:
+            symbol: the symbol.
+            lower: the least value.
+            upper: the greatest value.
+        """
         old_lower, old_upper = self._bounds.get(symbol, (None, None))
         self._bounds[symbol] = (
             old_lower if lower is None else lower if old_lower is None else max(lower, old_lower),

@@ -154,7 +154,7 @@ def note_graph(shape_env: Any, graph: torch.fx.Graph) -> None:
         stack = tuple(_parse(node.meta.get("stack_trace") or ""))
         if node.op in ("call_function", "call_method"):
             name = node.target if isinstance(node.target, str) else _name_of(node.target)
-            calls.setdefault(_place(stack[-1]) if stack else _NOWHERE, []).append(
+            calls.setdefault(_location_key(stack[-1]) if stack else _NOWHERE, []).append(
                 (name, stack, _symbols_before(node))
             )
     shape_env.__dict__["_fake_calls"] = calls
@@ -169,7 +169,7 @@ _NOWHERE = ("", 0, "")
 """Where the calls are kept that a graph makes at no line (those of modules of torch's own may have none)."""
 
 
-def _place(location: Location) -> tuple[str, int, str]:
+def _location_key(location: Location) -> tuple[str, int, str]:
     """A line without its directory, of which a guard keeps only a part."""
     return Path(location.file).name, location.line, location.function
 
@@ -332,7 +332,7 @@ def _call_at(
         symbols: what it asked about. Of calls at several lines (of a module that is called again, say), the first that
             takes one of these is the one: later ones ask what is known by then.
     """
-    found = calls.get(_place(where))
+    found = calls.get(_location_key(where))
     if found is None:
         found = [
             call

@@ -63,7 +63,13 @@ def _not_negative(expr: Any) -> bool:
 
 
 def truth(value: bool, asked: Any, state: Any) -> Any:
-    """The one node of an environment that is true (or false), with its answers known."""
+    """The one node of an environment that is true (or false), with its answers known.
+
+    Args:
+        value: which one.
+        asked: a node of the environment, whose class the answer has.
+        state: what is remembered of the environment.
+    """
     expr = sympy.true if value else sympy.false
     node = state.canonical.get((expr, bool, True))
     if node is None:

@@ -28,8 +28,8 @@ def text_of_source(source: Any) -> str:
     'x.size(0)'
     """
     if isinstance(source, _t.TensorPropertySource):
-        place = "" if source.idx is None else str(source.idx)
-        return f"{text_of_source(source.base)}.{source.prop.method_name()}({place})"
+        index = "" if source.idx is None else str(source.idx)
+        return f"{text_of_source(source.base)}.{source.prop.method_name()}({index})"
     text = _LOCAL.sub(r"\1", source.name)
     return _UNKNOWN.sub(r"input\1", _MEMBER.sub(r".\1", text))
 
@@ -74,8 +74,8 @@ class Property:
         """The same as Python code about that input, which is called ``{root}``."""
         if self.kind == "number":
             return "{root}"
-        place = "" if self.source.idx is None else str(self.source.idx)
-        return f"{{root}}.{self.source.prop.method_name()}({place})"
+        index = "" if self.source.idx is None else str(self.source.idx)
+        return f"{{root}}.{self.source.prop.method_name()}({index})"
 
 
 def properties_of(shape_env: Any) -> list[Property]:
@@ -97,7 +97,7 @@ def properties_of(shape_env: Any) -> list[Property]:
             if source.name not in seen and not source.is_ephemeral():
                 seen.add(source.name)
                 found.append(Property(source, symbol, _kind(source)))
-    # A number that a program reads at two places (the ``eps`` of a module) may be there twice.
+    # A number that a program reads in two places (the ``eps`` of a module) may be there twice.
     once = {p.source.name: p for p in reversed(found)}
     return [Property(p.source, shape_env.simplify(p.expression), p.kind) for p in reversed(once.values())]
 
@@ -123,8 +123,8 @@ def _of_tensor(source: Any, sizes: Any, strides: Any, offset: Any) -> Iterator[P
         ("size", sizes, _t.TensorProperty.SIZE),
         ("stride", strides, _t.TensorProperty.STRIDE),
     ):
-        for place, number in enumerate(numbers):
-            yield Property(_t.TensorPropertySource(source, prop, place), _expression(number), kind)
+        for index, number in enumerate(numbers):
+            yield Property(_t.TensorPropertySource(source, prop, index), _expression(number), kind)
     if offset is not None:
         whole = _t.TensorPropertySource(source, _t.TensorProperty.STORAGE_OFFSET)
         yield Property(whole, _expression(offset), "offset")
@@ -202,8 +202,8 @@ def _without_minus(left: sympy.Basic, right: sympy.Basic) -> tuple[sympy.Basic, 
 def _closing(text: str) -> int:
     """Where the parenthesis closes that a text begins with."""
     depth = 0
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         depth += {"(": 1, ")": -1}.get(character, 0)
         if depth == 0:
-            return place
+            return index
     return -1

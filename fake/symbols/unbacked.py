@@ -102,6 +102,12 @@ def runtime_assertions(shape_env: Any) -> list[RuntimeAssertion]:
 def insert_runtime_assertions(
     graph_module: torch.fx.GraphModule, shape_env: Any, name: str = "graph"
 ) -> None:
-    """Write the runtime assertions of an environment into a graph that was traced in it, each as early as possible."""
+    """Write the runtime assertions of an environment into a graph that was traced in it, each as early as possible.
+
+    Args:
+        graph_module: the graph; changed in place, and recompiled.
+        shape_env: the environment.
+        name: the graph's name, for the log.
+    """
     _t.insert_deferred_runtime_asserts(graph_module, shape_env, name)
     graph_module.recompile()

@@ -96,7 +96,15 @@ class FakeTensorConverter(_t.TorchFakeTensorConverter):
         pytype: type[torch.Tensor] | None = None,
         dispatch_keys: torch.DispatchKeySet | None = None,
     ) -> Any:
-        """A fake tensor over the meta tensor ``t``, standing for ``device``."""
+        """A fake tensor over the meta tensor ``t``, standing for ``device``.
+
+        Args:
+            fake_mode: the mode that the tensor belongs to.
+            t: the meta tensor; it gives the same fake tensor each time.
+            device: the device that the fake tensor says it is on.
+            pytype: the class that it stands for.
+            dispatch_keys: the dispatch keys of the tensor that it stands for.
+        """
         if t.device.type != "meta":
             raise AssertionError(f"tensor's device must be `meta`, got {t.device.type} instead")
         known = self._get_memo(t)
@@ -108,7 +116,16 @@ class FakeTensorConverter(_t.TorchFakeTensorConverter):
 
 
 def context_of_trace(t: torch.Tensor, source: Any, symbolic_context: Any) -> tuple[Any, Any]:
-    """What Dynamo decided about the sizes of a tensor that it has seen before."""
+    """What Dynamo decided about the sizes of a tensor that it has seen before.
+
+    Args:
+        t: the tensor.
+        source: where Dynamo finds it, if that is known.
+        symbolic_context: what the caller asks for.
+
+    Returns:
+        The source and the symbolic context; those given where Dynamo has not seen the tensor.
+    """
     tracing = _t.TracingContext.try_get()
     if tracing is not None and t in tracing.tensor_to_context:
         symbolic_context = tracing.tensor_to_context[t]

@@ -86,7 +86,16 @@ class MetadataTable:
         offset: Any,
         flags: int = 0,
     ) -> TensorMetadata:
-        """The one object for these values (sizes: hashable numbers)."""
+        """The one object for these values (sizes: hashable numbers).
+
+        Args:
+            shape: sizes.
+            stride: strides in elements.
+            dtype: the tensor's dtype.
+            device: its device.
+            offset: its storage offset in elements.
+            flags: bits, see `TensorMetadata`.
+        """
         key = (shape, stride, dtype, device, offset, flags)
         with self._lock:
             found = self._entries.get(key)
@@ -112,5 +121,14 @@ def intern(
     offset: Any,
     flags: int = 0,
 ) -> TensorMetadata:
-    """The one metadata object of the process for these values."""
+    """The one metadata object of the process for these values.
+
+    Args:
+        shape: sizes, integers.
+        stride: strides in elements.
+        dtype: the tensor's dtype.
+        device: its device.
+        offset: its storage offset in elements.
+        flags: see `MetadataTable.intern`.
+    """
     return STATIC.intern(shape, stride, dtype, device, offset, flags)

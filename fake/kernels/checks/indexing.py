@@ -1,4 +1,4 @@
-"""Checks of operators that look up places: indices, slices, strides."""
+"""Checks of operators that take indices, slices and strides."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = [
     "in_bounds_of_storage",
     "indices_fit",
     "no_index_into_nothing",
-    "puts_as_many_as_places",
+    "puts_as_many_as_indices",
     "reduces_into_something",
     "selects_along_a_dimension",
     "selects_by_a_vector",
@@ -75,7 +75,7 @@ def copies_into_something(func: OpOverload, given: dict[str, Any]) -> None:
     """There is somewhere to copy to, if there is something to copy."""
     self, index = given["self"], given["index"]
     dim = wrapped_dim(func, given["dim"], self.dim())
-    others = (size for place, size in enumerate(self.shape) if place != dim)
+    others = (size for axis, size in enumerate(self.shape) if axis != dim)
     refuse(
         self.dim() > 0 and self.shape[dim] == 0 and index.numel() > 0 and 0 not in others, func,
         f"argument 'index' has elements and is out of bounds for dimension {dim} with size 0",
@@ -93,7 +93,7 @@ def reduces_into_something(func: OpOverload, given: dict[str, Any]) -> None:
         f"Index is supposed to be a vector, but got dim: {index.dim()}",
         IndexError,
     )
-    shapes = [[size for place, size in enumerate(t.shape) if place != dim] for t in (self, source)]
+    shapes = [[size for axis, size in enumerate(t.shape) if axis != dim] for t in (self, source)]
     refuse(
         self.dim() != source.dim() or shapes[0] != shapes[1], func,
         f"source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = "
@@ -138,7 +138,7 @@ def embeds_from_something(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("put")
-def puts_as_many_as_places(func: OpOverload, given: dict[str, Any]) -> None:
+def puts_as_many_as_indices(func: OpOverload, given: dict[str, Any]) -> None:
     """As many values as indices, and somewhere to put them."""
     self, index, source = given["self"], given["index"], given["source"]
     refuse(
@@ -218,13 +218,13 @@ def _indexed_shape(shape: Any, indices: Any) -> list[int] | None:
     """The shape of ``self[indices]``, or ``None`` if a mask makes it depend on values."""
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
         return None
-    places = [place for place, index in enumerate(indices) if index is not None]
-    if not places or len(indices) > len(shape):
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    if not dims or len(indices) > len(shape):
         return None
-    common = list(torch.broadcast_shapes(*(indices[place].shape for place in places)))
-    kept = [size for place, size in enumerate(shape) if place not in places]
-    adjacent = places == list(range(places[0], places[-1] + 1))
-    front = sum(place < places[0] for place in range(len(shape)) if place not in places) if adjacent else 0
+    common = list(torch.broadcast_shapes(*(indices[dim].shape for dim in dims)))
+    kept = [size for dim, size in enumerate(shape) if dim not in dims]
+    adjacent = dims == list(range(dims[0], dims[-1] + 1))
+    front = sum(dim < dims[0] for dim in range(len(shape)) if dim not in dims) if adjacent else 0
     return [*kept[:front], *common, *kept[front:]]
 
 
@@ -239,18 +239,18 @@ def indices_fit(func: OpOverload, given: dict[str, Any]) -> None:
         f"too many indices for tensor of dimension {self.dim()} (got {used})",
         IndexError,
     )
-    place = 0
+    dim = 0
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
             for own, size in enumerate(index.shape):
                 refuse(
-                    place + own >= self.dim() or self.shape[place + own] != size, func,
+                    dim + own >= self.dim() or self.shape[dim + own] != size, func,
                     f"The shape of the mask {list(index.shape)} at index {own} does not match the shape of the indexed "
-                    f"tensor {list(self.shape)} at index {place + own}", IndexError,
+                    f"tensor {list(self.shape)} at index {dim + own}", IndexError,
                 )  # fmt: skip
-            place += index.dim()
+            dim += index.dim()
         else:
-            place += 1
+            dim += 1
     shapes = [i.shape for i in indices if i is not None and i.dtype not in (torch.bool, torch.uint8)]
     try:
         common = torch.broadcast_shapes(*shapes)
@@ -259,11 +259,11 @@ def indices_fit(func: OpOverload, given: dict[str, Any]) -> None:
             f"{func}: shape mismatch: indexing tensors could not be broadcast together with shapes "
             f"{[list(s) for s in shapes]}"
         ) from None
-    for place, index in enumerate(indices):
-        empty = index is not None and place < self.dim() and self.shape[place] == 0
+    for dim, index in enumerate(indices):
+        empty = index is not None and dim < self.dim() and self.shape[dim] == 0
         refuse(
             empty and _indexed_shape(self.shape, indices) is not None and math.prod(common) > 0, func,
-            f"index is out of bounds for dimension {place} with size 0", IndexError,
+            f"index is out of bounds for dimension {dim} with size 0", IndexError,
         )  # fmt: skip
 
 

@@ -11,30 +11,30 @@ from fake.kernels.checks.registry import check_for, refuse, refused_with, wrappe
 
 __all__ = [
     "blocks_fill_image",
+    "deviates_in_floating_point",
     "extremes_are_ordered",
     "factors_fit",
-    "has_enough_to_draw",
+    "grid_fits_input",
+    "has_enough_to_sample",
     "has_rows_to_take",
     "has_signal",
     "has_vector_of_boundaries",
     "is_computed_in",
     "kernel_and_padding",
     "mask_fits",
+    "matmul_can_take",
     "normalizes_something",
     "one_target_per_class",
-    "one_target_per_place",
+    "one_target_per_pixel",
     "one_weight_per_channel",
     "one_weight_per_number",
     "one_weight_per_point",
-    "places_fit_samples",
     "pools_something",
-    "product_can_take",
     "random_numbers_are_floating",
     "reduces_dimension",
     "reduces_something",
     "sorts_along_a_dimension",
     "spaces_are_numbers",
-    "spreads_of_numbers",
     "subtracts_no_flags",
     "targets_add_no_dimension",
 ]
@@ -71,8 +71,8 @@ def _difference_of_flags() -> torch.Tensor:
 
 
 @check_for("var", "std", "var_mean", "std_mean")
-def spreads_of_numbers(func: OpOverload, given: dict[str, Any]) -> None:
-    """Only floating point and complex numbers have a deviation."""
+def deviates_in_floating_point(func: OpOverload, given: dict[str, Any]) -> None:
+    """Only floating-point and complex tensors have a variance and a standard deviation."""
     dtype = given["self"].dtype
     if not dtype.is_floating_point and not dtype.is_complex:
         problem = f"std and var only support floating point and complex dtypes, got {dtype}"
@@ -172,7 +172,7 @@ def one_weight_per_point(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("grid_sampler_2d", "grid_sampler_3d")
-def places_fit_samples(func: OpOverload, given: dict[str, Any]) -> None:
+def grid_fits_input(func: OpOverload, given: dict[str, Any]) -> None:
     """Input and grid have one batch, the grid as many coordinates as there are dimensions to sample, and those have elements."""
     self, grid = given["input"], given["grid"]
     shapes = f"input has shape {list(self.shape)} and grid {list(grid.shape)}"
@@ -269,7 +269,7 @@ def _order_of_complex_numbers() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @check_for("nll_loss2d_forward")
-def one_target_per_place(func: OpOverload, given: dict[str, Any]) -> None:
+def one_target_per_pixel(func: OpOverload, given: dict[str, Any]) -> None:
     """The target has the shape of the input without its classes."""
     self, target = given["self"], given["target"]
     refuse(
@@ -327,7 +327,7 @@ def has_vector_of_boundaries(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("multinomial")
-def has_enough_to_draw(func: OpOverload, given: dict[str, Any]) -> None:
+def has_enough_to_sample(func: OpOverload, given: dict[str, Any]) -> None:
     """Without replacement no more samples than categories."""
     refuse(
         not given["replacement"] and given["num_samples"] > given["self"].shape[-1], func,
@@ -336,17 +336,17 @@ def has_enough_to_draw(func: OpOverload, given: dict[str, Any]) -> None:
 
 
 @check_for("addmm")
-def product_can_take(func: OpOverload, given: dict[str, Any]) -> None:
-    """What is added to a matrix product has at most two dimensions."""
-    product = (given["mat1"].shape[0], given["mat2"].shape[-1])
+def matmul_can_take(func: OpOverload, given: dict[str, Any]) -> None:
+    """What is added to a matmul has at most two dimensions."""
+    result = (given["mat1"].shape[0], given["mat2"].shape[-1])
     shape = given["self"].shape
     fits = len(shape) <= 2 and all(
-        a in (b, 1) for a, b in zip(reversed(shape), reversed(product), strict=False)
+        a in (b, 1) for a, b in zip(reversed(shape), reversed(result), strict=False)
     )
     refuse(
         not fits,
         func,
-        f"argument 'self' of shape {list(shape)} cannot be expanded to the product's {list(product)}",
+        f"argument 'self' of shape {list(shape)} cannot be expanded to the matmul's {list(result)}",
     )
 
 
@@ -364,12 +364,12 @@ def one_weight_per_channel(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("rand_like", "randn_like")
 def random_numbers_are_floating(func: OpOverload, given: dict[str, Any]) -> None:
-    """Integers are drawn otherwise."""
+    """Integers come from another operator."""
     dtype = given["dtype"] or given["self"].dtype
     refuse(
         not dtype.is_floating_point and not dtype.is_complex,
         func,
-        f"not implemented for {dtype}: draw integers with randint_like",
+        f"not implemented for {dtype}: use randint_like for integers",
         NotImplementedError,
     )
 

@@ -103,12 +103,12 @@ def compare_formula(op: Any, call: Call, directions: int = 2) -> list[Comparison
         gradients = _gradients(op, call, output, cotangent)
         if gradients is None:
             return None
-        for place, (name, tensor) in enumerate(torch_inputs):
-            if name in {n for n, _ in torch_inputs[:place]} or not tensor.numel():
+        for index, (name, tensor) in enumerate(torch_inputs):
+            if name in {n for n, _ in torch_inputs[:index]} or not tensor.numel():
                 continue
             of = f"{name}" if len(outputs) == 1 else f"{name} (from output {output})"
             found += [
-                _along(op, call, place, of, output, cotangent, gradients[place], seed)
+                _along(op, call, index, of, output, cotangent, gradients[index], seed)
                 for seed in range(directions)
             ]
     return found
@@ -139,21 +139,21 @@ def _gradients(op: Any, call: Call, output: int, cotangent: torch.Tensor) -> lis
 def _along(
     op: Any,
     call: Call,
-    place: int,
+    index: int,
     name: str,
     output: int,
     cotangent: torch.Tensor,
     gradient: torch.Tensor | None,
     seed: int,
 ) -> Comparison:
-    tensor = [t for _, _, t in named_tensors(op._schema, call) if t.requires_grad][place].detach()
+    tensor = [t for _, _, t in named_tensors(op._schema, call) if t.requires_grad][index].detach()
     direction = _signs_like(tensor, seed)
     scale = max(float(tensor.abs().mean()), 0.1) if tensor.numel() else 1.0
     steps, tolerance = _STEPS[_real_dtype(tensor.dtype)]
 
     def value(step: float) -> float | None:
         moved = tensor + step * direction
-        shifted = _with_input(op, call, place, moved)
+        shifted = _with_input(op, call, index, moved)
         outcome = attempt(lambda *a, **k: op(*a, **k), shifted)
         found = flat_tensors(outcome.value)
         if outcome.error is not None or len(found) <= output or found[output].shape != cotangent.shape:
@@ -181,11 +181,11 @@ def _along(
         size_here = max(size, abs(numeric))
         if not size_here < float("inf"):
             continue
-        spread = abs((up - down) / (2 * step) - numeric)
+        difference = abs((up - down) / (2 * step) - numeric)
         kink = abs((up - here) - (here - down)) / step - abs((half_up - here) - (here - half_down)) / step
         # For a smooth function the two sides' gap shrinks with the step; at a kink it stays.
         one_sided = abs((half_up - here) - (here - half_down)) * 2 / step
-        if spread > 0.02 * size_here or (one_sided > 0.05 * size_here and kink < 0.3 * one_sided / 2):
+        if difference > 0.02 * size_here or (one_sided > 0.05 * size_here and kink < 0.3 * one_sided / 2):
             continue
         if constant and (earlier is None or abs(earlier - numeric) > 0.05 * size_here):
             # Constant in smaller steps: either it rounds inside, or it is made of steps. Another step must agree.
@@ -194,7 +194,7 @@ def _along(
         if gradient is None:
             moves = abs(numeric) > 1e-6 * float(cotangent.abs().double().sum())
             return Comparison(name, "no formula" if moves else "right", 0.0, numeric)
-        wrong = abs(numeric - said) > tolerance * size_here + 4 * spread
+        wrong = abs(numeric - said) > tolerance * size_here + 4 * difference
         return Comparison(name, "wrong" if wrong else "right", said, numeric)
     if constant:
         if size == 0.0:
@@ -205,7 +205,7 @@ def _along(
     return undecided
 
 
-def _with_input(op: Any, call: Call, place: int, moved: torch.Tensor) -> Call:
+def _with_input(op: Any, call: Call, index: int, moved: torch.Tensor) -> Call:
     """The call without autograd, with another tensor for one of the inputs that require a gradient."""
-    old = [t for _, _, t in named_tensors(op._schema, call) if t.requires_grad][place]
+    old = [t for _, _, t in named_tensors(op._schema, call) if t.requires_grad][index]
     return call.map(lambda t: moved if t is old else t.detach())

@@ -16,10 +16,10 @@ import torch
 
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors, refill_like
 
-__all__ = ["Freedom", "Place", "SizePlan", "plan_sizes", "resize"]
+__all__ = ["Freedom", "SizeKey", "SizePlan", "plan_sizes", "resize"]
 
-#: A place is ("tensor", number of the tensor in the call, dimension) or ("number", leaf of the call, 0).
-Place = tuple[str, int, int]
+#: Which size: ("tensor", number of the tensor in the call, dimension) or ("number", leaf of the call, 0).
+SizeKey = tuple[str, int, int]
 
 _PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
 #: Sizes at which kernels change their ways: one block, a whole number of blocks, one more.
@@ -29,35 +29,35 @@ _MOST_ELEMENTS = 1 << 14
 
 @dataclass(frozen=True)
 class Freedom:
-    """Places whose sizes change together.
+    """Sizes that change together.
 
     Attributes:
-        sizes: place → its size in the sample; the first is the one that was asked about.
+        sizes: their values in the sample; the first is the one that was asked about.
         relation: "same" size, "grow" by as much, or "scale" by the same factor.
-        accepted: a size of the first place that the kernel accepts.
+        accepted: a value of the first one that the kernel accepts.
         in_output: whether the outputs' sizes change with it (those that are summed over do not).
     """
 
-    sizes: dict[Place, int]
+    sizes: dict[SizeKey, int]
     relation: str
     accepted: int
     in_output: bool = True
 
     @property
     def size(self) -> int:
-        """The size of the first place in the sample."""
+        """The first one's value in the sample."""
         return next(iter(self.sizes.values()))
 
-    def at(self, new: int) -> dict[Place, int] | None:
-        """The sizes of all places when the first has size ``new``; None where that is impossible."""
+    def at(self, new: int) -> dict[SizeKey, int] | None:
+        """The values of all of them when the first is ``new``; None where that is impossible."""
         if self.relation == "same":
             return dict.fromkeys(self.sizes, new)
         if self.relation == "grow":
-            moved = {place: size + new - self.size for place, size in self.sizes.items()}
+            moved = {key: size + new - self.size for key, size in self.sizes.items()}
             return moved if min(moved.values()) >= 0 else None
         if self.size == 0 or new % self.size:
             return None
-        return {place: size * (new // self.size) for place, size in self.sizes.items()}
+        return {key: size * (new // self.size) for key, size in self.sizes.items()}
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SizePlan:
     Attributes:
         freedoms: what can change.
         stuck: a dimension that cannot change (as text) → the kernel's reason.
-        ties: places that always have the size of another place.
+        ties: sizes that always equal another one.
         broadcast: the tensors (by number) that the kernel accepts with one element instead of their own sizes.
     """
 
@@ -75,7 +75,7 @@ class SizePlan:
     freedoms: list[Freedom]
     stuck: dict[str, str]
     broadcast: frozenset[int] = frozenset()
-    ties: Mapping[Place, Place] = field(default_factory=dict)
+    ties: Mapping[SizeKey, SizeKey] = field(default_factory=dict)
 
     def calls(self, constants: tuple[int, ...] = ()) -> Iterator[Call]:
         """Calls with other sizes. ``constants`` are numbers around which the operator may change its ways."""
@@ -98,7 +98,7 @@ class SizePlan:
     def different(self) -> Iterator[Call]:
         """Every size changed, no two of them equal: once rising and once falling in the order of the arguments."""
         for order in (_PRIMES, tuple(reversed(_PRIMES[: max(len(self.freedoms), 2)]))):
-            sizes: dict[Place, int] = {}
+            sizes: dict[SizeKey, int] = {}
             for index, freedom in enumerate(self.freedoms):
                 wanted = freedom.size + order[index % len(order)]
                 if freedom.relation == "scale":
@@ -110,20 +110,20 @@ class SizePlan:
                 yield from self._resized(sizes, "all sizes larger and different")
 
     def _all_at(self, new: int) -> Iterator[Call]:
-        sizes: dict[Place, int] = {}
+        sizes: dict[SizeKey, int] = {}
         for freedom in self.freedoms:
             sizes.update((freedom.at(new) if new or freedom.in_output else None) or {})
         if len(self.freedoms) > 1 and sizes:
             yield from self._resized(sizes, f"all sizes {new}")
 
     def at(self, freedom: Freedom, new: int) -> Iterator[Call]:
-        """The call with size ``new`` in the first place of ``freedom``."""
+        """The call with ``new`` as the first size of ``freedom``."""
         sizes = freedom.at(new)
         if sizes is not None and new != freedom.size:
-            where = ", ".join(_place_text(self.call, place) for place in freedom.sizes)
+            where = ", ".join(_key_text(self.call, key) for key in freedom.sizes)
             yield from self._resized(sizes, f"size {freedom.size} → {new} ({where})")
 
-    def _resized(self, sizes: Mapping[Place, int], label: str, kind: str = "size") -> Iterator[Call]:
+    def _resized(self, sizes: Mapping[SizeKey, int], label: str, kind: str = "size") -> Iterator[Call]:
         call = resize(self.call, _with_ties(sizes, self.ties), label, kind)
         before = max((t.numel() for t in self.call.tensors), default=0)
         if all(t.numel() <= max(_MOST_ELEMENTS, 4 * before) for t in call.tensors):
@@ -160,8 +160,8 @@ def _replaced(call: Call, old: Any, shape: list[int], label: str) -> Call:
     return call.map(lambda t: refill_like(t, shape) if t is old else t, label, "broadcast")
 
 
-def resize(call: Call, sizes: Mapping[Place, int], label: str, kind: str = "size") -> Call:
-    """The call with other sizes at some places.
+def resize(call: Call, sizes: Mapping[SizeKey, int], label: str, kind: str = "size") -> Call:
+    """The call with some sizes changed.
 
     Args:
         call: the call in the sample's sizes.
@@ -185,14 +185,14 @@ def _tensor_name(call: Call, number: int) -> str:
     return call.tensor_names()[number]
 
 
-def _place_text(call: Call, place: Place) -> str:
-    what, number, dim = place
+def _key_text(call: Call, key: SizeKey) -> str:
+    what, number, dim = key
     if what == "number":
         return call.leaf_names()[number]
     return f"{_tensor_name(call, number)}.shape[{dim}]"
 
 
-def _ties(tensors: list[torch.Tensor]) -> dict[Place, Place]:
+def _ties(tensors: list[torch.Tensor]) -> dict[SizeKey, SizeKey]:
     """Each dimension of a tensor of integers → that of the floating-point tensor of the same shape."""
     floating = {t.shape: n for n, t in enumerate(tensors) if t.is_floating_point()}
     return {
@@ -203,8 +203,8 @@ def _ties(tensors: list[torch.Tensor]) -> dict[Place, Place]:
     }
 
 
-def _with_ties(sizes: Mapping[Place, int], ties: Mapping[Place, Place]) -> Mapping[Place, int]:
-    return {**sizes, **{place: sizes[other] for place, other in ties.items() if other in sizes}}
+def _with_ties(sizes: Mapping[SizeKey, int], ties: Mapping[SizeKey, SizeKey]) -> Mapping[SizeKey, int]:
+    return {**sizes, **{key: sizes[other] for key, other in ties.items() if other in sizes}}
 
 
 def plan_sizes(op: Any, call: Call, *, tied: bool = False) -> SizePlan:
@@ -218,30 +218,30 @@ def plan_sizes(op: Any, call: Call, *, tied: bool = False) -> SizePlan:
     call = call.detached()
     tensors = call.tensors
     leaves = call.leaves
-    dims: list[tuple[Place, int]] = []
+    dims: list[tuple[SizeKey, int]] = []
     for number, tensor in enumerate(tensors):
         if tensor.layout is torch.strided:
             dims += [(("tensor", number, dim), size) for dim, size in enumerate(tensor.shape)]
     ties = _ties(tensors) if tied else {}
-    dims = [(place, size) for place, size in dims if place not in ties]
+    dims = [(key, size) for key, size in dims if key not in ties]
     numbers = [
         (("number", leaf, 0), value) for leaf, value in enumerate(leaves) if type(value) is int and value > 1
     ]
     search = _Search(op, call, dims, numbers, ties)
     freedoms: list[Freedom] = []
     stuck: dict[str, str] = {}
-    covered: set[Place] = set()
-    for index, (place, size) in enumerate(dims[:24]):
-        if place in covered:
+    covered: set[SizeKey] = set()
+    for index, (key, size) in enumerate(dims[:24]):
+        if key in covered:
             continue
-        freedom = search.find(place, size, _PRIMES[index % len(_PRIMES)])
+        freedom = search.find(key, size, _PRIMES[index % len(_PRIMES)])
         if freedom is not None:
             freedoms.append(freedom)
             covered |= set(freedom.sizes)
         else:
-            stuck[f"{_place_text(call, place)} = {size}"] = search.reason
-    for place, size in dims[24:]:
-        stuck[f"{_place_text(call, place)} = {size}"] = "not tried: the call has more than 24 dimensions"
+            stuck[f"{_key_text(call, key)} = {size}"] = search.reason
+    for key, size in dims[24:]:
+        stuck[f"{_key_text(call, key)} = {size}"] = "not tried: the call has more than 24 dimensions"
     found = [replace(f, in_output=search.changes_output(f)) for f in freedoms]
     ones = [{("tensor", n, d): 1 for d in range(t.dim())} for n, t in enumerate(tensors)]
     broadcast = frozenset(n for n, sizes in enumerate(ones) if sizes and search.accepts(sizes))
@@ -253,9 +253,9 @@ class _Search:
         self,
         op: Any,
         call: Call,
-        dims: list[tuple[Place, int]],
-        numbers: list[tuple[Place, int]],
-        ties: dict[Place, Place],
+        dims: list[tuple[SizeKey, int]],
+        numbers: list[tuple[SizeKey, int]],
+        ties: dict[SizeKey, SizeKey],
     ) -> None:
         self.ties = ties
         self.op = op
@@ -272,7 +272,7 @@ class _Search:
         after = attempt(lambda *a, **k: self.op(*a, **k), other).value
         return [t.shape for t in flat_tensors(before)] != [t.shape for t in flat_tensors(after)]
 
-    def accepts(self, sizes: Mapping[Place, int]) -> bool:
+    def accepts(self, sizes: Mapping[SizeKey, int]) -> bool:
         """Whether the kernel runs with these sizes."""
         sizes = _with_ties(sizes, self.ties)
         outcome = attempt(lambda *a, **k: self.op(*a, **k), resize(self.call, sizes, "a trial"))
@@ -281,35 +281,35 @@ class _Search:
             self.reason = f"the kernel refuses others: {type(outcome.error).__name__}: {lines[0][:120]}"
         return outcome.error is None
 
-    def find(self, place: Place, size: int, prime: int) -> Freedom | None:
-        """The smallest set of places with which ``place`` can change."""
+    def find(self, key: SizeKey, size: int, prime: int) -> Freedom | None:
+        """The smallest set of sizes with which ``key`` can change."""
         self.reason = ""
         others = [size + prime, 2 * size, size + 1, 3 * size, size - 1]
         # One is broadcast where the other sizes stay: that says nothing of what the size may be.
         candidates = [new for new in dict.fromkeys(others) if new > 1 and new != size]
         for new in candidates:
-            if self.accepts({place: new}):
-                return Freedom({place: size}, "same", new)
-        equal = [p for p, s in (*self.dims, *self.numbers) if s == size and p != place]
-        for together in self._together(place, equal):
+            if self.accepts({key: new}):
+                return Freedom({key: size}, "same", new)
+        equal = [p for p, s in (*self.dims, *self.numbers) if s == size and p != key]
+        for together in self._together(key, equal):
             for new in candidates[:3]:
-                if self.accepts(dict.fromkeys([place, *together], new)):
-                    return Freedom(dict.fromkeys(self._fewest(place, together, new), size), "same", new)
+                if self.accepts(dict.fromkeys([key, *together], new)):
+                    return Freedom(dict.fromkeys(self._fewest(key, together, new), size), "same", new)
         for other, second in (*self.numbers, *self.dims):
-            if other != place and self.accepts({place: size + 1, other: second + 1}):
-                return Freedom({place: size, other: second}, "grow", size + 1)
-            if other != place and size and self.accepts({place: 2 * size, other: 2 * second}):
-                return Freedom({place: size, other: second}, "scale", 2 * size)
+            if other != key and self.accepts({key: size + 1, other: second + 1}):
+                return Freedom({key: size, other: second}, "grow", size + 1)
+            if other != key and size and self.accepts({key: 2 * size, other: 2 * second}):
+                return Freedom({key: size, other: second}, "scale", 2 * size)
         return None
 
-    def _together(self, place: Place, equal: list[Place]) -> Iterator[list[Place]]:
-        """Sets of places that may have to move with ``place``, the likely and small ones first."""
+    def _together(self, key: SizeKey, equal: list[SizeKey]) -> Iterator[list[SizeKey]]:
+        """Sets of sizes that may have to move with ``key``, the likely and small ones first."""
         if not equal:
             return
         yield from ([other] for other in equal)
         ranks = {p[1]: d for p, _ in self.dims for d in [sum(q[1] == p[1] for q, _ in self.dims)]}
-        same = [p for p in equal if p[0] == "tensor" and p[2] == place[2]]
-        from_end = [p for p in equal if p[0] == "tensor" and ranks[p[1]] - p[2] == ranks[place[1]] - place[2]]
+        same = [p for p in equal if p[0] == "tensor" and p[2] == key[2]]
+        from_end = [p for p in equal if p[0] == "tensor" and ranks[p[1]] - p[2] == ranks[key[1]] - key[2]]
         numbers = [p for p in equal if p[0] == "number"]
         for likely in (same, from_end, [*from_end, *numbers]):
             if len(likely) > 1:
@@ -318,10 +318,10 @@ class _Search:
             yield from (list(pair) for pair in itertools.combinations(equal, 2))
         yield equal
 
-    def _fewest(self, place: Place, together: list[Place], new: int) -> list[Place]:
+    def _fewest(self, key: SizeKey, together: list[SizeKey], new: int) -> list[SizeKey]:
         kept = list(together)
         for other in together:
             fewer = [p for p in kept if p != other]
-            if fewer and self.accepts(dict.fromkeys([place, *fewer], new)):
+            if fewer and self.accepts(dict.fromkeys([key, *fewer], new)):
                 kept = fewer
-        return [place, *kept]
+        return [key, *kept]

@@ -79,11 +79,11 @@ def shape_candidates(words: Vocabulary) -> Iterator[Any]:
     yield from _reductions(words, tensors)
     yield TIER
     yield from _replacements(words, tensors)
-    yield from _products(words, tensors)
+    yield from _matmuls(words, tensors)
     yield TIER
     yield from _tails(words, tensors)
     yield TIER
-    yield from _windows(words, tensors)
+    yield from _convolutions(words, tensors)
 
 
 def _from_arguments(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
@@ -158,7 +158,7 @@ def _replacements(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
 _SLICES = ("", "[1:-1]", "[:-1]", "[:-2]", "[1:]", "[2:]", "[-1:]", "[-2:-1]", "[:1]", "[:2]")
 
 
-def _products(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
+def _matmuls(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
     for p, q in itertools.permutations(tensors[:4], 2):
         yield f"matmul_shape({p}.shape, {q}.shape)"
         yield f"matmul_shape({p}.shape, {q}.shape[::-1])"
@@ -195,8 +195,8 @@ def _tails(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
         yield f"batched({p}.shape)"
 
 
-def _windows(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
-    """Convolutions and pooling: which argument is the window, the step, the padding?"""
+def _convolutions(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
+    """Convolutions and pooling: which argument is the kernel size, the stride, the padding?"""
     numbers = list(dict.fromkeys([*words.ints, *words.int_lists]))[:6]
     for p in tensors[:1]:
         for q in tensors[1:2]:
@@ -214,12 +214,12 @@ def _windows(words: Vocabulary, tensors: list[str]) -> Iterator[str]:
                 )
         flags = [*words.flags, "False"]
         for spatial in (1, 2, 3):
-            for window in numbers:
-                for step, pad, dilation in _choices(numbers[numbers.index(window) + 1 :], 3):
+            for kernel in numbers:
+                for step, pad, dilation in _choices(numbers[numbers.index(kernel) + 1 :], 3):
                     for flag in flags:
                         yield (
-                            f"{p}.shape[:-{spatial}] + tuple(conv_size({p}.shape[i], pair({window}, i, 1), "
-                            f"pair({step}, i, pair({window}, i, 1)), pair({pad}, i, 0), pair({dilation}, i, 1), {flag}) "
+                            f"{p}.shape[:-{spatial}] + tuple(conv_size({p}.shape[i], pair({kernel}, i, 1), "
+                            f"pair({step}, i, pair({kernel}, i, 1)), pair({pad}, i, 0), pair({dilation}, i, 1), {flag}) "
                             f"for i in range(-{spatial}, 0))"
                         )
 

@@ -117,11 +117,11 @@ def _expressions(variables: dict[str, list[int]], target: list[int]) -> Iterator
         shift = target[0] - u[0] + v[0]
         yield f"{a} - {b} + {shift}", [x - y + shift for x, y in zip(u, v, strict=True)]
     for (a, u), (b, v) in itertools.permutations(variables.items(), 2):
-        for spread, step in itertools.product((1, 2, 3), (1, 2, 3)):
+        for dilation, step in itertools.product((1, 2, 3), (1, 2, 3)):
             for offset in range(-8, 9):
-                column = [(x - spread * y + offset) // step for x, y in zip(u, v, strict=True)]
+                column = [(x - dilation * y + offset) // step for x, y in zip(u, v, strict=True)]
                 if column[0] == target[0]:
-                    yield f"({a} - {spread} * {b} + {offset}) // {step}", column
+                    yield f"({a} - {dilation} * {b} + {offset}) // {step}", column
     for (a, u), (b, v), (c, w) in itertools.combinations(variables.items(), 3):
         yield f"{a} * {b} * {c}", [x * y * z for x, y, z in zip(u, v, w, strict=True)]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from fake.library import _torch
 
-__all__ = ["Place", "call_at", "users_place", "warn_user"]
+__all__ = ["Location", "call_at", "user_location", "warn_user"]
 
 #: Code that registers for somebody else. ``contextlib`` calls the body of `scoped_library`.
 _NOT_THE_USERS = (str(Path(__file__).parent), *_torch.REGISTRATION_FILES, contextlib.__file__)
@@ -22,7 +22,7 @@ _CALL = (lambda function, args, kwargs: function(*args, **kwargs)).__code__
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """A line of a file, and the globals of the module that it belongs to."""
 
     filename: str
@@ -33,7 +33,7 @@ class Place:
         return f"{self.filename}:{self.line}"
 
 
-def users_place(stacklevel: int = 1) -> Place:
+def user_location(stacklevel: int = 1) -> Location:
     """The innermost line of the call stack that is neither of this package nor of torch's registration.
 
     Args:
@@ -47,21 +47,21 @@ def users_place(stacklevel: int = 1) -> Place:
         if frame.f_back is None:
             break
         frame = frame.f_back
-    return Place(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_globals)
+    return Location(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_globals)
 
 
-def call_at(place: Place, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call ``function`` from a frame that says it stands at ``place``.
+def call_at(location: Location, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call ``function`` from a frame that says it is at ``location``.
 
-    torch's registration functions take the place that the dispatcher's messages name from their caller's frame.
+    torch's registration functions take the location that the dispatcher's messages name from their caller's frame.
     """
-    code = _CALL.replace(co_filename=place.filename, co_firstlineno=place.line)
-    return types.FunctionType(code, place.module_globals)(function, args, kwargs)
+    code = _CALL.replace(co_filename=location.filename, co_firstlineno=location.line)
+    return types.FunctionType(code, location.module_globals)(function, args, kwargs)
 
 
 def warn_user(message: str, category: type[Warning]) -> None:
     """Warn at the user's line, however deep in this package the reason is found."""
-    place = users_place()
-    module = place.module_globals.get("__name__", "<unknown>")
-    seen = place.module_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(message, category, place.filename, place.line, module, seen)
+    location = user_location()
+    module = location.module_globals.get("__name__", "<unknown>")
+    seen = location.module_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, location.filename, location.line, module, seen)
