@@ -181,7 +181,17 @@ class FakeTensorMode(_t.TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
             return self._thread.entered
 
     def dispatch(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Run an operator through the cache."""
+        """Run an operator through the cache.
+
+        Args:
+            func: the operator.
+            types: the tensor classes involved, as ``__torch_dispatch__`` gets them.
+            args: positional arguments.
+            kwargs: keyword arguments, or None.
+
+        Returns:
+            The fake outputs.
+        """
         handler = self._handlers.get(id(func))
         if handler is None:
             handler = ENGINE.handler(func)

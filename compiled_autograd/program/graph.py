@@ -71,6 +71,11 @@ class CapturedGraph:
         """The gradients; ``arguments`` as C++ gave them.
 
         A pass whose result is differentiated again runs as captured: a compiled form has no history.
+
+        Args:
+            compiler: the user's.
+            dynamic: whether sizes that change become symbolic.
+            arguments: the inputs, sizes, scalars, hooks and packed values, as C++ gave them.
         """
         form = self._form()
         if torch.is_grad_enabled():

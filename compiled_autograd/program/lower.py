@@ -101,7 +101,16 @@ class _Recorder(_torch.TorchDispatchMode):
         return value
 
     def higher_order(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Record a call of a higher-order operator as one node, with the graphs that it takes."""
+        """Record a call of a higher-order operator as one node, with the graphs that it takes.
+
+        Args:
+            target: the operator.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+
+        Returns:
+            What the operator returned.
+        """
         with _torch.disable_modes():
             result = target(*args, **kwargs)
         self.random = True  # its graphs may draw random numbers

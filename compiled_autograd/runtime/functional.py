@@ -75,7 +75,16 @@ def _check_hook_results(originals: tuple[Grad, ...], results: Any, hook: Any) ->
 
 
 def call_tensor_pre_hook(hook: Callable[..., Any], grad: Grad, *, node: int) -> Grad:
-    """``tensor.register_hook`` (and ``retain_grad``): may replace one gradient; None keeps it."""
+    """``tensor.register_hook`` (and ``retain_grad``): may replace one gradient; None keeps it.
+
+    Args:
+        hook: the user's hook.
+        grad: the tensor's gradient.
+        node: the index of the autograd node.
+
+    Returns:
+        The gradient to go on with.
+    """
     if not running.enter(node, "tensor pre-hook", hook):
         return grad
     result = hook(grad)
@@ -86,13 +95,28 @@ def call_tensor_pre_hook(hook: Callable[..., Any], grad: Grad, *, node: int) -> 
 
 
 def call_cpp_pre_hook(hook_id: int, grad: Any, *, node: int) -> Grad:
-    """A tensor hook that C++ registered; the engine holds it under ``hook_id`` for the length of this call."""
+    """A tensor hook that C++ registered; the engine holds it under ``hook_id`` for the length of this call.
+
+    Args:
+        hook_id: under which the engine holds the hook.
+        grad: the tensor's gradient.
+        node: the index of the autograd node.
+    """
     running.enter(node)
     return _torch.call_cpp_tensor_pre_hooks(hook_id, grad)
 
 
 def call_pre_hook(hook: Callable[..., Any], grads: Sequence[Grad], *, node: int) -> Sequence[Grad]:
-    """``node.register_prehook``: may replace all gradients that enter a node."""
+    """``node.register_prehook``: may replace all gradients that enter a node.
+
+    Args:
+        hook: the user's hook.
+        grads: the gradients that enter the node.
+        node: the index of the autograd node.
+
+    Returns:
+        The gradients to go on with.
+    """
     if not running.enter(node, "pre-hook", hook):
         return grads
     originals = tuple(grads)
@@ -106,7 +130,17 @@ def call_pre_hook(hook: Callable[..., Any], grads: Sequence[Grad], *, node: int)
 def call_post_hook(
     hook: Callable[..., Any], outputs: Sequence[Grad], inputs: Sequence[Grad], *, node: int
 ) -> Sequence[Grad]:
-    """``node.register_hook``: may replace all gradients that leave a node."""
+    """``node.register_hook``: may replace all gradients that leave a node.
+
+    Args:
+        hook: the user's hook.
+        outputs: the gradients that leave the node.
+        inputs: those that entered it.
+        node: the index of the autograd node.
+
+    Returns:
+        The gradients to go on with.
+    """
     if not running.enter(node, "post-hook", hook):
         return outputs
     originals = tuple(outputs)
@@ -120,7 +154,19 @@ def call_post_hook(
 def call_post_accumulate_grad_hook(
     hook: Callable[..., Any], variable: torch.Tensor, *, node: int
 ) -> torch.Tensor:
-    """``tensor.register_post_accumulate_grad_hook``: sees the leaf after its ``.grad`` is set."""
+    """``tensor.register_post_accumulate_grad_hook``: sees the leaf after its ``.grad`` is set.
+
+    Args:
+        hook: the user's hook.
+        variable: the leaf.
+        node: the index of the autograd node.
+
+    Returns:
+        The leaf.
+
+    Raises:
+        RuntimeError: the hook returns another tensor.
+    """
     if not running.enter(node, "post-accumulate hook", hook):
         return variable
     result = hook(variable)
@@ -130,7 +176,16 @@ def call_post_accumulate_grad_hook(
 
 
 def call_unpack_hook(hook: Callable[..., Any], packed: Any, *, node: int) -> torch.Tensor:
-    """The unpack half of saved-tensor hooks, called when the node that saved the tensor runs."""
+    """The unpack half of saved-tensor hooks, called when the node that saved the tensor runs.
+
+    Args:
+        hook: the user's hook.
+        packed: what the pack hook returned.
+        node: the index of the autograd node.
+
+    Returns:
+        The saved tensor.
+    """
     running.enter(node)
     return hook(packed)
 
@@ -247,8 +302,12 @@ def call_backward(
 ) -> tuple[Grad, ...]:
     """The backward of a Python custom Function: one gradient, or None, per argument of its forward.
 
-    ``saved`` holds the saved tensors, or (hook, packed) pairs; ``grads`` one gradient, None, or ``"zeros"``
-    per output of the forward.
+    Args:
+        ctx: the autograd node.
+        saved: the saved tensors, or (hook, packed) pairs.
+        grads: one gradient, None, or ``"zeros"`` per output of the forward.
+        is_tensor_input: per argument of the forward, whether it was a tensor.
+        node: the index of the autograd node.
     """
     running.enter(node)
     view: Any = ctx if running.keeps_graph() else _Context(ctx, saved)
@@ -287,7 +346,14 @@ _OWNED_BY_SPARSE_ONLY = 2
 
 
 def accumulate_grad(variable: torch.Tensor, grad: Grad, has_post_hooks: bool, node: int) -> None:
-    """Add ``grad`` to ``variable.grad``: in place where eager does, taking over the buffer where eager does."""
+    """Add ``grad`` to ``variable.grad``: in place where eager does, taking over the buffer where eager does.
+
+    Args:
+        variable: the leaf.
+        grad: its gradient in this pass.
+        has_post_hooks: whether somebody looks at the leaf afterwards.
+        node: the index of the autograd node.
+    """
     if grad is None:
         return
     running.enter(node)
@@ -356,7 +422,14 @@ SPLIT_NODES = {"SplitBackward0": True, "UnsafeSplitBackward0": True, "UnbindBack
 
 
 def all_chunks(grads: Sequence[Grad], dim: int, chunk_size: int, sizes: Sequence[int]) -> Sequence[Grad]:
-    """One gradient per chunk of a tensor of these ``sizes`` that was split along ``dim``: those given, then None."""
+    """One gradient per chunk of a tensor of these ``sizes`` that was split along ``dim``: those given, then None.
+
+    Args:
+        grads: the gradients that there are.
+        dim: the dimension that was split.
+        chunk_size: the size of a chunk along ``dim``; the last one may be smaller.
+        sizes: the shape of the tensor that was split.
+    """
     count = max(1, -(-sizes[dim] // max(1, chunk_size)))
     return [*grads[:count], *[None] * (count - len(grads))]
 
@@ -371,7 +444,14 @@ def copy_slices_prologue(grads: Sequence[Any], *geometry: Any) -> Sequence[Grad]
 def copy_slices_epilogue(
     needs_input_grad: Sequence[bool], result: Any, grads: Sequence[Grad], grad_slice: Any
 ) -> Sequence[Grad]:
-    """The second half: the view's gradient goes back into the base's."""
+    """The second half: the view's gradient goes back into the base's.
+
+    Args:
+        needs_input_grad: for each gradient that the view's node returns, whether it is needed.
+        result: the gradient of the base.
+        grads: what the view's node returned.
+        grad_slice: the view of ``result`` that belongs to it.
+    """
     if result is None:
         return [None] * len(needs_input_grad)
     return _torch.copy_slices_epilogue(needs_input_grad, result, grads, grad_slice)

@@ -20,7 +20,17 @@ def _is_captured(translator: Any) -> bool:
 
 
 def trace_tensor_hook(tensor: Any, translator: Any, name: str, hook: Any) -> Any:
-    """Dynamo's rule for ``tensor.register_hook``."""
+    """Dynamo's rule for ``tensor.register_hook``.
+
+    Args:
+        tensor: Dynamo's variable for the tensor.
+        translator: what translates the frame.
+        name: the method's name.
+        hook: Dynamo's variable for the hook.
+
+    Returns:
+        Dynamo's variable for the handle.
+    """
     if not _is_captured(translator):
         return _torch.trace_tensor_hook(tensor, translator, name, hook)
     with _torch.hooks_go_to_backward():
@@ -29,7 +39,14 @@ def trace_tensor_hook(tensor: Any, translator: Any, name: str, hook: Any) -> Any
 
 @staticmethod
 def trace_module_hooks(translator: Any, module: Any, hooks: Any, pre_hooks: Any) -> Any:
-    """Dynamo's rule for a module with backward hooks."""
+    """Dynamo's rule for a module with backward hooks.
+
+    Args:
+        translator: what translates the frame.
+        module: Dynamo's variable for the module.
+        hooks: its backward hooks.
+        pre_hooks: its backward pre-hooks.
+    """
     if not _is_captured(translator):
         return _torch.trace_module_hooks(translator, module, hooks, pre_hooks)
     with _torch.hooks_go_to_backward():

@@ -81,6 +81,11 @@ def checked_fake_kernel(qualname: str, schema: Any, fn: Callable[..., Any]) -> C
 
     Raises (when it runs):
         FakeKernelError: another number of outputs than the schema has, or tensors with data.
+
+    Args:
+        qualname: ``"ns::name"``, for the message.
+        schema: the operator's schema.
+        fn: the fake kernel that is called.
     """
     expected = len(schema.returns)
 

@@ -1,7 +1,7 @@
 """The tape of a propagation: what was computed, and how to bring it up to date.
 
 A first run walks the graph once, operator by operator, through the dispatch cache: a layer that repeats is
-found as such (``segments.py``), and its values are rebuilt from what the first one left. The run is kept as a *tape*; the next run on the same graph and mode only looks for what
+found as such (``repeated_regions.py``), and its values are rebuilt from what the first one left. The run is kept as a *tape*; the next run on the same graph and mode only looks for what
 has changed (nodes, arguments, inputs) and propagates from there down. A pass that rewrites three nodes pays for three
 nodes and for those below whose metadata really became different.
 """
@@ -20,7 +20,7 @@ from fake.cache.key import thread_state
 from fake.cache.replacements import REPLACEMENTS
 from fake.cache.symbolic import metadata_of
 from fake.mode import ENGINE
-from fake.propagate.segments import Repeats, Segment, find_segments
+from fake.propagate.repeated_regions import Region, RegionSteps, find_regions
 from fake.tensors.tensor import Unkeyable, is_made_here
 
 __all__ = ["NotOnTape", "Tape"]
@@ -106,14 +106,14 @@ class _Walk:
     def run(self) -> list[_Record]:
         records: list[_Record] = []
         nodes = list(self.graph.nodes)
-        segments = [] if self.known else find_segments(nodes)
+        regions = [] if self.known else find_regions(nodes)
         # Handlers run with the mode entered and off the stack, as the dispatcher calls them.
         with self.mode, _t.unset_fake_temporarily():
             start = 0
-            for segment in segments:
-                records += [self._visit(node) for node in nodes[start : segment.start]]
-                records += self._visit_repeats(nodes, segment)
-                start = segment.end
+            for region in regions:
+                records += [self._visit(node) for node in nodes[start : region.start]]
+                records += self._visit_region(nodes, region)
+                start = region.end
             records += [self._visit(node) for node in nodes[start:]]
         return records
 
@@ -125,13 +125,13 @@ class _Walk:
             node.meta["val"] = value
         return _Record(node, node.target, node._args, node._kwargs, value)
 
-    def _visit_repeats(self, nodes: list[Node], segment: Segment) -> list[_Record]:
-        """The instances of a repeated segment: what one of them left serves those with inputs like its own."""
+    def _visit_region(self, nodes: list[Node], region: Region) -> list[_Record]:
+        """The instances of a repeated region: what one of them left serves those with inputs like its own."""
         records: list[_Record] = []
-        repeats = Repeats()
-        for instance in segment.instances(nodes):
-            key = repeats.key(instance, self.values)
-            steps = repeats.steps.get(key) if key is not None else None
+        known_steps = RegionSteps()
+        for instance in region.instances(nodes):
+            key = known_steps.key(instance, self.values)
+            steps = known_steps.steps.get(key) if key is not None else None
             if steps is not None:
                 for node, step in zip(instance, steps, strict=True):
                     value = step(self.mode, self.values, node) if step is not None else self._compute(node)
@@ -140,7 +140,7 @@ class _Walk:
                 continue
             records += [self._visit(node) for node in instance]
             if key is not None:
-                repeats.steps[key] = [self._step(node) for node in instance]
+                known_steps.steps[key] = [self._step(node) for node in instance]
         return records
 
     def _step(self, node: Node) -> Any:

@@ -56,6 +56,13 @@ def _memory(node: Any) -> dict[str, Any]:
 
 
 def remembered(name: str, slot: str, original: Callable) -> Callable:
+    """Returns a method of a lean node that answers from memory once torch's has answered.
+
+    Args:
+        name: the name of the method.
+        slot: under which the answer is kept.
+        original: torch's method.
+    """
     guards = slot == "_answer"
 
     def lean(self: Any, file: str, line: int) -> Any:

@@ -113,6 +113,12 @@ def leaves_of_arguments(tree: Any, is_leaf: Any = None) -> Iterator[Any]:
 def map_arguments(kinds: Any, function: Callable[[Any], Any], tree: Any, is_leaf: Any = None) -> Any:
     """``tree_map_only`` for arguments and results of operators.
 
+    Args:
+        kinds: the types of leaves that are mapped.
+        function: gives the value that replaces a leaf.
+        tree: nested tuples, lists and dicts.
+        is_leaf: says that a part is not looked into, as for ``tree_map``.
+
     >>> map_arguments(int, lambda number: number + 1, (1, [2, "a"]))
     (2, [3, 'a'])
     """
@@ -133,7 +139,14 @@ def map_arguments(kinds: Any, function: Callable[[Any], Any], tree: Any, is_leaf
 
 
 def visit_arguments(kinds: Any, function: Callable[[Any], Any], tree: Any, is_leaf: Any = None) -> Any:
-    """``tree_map_only_``: call a function with each leaf of the given types, and return the tree."""
+    """``tree_map_only_``: call a function with each leaf of the given types, and return the tree.
+
+    Args:
+        kinds: the types of leaves that are visited.
+        function: what is called.
+        tree: nested tuples, lists and dicts.
+        is_leaf: says that a part is not looked into, as for ``tree_map``.
+    """
     if is_leaf is not None or not isinstance(kinds, (type, tuple)):
         return _PYTREE.tree_map_only_(kinds, function, tree, is_leaf=is_leaf)
     for leaf in leaves_of_arguments(tree):

@@ -19,7 +19,19 @@ __all__ = ["PATCHES", "all_static"]
 def sizes_strides_storage_offset(
     env: Any, ex_size: Any, ex_stride: Any, ex_storage_offset: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """The sizes themselves, where the context says that all are static and nothing else is asked of them."""
+    """The sizes themselves, where the context says that all are static and nothing else is asked of them.
+
+    Args:
+        env: the environment.
+        ex_size: the example's sizes.
+        ex_stride: its strides in elements.
+        ex_storage_offset: its storage offset in elements.
+        args: the source and what else torch's method takes.
+        kwargs: likewise.
+
+    Returns:
+        Sizes, strides and offset, symbolic where the context says so.
+    """
     context = kwargs.get("symbolic_context")
     if (
         context is not None

@@ -1,4 +1,4 @@
-"""Repeated segments: found where they are, and no instance gets the values of one that is unlike it."""
+"""Repeated regions: found where they are, and no instance gets the values of one that is unlike it."""
 
 import copy
 
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 import fake
 from fake import FakeTensorMode, FakeTensorProp
-from fake.propagate.segments import find_segments
+from fake.propagate.repeated_regions import find_regions
 from tests.fake.support import describe
 
 F = torch.nn.functional
@@ -105,16 +105,16 @@ def test_values_are_torchs(program):
 
 def test_the_layers_are_found():
     graph = make_fx(same)(*tensors())
-    (segment,) = find_segments(list(graph.graph.nodes))
-    assert segment.count in (4, 5)
-    assert segment.period * 5 >= len(graph.graph.nodes) - 10
+    (region,) = find_regions(list(graph.graph.nodes))
+    assert region.count in (4, 5)
+    assert region.period * 5 >= len(graph.graph.nodes) - 10
 
 
 def test_an_instance_with_another_input_is_computed():
     """The third layer's weight has another dtype: the layers behind it are like it, not like the first."""
     double = dict.fromkeys(range(5), torch.float64)
     graph = make_fx(lambda x, *ws: same(x, *[w.to(torch.float32) for w in ws]))(*tensors(double))
-    assert find_segments(list(graph.graph.nodes))
+    assert find_regions(list(graph.graph.nodes))
     given = tensors({**double, 2: torch.int64, 4: torch.bfloat16})
     expected = copy.deepcopy(graph)
     TorchFakeTensorProp(expected, torch._subclasses.FakeTensorMode()).propagate(*given)

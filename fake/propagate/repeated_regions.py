@@ -1,8 +1,8 @@
-"""Segments of a graph that repeat: the layers of a model, forward and backward.
+"""Regions that repeat in a graph: the layers of a model, forward and backward.
 
-A segment is a run of consecutive nodes that comes again, at once, with the same targets and constants, and with the
-same wiring inside; where its nodes use values from outside, any values will do. :func:`find_segments` looks for them;
-:class:`Repeats` says when one instance is like another, so that its values need not be computed.
+A region is a run of consecutive nodes that comes again, at once, with the same targets and constants, and with the
+same wiring inside; where its nodes use values from outside, any values will do. :func:`find_regions` looks for them;
+:class:`RegionSteps` says when one instance is like another, so that its values need not be computed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.fx import Node
 from fake.cache.symbolic import metadata_of
 from fake.tensors.tensor import FakeTensor, Unkeyable
 
-__all__ = ["Repeats", "Segment", "find_segments"]
+__all__ = ["Region", "RegionSteps", "find_regions"]
 
 _SHORTEST = 4
 """Nodes below which a repetition is not worth its key."""
@@ -26,7 +26,7 @@ _PERIODS = 12
 
 
 @dataclass(frozen=True)
-class Segment:
+class Region:
     """``count`` instances of ``period`` nodes each, from the node number ``start`` on."""
 
     start: int
@@ -44,31 +44,31 @@ class Segment:
             yield nodes[start : start + self.period]
 
 
-def find_segments(nodes: Sequence[Node]) -> list[Segment]:
-    """The repeated segments of a graph, in order and without overlap.
+def find_regions(nodes: Sequence[Node]) -> list[Region]:
+    """The repeated regions of a graph, in order and without overlap.
 
     >>> import torch
     >>> def stack(x):
     ...     for _ in range(5):
     ...         x = (x.sin() + 1).cos() * 2
     ...     return x
-    >>> find_segments(list(torch.fx.symbolic_trace(stack).graph.nodes))
+    >>> find_regions(list(torch.fx.symbolic_trace(stack).graph.nodes))
     []
     >>> graph = torch.fx.experimental.proxy_tensor.make_fx(stack)(torch.ones(2))
-    >>> find_segments(list(graph.graph.nodes))
-    [Segment(start=1, period=4, count=5)]
+    >>> find_regions(list(graph.graph.nodes))
+    [Region(start=1, period=4, count=5)]
     """
     kinds = _kinds(nodes)
     next_of = _next_of_the_same(kinds)
-    found: list[Segment] = []
+    found: list[Region] = []
     position = 0
     while position < len(nodes):
-        segment = _longest_at(nodes, kinds, next_of, position)
-        if segment is None:
+        region = _longest_at(nodes, kinds, next_of, position)
+        if region is None:
             position += 1
         else:
-            found.append(segment)
-            position = segment.end
+            found.append(region)
+            position = region.end
     return found
 
 
@@ -118,9 +118,9 @@ def _next_of_the_same(kinds: list[int]) -> list[int]:
     return following
 
 
-def _longest_at(nodes: Sequence[Node], kinds: list[int], next_of: list[int], start: int) -> Segment | None:
+def _longest_at(nodes: Sequence[Node], kinds: list[int], next_of: list[int], start: int) -> Region | None:
     """The repetition from a position on that covers most nodes; the shortest period among equals."""
-    best: Segment | None = None
+    best: Region | None = None
     again = next_of[start]
     for _ in range(_PERIODS):
         if again >= len(kinds) or (best is not None and again >= best.end):
@@ -130,7 +130,7 @@ def _longest_at(nodes: Sequence[Node], kinds: list[int], next_of: list[int], sta
             length = 0
             while again + length < len(kinds) and kinds[start + length] == kinds[again + length]:
                 length += 1
-            candidate = Segment(start, period, length // period + 1)
+            candidate = Region(start, period, length // period + 1)
             if candidate.count > 1 and (best is None or candidate.end > best.end):
                 candidate = _with_equal_wiring(nodes, candidate)
                 if candidate.count > 1 and (best is None or candidate.end > best.end):
@@ -139,16 +139,16 @@ def _longest_at(nodes: Sequence[Node], kinds: list[int], next_of: list[int], sta
     return best
 
 
-def _with_equal_wiring(nodes: Sequence[Node], segment: Segment) -> Segment:
-    """The segment cut off before the first instance whose nodes use each other in another way."""
+def _with_equal_wiring(nodes: Sequence[Node], region: Region) -> Region:
+    """The region cut off before the first instance whose nodes use each other in another way."""
     wiring = None
-    for number, instance in enumerate(segment.instances(nodes)):
-        places = {node: place for place, node in enumerate(instance)}
-        own = [places.get(used, -1) for node in instance for used in _uses(node)]
+    for number, instance in enumerate(region.instances(nodes)):
+        index = {node: position for position, node in enumerate(instance)}
+        own = [index.get(used, -1) for node in instance for used in _uses(node)]
         if wiring is not None and own != wiring:  # equal constants: as many uses for each node
-            return Segment(segment.start, segment.period, number)
+            return Region(region.start, region.period, number)
         wiring = own
-    return segment
+    return region
 
 
 def _uses(node: Node) -> list[Node]:
@@ -160,8 +160,8 @@ def _uses(node: Node) -> list[Node]:
     return used
 
 
-class Repeats:
-    """What the instances of one segment left.
+class RegionSteps:
+    """How to make the values of one region's instances, as found for those before.
 
     Attributes:
         steps: for each key, how to make the value of each node.
@@ -172,9 +172,9 @@ class Repeats:
 
     @staticmethod
     def key(instance: Sequence[Node], values: dict[Node, Any]) -> Any:
-        """What decides the values of an instance: all that it uses from outside, and which uses are of one value.
+        """Returns what decides the values of an instance: all that it uses from outside, and which uses are of one value.
 
-        Returns None if something outside has no key.
+        None if something outside has no key.
         """
         inside = set(instance)
         numbers: dict[Node, int] = {}
