@@ -34,6 +34,7 @@ from fake.errors import (
     UnsupportedOperatorException,
 )
 from fake.kernels import sparse, views
+from fake.kernels.checks.numbers import real_numbers
 from fake.kernels.composites import in_inference_mode
 from fake.kernels.gradients import WATCHED, strides_in_eager
 from fake.kernels.structured import structured
@@ -139,6 +140,14 @@ def _convert(mode: Any, call: Call, value: torch.Tensor, allowed: bool) -> Any:
             raise MixedFakeModesError(call.func, mode, value.fake_mode)
         raise NonFakeInputError(call.func, call.args, call.kwargs, value)
     return mode.fake_tensor_converter.from_real_tensor(mode, value)
+
+
+def make_numbers_real(mode: Any, call: Call) -> Any:
+    """Numbers that eager converts to a real dtype, or truncates: torch's Python versions refuse them."""
+    if any(type(value) in (complex, float) for value in call.flat) and isinstance(call.func, _t.OpOverload):
+        call.args, call.kwargs = real_numbers(call.func, call.args, call.kwargs)
+        call.flat, call.spec = _t.tree_flatten((call.args, call.kwargs))
+    return NEXT
 
 
 def fold_constants(mode: Any, call: Call) -> Any:
@@ -380,6 +389,7 @@ def _without_meta_kernel(mode: Any, call: Call, error: RuntimeError | None) -> A
 STEPS: tuple[Callable[[Any, Call], Any], ...] = (
     lift_constant,
     convert_inputs,
+    make_numbers_real,
     fold_constants,
     refuse_unsupported_dtypes,
     refuse_wrong_arguments,

@@ -19,6 +19,7 @@ from fake.kernels import (  # noqa: F401  (they register their rules)
     grouped_mm,
     histogram,
     lazy_parameters,
+    likes,
     linalg,
     losses,
     normalization,

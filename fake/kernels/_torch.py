@@ -20,6 +20,7 @@ from torch._prims_common import (
     elementwise_dtypes,
     suggest_memory_format,
 )
+from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 from torch._subclasses.fake_impls import get_fast_op_impls, op_implementations_checks
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -66,6 +67,7 @@ __all__ = [
     "hides_structured_meta",
     "hint",
     "in_kernel_invocation_manager",
+    "is_dense",
     "is_tracing",
     "no_dispatch",
     "saved_tensor",

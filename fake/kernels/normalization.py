@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, OpOverload, torchs_answer
+from fake.kernels._torch import FakeTensorMode, OpOverload, suggest_memory_format, torchs_answer
 from fake.kernels.outputs import in_format_of, is_symbolic, row_major
 from fake.kernels.registry import rule
 
-__all__ = ["batch_norm", "batch_norm_backward", "layer_norm"]
+__all__ = ["batch_norm", "batch_norm_backward", "group_norm", "layer_norm"]
+
+aten = torch.ops.aten
 
 
 @rule(
@@ -22,15 +24,38 @@ __all__ = ["batch_norm", "batch_norm_backward", "layer_norm"]
 def batch_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The output is row-major or channels-last, whichever suits the input; never just the input's strides."""
     input = args[0]
-    output, *statistics = torchs_answer(mode, func, args, kwargs)
+    output, *statistics = _torchs_answer(mode, func, args, kwargs)
     if input.device.type == "cpu":
         format = None if is_symbolic(args, kwargs) else _contiguous_format(input, args[1:5])
-        if format is None:
-            output = in_format_of(mode, output, input)
-        else:
-            with mode:
-                output = torch.empty_like(output, memory_format=format)
+        output = _anew(mode, output, input, format)
     return (output, *statistics)
+
+
+def _anew(
+    mode: FakeTensorMode, answer: torch.Tensor, input: torch.Tensor, format: torch.memory_format | None
+) -> torch.Tensor:
+    """``answer`` in a format, or in the one that ``input`` suggests."""
+    if format is None:
+        return in_format_of(mode, answer, input)
+    with mode:
+        return torch.empty_like(answer, memory_format=format)
+
+
+def _torchs_answer(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """torch's, asked without what its decomposition raises on, and no result depends on.
+
+    Its choice of a backend wants weight and bias where eager takes one without the other; the variance that is kept is divided by
+    one less than a channel has elements.
+    """
+    if func.name() == "aten::_batch_norm_with_update":
+        given = next((a for a in args[1:5] if a is not None), None)
+        args = (args[0], *(given if a is None else a for a in args[1:3]), *args[3:])
+    keeps_variance = func.name() == "aten::_native_batch_norm_legit" and args[5]
+    if keeps_variance and not is_symbolic(args, kwargs) and args[0].numel() == args[0].shape[1]:
+        return torchs_answer(mode, aten._native_batch_norm_legit.no_stats, (*args[:3], *args[5:]), kwargs)
+    return torchs_answer(mode, func, args, kwargs)
 
 
 def _contiguous_format(input: torch.Tensor, others: tuple[Any, ...]) -> torch.memory_format | None:
@@ -49,15 +74,25 @@ def _contiguous_format(input: torch.Tensor, others: tuple[Any, ...]) -> torch.me
 def batch_norm_backward(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """The input's gradient: the same choice."""
-    input = args[1]
+    """The input's gradient: the same choice, where the incoming gradient is contiguous, too, and suggests the same format."""
+    incoming, input = args[:2]
     grad_input, *gradients = torchs_answer(mode, func, args, kwargs)
     if grad_input is not None and input.device.type == "cpu":
-        grad_input = in_format_of(mode, grad_input, input)
+        dense = not is_symbolic(args, kwargs) and _contiguous_format(incoming, ()) is not None
+        alike = dense and suggest_memory_format(input) == suggest_memory_format(incoming)
+        format = _contiguous_format(input, ()) if alike else None
+        grad_input = _anew(mode, grad_input, input, format)
     return (grad_input, *gradients)
 
 
-@rule("aten::native_layer_norm_backward")
+@rule("aten::native_layer_norm", "aten::native_layer_norm_backward")
 def layer_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """All gradients are row-major: the kernel makes its inputs so first."""
+    """All results are row-major: the kernel makes its inputs so first."""
     return row_major(mode, torchs_answer(mode, func, args, kwargs))
+
+
+@rule("aten::native_group_norm")
+def group_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The output is in the format that the input suggests, also where sizes of 1 leave strides open."""
+    output, *statistics = torchs_answer(mode, func, args, kwargs)
+    return (in_format_of(mode, output, args[0]) if args[0].device.type == "cpu" else output, *statistics)

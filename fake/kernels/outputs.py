@@ -138,6 +138,8 @@ def with_layout(mode: FakeTensorMode, answer: Any, example: Any) -> Any:
     if not isinstance(answer, torch.Tensor) or tuple(hint(s) for s in answer.stride()) == example.stride():
         return answer
     strides = example.stride()
+    if tuple(answer.shape) == tuple(example.shape) and not answer._has_symbolic_sizes_strides:
+        return fresh(mode, answer.shape, strides, dtype=answer.dtype, device=answer.device)
     order = sorted(range(example.dim()), key=lambda d: (-strides[d], d))
     layout = permuted_strides(answer.shape, order)
     return fresh(mode, answer.shape, layout, dtype=answer.dtype, device=answer.device)

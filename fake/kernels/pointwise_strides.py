@@ -42,6 +42,12 @@ _OPERANDS = {
     "aten::logical_or": 2,
     "aten::logical_xor": 2,
     "aten::native_dropout_backward": 2,
+    "aten::relu": 1,
+    "aten::hardtanh": 1,
+    "aten::complex": 2,
+    "aten::polar": 2,
+    "aten::rsub.Scalar": 1,
+    "aten::rsub.Tensor": 2,
 }
 
 
@@ -101,6 +107,8 @@ def angle(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs:
     "aten::normal.float_Tensor",
     "aten::glu_backward",
     "aten::log_sigmoid_forward",
+    "aten::masked_fill.Scalar",
+    "aten::masked_fill.Tensor",
     "aten::nll_loss2d_forward",
 )
 def row_major_result(

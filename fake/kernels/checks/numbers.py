@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from fake.kernels._torch import OpOverload
+from fake.kernels._torch import OpOverload, no_dispatch
 from fake.kernels.checks.registry import check_for, refuse
 from fake.kernels.dtypes import result_type
 
-__all__ = ["has_range", "numbers_can_be_held", "overflows"]
+__all__ = [
+    "bins_are_finite",
+    "ends_can_be_held",
+    "has_range",
+    "has_uniform_range",
+    "indices_are_filled_with_real_numbers",
+    "numbers_can_be_held",
+    "overflows",
+    "real_numbers",
+    "sorted_numbers_are_real",
+]
 
 
 #: Numbers that eager converts to the dtype of the result, by operator: whatever the size, or only if there are elements.
@@ -31,6 +42,11 @@ _CONVERTED = {
     ("celu", "celu_"): ("alpha",),
     ("leaky_relu", "leaky_relu_"): ("negative_slope",),
     ("_unsafe_masked_index",): ("fill",),
+    ("hardtanh", "hardtanh_"): ("min_val", "max_val"),
+    ("index_add", "index_add_"): ("alpha",),
+    ("segment_reduce",): ("initial",),
+    ("rrelu_with_noise", "rrelu_with_noise_"): ("lower", "upper"),
+    ("histc",): ("min", "max"),
     ("clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max", "clamp_max_"): ("min", "max"),
 }
 _IN_SINGLE_PRECISION = frozenset(
@@ -42,6 +58,67 @@ _CONVERTED_IF_ANY = {
     ("scatter", "scatter_", "index_fill", "index_fill_"): ("value",),
     ("addmm", "addmm_", "addbmm", "addbmm_", "baddbmm", "baddbmm_", "addmv", "addmv_", "addr", "addr_"): ("beta", "alpha"),
 }  # fmt: skip
+
+
+_NOT_CONVERTED = frozenset(
+    f"{name}{suffix}"
+    for name in ("pow", "clamp", "clamp_min", "clamp_max", "add", "sub", "rsub", "index_fill")
+    for suffix in ("", "_")
+)
+"""Operators whose result is complex if the number is, or that refuse a complex number for what it is."""
+
+_ONLY_CONVERTED = {
+    ("arange",): ("start", "end", "step"),
+    ("softshrink",): ("lambd",),
+    ("elu", "elu_"): ("scale", "input_scale"),
+}
+"""Numbers that are converted, and never refused for their size (or by another check)."""
+
+
+_ALPHA_OF_OWN_DTYPE = (torch.ops.aten.index_add.default, torch.ops.aten.index_add_.default)
+"""Where torch's Python versions want an integer for tensors of integers; eager truncates."""
+
+
+@functools.cache
+def _converted_by(func: OpOverload) -> frozenset[str]:
+    """The arguments of an operator that eager converts to the dtype of its tensors, whatever number they are."""
+    if func.namespace != "aten":
+        return frozenset()
+    name, found = func._schema.name.split("::")[1], set()
+    for names, arguments in (*_CONVERTED.items(), *_CONVERTED_IF_ANY.items(), *_ONLY_CONVERTED.items()):
+        if name in names and name not in _NOT_CONVERTED:
+            found.update(arguments)
+    return frozenset(found)
+
+
+def real_numbers(func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments with real numbers in place of complex ones without an imaginary part, where eager converts them, and integers
+    where it truncates.
+
+    >>> real_numbers(torch.ops.aten.masked_fill.Scalar, (None, None, 2 + 0j), {})
+    ((None, None, 2.0), {})
+    """
+    converted = _converted_by(func)
+    if func._schema.name in ("aten::clamp", "aten::clamp_") and args[0].is_floating_point():
+        converted = frozenset(("min", "max"))
+    names = [argument.name for argument in func._schema.arguments]
+
+    def one(name: str, value: Any) -> Any:
+        if name not in converted:
+            return value
+        if isinstance(value, complex) and value.imag == 0:
+            value = value.real
+        truncated = func in _ALPHA_OF_OWN_DTYPE and isinstance(value, float) and math.isfinite(value)
+        return (
+            int(value)
+            if truncated and not args[0].is_floating_point() and not args[0].is_complex()
+            else value
+        )
+
+    return (
+        tuple(one(name, value) for name, value in zip(names, args, strict=False)),
+        {name: one(name, value) for name, value in kwargs.items()},
+    )
 
 
 def _numbers(func: OpOverload, given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -145,6 +222,79 @@ def overflows(value: Any, dtype: torch.dtype) -> bool:
     )  # C++ compares with the limits as they are in the number's type
     lowest = -info.max if info.min == 0 and isinstance(value, int) else info.min
     return not kind(lowest) <= value <= kind(info.max)
+
+
+@check_for("index_fill")
+def indices_are_filled_with_real_numbers(func: OpOverload, given: dict[str, Any]) -> None:
+    """A complex number is for complex tensors only, even without an imaginary part."""
+    refuse(
+        isinstance(given["value"], complex) and not given["self"].is_complex(), func,
+        "Converting complex Scalar to non-complex type is not supported (argument 'value')",
+    )  # fmt: skip
+
+
+@check_for("xlogy", "bucketize", "searchsorted")
+def sorted_numbers_are_real(func: OpOverload, given: dict[str, Any]) -> None:
+    """Kernels without code for complex numbers, to which a number would promote."""
+    for name in ("self", "other"):
+        if isinstance(given.get(name), complex):
+            refuse(
+                True, func, f"not implemented for complex numbers (argument {name!r})", NotImplementedError
+            )
+
+
+@check_for("linspace", "logspace")
+def ends_can_be_held(func: OpOverload, given: dict[str, Any]) -> None:
+    """Both ends fit into the dtype of the result; of a single step, the one number that is written."""
+    start, end, steps = given["start"], given["end"], given["steps"]
+    if type(steps) is not int or steps < 1:
+        return
+    out = given.get("out")
+    dtype = given.get("dtype") or torch.get_default_dtype() if out is None else out.dtype
+    ends = [end for end in (start, end)[:steps] if type(end) in (bool, int, float)]
+    if steps == 1 and ends and func._schema.name == "aten::logspace":
+        ends = [_power(float(given["base"]), start)]
+    for value in ends:
+        refuse(
+            overflows(value, dtype), func,
+            f"value {value!r} cannot be converted to type {dtype} without overflow (arguments 'start' and 'end')",
+        )  # fmt: skip
+
+
+def _power(base: float, exponent: float) -> float:
+    """``std::pow``, which has a number where Python raises."""
+    with no_dispatch():
+        return torch.tensor(base, dtype=torch.float64).pow(exponent).item()
+
+
+@check_for("histc")
+def bins_are_finite(func: OpOverload, given: dict[str, Any]) -> None:
+    """The range of a histogram is in order and has ends."""
+    low, high = given["min"], given["max"]
+    if all(type(n) in (bool, int, float) for n in (low, high)):
+        refuse(
+            not (math.isfinite(low) and math.isfinite(high)), func,
+            f"torch.histc: range of [{low}, {high}] is not finite (arguments 'min' and 'max')",
+        )  # fmt: skip
+
+
+@check_for("uniform")
+def has_uniform_range(func: OpOverload, given: dict[str, Any]) -> None:
+    """Both ends are numbers of the dtype, in order, and so is the distance between them."""
+    low, high, dtype = given["from"], given["to"], given["self"].dtype
+    if not all(type(n) in (bool, int, float) for n in (low, high)) or not dtype.is_floating_point:
+        return
+    greatest = torch.finfo(dtype).max
+    for name, value in (("from", low), ("to", high)):
+        refuse(not abs(value) <= greatest, func, f"{name} is out of bounds for {dtype}, but got {value}")
+    refuse(
+        low > high, func,
+        f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}",
+    )  # fmt: skip
+    refuse(
+        high - low > greatest, func,
+        f"uniform_ expects to-from <= the largest {dtype}, but found to={high} and from={low}",
+    )  # fmt: skip
 
 
 @check_for("random", "randint", "randint_like")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import OpOverload
+from fake.kernels._torch import OpOverload, suggest_memory_format
 from fake.kernels.checks.registry import check_for, refuse, refused_with, wrapped_dim
 
 __all__ = [
@@ -15,7 +15,9 @@ __all__ = [
     "extremes_are_ordered",
     "factors_fit",
     "grid_fits_input",
+    "has_dimension",
     "has_enough_to_sample",
+    "has_factor",
     "has_rows_to_take",
     "has_signal",
     "has_vector_of_boundaries",
@@ -29,6 +31,7 @@ __all__ = [
     "one_weight_per_channel",
     "one_weight_per_number",
     "one_weight_per_point",
+    "pads_forwards",
     "pools_something",
     "random_numbers_are_floating",
     "reduces_dimension",
@@ -211,6 +214,11 @@ def kernel_and_padding(func: OpOverload, given: dict[str, Any]) -> None:
         func,
         f"kernel size should be greater than zero, but got {list(weight.shape[2:])}",
     )
+    refuse(
+        any(n <= 0 for n in given["dilation"]),
+        func,
+        f"dilation should be greater than zero, but got {given['dilation']}",
+    )
     if given["transposed"]:
         spatial = weight.dim() - 2
         steps = [
@@ -309,6 +317,29 @@ def is_computed_in(func: OpOverload, given: dict[str, Any]) -> None:
     refuse(True, func, f"not implemented for {self.dtype} (argument 'self')", NotImplementedError)
 
 
+@check_for("pixel_shuffle", "pixel_unshuffle")
+def has_factor(func: OpOverload, given: dict[str, Any]) -> None:
+    """There is something to divide by."""
+    name = "upscale_factor" if "upscale_factor" in given else "downscale_factor"
+    refuse(given[name] <= 0, func, f"expects a positive {name}, but got {given[name]}")
+
+
+@check_for("im2col")
+def pads_forwards(func: OpOverload, given: dict[str, Any]) -> None:
+    """Padding adds."""
+    refuse(
+        any(n < 0 for n in given["padding"]),
+        func,
+        f"padding should be non-negative, but got {given['padding']}",
+    )
+
+
+@check_for("mvlgamma")
+def has_dimension(func: OpOverload, given: dict[str, Any]) -> None:
+    """A multivariate function of one variable at least."""
+    refuse(given["p"] < 1, func, f"p has to be greater than or equal to 1, but got {given['p']}")
+
+
 @check_for("pixel_unshuffle")
 def blocks_fill_image(func: OpOverload, given: dict[str, Any]) -> None:
     """Height and width are multiples of the factor, also of an image without elements."""
@@ -328,7 +359,12 @@ def has_vector_of_boundaries(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("multinomial")
 def has_enough_to_sample(func: OpOverload, given: dict[str, Any]) -> None:
-    """Without replacement no more samples than categories."""
+    """Some samples; without replacement no more than categories."""
+    refuse(
+        given["num_samples"] <= 0,
+        func,
+        f"cannot sample n_sample <= 0 samples, but got {given['num_samples']}",
+    )
     refuse(
         not given["replacement"] and given["num_samples"] > given["self"].shape[-1], func,
         "cannot sample n_sample > prob_dist.size(-1) samples without replacement",
@@ -352,7 +388,19 @@ def matmul_can_take(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("native_group_norm")
 def one_weight_per_channel(func: OpOverload, given: dict[str, Any]) -> None:
-    """Weight and bias are vectors with an element for each channel."""
+    """A dense input in as many parts as it is said to have; weight and bias are vectors with an element for each channel."""
+    input, parts = given["input"], [given[name] for name in ("N", "C", "HxW")]
+    refuse(given["group"] <= 0, func, f"Expected num groups to be greater than 0, got {given['group']}")
+    refuse(
+        any(n < 0 for n in parts) or input.numel() != parts[0] * parts[1] * parts[2], func,
+        f"argument 'input' of shape {list(input.shape)} has not N * C * HxW = {parts[0]} * {parts[1]} * {parts[2]} elements",
+    )  # fmt: skip
+    if input.device.type == "cpu" and not input._has_symbolic_sizes_strides:
+        refuse(
+            not input.is_contiguous(memory_format=suggest_memory_format(input)), func,
+            f"argument 'input' of shape {list(input.shape)} and strides {list(input.stride())} is not contiguous in the format "
+            "that it suggests",
+        )  # fmt: skip
     for name in ("weight", "bias"):
         value = given[name]
         refuse(

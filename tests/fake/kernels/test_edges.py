@@ -23,6 +23,7 @@ NUMBERS = [
     1e39,
     1e308,
     1j,
+    2 + 0j,
 ]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.uint8, torch.int64, torch.complex64]
 
@@ -37,6 +38,8 @@ WITH_A_NUMBER = {
     "scalar_tensor": lambda d, n: torch.scalar_tensor(n, dtype=d),
     "full": lambda d, n: torch.full((2,), n, dtype=d),
     "fill_": lambda d, n: zeros(d).fill_(n),
+    "masked_fill": lambda d, n: zeros(d).masked_fill(zeros(torch.bool), n),
+    "index_fill": lambda d, n: zeros(d).index_fill(0, zeros(torch.int64), n),
     "lerp": lambda d, n: torch.lerp(zeros(d), zeros(d), n),
     "lerp_": lambda d, n: zeros(d).lerp_(zeros(d), n),
     "addcmul": lambda d, n: torch.addcmul(zeros(d), zeros(d), zeros(d), value=n),
@@ -90,6 +93,125 @@ def test_what_eager_takes(name):
         assert outcome(ACCEPTED[name]) == expected
 
 
+FLOATING = {
+    "hardtanh": lambda d, n: torch.ops.aten.hardtanh(zeros(d), -1, n),
+    "leaky_relu": lambda d, n: torch.ops.aten.leaky_relu(zeros(d), n),
+    "softshrink": lambda d, n: torch.ops.aten.softshrink(zeros(d), n),
+    "clamp": lambda d, n: torch.ops.aten.clamp(zeros(d), None, n),
+    "index_add": lambda d, n: zeros(d).index_add(0, zeros(torch.int64), zeros(d), alpha=n),
+    "histc": lambda d, n: torch.ops.aten.histc(zeros(d), 3, -1, n),
+    "uniform_": lambda d, n: zeros(d).uniform_(0, n),
+    "uniform_ from": lambda d, n: zeros(d).uniform_(n, 1),
+    "linspace": lambda d, n: torch.ops.aten.linspace(0, n, 3, dtype=d),
+    "logspace, one step": lambda d, n: torch.ops.aten.logspace(n, 1, 1, dtype=d),
+}
+"""What the numbers may be besides; ``clamp`` takes a complex one for a tensor of real numbers only."""
+
+
+@pytest.mark.parametrize("name", FLOATING)
+def test_numbers_that_are_not_finite_or_out_of_order(name):
+    call, seen = FLOATING[name], set()
+    for dtype in (
+        (torch.float32, torch.int64) if name in ("clamp", "index_add", "linspace") else (torch.float32,)
+    ):
+        for number in (
+            0,
+            -1,
+            0.5,
+            2 + 0j,
+            2 + 1j,
+            1e39,
+            float("inf"),
+            float("-inf"),
+            float("nan"),
+            2**40,
+            100,
+        ):
+            expected = outcome(lambda: call(dtype, number))  # noqa: B023 - called at once
+            with fake.FakeTensorMode():
+                assert outcome(lambda: call(dtype, number)) == expected, (dtype, number)  # noqa: B023
+            seen.add(expected == "refused")
+    assert seen == {True, False}
+
+
+REFUSED = {
+    "no dilation": lambda: F.conv3d(torch.ones(1, 1, 4, 4, 4), torch.ones(1, 1, 1, 1, 1), dilation=0),
+    "no groups": lambda: torch.native_group_norm(torch.ones(1, 4, 2), None, None, 1, 4, 2, 0, 1e-5),
+    "other channels": lambda: torch.native_group_norm(torch.ones(1, 4, 2), None, None, 1, -4, 2, 1, 1e-5),
+    "gaps": lambda: torch.native_group_norm(torch.ones(1, 2, 4).mT, None, None, 1, 4, 2, 2, 1e-5),
+    "no samples": lambda: torch.multinomial(torch.ones(3), 0),
+    "negative padding": lambda: F.unfold(torch.ones(1, 1, 4, 4), 2, padding=-1),
+    "no factor": lambda: F.pixel_shuffle(torch.ones(1, 4, 2, 2), 0),
+    "no dimension": lambda: torch.mvlgamma(torch.ones(3), 0),
+    "a complex boundary": lambda: torch.bucketize(2 + 0j, torch.ones(3)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_eager_refuses(name):
+    assert outcome(REFUSED[name]) == "refused"
+    with fake.FakeTensorMode():
+        assert outcome(REFUSED[name]) == "refused"
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_batch_norm_with_one_of_weight_and_bias(name):
+    def call():
+        given = [torch.ones(3) if name == "weight" else None, torch.ones(3) if name == "bias" else None]
+        return torch.ops.aten._batch_norm_with_update(
+            torch.ones(2, 3), *given, torch.zeros(3), torch.ones(3), 0.1, 1e-5
+        )
+
+    expected = outcome(call)
+    assert expected != "refused"
+    with fake.FakeTensorMode():
+        assert outcome(call) == expected
+
+
+def test_batch_norm_of_one_element_for_each_channel():
+    def call():
+        stats = torch.zeros(3), torch.ones(3)
+        return torch.ops.aten._native_batch_norm_legit(torch.ones(1, 3), None, None, *stats, True, 0.1, 1e-5)
+
+    expected = outcome(call)
+    assert expected != "refused"
+    with fake.FakeTensorMode():
+        assert outcome(call) == expected
+
+
+KEEP_STRIDES = {
+    "ones_like": torch.ones_like,
+    "another dtype": lambda x: torch.zeros_like(x, dtype=torch.int64),
+    "row-major": lambda x: torch.empty_like(x, memory_format=torch.contiguous_format),
+    "randn_like": torch.randn_like,
+    "flip": lambda x: x.flip(0),
+    "sort": lambda x: tuple(x.sort(-1)),
+    "nan_to_num": torch.nan_to_num,
+    "relu": torch.relu,
+    "masked_fill": lambda x: x.masked_fill(torch.ones_like(x, dtype=torch.bool), 1.0),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+}
+
+
+@pytest.mark.parametrize("name", KEEP_STRIDES)
+def test_strides_of_sizes_of_one(name):
+    for shape, strides in (
+        ((1, 2), (1, 1)),
+        ((2, 1), (1, 7)),
+        ((2, 1, 3), (3, 9, 1)),
+        ((2, 1, 3), (1, 9, 2)),
+        ((2, 3), (1, 4)),
+    ):
+
+        def call():
+            return KEEP_STRIDES[name](torch.empty_strided(shape, strides).fill_(1.0))  # noqa: B023 - called at once
+
+        expected = outcome(call)
+        assert expected != "refused"
+        with fake.FakeTensorMode():
+            assert outcome(call) == expected, (shape, strides)
+
+
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(
     ("shape", "stride"),
@@ -102,6 +224,9 @@ def test_what_eager_takes(name):
         ((2, 4, 1, 1), (4, 1, 4, 4)),
         ((1, 2, 2, 3, 2), (1, 1, 12, 4, 2)),
         ((2, 3, 4), (1, 2, 6)),
+        ((1, 2, 3, 1, 1), (7, 1, 2, 1, 1)),
+        ((3, 2, 1, 3), (6, 1, 2, 2)),
+        ((2, 3, 2, 1), (6, 1, 3, 12)),
     ],
 )
 def test_batch_norm_where_sizes_leave_strides_open(shape, stride, training):
@@ -110,7 +235,15 @@ def test_batch_norm_where_sizes_leave_strides_open(shape, stride, training):
     def call(wide=1):
         x = torch.empty_strided(shape, stride)
         mean, variance = zeros(torch.float32, channels * wide)[::wide], torch.ones(channels)
-        return F.batch_norm(x, mean, variance, None, None, training)
+        x.requires_grad_()
+        y = F.batch_norm(x, mean, variance, None, None, training)
+        incoming = (
+            torch.ones_like(y),
+            torch.ones_like(x),
+            torch.ones(()).expand(y.shape),
+            torch.empty(y.shape),
+        )
+        return (y, *(torch.autograd.grad(y, x, g, retain_graph=True)[0] for g in incoming))
 
     for wide in (1, 2):
         expected = outcome(lambda: call(wide))  # noqa: B023 - called at once

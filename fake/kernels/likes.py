@@ -1,0 +1,43 @@
+"""What is allocated like a tensor: with its very strides, if no element is missing between them and none is there twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from fake.kernels._torch import FakeTensorMode, OpOverload, is_dense, torchs_answer
+from fake.kernels.outputs import all_dense, fresh, is_symbolic
+from fake.kernels.registry import rule
+
+__all__ = ["like_input"]
+
+
+@rule(
+    *(f"aten::{name}_like" for name in ("empty", "ones", "zeros", "full", "rand", "randn", "randint")),
+    *(f"aten::{name}_like.generator" for name in ("rand", "randn", "randint")),
+    "aten::randint_like.low_dtype",
+    "aten::randint_like.low_generator_dtype",
+    "aten::flip",
+    "aten::deg2rad",
+    "aten::rad2deg",
+    "aten::nan_to_num",
+    "aten::_prelu_kernel",
+    "aten::sort",
+    "aten::fill.Scalar",
+    "aten::fill.Tensor",
+)
+def like_input(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where a size is 1 its stride says nothing, and torch's Python versions choose another one than eager, which copies it."""
+    answer, input = torchs_answer(mode, func, args, kwargs), args[0]
+    preserves = kwargs.get("memory_format") in (None, torch.preserve_format)
+    if not preserves or is_symbolic(args, kwargs) or not all_dense(args, kwargs) or not is_dense(input):
+        return answer
+    return pytree.tree_map(lambda leaf: _like(mode, leaf, input), answer)
+
+
+def _like(mode: FakeTensorMode, leaf: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    if leaf.layout is not torch.strided or leaf.stride() == input.stride():
+        return leaf
+    return fresh(mode, input.shape, input.stride(), dtype=leaf.dtype, device=leaf.device)
