@@ -21,6 +21,7 @@ __all__ = [
     "checks_of",
     "extent",
     "has_checks",
+    "is_refused",
     "refuse",
     "refused_with",
     "wrapped_dim",
@@ -119,6 +120,17 @@ def refused_with(call: Callable[[], Any]) -> type[Exception]:
         except (RuntimeError, TypeError) as error:
             return type(error)
     raise AssertionError("eager takes a call that it is known to refuse")
+
+
+@functools.cache
+def is_refused(call: Callable[[], Any]) -> bool:
+    """Whether eager refuses a call on small tensors of its own: some releases of torch do."""
+    with no_dispatch():
+        try:
+            call()
+        except RuntimeError:
+            return True
+    return False
 
 
 def wrapped_dim(func: OpOverload, dim: int, rank: int) -> int:
