@@ -11,8 +11,6 @@ from fake.kernels._torch import FakeTensorMode, OpOverload, is_dense, torchs_ans
 from fake.kernels.outputs import all_dense, fresh, is_symbolic
 from fake.kernels.registry import rule
 
-__all__ = ["like_input"]
-
 
 @rule(
     *(f"aten::{name}_like" for name in ("empty", "ones", "zeros", "full", "rand", "randn", "randint")),
@@ -28,7 +26,7 @@ __all__ = ["like_input"]
     "aten::fill.Scalar",
     "aten::fill.Tensor",
 )
-def like_input(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _like_input(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Where a size is 1 its stride says nothing, and torch's Python versions choose another one than eager, which copies it."""
     answer, input = torchs_answer(mode, func, args, kwargs), args[0]
     preserves = kwargs.get("memory_format") in (None, torch.preserve_format)

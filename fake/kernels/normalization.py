@@ -10,8 +10,6 @@ from fake.kernels._torch import FakeTensorMode, OpOverload, suggest_memory_forma
 from fake.kernels.outputs import in_format_of, is_symbolic, row_major
 from fake.kernels.registry import rule
 
-__all__ = ["batch_norm", "batch_norm_backward", "group_norm", "layer_norm"]
-
 aten = torch.ops.aten
 
 
@@ -21,7 +19,7 @@ aten = torch.ops.aten
     "aten::_native_batch_norm_legit.no_stats",
     "aten::_batch_norm_with_update",
 )
-def batch_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _batch_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The output is row-major or channels-last, whichever suits the input; never just the input's strides."""
     input = args[0]
     output, *statistics = _torchs_answer(mode, func, args, kwargs)
@@ -71,7 +69,7 @@ def _contiguous_format(input: torch.Tensor, others: tuple[Any, ...]) -> torch.me
 
 
 @rule("aten::native_batch_norm_backward", "aten::batch_norm_backward")
-def batch_norm_backward(
+def _batch_norm_backward(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The input's gradient: the same choice, where the incoming gradient is contiguous, too, and suggests the same format."""
@@ -86,13 +84,13 @@ def batch_norm_backward(
 
 
 @rule("aten::native_layer_norm", "aten::native_layer_norm_backward")
-def layer_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _layer_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """All results are row-major: the kernel makes its inputs so first."""
     return row_major(mode, torchs_answer(mode, func, args, kwargs))
 
 
 @rule("aten::native_group_norm")
-def group_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _group_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The output is in the format that the input suggests, also where sizes of 1 leave strides open."""
     output, *statistics = torchs_answer(mode, func, args, kwargs)
     return (in_format_of(mode, output, args[0]) if args[0].device.type == "cpu" else output, *statistics)
