@@ -11,11 +11,9 @@ import torch
 from rich.console import Console
 
 from benchmarks.conformance.compare import Verdict
-from benchmarks.conformance.dtypes import measure_dtypes, write_table
 from benchmarks.conformance.engines import ENGINES
 from benchmarks.conformance.errors import ConformanceOptionsError
 from benchmarks.conformance.layouts import LAYOUTS
-from benchmarks.conformance.overlaps import measure_overlaps
 from benchmarks.conformance.refusals import sweep_refusals
 from benchmarks.conformance.report import Tally
 from benchmarks.conformance.sweep import TABLES, Options, sweep
@@ -56,9 +54,6 @@ def main(arguments: list[str] | None = None) -> int:
         "--merge", type=Path, nargs="+", help="print the union of results written before; run nothing"
     )
     parser.add_argument("--progress", action="store_true", help="print each entry's name to standard error")
-    parser.add_argument(
-        "--measure", type=Path, help="write what kernels refuse to this file, measured with eager"
-    )
     choice = parser.parse_args(arguments)
 
     try:
@@ -69,11 +64,6 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             options = _options(choice)
             progress = (lambda name: print(name, file=sys.stderr)) if choice.progress else (lambda name: None)
-            if choice.measure:
-                dtypes, overlaps = measure_dtypes(options, progress), measure_overlaps(options, progress)
-                count = write_table(dtypes, overlaps, choice.measure)
-                print(count, "operators refuse dtypes", len(overlaps), "overlaps")
-                return 0
             tally = (sweep_refusals if choice.refusals else sweep)(options, progress)
     except (ConformanceOptionsError, OSError, json.JSONDecodeError) as error:
         parser.error(str(error))

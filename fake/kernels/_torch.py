@@ -12,7 +12,15 @@ from typing import Any
 
 import sympy
 import torch
-from torch._C import DispatchKey, _dispatch_dump, _get_dispatch_mode, _TorchDispatchModeKey
+from torch._C import (
+    DisableTorchFunction,
+    DispatchKey,
+    _AutoDispatchBelowAutograd,
+    _DisableAutocast,
+    _dispatch_dump,
+    _get_dispatch_mode,
+    _TorchDispatchModeKey,
+)
 from torch._decomp import decomposition_table, meta_table
 from torch._ops import OpOverload
 from torch._prims_common import (
@@ -66,6 +74,7 @@ __all__ = [
     "has_unbacked",
     "hides_structured_meta",
     "hint",
+    "in_eager",
     "in_kernel_invocation_manager",
     "is_dense",
     "is_tracing",
@@ -153,6 +162,13 @@ def composite_kernel_exists(func: OpOverload) -> bool:
     """Whether an operator is made of others in C++, autograd and views included."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     return has_kernel(func.name(), COMPOSITE.name) and not has_kernel(func.name(), _VIEWS_KEY.name)
+
+
+@contextmanager
+def in_eager() -> Iterator[None]:
+    """Real kernels for real tensors: no mode sees a call, autograd does not record it and autocast does not change it."""
+    with no_dispatch(), DisableTorchFunction(), _AutoDispatchBelowAutograd(), _DisableAutocast():
+        yield
 
 
 @contextmanager

@@ -1,14 +1,14 @@
 """Writing to memory that is read, or written twice: which operators refuse it, and when it happens.
 
 Three things can be wrong with a tensor that an operator writes to: two of its elements are one (``expand``), it shares some
-elements with a tensor that is read, or it *is* a tensor that is read. Each kernel decides which of these it refuses;
-``refused_dtypes.json`` has what they decided, measured as the dtypes are. The definitions are eager's
+elements with a tensor that is read, or it *is* a tensor that is read. Each kernel decides which of these it refuses, and is
+asked (see :mod:`fake.kernels.trials`). The definitions are eager's
 (``ATen/MemoryOverlap.cpp``): what is too hard to tell from sizes and strides passes.
 """
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,9 +16,9 @@ import torch
 
 from fake.kernels._torch import OpOverload
 from fake.kernels.checks import extent
-from fake.kernels.dtypes import table
+from fake.kernels.trials import SLACK, Kind, Trial, attempt, trial_of
 
-__all__ = ["KINDS", "check_overlaps", "kinds_of", "may_overlap", "pairs_to_watch", "refused_kinds"]
+__all__ = ["KINDS", "check_overlaps", "kinds_of", "may_overlap", "pairs_to_watch"]
 
 Path = tuple[Any, ...]
 
@@ -34,12 +34,8 @@ _PROBLEMS = {
 }
 
 
-@functools.cache
-def refused_kinds(func: OpOverload) -> frozenset[str]:
-    """The kinds of overlap that an operator refuses; with a number, those that it refuses with a tensor."""
-    measured = table("overlaps")
-    names = (func.name(), f"{func._schema.name}.Tensor" if func._overloadname == "Scalar" else "")
-    return frozenset(next((measured[name] for name in names if name in measured), ()))
+_known: dict[tuple[OpOverload, str, str, str], bool] = {}
+"""What eager said: of an operator, a kind of overlap, the argument that is written to, and the one that is read."""
 
 
 def check_overlaps(func: OpOverload, args: Any, kwargs: Any) -> None:
@@ -48,12 +44,43 @@ def check_overlaps(func: OpOverload, args: Any, kwargs: Any) -> None:
     Raises:
         RuntimeError: the written tensor overlaps with itself or with what is read.
     """
-    refused = refused_kinds(func)
-    if not refused:
-        return
     for kind, name, other in kinds_of(func, args, kwargs):
-        if kind in refused:
+        if _refuses(func, kind, name, other, args, kwargs):
             raise RuntimeError(_problem(func, kind, name, other))
+
+
+def _refuses(func: OpOverload, kind: str, name: str, other: str, args: Any, kwargs: Any) -> bool:
+    """Whether eager refuses one kind of overlap of two arguments. What it cannot be asked, it does not refuse."""
+    key = func, kind, name, other
+    known = _known.get(key)
+    if known is None:
+        trial = trial_of(func, args, kwargs)
+        made = trial and _overlapping(trial, kind, name, other)
+        if not trial or not made:
+            return False
+        error = attempt(trial, made=made)
+        known = error is not None and "unsupported operation: " in str(error)
+        if known or error is None:
+            _known[key] = known
+    return known
+
+
+def _overlapping(trial: Trial, kind: str, name: str, other: str) -> dict[str, Any] | None:
+    """Two arguments of a trial that overlap; ``None`` if they are too small to."""
+    written, read = trial.values[name], trial.values[other]
+    if not isinstance(written, Kind) or not isinstance(read, Kind):
+        return None
+    if kind == INTERNAL:
+        long = [d for d, size in enumerate(written.shape) if size > 1]
+        if not long:
+            return None
+        row = Kind(written.dtype, tuple(1 if d == long[0] else n for d, n in enumerate(written.shape)))
+        return {name: row.make(0).expand(written.shape)}
+    storage = torch.zeros(
+        SLACK * (2 + math.prod(written.shape) + math.prod(read.shape)), dtype=torch.uint8, device="cpu"
+    )
+    step = 0 if kind == FULL else max(written.dtype.itemsize, read.dtype.itemsize) // read.dtype.itemsize
+    return {name: written.make(0, storage), other: read.make(0, storage, step)}
 
 
 def kinds_of(func: OpOverload, args: Any, kwargs: Any) -> Iterator[tuple[str, str, str]]:
@@ -96,9 +123,6 @@ def pairs_to_watch(func: OpOverload, args: Any, kwargs: Any) -> tuple[tuple[Path
     That two tensors share one is not in any cache key, because it hardly ever matters: with equal sizes, an in-place
     operator may read what it writes.
     """
-    refused = refused_kinds(func)
-    if not refused - {INTERNAL}:
-        return ()
     written, read = _written_and_read(func, args, kwargs)
     if any(tensor.numel() == 0 for _, tensor in (*written, *read)):
         return ()
@@ -106,7 +130,7 @@ def pairs_to_watch(func: OpOverload, args: Any, kwargs: Any) -> tuple[tuple[Path
     for path, tensor in written:
         for other_path, other in read:
             kind = _kind_on_one_storage(tensor, other)
-            if kind in refused:
+            if kind is not None and _refuses(func, kind, path[-1], other_path[-1], args, kwargs):
                 pairs.append((path[:-1], other_path[:-1], _problem(func, kind, path[-1], other_path[-1])))
     return tuple(pairs)
 

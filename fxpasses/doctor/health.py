@@ -14,7 +14,6 @@ import torch
 import fake
 import fxpasses.backend  # noqa: F401 - puts itself around the compilations of Dynamo
 from compiled_autograd._torch import hook_problem
-from fake.kernels.dtypes import table
 from fxpasses import _torch
 from fxpasses.dynamo import _torch as dynamo
 from fxpasses.dynamo import _torch_reading
@@ -119,16 +118,6 @@ def _engine() -> Finding:
     )
 
 
-def _refusals() -> Finding:
-    problem = "" if table("operators") else f"nothing was measured with torch {torch.__version__}"
-    return Finding(
-        "refusal of dtypes that eager's kernels refuse",
-        problem,
-        cost="a call with a wrong dtype may pass on fake tensors, and is refused only when it runs",
-        advice="python -m benchmarks.conformance --measure FILE, in a clone of the repository, writes the table",
-    )
-
-
 def _compiler() -> Finding:
     found, problem = _torch.cpp_compiler()
     return Finding(
@@ -169,7 +158,6 @@ _LOOKS: tuple[Callable[[], Finding], ...] = (
     _copies,
     _settings,
     _engine,
-    _refusals,
     _compiler,
     _compile_caches,
     _fake_cache,

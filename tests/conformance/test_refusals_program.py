@@ -1,6 +1,5 @@
-"""The program that looks for what only eager refuses, and the one that measures what kernels refuse."""
+"""The program that looks for what only eager refuses."""
 
-import json
 import os
 import time
 
@@ -9,9 +8,7 @@ import torch
 
 from benchmarks.conformance import Options, Verdict
 from benchmarks.conformance.command import main
-from benchmarks.conformance.dtypes import explain, measure_dtypes, write_table
 from benchmarks.conformance.isolate import isolated
-from benchmarks.conformance.overlaps import measure_overlaps
 from benchmarks.conformance.refusals import copied, perturbations, sweep_refusals
 
 
@@ -53,34 +50,9 @@ def test_what_values_decide_is_told_apart():
     assert {case.outcome.verdict for case in tally.notable} <= {Verdict.DATA_DEPENDENT}
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command(capsys):
     assert main(["--refusals", "square", "--databases", "op", "--samples", "1"]) == 0
     assert "accepted" in capsys.readouterr().out
-    file = tmp_path / "table.json"
-    assert main(["--measure", str(file), "mm", "--databases", "op", "--samples", "2"]) == 0
-    assert json.loads(file.read_text())["torch"] == torch.__version__.split("+")[0]
-
-
-def test_measured_dtypes(tmp_path):
-    seen = measure_dtypes(options("mm"))
-    assert ("self", "mat2", "RuntimeError") in explain(seen["aten::mm"]).same
-    assert write_table(seen, {"aten::mm.out": ["internal"]}, tmp_path / "table.json") >= 1
-    written = json.loads((tmp_path / "table.json").read_text())
-    assert ["self", "mat2", "RuntimeError"] in written["operators"]["aten::mm"]["same"]
-    assert written["overlaps"] == {"aten::mm.out": ["internal"]}
-
-
-def test_what_was_taken_once_is_not_in_the_table():
-    found = explain({"a=f32": [""], "a=c64": ["", "RuntimeError"], "a=b": ["RuntimeError"], "a=u8": ["?"]})
-    assert found.never == {"a": {"b": "RuntimeError"}}
-    assert (found.same, found.together) == ((), {})
-
-
-def test_measured_overlaps():
-    found = measure_overlaps(options("exp"))
-    assert "internal" in found["aten::exp_"]
-    assert "partial" in found["aten::exp.out"]
-    assert "aten::fill_.Scalar" not in found
 
 
 @pytest.mark.parametrize("what", [lambda: os._exit(1), lambda: time.sleep(60), lambda: os.abort()])

@@ -1,0 +1,204 @@
+"""What eager's CPU kernels do with arguments like those of a call: tried on small real tensors.
+
+No schema and no meta kernel says what a kernel refuses: each decides for itself, with a macro over dtypes or a check of its
+own, and differently in each release of torch. So it is asked. A trial has the call's dtypes, ranks, numbers and strings, and
+its sizes, made smaller where they are large. Only ATen's operators are tried, on tensors of their own that hold more memory
+than they say (some kernels write beyond an ``out`` of a wrong dtype), and the state of random numbers is put back.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import OpOverload, in_eager
+
+__all__ = ["SLACK", "Kind", "Trial", "attempt", "key_of", "trial_of"]
+
+_SMALL_TENSORS, _SMALL_NUMBER, _SMALL_SIZE = 1024, 64, 8
+SLACK = 16
+"""Bytes that each element of a trial has at least: those of the largest dtype."""
+
+_AS_THEY_ARE = (bool, str, torch.dtype, torch.layout, torch.memory_format, type(None))
+_NOT_TRIED = re.compile("backward|pin_memory|pinned|record_stream|::set_|::rename|_dual|::_assert|::_print|cuda|cudnn")
+"""Kernels that trust their callers, or that do something to more than their arguments."""
+
+Fill = int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A tensor of a trial: its dtype and sizes."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def make(self, fill: Fill, storage: torch.Tensor | None = None, offset: int = 0) -> torch.Tensor:
+        """A tensor of this kind: floating numbers are an identity matrix or ones, others equal ``fill``."""
+        if storage is None:
+            storage = torch.zeros(SLACK * (math.prod(self.shape) + 4), dtype=torch.uint8, device="cpu")
+        values = storage.view(self.dtype)[offset : offset + math.prod(self.shape)].view(self.shape)
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            (values.diagonal(dim1=-2, dim2=-1) if values.dim() > 1 else values).fill_(1)
+        elif fill:
+            values.fill_(1)
+        return values
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The arguments of a call, with kinds in the place of tensors.
+
+    Attributes:
+        func: the operator.
+        values: the argument of each name; a :class:`Kind`, or a tuple of such, for tensors.
+    """
+
+    func: OpOverload
+    values: dict[str, Any]
+
+    def tensors(self) -> dict[str, Any]:
+        """The arguments that are tensors, or lists of tensors."""
+        return {name: v for name, v in self.values.items() if _kinds(v)}
+
+    def with_values(self, changed: dict[str, Any]) -> Trial:
+        return Trial(self.func, {**self.values, **changed})
+
+    def in_dtype(self, dtype: torch.dtype, names: Iterable[str]) -> Trial:
+        """The same with these arguments in another dtype."""
+        return self.with_values({name: _in_dtype(self.values[name], dtype) for name in names})
+
+
+def trial_of(func: Any, args: Any, kwargs: Any) -> Trial | None:
+    """A call as a trial; ``None`` if it cannot be tried: another device or layout, symbolic sizes, arguments of other types."""
+    if not isinstance(func, OpOverload) or func.namespace != "aten" or _NOT_TRIED.search(func._schema.name):
+        return None
+    values: dict[str, Any] = {}
+    for place, argument in enumerate(func._schema.arguments):
+        if place < len(args):
+            values[argument.name] = args[place]
+        elif argument.name in kwargs:
+            values[argument.name] = kwargs[argument.name]
+    try:
+        found = {name: _kind(value) for name, value in values.items()}
+    except _CannotTry:
+        return None
+    if found.get("pin_memory"):
+        return None
+    trial = Trial(func, found)
+    if _is_small(found):
+        return trial
+    smaller = trial.with_values({name: _smaller(value) for name, value in found.items()})
+    # Private kernels trust that numbers agree with sizes.
+    private = func._schema.name.startswith("aten::_")
+    agrees = all(v == smaller.values[n] for n, v in found.items() if not _kinds(v))
+    return smaller if agrees or not private else None
+
+
+def key_of(func: Any, args: Any, kwargs: Any) -> Any:
+    """What decides whether a kernel takes the dtypes: equal for calls that differ only in sizes and in values of numbers."""
+    return (func, *map(_part, args), *[(name, _part(value)) for name, value in kwargs.items()])
+
+
+def attempt(trial: Trial, fill: Fill = 0, made: dict[str, Any] | None = None) -> Exception | None:
+    """What eager raises for a trial; ``None`` if it answers.
+
+    Args:
+        trial: what to call.
+        fill: the value of integers and flags in tensors.
+        made: arguments that exist already, by name.
+    """
+    with in_eager():
+        state = torch.get_rng_state()
+        try:
+            arguments = {name: _made(value, fill) for name, value in trial.values.items()}
+            trial.func(**arguments | (made or {}))
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            return error
+        finally:
+            torch.set_rng_state(state)
+    return None
+
+
+class _CannotTry(Exception):
+    """An argument that a trial has no stand-in for."""
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cpu" or value.layout is not torch.strided or value.is_nested:
+            raise _CannotTry
+        if value._has_symbolic_sizes_strides or value.is_quantized or value.dtype.itemsize > SLACK:
+            raise _CannotTry
+        return Kind(value.dtype, tuple(value.shape))
+    if isinstance(value, _AS_THEY_ARE) or type(value) in (int, float, complex):
+        return value
+    if isinstance(value, list | tuple):
+        return tuple(map(_kind, value))
+    if isinstance(value, torch.device) and value.type == "cpu":
+        return value
+    if isinstance(value, torch.Generator) and value.device.type == "cpu":
+        return None
+    raise _CannotTry
+
+
+def _kinds(value: Any) -> tuple[Kind, ...]:
+    if isinstance(value, Kind):
+        return (value,)
+    return tuple(v for v in value if isinstance(v, Kind)) if isinstance(value, tuple) else ()
+
+
+def _part(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        shape = value.shape
+        return value.dtype, len(shape), 0 in shape, value.device.type == "cpu"
+    if isinstance(value, list | tuple):
+        return frozenset(map(_part, value)) if value and type(value[0]) is not int else list
+    return value if isinstance(value, _AS_THEY_ARE) else type(value)
+
+
+def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
+    """A value in another dtype: a tensor's, that of numbers, or a dtype itself."""
+    if isinstance(value, Kind):
+        return Kind(dtype, value.shape)
+    if isinstance(value, tuple):
+        return tuple(_in_dtype(v, dtype) if isinstance(v, Kind) else v for v in value)
+    if isinstance(value, torch.dtype):
+        return dtype
+    if isinstance(value, float | complex):
+        real = abs(value)
+        return real if dtype.is_floating_point else int(real) if math.isfinite(real) else 1
+    return value
+
+
+def _is_small(values: dict[str, Any]) -> bool:
+    elements = sum(math.prod(k.shape) for value in values.values() for k in _kinds(value))
+    room = 1
+    for value in values.values():
+        numbers = [n for n in (value if isinstance(value, tuple) else (value,)) if type(n) in (int, float)]
+        if any(abs(n) > _SMALL_NUMBER and math.isfinite(n) for n in numbers):
+            return False
+        room = max(room, math.prod(max(1, abs(n)) for n in numbers if type(n) is int))
+    return elements * room <= _SMALL_TENSORS * _SMALL_NUMBER and elements <= _SMALL_TENSORS
+
+
+def _smaller(value: Any) -> Any:
+    """A value with sizes and numbers that are large made small, equal ones equal."""
+    if isinstance(value, Kind):
+        return Kind(value.dtype, tuple(min(n, _SMALL_SIZE) for n in value.shape))
+    if isinstance(value, tuple):
+        return tuple(map(_smaller, value))
+    if type(value) in (int, float) and math.isfinite(value):
+        return max(-_SMALL_SIZE, min(value, _SMALL_SIZE))
+    return value
+
+
+def _made(value: Any, fill: Fill) -> Any:
+    if isinstance(value, Kind):
+        return value.make(fill)
+    return [_made(v, fill) for v in value] if isinstance(value, tuple) else value
