@@ -15,3 +15,5 @@ if _ours.is_file() and (_found is None or Path(_found).resolve() != _ours):
         name="fake",
         path=_found,
     )
+
+import fake.seam.missing  # noqa: E402, F401  (before the first file of this package that uses private names)

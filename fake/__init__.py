@@ -8,6 +8,7 @@
 torch.Size([3, 5])
 """
 
+import fake.seam.missing  # noqa: F401  (before the first file that uses private names)
 from fake._torch import (
     extract_tensor_metadata,
     is_fake,
@@ -27,6 +28,7 @@ from fake.errors import (
     DynamicOutputShapeException,
     FallbackNotAllowedError,
     MetadataMismatchError,
+    MissingTorchNameError,
     MixedFakeModesError,
     NonFakeInputError,
     ShapeEnvError,
@@ -65,6 +67,7 @@ __all__ = [
     "Guard",
     "Guards",
     "MetadataMismatchError",
+    "MissingTorchNameError",
     "MixedFakeModesError",
     "NonFakeInputError",
     "ShapeEnv",

@@ -78,11 +78,7 @@ from torch.utils._pytree import (
 from torch.utils._sympy import functions as sympy_functions
 from torch.utils._sympy.numbers import int_oo
 
-from fake.seam.patches import SUPPORTED_VERSIONS
-from fake.seam.patches import is_known_version as is_supported_version
-
 __all__ = [
-    "SUPPORTED_VERSIONS",
     "CallMethodItemSource",
     "DataDependentOutputException",
     "DimDynamic",
@@ -127,7 +123,6 @@ __all__ = [
     "int_oo",
     "is_fake",
     "is_sparse_any",
-    "is_supported_version",
     "library_fake_impl",
     "library_utils",
     "magic_methods",

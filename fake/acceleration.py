@@ -20,7 +20,17 @@ from fake import _torch as _t
 from fake.cache.engine import Engine, mark_of
 from fake.errors import AccelerateError, UnsupportedTorchVersionError
 from fake.seam.frames import SKIPPED_FRAMES
-from fake.seam.patches import LEDGER, Edit, Entry, Patch, PatchConflictError, When, always
+from fake.seam.patches import (
+    LEDGER,
+    SUPPORTED_VERSIONS,
+    Edit,
+    Entry,
+    Patch,
+    PatchConflictError,
+    When,
+    always,
+    is_known_version,
+)
 from fake.symbols import patches as symbol_patches
 from fake.symbols.node import OPERATORS
 from fake.tensors.convert import context_of_trace
@@ -46,8 +56,8 @@ class _Switch:
     def on(self) -> None:
         with self.lock:
             if self.depth == 0:
-                if not _t.is_supported_version():
-                    raise UnsupportedTorchVersionError(torch.__version__, _t.SUPPORTED_VERSIONS)
+                if not is_known_version():
+                    raise UnsupportedTorchVersionError(torch.__version__, SUPPORTED_VERSIONS)
                 LEDGER.keep(*SKIPPED_FRAMES)
                 LEDGER.enter(*PATCHES)
             self.depth += 1

@@ -14,6 +14,7 @@ from fake._torch import (
     UnsupportedOperatorException,
     render_call,
 )
+from fake.seam.missing import MissingTorchNameError
 from fake.symbols._torch import ConstraintViolationError
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "DynamicOutputShapeException",
     "FallbackNotAllowedError",
     "MetadataMismatchError",
+    "MissingTorchNameError",
     "MixedFakeModesError",
     "NonFakeInputError",
     "ShapeEnvError",

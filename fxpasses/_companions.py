@@ -30,3 +30,5 @@ def check_companions() -> None:
 
 
 check_companions()
+
+import fake.seam.missing  # noqa: E402, F401  (before the first file of this package that uses private names)

@@ -24,7 +24,14 @@ __all__ = ["FORMULAS", "WATCHED", "strides_in_eager"]
 _aten = torch.ops.aten
 
 WATCHED = frozenset(
-    (_aten.mul.Tensor, _aten.view.default, _aten.unsqueeze.default, _aten.cat.default, _aten.tril.default)
+    (
+        _aten.mul.Tensor,
+        _aten.view.default,
+        _aten.unsqueeze.default,
+        _aten.cat.default,
+        _aten.tril.default,
+        _aten.masked_fill.Scalar,
+    )
 )
 """The operators at which the strides of a formula's result are decided."""
 
@@ -80,6 +87,11 @@ def _of_reflectors(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any,
     return None
 
 
+def _of_clamp(mode: FakeTensorMode, func: OpOverload, node: Any, args: Any, result: torch.Tensor) -> Any:
+    """``clamp_backward`` of torch 2.15: eager fills what ``where`` made in place; the other way makes a new tensor."""
+    return args[0].stride() if func is _aten.masked_fill.Scalar and args[0].shape == result.shape else None
+
+
 FORMULAS: dict[type, Strides] = {
     kind: rule
     for name, rule in {
@@ -91,6 +103,7 @@ FORMULAS: dict[type, Strides] = {
         "ProdBackward1": _of_products,
         "LinalgHouseholderProductBackward0": _of_reflectors,
         "OrmqrBackward0": _of_reflectors,
+        "ClampBackward0": _of_clamp,
     }.items()
     if (kind := autograd_node_type(name)) is not None
 }

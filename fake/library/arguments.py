@@ -8,7 +8,7 @@ dataclass, ``NamedTuple``        one argument a field, ``param_field``
 ``TypedDict``                    one argument a key, ``param_key``
 ``dict[Literal["a", "b"], T]``   one argument a key, ``param_key``
 nested ``tuple[...]``            one argument an element, ``param_0``, ``param_1_0``
-``Optional[list[Tensor]]``       ``Tensor[] param, bool param_given``
+``Optional[list[Tensor]]``       ``Tensor[] param, bool param_given``; torch 2.15 has ``Tensor[]?``
 ``list[str]``                    ``str[]``; ``Optional`` of it: ``str[]?``
 ===============================  ==============================================================
 

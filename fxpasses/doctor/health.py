@@ -69,7 +69,15 @@ def versions() -> dict[str, str]:
 
 def examine() -> list[Finding]:
     """Look at everything that may be off without an error."""
-    return [look() for look in _LOOKS]
+    return [_looked(look) for look in _LOOKS]
+
+
+def _looked(look: Callable[[], Finding]) -> Finding:
+    try:
+        return look()
+    except fake.MissingTorchNameError as missing:
+        what = look.__name__.strip("_").replace("_", " ")
+        return Finding(what, str(missing), cost="what needs that name raises the same error", advice=_INSTALL)
 
 
 def _acceleration() -> Finding:

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 import fake
+from fake.seam.missing import missing_names
 from fxpasses.dynamo import _torch, _torch_reading
 from fxpasses.dynamo.replay import Replay
 from fxpasses.errors import UnknownTorchWarning
@@ -41,10 +42,12 @@ def accelerated(wanted: bool, captured: fx.GraphModule | None = None) -> Iterato
 @functools.cache
 def warn_of_torch(found: str) -> None:
     """Say once what an unknown release of torch means."""
+    gone = missing_names()
+    without = f" It has no {', '.join(gone)}: what needs that raises MissingTorchNameError." if gone else ""
     warnings.warn(
         f"torch {found} is not a release that fxpasses knows: it traces without fake.accelerate(), copies of repeated modules and "
         "lean symbols. Graphs and results are the same; tracing takes about half as long again, and longer in models of many equal "
-        "layers. `python -m fxpasses doctor` says what is off and what to do.",
+        "layers. `python -m fxpasses doctor` says what is off and what to do." + without,
         UnknownTorchWarning,
         stacklevel=2,
     )

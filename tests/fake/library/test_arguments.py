@@ -52,6 +52,13 @@ class State(TypedDict):
     count: int
 
 
+# Torch 2.15 has a type for it.
+OPTIONAL_LIST = (
+    "Tensor[]? y"
+    if torch.__version__ >= torch.torch_version.TorchVersion("2.15")
+    else "Tensor[] y, bool y_given"
+)
+
 CASES = {
     "enum": (Mode, Mode.SUB, "str y"),
     "int enum": (Level, Level.HIGH, "str y"),
@@ -69,8 +76,8 @@ CASES = {
         (1, (2.0, torch.ones(1))),
         "SymInt y_0, float y_1_0, Tensor y_1_1",
     ),
-    "optional list": (list[Tensor] | None, [torch.ones(1)], "Tensor[] y, bool y_given"),
-    "optional list, None": (list[Tensor] | None, None, "Tensor[] y, bool y_given"),
+    "optional list": (list[Tensor] | None, [torch.ones(1)], OPTIONAL_LIST),
+    "optional list, None": (list[Tensor] | None, None, OPTIONAL_LIST),
     "strings": (list[str], ["a", "b"], "str[] y"),
     "optional strings": (list[str] | None, None, "str[]? y"),
 }

@@ -1,0 +1,148 @@
+"""On a release of torch that nobody has seen, a private name that is gone takes with it what needs it, and nothing else.
+
+The seam files (``_torch*.py``) are where private names are used. On an unknown release they are read by a loader of this
+module: a statement that fails for a name that torch does not have binds a stand-in, which raises when it is called, and on a
+known release nothing of this happens.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from fake.seam.patches import is_known_version
+
+__all__ = ["MissingTorchNameError", "let_names_be_missing", "missing_names"]
+
+_PACKAGES = ("fake", "compiled_autograd", "fxpasses")
+_missing: dict[str, str] = {}
+
+
+class MissingTorchNameError(ImportError):
+    """Something needs a private name that this release of torch does not have.
+
+    Attributes:
+        name: the name, as the seam file asked for it.
+        file: the module that asked for it.
+    """
+
+    def __init__(self, name: str, file: str) -> None:
+        super().__init__(
+            f"torch {torch.__version__} has no {name}, which {file} needs for this. Install a release that is known "
+            "(constraints.txt and constraints-2.15.txt name two); `python -m fxpasses doctor --torch` lists what is missing."
+        )
+        self.name, self.file = name, file
+
+
+def missing_names() -> list[str]:
+    """What the seam files that are loaded asked for in vain."""
+    return sorted(_missing)
+
+
+def let_names_be_missing() -> None:
+    """Load seam files in this way from now on, if the release is not known; called before the first of them is imported."""
+    if not is_known_version() and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Missing(type):
+    """Stand-ins are classes: ``isinstance``, ``except`` and unions take them, and nothing is an instance."""
+
+    file: ClassVar[str]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise MissingTorchNameError(cls.__name__, cls.file)
+
+    def __iter__(cls) -> Any:
+        raise MissingTorchNameError(cls.__name__, cls.file)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _stand_in(f"{cls.__name__}.{name}", cls.file)
+
+
+def _stand_in(name: str, file: str) -> Any:
+    return _Missing(name, (Exception,), {"file": file, "__module__": __name__})
+
+
+def _absent(name: str, file: str, error: Exception) -> Any:
+    """What is bound in the place of a name; the error says which one torch lacks."""
+    _missing.setdefault(name, str(error))
+    return _stand_in(name, file)
+
+
+class _Finder:
+    """Finds the seam files of the three packages."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The module as Python finds it, with a loader that lets names be missing."""
+        first, last = fullname.partition(".")[0], fullname.rpartition(".")[2]
+        if first not in _PACKAGES or not last.startswith("_torch"):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _Loader(fullname, spec.loader.path)
+        return spec
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Runs the statements of a file one by one; what it makes of a file is not cached."""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        """The code of the file with each statement on its own."""
+        tree = ast.parse(self.get_data(self.path), self.path)
+        tree.body = [part for statement in tree.body for part in _guarded(statement, fullname)]
+        return compile(ast.fix_missing_locations(tree), self.path, "exec", dont_inherit=True)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run it with what stands in at hand."""
+        module.__dict__.update(_absent=_absent, _CANNOT=(ImportError, AttributeError))
+        super().exec_module(module)
+
+
+def _guarded(statement: ast.stmt, file: str) -> list[ast.stmt]:
+    """A statement of a module, in ``try``, so that the names it binds are bound in any case."""
+    if isinstance(statement, ast.ImportFrom):
+        if statement.module == "__future__":
+            return [statement]
+        parts = [
+            ast.ImportFrom(module=statement.module, names=[alias], level=statement.level)
+            for alias in statement.names
+        ]
+        names = [f"{statement.module}.{alias.name}" for alias in statement.names]
+        bound = [[alias.asname or alias.name] for alias in statement.names]
+    else:
+        parts, bound = [statement], [_names_bound_by(statement)]
+        names = [ast.unparse(statement.value)] if isinstance(statement, ast.Assign) else [""]
+    return [_in_try(*parts, file=file) for parts in zip(parts, names, bound, strict=True)]
+
+
+def _names_bound_by(statement: ast.stmt) -> list[str]:
+    if isinstance(statement, ast.Import):
+        return [alias.asname or alias.name.partition(".")[0] for alias in statement.names]
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return [statement.name]
+    targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
+    return [n.id for target in targets if target for n in ast.walk(target) if isinstance(n, ast.Name)]
+
+
+def _in_try(statement: ast.stmt, name: str, bound: list[str], *, file: str) -> ast.stmt:
+    if not bound:
+        return statement
+    lines = "\n".join(f"    {n} = _absent({(name or n)!r}, {file!r}, _error)" for n in bound)
+    guarded = ast.parse(f"try:\n    pass\nexcept _CANNOT as _error:\n{lines}").body[0]
+    assert isinstance(guarded, ast.Try)
+    guarded.body = [statement]
+    return guarded
+
+
+let_names_be_missing()
