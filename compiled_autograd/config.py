@@ -10,7 +10,7 @@ __all__ = ["Config", "config"]
 
 @dataclasses.dataclass
 class Config:
-    """What may be changed about capturing and running backward passes.
+    """Settings of capturing and running backward passes.
 
     >>> from compiled_autograd import config
     >>> with config.patch(verbose=True):

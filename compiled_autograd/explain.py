@@ -27,7 +27,7 @@ class PassRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What `explain` found; ``print`` it for a report."""
+    """The findings of `explain`; ``print`` it for a report."""
 
     passes: tuple[PassRecord, ...]
     """Every backward pass, in order of its end."""

@@ -45,7 +45,7 @@ _RETIRED = "tensors of this mode were used while acceleration was off"
 
 
 class _Switch:
-    """How often acceleration was asked for, and what has dispatched meanwhile."""
+    """Counts how often acceleration was asked for, and holds what has dispatched meanwhile."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()

@@ -130,7 +130,7 @@ class ShapeEnvError(TypeError):
 
 
 class ContractError(ValueError):
-    """What was declared of a size makes no sense.
+    """A declaration about a size makes no sense.
 
     Attributes:
         owner: what it was declared for.

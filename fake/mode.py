@@ -173,7 +173,7 @@ class FakeTensorMode(_t.TorchFakeTensorMode, metaclass=_IncludesTorchsModes):
 
     @property
     def enter_stack(self) -> list[Any]:  # type: ignore[override]
-        """What to restore on leaving the mode, per thread."""
+        """Per thread, the state to restore on leaving the mode."""
         try:
             return self._thread.entered
         except AttributeError:

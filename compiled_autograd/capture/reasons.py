@@ -14,14 +14,14 @@ __all__ = ["Shape", "miss_reason"]
 
 
 class Shape:
-    """What is remembered of a capture to compare later ones with; holds no tensors and no hooks."""
+    """The shape of a capture, to compare later ones with; holds no tensors and no hooks."""
 
     def __init__(self, nodes: Sequence[CapturedNode], input_metadata: Sequence[tuple[Any, ...]]) -> None:
         self.nodes = nodes
         self.input_metadata = input_metadata
 
     def common_prefix(self, other: "Shape") -> int:
-        """How many nodes, from the root on, are alike."""
+        """Returns the number of nodes, from the root on, that are alike."""
         count = 0
         for mine, theirs in zip(self.nodes, other.nodes, strict=False):
             if self.difference(mine, other, theirs) is not None:
@@ -30,7 +30,7 @@ class Shape:
         return count
 
     def difference(self, mine: CapturedNode, other: "Shape", theirs: CapturedNode) -> str | None:
-        """What differs between a node of this capture and one of another, in words.
+        """Returns in words what differs between a node of this capture and one of another, or None.
 
         Args:
             mine: the node of this capture.

@@ -40,7 +40,7 @@ class Lowered:
     baked: list[int]
     """Segment inputs that may be constants in the graph: numbers, saved as 0-dim tensors."""
     results: tuple[Any, ...]
-    """What the recorded run computed."""
+    """The values that the recorded run computed."""
     problem: str | None
     """Why the recording must not be used; None where it may."""
     random: bool

@@ -84,13 +84,13 @@ def prologue(ctx: Any, saved: Sequence[Any], grads: Sequence[Any], *, node: int)
 
 
 def epilogue(ctx: Any, results: Sequence[Any], *, node: int) -> tuple[Grad, ...]:
-    """What such a graph computed, put together: one gradient per input of the function."""
+    """Puts together what such a graph computed: one gradient per input of the function."""
     running.enter(node)
     return tuple(ctx._forward_cls._bw_epilogue_fn(list(results)))
 
 
 def target_on_real_tensors(node: fx.Node) -> Callable[..., Any]:
-    """What to call for a node of a backward graph: a view of a saved tensor as traced may be none of the real one.
+    """Returns the function for a node of a backward graph: a view of a saved tensor as traced may be none of the real one.
 
     The compiled forward chose the layout of what it saved.
     """

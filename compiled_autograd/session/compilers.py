@@ -42,7 +42,7 @@ class Compiler:
         return result
 
     def part(self, whole: Any, dynamic: bool) -> Callable[[fx.GraphModule], Callable[..., Any]] | None:
-        """How to compile a module of one list argument with the same settings."""
+        """Returns a function that compiles a module of one list argument with the same settings."""
         if self.is_backend:
             return lambda module: torch.compile(module, backend=self.function, dynamic=dynamic or None)
         if isinstance(whole, _torch.OptimizedModule):
@@ -85,7 +85,7 @@ def as_compiler(compiler_fn: Any) -> Compiler:
 
 
 def compiler_key(function: Any) -> Any:
-    """What decides whether two compilers are the same one.
+    """Returns a key that two compilers share if they are the same one.
 
     A lambda written in a training loop is a new object at each step; the same code over the same values is the
     same compiler. Values are compared by identity, and the key keeps them alive.

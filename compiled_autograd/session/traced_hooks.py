@@ -37,7 +37,7 @@ def trace_tensor_hook(tensor: Any, translator: Any, name: str, hook: Any) -> Any
         return _torch.trace_tensor_hook(tensor, translator, name, hook)
 
 
-@staticmethod
+@staticmethod  # type: ignore[misc]
 def trace_module_hooks(translator: Any, module: Any, hooks: Any, pre_hooks: Any) -> Any:
     """Dynamo's rule for a module with backward hooks.
 

@@ -24,7 +24,7 @@ __all__ = ["Handle", "Walks", "walks"]
 
 
 class Handle:
-    """What C++ holds of one captured graph."""
+    """C++'s reference to one captured graph."""
 
     __slots__ = ("graph", "result", "size")
 
@@ -148,7 +148,7 @@ class Walks:
     # Graphs
 
     def handle(self, runtime_wrapper: Callable[..., Any], graph: Any, size: int) -> tuple[Any, ...]:
-        """What to hand to C++ for a graph of ``size`` autograd nodes.
+        """Returns what to hand to C++ for a graph of ``size`` autograd nodes.
 
         Args:
             runtime_wrapper: what C++ calls with the graph and its arguments.

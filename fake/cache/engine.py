@@ -119,7 +119,7 @@ class Engine:
         return handler
 
     def _unseen(self, place: Any) -> Callable[..., Any]:
-        """What is done with a key that is not in the operator's table: the environment may have an entry."""
+        """Returns the function for a key that is not in the operator's table: the environment may have an entry."""
         miss, hit, nothing = self.miss, self.store.hit, {}  # type: ignore[var-annotated]
 
         def unseen(mode: Any, func: Any, types: Any, args: Any, kwargs: Any, key: Any) -> Any:
@@ -143,7 +143,7 @@ class Engine:
         return unseen
 
     def recipe(self, func: Any, mode: Any, args: Any, kwargs: Any) -> Any:
-        """What rebuilds the outputs of a call on plain sizes, if an entry serves it, else None.
+        """Returns the closure that rebuilds the outputs of a call on plain sizes, or None where no entry serves it.
 
         Args:
             func: the operator.
@@ -181,7 +181,7 @@ class Engine:
                 self.symbolic.normalized.add(func, key, entry, is_new=False)
 
     def take_new_entries(self, name: str) -> dict[tuple[str, str], dict[Any, Any]]:
-        """What was recorded since the last call, by place on the disk under a name for this engine."""
+        """Returns what was recorded since the last call, by the names of engine and operator under which the disk keeps it."""
         places: dict[tuple[str, str], dict[Any, Any]] = {}
         for func, described in self.store.take_described().items():
             places[name, func.name()] = described
@@ -455,7 +455,7 @@ class Engine:
 
 
 class _Checks(threading.local):
-    """Where a thread is with comparing hits.
+    """The state of a thread that compares hits.
 
     Attributes:
         has_dispatched: whether the call that is being served was dispatched.

@@ -223,7 +223,7 @@ def _maker_of_tensor(
 
 
 def _number(token: Any, link: Any) -> Callable[[Any, Any], Any]:
-    """What gives a number of an output, from those that were read off the arguments, and the new ones of the call."""
+    """Returns a function that gives a number of an output, from those read off the arguments, and the new ones of the call."""
     if type(token) is int:
         return lambda given, own: token
     if isinstance(link, int):

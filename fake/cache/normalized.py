@@ -40,7 +40,7 @@ __all__ = ["Entry", "NormalizedCall", "NormalizedMetadata", "NormalizedTable"]
 
 @dataclass(frozen=True)
 class Entry:
-    """What was found for a call up to the names of its symbols.
+    """The outcome of a call, up to the names of its symbols.
 
     Attributes:
         recipe: with :class:`NormalizedMetadata`, encoded storage sizes and encoded symbolic constants.
@@ -130,7 +130,7 @@ class NormalizedCall:
         return normalized_metadata(metadata, self.number_of)
 
     def entry(self, recipe: Recipe, evaluations: Evaluations) -> Entry:
-        """What to keep of a dispatch.
+        """Returns the entry to keep of a dispatch.
 
         Raises:
             Unkeyable: it cannot be repeated for other symbols.
@@ -261,7 +261,7 @@ def _plain(answer: Any) -> Any:
 
 
 def _about(shape_env: Any, state: Any, symbol: Any) -> tuple[Any, int]:
-    """What the environment knows about one symbol by itself, and its value at hand.
+    """Returns what the environment knows about one symbol by itself, and its hint.
 
     Raises:
         Unkeyable: it is unbacked, or has been replaced.
@@ -286,7 +286,7 @@ def _no_symbol(symbol: Any) -> int:
 
 
 def _facts(call: NormalizedCall) -> frozenset:
-    """What ties the symbols of a call to each other and to further ones, which are numbered, too."""
+    """Returns the facts that tie the symbols of a call to each other and to further ones, which are numbered, too."""
     shape_env, state = call.shape_env, call.state
     facts = _all_facts(shape_env, state)
     if not facts:
@@ -343,7 +343,7 @@ def _facts_about(call: NormalizedCall, facts: list[tuple[str, Any, Any, frozense
 
 
 class NormalizedTable:
-    """What one engine found, by operator and normalized key.
+    """The entries of one engine, by operator and normalized key.
 
     Args:
         limit: the number of entries at which the older half is dropped.

@@ -83,7 +83,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Apart:
-    """What holds as long as pairs of arguments share no storage; where two do, the call is refused.
+    """A recipe for calls in which pairs of arguments share no storage; where two do, the call is refused.
 
     Attributes:
         pairs: two paths, and what to say.

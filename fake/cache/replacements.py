@@ -34,13 +34,13 @@ def _libraries() -> Iterator[Any]:
 
 
 class Cache(Protocol):
-    """What forgets its answers when a kernel is replaced."""
+    """A cache that forgets its answers when a kernel is replaced."""
 
     def invalidate(self) -> None: ...
 
 
 class Replacements:
-    """What the wrapped methods of ``torch.library.Library`` noticed.
+    """The kernels that were replaced, as the wrapped methods of ``torch.library.Library`` noticed.
 
     Attributes:
         generation: grows with every kernel that is registered or withdrawn, of any operator.

@@ -29,5 +29,5 @@ class Unbuilt:
 
 
 def mark_of(mode: Any) -> Mark:
-    """What the mode wants to happen when the data pointer of a fake tensor is read."""
+    """Returns what the mode wants to happen when the data pointer of a fake tensor is read."""
     return _t.warn_on_data_ptr if mode._allow_unsafe_data_ptr_access else _t.throw_on_data_ptr

@@ -75,7 +75,7 @@ class SymbolicMetadata(TensorMetadata):
 
 
 class SymbolicState:
-    """What the cache keeps on one shape environment: tokens, metadata, and a table per operator.
+    """The cache's part of one shape environment: tokens, metadata, and a table per operator.
 
     Attributes:
         prototypes: what outputs are made like, with an empty tensor on its storage, by sizes.
@@ -119,7 +119,7 @@ class SymbolicState:
 
 
 def table_place(func: Any, tensor_class: type) -> tuple[int, int]:
-    """Where an environment keeps the table of an operator for tensors of one class (ours equals torch's)."""
+    """Returns the key of an operator's table in an environment, for tensors of one class (ours equals torch's)."""
     return (id(func), id(tensor_class))
 
 

@@ -182,7 +182,7 @@ def empty_storage(recipe: Fresh) -> torch.Tensor:
 
 
 def inference_of(metadata: Any) -> AbstractContextManager[Any]:
-    """What to enter to make tensors like one with this metadata."""
+    """Returns the context in which tensors like one with this metadata are made."""
     return inference_mode(bool(metadata.flags & IS_INFERENCE))
 
 

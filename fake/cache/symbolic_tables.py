@@ -67,7 +67,7 @@ class SymbolicTables:
         self._states: weakref.WeakSet[SymbolicState] = weakref.WeakSet()
 
     def find(self, shape_env: Any, func: Any, key: Any) -> Any:
-        """What rebuilds the outputs of a call that was seen with these symbols, or None.
+        """Returns the closure that rebuilds the outputs of a call that was seen with these symbols, or None.
 
         Args:
             shape_env: the environment of the call.
@@ -152,7 +152,7 @@ class SymbolicCall:
                 self.facts = _knowledge_about(shape_env, self.unbacked)
 
     def find_normalized(self, mark: Mark) -> Any:
-        """What rebuilds the outputs, from a call that was the same up to the names of its symbols; or None."""
+        """Returns a closure that rebuilds the outputs, from a call that was the same up to the names of its symbols; or None."""
         call = self.normalized
         entry = None if call is None else self.tables.normalized.find(self.func, call)
         if call is None or entry is None:
@@ -172,7 +172,7 @@ class SymbolicCall:
         return rebuild
 
     def known_recipe(self) -> Any:
-        """What the environment's entry of this call is compiled from, or None."""
+        """Returns the recipe of the environment's entry for this call, or None."""
         kept = self.state.table(self.func, self.tables.tensor_class).get(self.key)
         return None if kept is None else kept.recipe
 

@@ -87,7 +87,7 @@ PATCHES = LEDGER.add(
         Patch(
             cls,
             "__new__",
-            lambda torchs, by_default=by_default: staticmethod(_in_front_of(torchs, by_default)),
+            lambda torchs, by_default=by_default: staticmethod(_in_front_of(torchs, by_default)),  # type: ignore[misc]
             when=When.MODE,
             versions=None,
             lost="lazy modules cannot be made under a fake tensor mode",

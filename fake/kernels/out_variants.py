@@ -172,7 +172,7 @@ def _is_out_variant(func: OpOverload) -> bool:
 
 @functools.cache
 def _ways(func: OpOverload, functional: OpOverload) -> tuple[Resized, ...] | None:
-    """What a resize makes of each ``out``, if torch's engine does not know."""
+    """How each ``out`` is resized, if torch's engine does not know."""
     if hides_structured_meta(functional):
         return (Resized.LIKE_RESULT,) * len(out_names(func))
     return _LISTED.get(func.name())

@@ -146,7 +146,7 @@ def _ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: N
     "aten::slow_conv_transpose3d",
 )
 def _convolution(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
-    """What ``convolution`` gives for these arguments, row-major."""
+    """The result of ``convolution`` for these arguments, row-major."""
     named: Named = {a.name: a.default_value for a in func._schema.arguments}
     named.update(zip(named, args, strict=False))
     named.update(kwargs)

@@ -57,7 +57,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Codec:
-    """How one parameter becomes leaves and back.
+    """Flattens one parameter into leaves, and rebuilds it.
 
     Attributes:
         leaves: the flat arguments, in order.

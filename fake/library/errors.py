@@ -139,7 +139,7 @@ class OpDestroyedError(LibraryError, RuntimeError):
 
 
 class UnknownOpError(LibraryError, ValueError):
-    """What was passed does not name an operator."""
+    """The argument does not name an operator."""
 
 
 class MissingContextError(LibraryError, RuntimeError):

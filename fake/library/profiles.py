@@ -47,7 +47,7 @@ class MissingOpProfile(ProfileError):
 
 @dataclass(frozen=True)
 class TensorMetadata:
-    """What a profile says about one tensor: everything but its sizes."""
+    """The profile of one tensor: everything but its sizes."""
 
     rank: int
     dtype: torch.dtype

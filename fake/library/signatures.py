@@ -45,7 +45,7 @@ _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a call can rely on: the parameters of a function, by kind."""
+    """The parameters of a function, by kind."""
 
     text: str
     positional: tuple[Parameter, ...]

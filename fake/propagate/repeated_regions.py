@@ -161,7 +161,7 @@ def _uses(node: Node) -> list[Node]:
 
 
 class RegionSteps:
-    """How to make the values of one region's instances, as found for those before.
+    """The steps that make the values of one region's instances, as found for those before.
 
     Attributes:
         steps: for each key, how to make the value of each node.

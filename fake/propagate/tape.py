@@ -144,7 +144,7 @@ class _Walk:
         return records
 
     def _step(self, node: Node) -> Any:
-        """How to make the value of a node like one that was just computed, or None if it must be computed."""
+        """Returns a function that makes the value of a node like one that was just computed, or None if it must be computed."""
         if node.target is operator.getitem:
             return _take_item
         args: Any = torch.fx.node.map_arg(node.args, self.values.__getitem__)

@@ -51,7 +51,7 @@ def _tell(node: Any, answer: Any) -> None:
 
 
 def _memory(node: Any) -> dict[str, Any]:
-    """Where answers about an expression are kept: all copies of a canonical node share it."""
+    """Returns the dict that keeps answers about an expression: all copies of a canonical node share it."""
     return (getattr(node, "_canonical", None) or node).__dict__
 
 

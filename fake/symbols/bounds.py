@@ -16,7 +16,7 @@ __all__ = ["Range", "raised", "undecided"]
 
 @dataclass(frozen=True)
 class Range:
-    """What is known of a symbol's value.
+    """Bounds of a symbol's value.
 
     Attributes:
         symbol: which one.

@@ -139,7 +139,7 @@ class Contract:
         self.by_input[name] = {**self.by_input.get(name, {}), **parse_dims(dims, name)}
 
     def of(self, source: Any) -> dict[int, Dim | str]:
-        """What was declared for an input."""
+        """Returns the declarations for an input."""
         return self.by_input.get(text_of_source(source), {})
 
 

@@ -57,7 +57,7 @@ def without_divisions(conditions: Mapping[sympy.Basic, Any], lower: Lower) -> di
 
 
 class _Multiples:
-    """What the divisibilities among some conditions say of sizes and of sums and products of them: ``s = k * part``.
+    """The divisibilities among some conditions, of sizes and of sums and products of them: ``s = k * part``.
 
     Attributes:
         divisors: what is divisible, and by what.
@@ -249,7 +249,7 @@ def _value(condition: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic] | None:
 
 
 def _divisibility(condition: sympy.Basic) -> tuple[sympy.Basic, int] | None:
-    """What is divided and the number of ``s % number == 0``, of a size or of a sum or product of sizes."""
+    """Returns dividend and number of ``s % number == 0``, for a size or a sum or product of sizes."""
     match condition:
         case sympy.Eq(args=((_t.Mod() | _t.PythonMod()) as remainder, sympy.Integer(p=0))):
             base, divisor = remainder.args

@@ -59,7 +59,7 @@ def location_text(where: Location | None) -> str:
 
 
 class Explanation(Sequence[ExplainedGuard]):
-    """What :func:`explain` gives: a sequence of :class:`ExplainedGuard` that prints as a report."""
+    """The result of :func:`explain`: a sequence of :class:`ExplainedGuard` that prints as a report."""
 
     def __init__(self, guards: Sequence[ExplainedGuard]) -> None:
         self._guards = tuple(guards)

@@ -350,7 +350,7 @@ def _range(shape_env: Any, bounds: Range, terms: Terms, reasons: Sequence[Reason
 
 
 def _initial_facts(shape_env: Any, *symbols: sympy.Basic) -> Facts:
-    """What holds of symbols before anybody asks."""
+    """Returns the facts that hold of symbols before any guard."""
     facts = Facts()
     for symbol in symbols:
         if symbol in _t.hints_of(shape_env) and symbol.is_positive:

@@ -23,7 +23,7 @@ MOST_EFFORT = 2_500
 
 
 class Effort:
-    """What may still be spent on proofs, in combinations of two inequalities: a bound that does not depend on time."""
+    """The budget left for proofs, in combinations of two inequalities: a bound that does not depend on time."""
 
     def __init__(self, total: int) -> None:
         self._left = total

@@ -166,7 +166,7 @@ class _Rename:
         return found
 
     def symbol_for(self, symbol: sympy.Basic) -> sympy.Basic:
-        """What stands in place of a symbol, without its divisor."""
+        """Returns the expression that replaces a symbol, without its divisor."""
         return self._image(symbol) / self._divisors.get(symbol, 1)
 
     def bounds_of(self, symbol: sympy.Basic) -> Bounds:

@@ -293,7 +293,7 @@ def _innermost_of_user(stack: tuple[Location, ...]) -> Location | None:
 
 
 def _from_guard(guard: Any, calls: _Calls) -> Reason:
-    """What torch remembers of a guard: no operator, but the user's line, and often the function that asks for it."""
+    """Returns what torch remembers of a guard: no operator, but the user's line, and often the function that asks for it."""
     where = next(_parse_location(guard.sloc.maybe_user_loc), None)
     framework = guard.sloc.framework_loc
     asked = (

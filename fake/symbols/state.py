@@ -60,7 +60,7 @@ class Replacements(dict[Any, Any]):
 
 
 class LeanState:
-    """What is remembered for one shape environment (it lives on the environment and goes with it).
+    """The memory of lean nodes for one shape environment (it lives on the environment and goes with it).
 
     Attributes:
         adopts: whether nodes that torch makes for the environment become lean when they are met.

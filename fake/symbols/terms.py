@@ -21,7 +21,7 @@ _UNKNOWN = re.compile(r"__meta_utils_unknown_tensor(\d+)")
 
 
 def text_of_source(source: Any) -> str:
-    """How a user would write what a source reads.
+    """Returns what a source reads as a user would write it.
 
     >>> from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
     >>> text_of_source(TensorPropertySource(LocalSource("x"), TensorProperty.SIZE, 0))
@@ -200,7 +200,7 @@ def _without_minus(left: sympy.Basic, right: sympy.Basic) -> tuple[sympy.Basic, 
 
 
 def _closing(text: str) -> int:
-    """Where the parenthesis closes that a text begins with."""
+    """Returns the index of the parenthesis that closes the one a text begins with."""
     depth = 0
     for index, character in enumerate(text):
         depth += {"(": 1, ")": -1}.get(character, 0)

@@ -16,10 +16,10 @@ __all__ = ["RuntimeAssertion", "SizeFacts", "facts_of", "insert_runtime_assertio
 
 @dataclass(frozen=True)
 class SizeFacts:
-    """What an environment knows of a symbolic number.
+    """The facts that an environment has about a symbolic number.
 
     Attributes:
-        expression: it in the environment's symbols, after all replacements.
+        expression: the number in the environment's symbols, after all replacements.
         unbacked: whether it has no example value: data decides it.
         min: the least value, ``None`` if unknown.
         max: the greatest value, ``None`` if unknown.
@@ -36,7 +36,7 @@ class SizeFacts:
 
 
 def facts_of(number: int | torch.SymInt) -> SizeFacts:
-    """What is known of a symbolic integer.
+    """Returns the facts about a symbolic integer.
 
     >>> import fake
     >>> mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())

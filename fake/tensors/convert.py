@@ -116,7 +116,7 @@ class FakeTensorConverter(_t.TorchFakeTensorConverter):
 
 
 def context_of_trace(t: torch.Tensor, source: Any, symbolic_context: Any) -> tuple[Any, Any]:
-    """What Dynamo decided about the sizes of a tensor that it has seen before.
+    """Returns what Dynamo decided about the sizes of a tensor that it has seen before.
 
     Args:
         t: the tensor.

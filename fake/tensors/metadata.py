@@ -16,7 +16,7 @@ __all__ = ["MetadataTable", "TensorMetadata", "intern"]
 
 
 class TensorMetadata:
-    """What decides an operator's answer about one strided tensor, storage size and ``requires_grad`` apart.
+    """All that decides an operator's answer about one strided tensor, storage size and ``requires_grad`` apart.
 
     Both of those change behind the tensor's back (a view's storage is resized through its base, autograd sets
     ``requires_grad`` after the operator returned), so keys read them from the tensor where they matter.

@@ -292,5 +292,5 @@ def plain_of(tensor: Any) -> torch.Tensor:
 
 
 def inference_mode(wanted: bool) -> AbstractContextManager[Any]:
-    """What to enter so that tensors made are inference tensors, or are none."""
+    """Returns the context in which tensors are made as inference tensors, or as none."""
     return nullcontext() if wanted == _t.is_inference_mode_enabled() else torch.inference_mode(wanted)

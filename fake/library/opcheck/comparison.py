@@ -37,14 +37,14 @@ _BY_KIND = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What a kernel, real or fake, returned, and which outputs are in the memory of an argument."""
+    """The result of a kernel, real or fake, and which outputs are in the memory of an argument."""
 
     value: Any
     in_arguments: tuple[int, ...]
 
 
 def run_fake(op: Any, call: Call) -> Answer:
-    """What the fake kernel answers. Sizes that it takes from data are unbacked symbols."""
+    """Returns the fake kernel's answer. Sizes that it takes from data are unbacked symbols."""
     shape_env = _torch.ShapeEnv()
     with _torch.FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=False) as mode:
         faked = call.map(lambda t: mode.from_tensor(t, static_shapes=True))
@@ -114,7 +114,7 @@ def compare(call: Call, real: Answer, fake: Answer) -> list[Evidence]:
 
 
 def _aspect(mine: torch.Tensor, theirs: torch.Tensor) -> str | None:
-    """What is wrong about a fake tensor, or None."""
+    """Returns what is wrong about a fake tensor, or None."""
     if mine.dtype != theirs.dtype:
         return "dtype"
     if mine.device != theirs.device:
@@ -158,7 +158,7 @@ def _compare_symbols(
 
 
 def fix_for(evidence: Evidence, call: Call) -> str:
-    """What to do about a difference that ``call`` showed."""
+    """Returns the advice about a difference that ``call`` showed."""
     if evidence.aspect == "error":
         return (
             "the fake kernel must accept what the kernel accepts; where such inputs make no sense, have the kernel "

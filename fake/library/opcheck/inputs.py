@@ -168,7 +168,7 @@ def named_tensors(schema: Any, call: Call) -> Iterator[tuple[str, Any, torch.Ten
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call did: a value or an error."""
+    """The outcome of a call: a value or an error."""
 
     value: Any = None
     error: Exception | None = None

@@ -62,7 +62,7 @@ class Freedom:
 
 @dataclass(frozen=True)
 class SizePlan:
-    """What was found out about the sizes of one call.
+    """The sizes of one call that can change, and how.
 
     Attributes:
         freedoms: what can change.

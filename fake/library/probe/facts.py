@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TensorFact:
-    """What is known of a tensor without its data. Answers the same questions as a tensor does."""
+    """A tensor without its data, with a tensor's methods."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -65,7 +65,7 @@ class TensorFact:
 
 @dataclass(frozen=True)
 class OutputFact:
-    """What a call returned for one output.
+    """One output of a call.
 
     Attributes:
         shape: None for a size that other data gave another value.
@@ -114,7 +114,7 @@ class Facts:
         )
 
     def category_of(self, name: str) -> str:
-        """What stands for one argument: its value if it is a flag, else its kind, or ``absent``."""
+        """Returns the category of one argument: its value if it is a flag, else its kind, or ``absent``."""
         if name not in self.values:
             return "absent"
         kind = _kind(self.values[name])[0]

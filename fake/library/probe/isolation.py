@@ -43,7 +43,7 @@ def can_isolate() -> bool:
 
 
 def run_isolated(steps: Callable[[int], Iterator[T]], *, timeout: float = 60.0) -> Iterator[T | Crash]:
-    """What ``steps(0)`` yields, computed in a forked process.
+    """Yields what ``steps(0)`` yields, computed in a forked process.
 
     Args:
         steps: ``steps(n)`` yields the results of the steps from number ``n`` on. They are pickled.

@@ -18,7 +18,7 @@ _KEEP = 4
 
 
 def _variables(observations: Sequence[Observation]) -> tuple[dict[str, list[int]], list[str]]:
-    """What varies over the observations, by expression; and conditions on what does not.
+    """The quantities that vary over the observations, by expression; and conditions on those that do not.
 
     Input sizes, integer arguments and numbers of elements; of equal columns only the first.
     """
