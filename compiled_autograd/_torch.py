@@ -42,6 +42,7 @@ __all__ = [
     "hook_problem",
     "hooks_go_to_backward",
     "is_cache_empty",
+    "is_marked",
     "keeps_graph",
     "materializes_grads",
     "nothing_traced",
@@ -316,6 +317,13 @@ def steal_list(module: torch.fx.GraphModule, name: str) -> None:
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Ask Dynamo to treat a dimension as symbolic where it can."""
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+def is_marked(tensor: Any) -> bool:
+    """Whether the user has told ``torch.compile`` which sizes of this tensor must be symbolic."""
+    return bool(
+        getattr(tensor, "_dynamo_dynamic_indices", None) or getattr(tensor, "_dynamo_unbacked_indices", None)
+    )
 
 
 def cudagraphs_enabled() -> bool:

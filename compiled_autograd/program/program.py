@@ -1,4 +1,4 @@
-"""How one compiler runs one captured graph: at most one static and one dynamic form of each segment.
+"""How one compiler runs one captured graph: few forms of each segment, static ones and then dynamic ones.
 
 Numbers that the forward multiplied by are constants in the static form. Where they change and sizes do not, there
 is one more form, in which they are inputs.
@@ -27,8 +27,10 @@ __all__ = ["build_program"]
 
 Run = Callable[..., Sequence[Any]]
 
-_MOST_FORMS = 2
-"""How often a segment is compiled: for its first sizes, and for those that change."""
+_MOST_STATIC = 2
+"""How often a segment is compiled for one pattern of sizes: for the first, and where more than sizes differs."""
+_MOST_FORMS = 8
+"""How often at all, as Dynamo's limit is: each dynamic form has all sizes symbolic that were seen to change until then."""
 
 
 def build_program(module: fx.GraphModule, compiler: Compiler, dynamic: bool) -> Run:
@@ -71,7 +73,7 @@ class _Segment:
         self.compile_part = compile_part
         self.statics: list[_Static] = []
         self.lifted: _Static | None = None
-        self.dynamic: _Dynamic | None = None
+        self.dynamics: list[_Dynamic] = []
         self.gave_up: str | None = None
         self._forms = forms
         self._merged: dict[tuple[int, ...], _Segment] = {}
@@ -98,7 +100,8 @@ class _Segment:
                     return self._new_form(values, sizes, scalars)
         if form is not None:
             return form.run(values, sizes)
-        sessions.ledger.ran_uncompiled(self.gave_up or f"it has been compiled {_MOST_FORMS} times")
+        forms = len(self.statics) + len(self.dynamics)
+        sessions.ledger.ran_uncompiled(self.gave_up or f"it has been compiled {forms} times")
         return self.part.run(values, sizes, scalars)
 
     def _for_merged(self, positions: tuple[int, ...]) -> "_Segment":
@@ -119,14 +122,26 @@ class _Segment:
         for static in self.statics:
             if static.matches(values, sizes, scalars):
                 return static
-        for form in (self.lifted, self.dynamic):
-            if form is not None and form.matches(values, sizes, scalars):
-                return form
-        return None
+        if self.lifted is not None and self.lifted.matches(values, sizes, scalars):
+            return self.lifted
+        # the last one is the widest
+        return next((form for form in reversed(self.dynamics) if form.matches(values, sizes, scalars)), None)
 
     def _may_compile(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
-        forms = len(self.statics) + (self.dynamic is not None)
-        return forms < _MOST_FORMS or bool(self._changed_numbers(values, sizes, scalars))
+        if len(self.statics) < _MOST_STATIC or self._changed_numbers(values, sizes, scalars):
+            return True
+        forms = len(self.statics) + len(self.dynamics)
+        return forms < _MOST_FORMS and self._pattern(values, sizes, scalars) is not None
+
+    def _pattern(
+        self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
+    ) -> ShapePattern | None:
+        """What this call has in common with earlier ones: the last dynamic form, or else a static one."""
+        call = ShapePattern.observe(values, sizes, scalars)
+        before = [form.pattern.calls for form in reversed(self.dynamics)]
+        before += [(form.example,) for form in reversed(self.statics)]
+        patterns = (ShapePattern.of((*calls, call)) for calls in before)
+        return next((pattern for pattern in patterns if pattern is not None), None)
 
     def _changed_numbers(
         self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
@@ -147,10 +162,9 @@ class _Segment:
         baked = self._changed_numbers(values, sizes, scalars)
         if baked:
             return self._compile_static(values, sizes, scalars, lifted=baked)
-        if self.statics:
-            pattern = ShapePattern.between(self.statics[0].example, values, sizes, scalars)
-            if pattern is not None:
-                return self._compile_dynamic(pattern, values, sizes, scalars)
+        pattern = self._pattern(values, sizes, scalars)
+        if pattern is not None:
+            return self._compile_dynamic(pattern, values, sizes, scalars)
         return self._compile_static(values, sizes, scalars)
 
     def _give_up(self, reason: str) -> None:
@@ -204,8 +218,8 @@ class _Segment:
             return self.part.run(kept, sizes, scalars)
         finally:
             sessions.ledger.spend("compile", time.perf_counter() - started)
-        self.dynamic = dynamic
-        self.count("second")
+        self.dynamics.append(dynamic)
+        self.count(f"dynamic {len(self.dynamics)}")
         return results
 
 
@@ -271,8 +285,8 @@ class _Static:
                 compiled = backend(flat, example)
             self.compiled = lambda args: compiled(*args)
         else:
-            self.compiled = segment.compile_part(_list_module(self.lowered, segment.__name__))
-        segment.count("second" if segment.statics else "static")
+            self.compiled = _unmarked(segment.compile_part(_list_module(self.lowered, segment.__name__)))
+        segment.count("dynamic 1" if segment.statics else "static")
         log_compile(segment.part.title, "compiled for one pattern of sizes")
         if self.lowered.random:
             return
@@ -308,6 +322,19 @@ class _Static:
         )
 
 
+def _unmarked(compiled: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    """``compiled`` by Dynamo, for tensors whose sizes the user has marked: we decide which sizes are symbolic here."""
+
+    def call(values: list[Any], *rest: Any) -> Sequence[Any]:
+        for index, value in enumerate(values):
+            if _torch.is_marked(value):
+                values[index] = value.detach()
+        value = None
+        return compiled(values, *rest)
+
+    return call
+
+
 def _same_operand(left: Any, right: Any) -> bool:
     """Whether two numbers give the same results: NaN is itself, and 0.0 is not -0.0."""
     if left != left:
@@ -337,7 +364,7 @@ class _Dynamic:
         self.pattern = pattern
         module, self.carried_sizes = dynamic_module(segment.part.module, pattern)
         _torch.steal_list(module, "values")
-        self.compiled = segment.compile_part(module)
+        self.compiled = _unmarked(segment.compile_part(module))
         log_compile(segment.part.title, "compiled for symbolic sizes")
 
     def matches(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
@@ -349,6 +376,8 @@ class _Dynamic:
             device = next((value.device for value in values if value is not None), None)
             carriers = [torch.empty(0, sizes[index], device=device) for index in self.carried_sizes]
         if first:
+            for position in {position for position, _ in self.pattern.dynamic_dims}:
+                values[position] = values[position].detach()  # the marks are ours, the tensors are the user's
             for position, dim in self.pattern.dynamic_dims:
                 _torch.mark_dynamic(values[position], dim)
             for carrier in carriers:

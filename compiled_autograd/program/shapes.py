@@ -1,7 +1,7 @@
 """Which sizes change between calls, and a segment in which only those are symbolic.
 
-Two calls tell which of the sizes that C++ lifted, and which dimensions of the tensors, are constants and
-which vary; those that had equal values in both calls are taken for one. Each later call is compared with
+Two calls or more tell which of the sizes that C++ lifted, and which dimensions of the tensors, are constants and
+which vary; those that had equal values in all of them are taken for one. Each later call is compared with
 that pattern before the compiled code is used.
 """
 
@@ -31,8 +31,8 @@ class Observation:
 class ShapePattern:
     """What is constant and what varies."""
 
-    fixed: Observation
-    """The first call."""
+    calls: tuple[Observation, ...]
+    """Those that it was read from."""
     varying_sizes: tuple[int, ...]
     """Indices into ``sizes``."""
     dynamic_dims: tuple[tuple[int, int], ...]
@@ -40,7 +40,12 @@ class ShapePattern:
     sources: dict[int, tuple[int, int] | None]
     """Per varying size, a dimension that is always equal to it; None where there is none."""
     equal: tuple[tuple[Any, Any], ...]
-    """Pairs of dimensions or sizes that had equal values in both calls."""
+    """Pairs of dimensions or sizes that had equal values in all calls."""
+
+    @property
+    def fixed(self) -> Observation:
+        """The first call."""
+        return self.calls[0]
 
     @staticmethod
     def observe(values: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> Observation:
@@ -55,49 +60,36 @@ class ShapePattern:
         return Observation(tuple(sizes), tuple(scalars), shapes)
 
     @classmethod
-    def between(
-        cls, first: Observation, values: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]
-    ) -> "ShapePattern | None":
-        """The pattern of two calls; None where more than sizes differs, or nothing does.
-
-        Args:
-            first: the earlier call.
-            values: a tensor or None for each input of the segment, in the later one.
-            sizes: the graph's sizes in the later one.
-            scalars: the graph's scalars in the later one.
-        """
-        second = cls.observe(values, sizes, scalars)
-        if first.scalars != second.scalars or [s is None for s in first.shapes] != [
-            s is None for s in second.shapes
-        ]:
+    def of(cls, calls: Sequence[Observation]) -> "ShapePattern | None":
+        """The pattern of these calls; None where more than sizes differs, or nothing does."""
+        first = calls[0]
+        ranks = [[None if shape is None else len(shape) for shape in call.shapes] for call in calls]
+        if any(call.scalars != first.scalars for call in calls) or any(found != ranks[0] for found in ranks):
             return None
-        groups: dict[tuple[int, int], list[Any]] = {}
+        groups: dict[tuple[int, ...], list[Any]] = {}
         dims: list[tuple[int, int]] = []
-        for position, (before, after) in enumerate(zip(first.shapes, second.shapes, strict=True)):
-            if before is None or after is None:
-                continue
-            if len(before) != len(after):
-                return None
-            for dim, pair in enumerate(zip(before, after, strict=True)):
-                if pair[0] != pair[1]:
-                    if min(pair) < 2:  # compilers treat 0 and 1 as constants
+        for position, shape in enumerate(first.shapes):
+            for dim in range(len(shape or ())):
+                seen = tuple(call.shapes[position][dim] for call in calls)  # type: ignore[index]
+                if len(set(seen)) > 1:
+                    if min(seen) < 2:  # compilers treat 0 and 1 as constants
                         return None
                     dims.append((position, dim))
-                    groups.setdefault(pair, []).append((position, dim))
+                    groups.setdefault(seen, []).append((position, dim))
         varying: list[int] = []
         sources: dict[int, tuple[int, int] | None] = {}
-        for index, pair in enumerate(zip(first.sizes, second.sizes, strict=True)):
-            if pair[0] != pair[1]:
+        for index, seen in enumerate(zip(*(call.sizes for call in calls), strict=True)):
+            if len(set(seen)) > 1:
                 varying.append(index)
-                members = groups.setdefault(pair, [])
+                members = groups.setdefault(seen, [])
                 sources[index] = next((member for member in members if isinstance(member, tuple)), None)
-                if sources[index] is None and min(pair) < 2:
+                if sources[index] is None and min(seen) < 2:
                     return None
                 members.append(index)
         if not groups:
             return None
         equal = tuple((members[0], other) for members in groups.values() for other in members[1:])
-        return cls(first, tuple(varying), tuple(dims), sources, equal)
+        return cls(tuple(calls), tuple(varying), tuple(dims), sources, equal)
 
     def matches(self, values: Sequence[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
         """Whether a call has this pattern.
