@@ -16,9 +16,27 @@ from torch import Tensor, fx
 __all__ = ["EDGES", "Family", "sample_input", "with_other_sizes"]
 
 Family = Literal[
-    "example", "random", "ties", "rows", "not a number", "infinity", "zeros", "signs", "extreme integers"
+    "example",
+    "random",
+    "ties",
+    "rows",
+    "not a number",
+    "infinity",
+    "zeros",
+    "signs",
+    "extreme integers",
+    "index bounds",
 ]
-EDGES: tuple[Family, ...] = ("ties", "rows", "not a number", "infinity", "zeros", "signs", "extreme integers")
+EDGES: tuple[Family, ...] = (
+    "ties",
+    "rows",
+    "not a number",
+    "infinity",
+    "zeros",
+    "signs",
+    "extreme integers",
+    "index bounds",
+)
 """Families that are no random points: they find faults, and prove nothing."""
 
 _BITS = 2.0**22
@@ -45,7 +63,7 @@ def sample_input(example: Tensor, family: Family, generator: torch.Generator, sc
     if example.dtype is torch.bool:
         return _truth_values(example, family, generator)
     if not example.is_floating_point():
-        return _integers(example, family, generator)
+        return example.clone() if family == "index bounds" else _integers(example, family, generator)
     return _floats(example, family, generator) * scale
 
 
@@ -93,7 +111,7 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
         value = value.abs() + 0.25
     value = (value * _BITS).round() / _BITS
     if family == "ties":
-        value = torch.randint(-1, 2, example.shape, generator=generator).double() + (1.5 if positive else 0.0)
+        value = torch.randint(-3, 4, example.shape, generator=generator) / 2.0 + (2.0 if positive else 0.0)
     elif family == "zeros":
         chance = torch.rand(example.shape, generator=generator)
         value = torch.where(chance < 0.2, 0.0, torch.where(chance < 0.4, -0.0, value))
@@ -103,8 +121,12 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
         rows[-1] = 1.0 if positive else 0.0
         value = rows.view(example.shape)
     elif family in ("not a number", "infinity"):
-        at = torch.randint(value.numel(), (1,), generator=generator)
-        value.view(-1)[at] = math.nan if family == "not a number" else math.inf
+        # Several in one row: where a mask hides one, it shows another, and what is summed over rows is finite in the others.
+        rows = value.view(-1, value.shape[-1] if value.dim() else 1)
+        row = rows[int(torch.randint(len(rows), (1,), generator=generator))]
+        at = torch.rand(row.shape, generator=generator) < 0.5
+        at[int(torch.randint(len(row), (1,), generator=generator))] = True
+        row[at] = math.nan if family == "not a number" else math.inf
     return value * scale
 
 

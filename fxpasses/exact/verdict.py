@@ -9,6 +9,7 @@ that holds in the models that :mod:`fxpasses.exact.fields` describes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.exact.arithmetic import Dual
+from fxpasses.exact.bounds import at_bounds
 from fxpasses.exact.fields import field as field_of
 from fxpasses.exact.machine import Machine, UnsupportedCall
 from fxpasses.exact.run import Run
@@ -163,6 +165,11 @@ class Original:
         self.inputs = list(inputs)
         self._runs: dict[Any, _FirstRun] = {}
 
+    @functools.cached_property
+    def at_bounds(self) -> list[Any] | None:
+        """The inputs with integers at the ends of what the graph takes, where it has any."""
+        return at_bounds(self.gm, self.inputs)
+
     def run(
         self, inputs: Sequence[Any], family: Family, number: int, scale: float = 1.0, overflows: bool = False
     ) -> _FirstRun:
@@ -264,7 +271,10 @@ def _at_edges(
     found: list[Finding | None] = []
     for family in families:
         number += 1
-        sample = _try(original, after, original.inputs, family, number, signed_zeros=family == "zeros")
+        inputs = original.at_bounds if family == "index bounds" else original.inputs
+        if inputs is None:
+            continue
+        sample = _try(original, after, inputs, family, number, signed_zeros=family == "zeros")
         found.append(None if sample is None else sample.finding)
     other = with_other_sizes(original.gm, original.inputs)
     if other is not None:

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 import fxpasses
 from fxpasses.exact import Original, equivalent
+from fxpasses.exact.bounds import at_bounds
 
 X, W, B = torch.randn(4, 6), torch.randn(6, 5), torch.randn(5)
 IDS = torch.tensor([[0, 2, 1], [1, 1, 3]])
@@ -130,6 +131,8 @@ def test_a_finding_names_output_element_values_and_node():
         (lambda x: x.abs() + 0.0, lambda x: x.abs(), ""),
         (lambda x: x.relu() + 0.0, lambda x: x.relu(), "the sign of a zero"),
         (lambda x: (x > 0).float(), lambda x: (x >= 0).float(), "ties"),
+        (lambda x: x.round(), lambda x: (x + 0.5).floor(), "ties"),
+        (lambda x: torch.where(x[:1] > 0, x, 0.0), lambda x: x * (x[:1] > 0), "not a number"),
         (
             lambda x: x / (x.abs().sum(-1, keepdim=True) + 0.0),
             lambda x: x * x.abs().sum(-1, keepdim=True).reciprocal(),
@@ -142,6 +145,36 @@ def test_edges_that_random_inputs_do_not_reach(before, after, family):
     assert verdict.kind == "EQUAL", verdict
     said = "\n".join(map(str, verdict.edges))
     assert (family in said) if family else not said, said
+
+
+ROWS = torch.randn(5, 3)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "integers"),
+    [
+        (lambda x, i: x[i], lambda x, i: x[i.clamp(min=0)], [1, 3]),
+        (lambda x, i: x[i], lambda x, i: x[i.clamp(max=3)], [2, 0, 1]),
+        (
+            lambda x, i: functional.embedding(i, x),
+            lambda x, i: functional.embedding(i.clamp(max=3), x),
+            [2, 0, 1],
+        ),
+        (lambda x, i: i.remainder(5), lambda x, i: i.fmod(5), [0, 1, 2, 3]),
+    ],
+)
+def test_indices_at_the_ends_of_their_tables(before, after, integers):
+    given = ROWS, torch.tensor(integers)
+    verdict = equivalent(*graphs(before, after, *given))
+    assert verdict.kind == "EQUAL", verdict
+    assert [finding.family for finding in verdict.edges] == ["index bounds"], verdict
+
+
+def test_only_what_checks_its_indices_is_asked_how_far_they_go(monkeypatch):
+    given = [ROWS, torch.tensor([1, 0, 3]), torch.tensor([0, 2])]
+    bags = make_fx(lambda x, i, o: functional.embedding_bag(i, x, o))(*given)
+    monkeypatch.setattr(fx, "Interpreter", None)
+    assert at_bounds(bags, given) is None
 
 
 def test_constants_changed_in_place_do_not_reach_the_other_graph():
