@@ -114,7 +114,7 @@ def _guarded(statement: ast.stmt, file: str) -> list[ast.stmt]:
     if isinstance(statement, ast.ImportFrom):
         if statement.module == "__future__":
             return [statement]
-        parts = [
+        parts: list[ast.stmt] = [
             ast.ImportFrom(module=statement.module, names=[alias], level=statement.level)
             for alias in statement.names
         ]

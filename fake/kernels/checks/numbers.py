@@ -84,7 +84,8 @@ def _converted_by(func: OpOverload) -> frozenset[str]:
     """The arguments of an operator that eager converts to the dtype of its tensors, whatever number they are."""
     if func.namespace != "aten":
         return frozenset()
-    name, found = func._schema.name.split("::")[1], set()
+    name = func._schema.name.split("::")[1]
+    found: set[str] = set()
     for names, arguments in (*_CONVERTED.items(), *_CONVERTED_IF_ANY.items(), *_ONLY_CONVERTED.items()):
         if name in names and name not in _NOT_CONVERTED:
             found.update(arguments)
