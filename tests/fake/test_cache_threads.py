@@ -68,7 +68,7 @@ def crowded():
 @pytest.mark.parametrize("shared", [True, False], ids=["one mode", "a mode each"])
 def test_random_calls(crowded, shared, crosscheck):
     rng = random.Random(7)
-    calls = [draw(rng) for _ in range(400)]
+    calls = [draw(rng) for _ in range(250)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         alone = fake.FakeTensorMode()

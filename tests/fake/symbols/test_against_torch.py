@@ -45,7 +45,7 @@ def shuffles(x: torch.Tensor) -> torch.Tensor:
 
 PROGRAMS: dict[Callable[[torch.Tensor], torch.Tensor], Sequence[tuple[int, ...]]] = {
     tiles: [(8, 8), (16, 8), (4, 16), (8, 4), (24, 16)],
-    patches: [(4, 4, 3), (8, 4, 3), (2, 6, 3), (6, 2, 1)],
+    patches: [(4, 4, 3), (8, 4, 3), (6, 2, 1)],
     branches: [(4, 6), (8, 6), (3, 5), (1, 6), (4, 1), (1, 1), (16, 18)],
     broadcasts: [(3, 4), (5, 4), (1, 4), (3, 1), (1, 1), (7, 9)],
     images: [(8, 9), (9, 8), (5, 5), (2, 7), (16, 3)],
