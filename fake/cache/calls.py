@@ -11,6 +11,7 @@ from fake.cache.symbolic import SymbolicMetadata
 from fake.errors import CacheCrossCheckError
 
 __all__ = [
+    "LIFTS",
     "PURE",
     "cache_custom_op",
     "compare",
@@ -25,7 +26,8 @@ PURE: set[Any] = set()
 """Operators, not torch's own, whose fake kernels depend on nothing but their arguments."""
 
 _aten = torch.ops.aten
-_LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
+LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
+"""Operators that turn a constant of a program into a tensor of its own."""
 
 
 def uncacheable_reason(func: Any) -> str | None:
@@ -39,7 +41,7 @@ def uncacheable_reason(func: Any) -> str | None:
         return "dynamic output shape"
     if torch.Tag.inplace_view in tags:
         return "inplace view"
-    if func in _LIFTS:
+    if func in LIFTS:
         return "lift"
     if any("ScriptObject" in str(a.type) or "__torch__" in str(a.type) for a in func._schema.arguments):
         return "script object argument"

@@ -131,8 +131,8 @@ class DiskCache:
             if content is None:
                 continue
             read.append(path)
-            for place, data in content.items():
-                self._pending.setdefault(place, []).append(data)
+            for owner, data in content.items():
+                self._pending.setdefault(owner, []).append(data)
         if len(read) > _MERGE_ABOVE:
             with contextlib.suppress(OSError):  # a directory that may only be read serves as it is
                 self._merge(read)
@@ -212,10 +212,10 @@ class DiskCache:
             The file, or None if there was nothing to write.
         """
         content = {}
-        for place, table in entries.items():
+        for owner, table in entries.items():
             chunk = _pickle_table(table)
             if chunk is not None:
-                content[place] = chunk
+                content[owner] = chunk
         return self._write(content) if content else None
 
     def _write(self, content: dict[tuple[str, str], bytes]) -> Path:
@@ -238,8 +238,8 @@ class DiskCache:
     def _merge(self, paths: list[Path]) -> None:
         """Replace segments that were read by one with the same entries."""
         tables: dict[tuple[str, str], dict[Any, Any]] = {}
-        for place, chunks in self._pending.items():
-            table = tables.setdefault(place, {})
+        for owner, chunks in self._pending.items():
+            table = tables.setdefault(owner, {})
             for chunk in chunks:
                 try:
                     add_entries(table, _unpickle(chunk))

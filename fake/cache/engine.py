@@ -32,7 +32,7 @@ from fake.cache.replacements import REPLACEMENTS
 from fake.cache.store import Bypass, Store
 from fake.cache.stored import Unbuilt, mark_of, symbolic_name
 from fake.cache.subgraphs import forget_with, may_be_cached, subgraph_key
-from fake.cache.symbolic import as_known_now, is_symbolic_key, metadata_of, symbols_of_key, table_place
+from fake.cache.symbolic import as_known_now, is_symbolic_key, metadata_of, symbols_of_key, table_key
 from fake.cache.symbolic_recipe import Stale, symbols_of_recipe
 from fake.cache.symbolic_tables import SymbolicCall, SymbolicTables
 from fake.errors import CacheCrossCheckError
@@ -113,12 +113,12 @@ class Engine:
             names |= {"FORMULAS": FORMULAS, "autograd_node": _t.current_autograd_node}
         code = HANDLER.format(names=", ".join(names), before=before, key=source)
         make = made_by(code, f"<fake handler of {func}>")
-        unseen = self._unseen(table_place(func, self.tensor_class))
+        unseen = self._unseen(table_key(func, self.tensor_class))
         handler: Handler = make(func, table.get, self.store.hit, self.miss, unseen, **names)
         _t.skip_code(handler.__code__)
         return handler
 
-    def _unseen(self, place: Any) -> Callable[..., Any]:
+    def _unseen(self, of_operator: tuple[int, int]) -> Callable[..., Any]:
         """Returns the function for a key that is not in the operator's table: the environment may have an entry."""
         miss, hit, nothing = self.miss, self.store.hit, {}  # type: ignore[var-annotated]
 
@@ -127,7 +127,7 @@ class Engine:
             state = None if env is None else env.__dict__.get("_fake_dispatch")
             if state is None:
                 return miss(mode, func, types, args, kwargs, key)
-            kept = state.tables.get(place, nothing).get(key)
+            kept = state.tables.get(of_operator, nothing).get(key)
             if kept is None or kept.facts is not None or env._fake_lean.log is not None:
                 return miss(mode, func, types, args, kwargs, key)
             rebuild = kept.rebuild
@@ -182,13 +182,13 @@ class Engine:
 
     def take_new_entries(self, name: str) -> dict[tuple[str, str], dict[Any, Any]]:
         """Returns what was recorded since the last call, by the names of engine and operator under which the disk keeps it."""
-        places: dict[tuple[str, str], dict[Any, Any]] = {}
+        entries: dict[tuple[str, str], dict[Any, Any]] = {}
         for func, described in self.store.take_described().items():
-            places[name, func.name()] = described
+            entries[name, func.name()] = described
         for func, key, entry in self.symbolic.normalized.take_new():
-            table = places.setdefault((symbolic_name(name), func.name()), {})
+            table = entries.setdefault((symbolic_name(name), func.name()), {})
             table[key] = (*table.get(key, ()), entry)
-        return places
+        return entries
 
     def _make_custom_handler(self, func: Any) -> Handler:
         """Custom operators: only where the mode trusts their fake kernels to be pure, keyed by the kernel itself."""

@@ -4,8 +4,8 @@
 backward pass, and which are asked of which tensor, follows from that; so a graph that is traced on the cache is the one
 of a real dispatch only if each number of a result has the node that a dispatch gives it: one of an argument, or a new one.
 
-:func:`with_links` notes this of a dispatch. Where arguments shared a node then, the places are all noted: a call in which
-these hold different nodes is not served (:class:`Unlinked`), and its dispatch tells which of the places it is
+:func:`with_links` notes this of a dispatch. Where arguments shared a node then, the origins are all noted: a call in which
+these hold different nodes is not served (:class:`Unlinked`), and its dispatch tells which of the origins it is
 (:func:`refined`).
 """
 
@@ -26,11 +26,11 @@ from fake.tensors.tensor import Unkeyable, make_fake, plain_of
 __all__ = ["Linked", "Unlinked", "refined", "with_links"]
 
 SIZE, STRIDE, OFFSET, ITSELF = range(4)
-Place = tuple[Path, int, int]
+Origin = tuple[Path, int, int]
 """Where a number of an argument is: the argument, one of the kinds above, and the index there."""
 
-Link = int | tuple[Place, ...]
-"""A new node (those with the same integer are one), or the places in which a dispatch has seen the number's node; none if
+Link = int | tuple[Origin, ...]
+"""A new node (those with the same integer are one), or the origins where a dispatch has seen the number's node; none if
 they differ from call to call."""
 
 
@@ -47,7 +47,7 @@ class Linked:
 
 
 def with_links(recipe: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
-    """The recipe of ``outputs`` with the places of their nodes; itself if it has no symbolic numbers.
+    """The recipe of ``outputs`` with the origins of their nodes; itself if it has no symbolic numbers.
 
     Args:
         recipe: how to rebuild ``outputs``.
@@ -58,13 +58,13 @@ def with_links(recipe: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
     made = [getattr(number, "node", None) for number in _numbers(recipe, outputs)]
     if not any(made):
         return recipe
-    places: dict[int, list[Place]] = {}
-    for place, number in _given(args, kwargs):
-        places.setdefault(id(number.node), []).append(place)
+    origins: dict[int, list[Origin]] = {}
+    for origin, number in _given(args, kwargs):
+        origins.setdefault(id(number.node), []).append(origin)
     own: dict[int, int] = {}
     links: list[Link | None] = []
     for node in made:
-        found = places.get(id(node))
+        found = origins.get(id(node))
         links.append(
             None if node is None else own.setdefault(id(node), len(own)) if found is None else tuple(found)
         )
@@ -72,7 +72,7 @@ def with_links(recipe: Any, args: Any, kwargs: Any, outputs: Any) -> Any:
 
 
 def refined(old: Any, new: Any) -> Any:
-    """The recipe of two dispatches of equal calls: the links are the places that both of them have seen."""
+    """The recipe of two dispatches of equal calls: the links are the origins that both of them have seen."""
     if not isinstance(old, Linked) or not isinstance(new, Linked) or old.recipe != new.recipe:
         return new
     return Linked(new.recipe, tuple(map(_common, old.links, new.links)))
@@ -81,7 +81,7 @@ def refined(old: Any, new: Any) -> Any:
 def _common(old: Link | None, new: Link | None) -> Link | None:
     if not isinstance(old, tuple) or not isinstance(new, tuple):
         return new if old == new else ()
-    return tuple([place for place in new if place in old])
+    return tuple([origin for origin in new if origin in old])
 
 
 def _numbers(recipe: Any, output: Any) -> Iterator[Any]:
@@ -95,10 +95,10 @@ def _numbers(recipe: Any, output: Any) -> Iterator[Any]:
         yield from (*output.shape, *output.stride(), output.storage_offset())
 
 
-def _given(args: Any, kwargs: Any) -> Iterator[tuple[Place, torch.SymInt]]:
-    """The symbolic numbers of arguments, with their places."""
+def _given(args: Any, kwargs: Any) -> Iterator[tuple[Origin, torch.SymInt]]:
+    """The symbolic numbers of arguments, with their origins."""
 
-    def look(path: Path, value: Any) -> Iterator[tuple[Place, torch.SymInt]]:
+    def look(path: Path, value: Any) -> Iterator[tuple[Origin, torch.SymInt]]:
         if isinstance(value, torch.SymInt):
             yield (path, ITSELF, 0), value
         elif isinstance(value, torch.Tensor):
@@ -147,14 +147,14 @@ def _build_linked(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
 
 def _build_exact(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
     read: dict[tuple[Path, int], int] = {}
-    places: list[Any] = []
+    origins: list[Any] = []
     for link in recipe.links:
         if isinstance(link, tuple):
-            places.append([(read.setdefault((path, kind), len(read)), index) for path, kind, index in link])
+            origins.append([(read.setdefault((path, kind), len(read)), index) for path, kind, index in link])
         else:
-            places.append(link)
+            origins.append(link)
     reads = [(path, _READ[kind]) for path, kind in read]
-    make = _maker(recipe.recipe, iter(places), tensor_class, mark)
+    make = _maker(recipe.recipe, iter(origins), tensor_class, mark)
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         given = [reader(follow(path, args, kwargs)) for path, reader in reads]
@@ -163,24 +163,24 @@ def _build_exact(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
     return rebuild
 
 
-def _maker(recipe: Any, places: Iterator[Any], tensor_class: type, mark: Mark) -> Callable[..., Any]:
-    """``make(mode, args, kwargs, given, own)`` for one output; takes its places off the iterator."""
+def _maker(recipe: Any, origins: Iterator[Any], tensor_class: type, mark: Mark) -> Callable[..., Any]:
+    """``make(mode, args, kwargs, given, own)`` for one output; takes its origins off the iterator."""
     if isinstance(recipe, Sequence):
-        parts = [_maker(item, places, tensor_class, mark) for item in recipe.items]
+        parts = [_maker(item, origins, tensor_class, mark) for item in recipe.items]
         kind = recipe.type
         return lambda mode, args, kwargs, given, own: kind(
             [part(mode, args, kwargs, given, own) for part in parts]
         )
     if isinstance(recipe, (Fresh, View)):
-        return _maker_of_tensor(recipe, places, tensor_class, mark)
+        return _maker_of_tensor(recipe, origins, tensor_class, mark)
     if isinstance(recipe, SymbolicConstant):
-        return _maker_of_number(recipe, places)
+        return _maker_of_number(recipe, origins)
     plain = build(recipe, tensor_class, mark)
     return lambda mode, args, kwargs, given, own: plain(mode, args, kwargs)
 
 
-def _maker_of_number(recipe: SymbolicConstant, places: Iterator[Any]) -> Callable[..., Any]:
-    life, number = Lifetime(recipe.value), _number(recipe.value, next(places))
+def _maker_of_number(recipe: SymbolicConstant, origins: Iterator[Any]) -> Callable[..., Any]:
+    life, number = Lifetime(recipe.value), _number(recipe.value, next(origins))
 
     def make(mode: Any, args: Any, kwargs: Any, given: Any, own: Any) -> Any:
         life.check()
@@ -190,12 +190,12 @@ def _maker_of_number(recipe: SymbolicConstant, places: Iterator[Any]) -> Callabl
 
 
 def _maker_of_tensor(
-    recipe: Fresh | View, places: Iterator[Any], tensor_class: type, mark: Mark
+    recipe: Fresh | View, origins: Iterator[Any], tensor_class: type, mark: Mark
 ) -> Callable[..., Any]:
     metadata: Any = recipe.metadata
-    shape = [_number(token, next(places)) for token in metadata.shape]
-    stride = [_number(token, next(places)) for token in metadata.stride]
-    offset = _number(metadata.offset, next(places))
+    shape = [_number(token, next(origins)) for token in metadata.shape]
+    stride = [_number(token, next(origins)) for token in metadata.stride]
+    offset = _number(metadata.offset, next(origins))
     if type(metadata) is not SymbolicMetadata:
         plain = build(recipe, tensor_class, mark)
         return lambda mode, args, kwargs, given, own: plain(mode, args, kwargs)

@@ -105,8 +105,8 @@ class _Recorder:
         for index, argument in enumerate(self.func._schema.arguments):
             alias = argument.alias_info
             if alias is not None and alias.is_write == written:
-                place: Any = argument.name if argument.kwarg_only or index >= len(self.args) else index
-                named.append(place)
+                step: Any = argument.name if argument.kwarg_only or index >= len(self.args) else index
+                named.append(step)
         chosen = [path for path in paths if path[0] in named]
         if len(chosen) != 1:
             raise Unkeyable("ambiguous alias")

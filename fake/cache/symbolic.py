@@ -27,7 +27,7 @@ __all__ = [
     "number_of",
     "state_of",
     "symbols_of_key",
-    "table_place",
+    "table_key",
     "token",
     "token_of_expression",
 ]
@@ -105,7 +105,7 @@ class SymbolicState:
 
     def table(self, func: Any, tensor_class: type) -> dict[Any, Any]:
         """The table of an operator, for tensors of one class."""
-        key = table_place(func, tensor_class)
+        key = table_key(func, tensor_class)
         found = self.tables.get(key)
         if found is None:
             found = self.tables.setdefault(key, {})
@@ -118,7 +118,7 @@ class SymbolicState:
         self.size = 0
 
 
-def table_place(func: Any, tensor_class: type) -> tuple[int, int]:
+def table_key(func: Any, tensor_class: type) -> tuple[int, int]:
     """Returns the key of an operator's table in an environment, for tensors of one class (ours equals torch's)."""
     return (id(func), id(tensor_class))
 

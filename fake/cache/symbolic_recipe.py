@@ -113,7 +113,7 @@ def _numbers(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([number_of(value) for value in values])
 
 
-def _place(metadata: Any) -> tuple[Any, ...]:
+def _geometry(metadata: Any) -> tuple[Any, ...]:
     """Sizes, strides and offset, with nodes of their own."""
     return _numbers(metadata.shape), _numbers(metadata.stride), number_of(metadata.offset)
 
@@ -196,11 +196,11 @@ def _prototype(recipe: Fresh) -> tuple[torch.Tensor, torch.Tensor]:
     if made is None:
         with inference_of(metadata):
             storage = empty_storage(recipe)
-            made = known[key] = storage.as_strided(*_place(metadata)), storage
+            made = known[key] = storage.as_strided(*_geometry(metadata)), storage
     return made
 
 
-def _pattern(metadata: Any, place: tuple[Any, ...]) -> Any:
+def _pattern(metadata: Any, geometry: tuple[Any, ...]) -> Any:
     """A meta tensor with the sizes of a view, to make views like; None for those that are not made so.
 
     Bits such as the one for conjugated come from the base; and a symbolic offset would be asked whether it is negative.
@@ -208,7 +208,7 @@ def _pattern(metadata: Any, place: tuple[Any, ...]) -> Any:
     if metadata.flags & ~IS_INFERENCE or metadata.dtype.is_complex or type(metadata.offset) is not int:
         return None
     with inference_of(metadata):
-        return torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE).as_strided(*place)
+        return torch.empty((0,), dtype=metadata.dtype, device=_t.META_DEVICE).as_strided(*geometry)
 
 
 def _ask_ahead(made: torch.Tensor, metadata: Any) -> None:
@@ -239,7 +239,7 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     if not recipe.same_dtype:
         raise Unkeyable("symbolic view with another dtype")
     life, shape_env = Lifetime(metadata), metadata.shape_env
-    place: Any = None
+    geometry: Any = None
     pattern: Any = None
     is_new = False
     path = recipe.path
@@ -247,19 +247,19 @@ def _build_view(recipe: View, tensor_class: type, mark: Mark) -> Rebuild:
     index = path[0] if len(path) == 1 and type(path[0]) is int else None
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
-        nonlocal place, pattern, is_new
+        nonlocal geometry, pattern, is_new
         if len(shape_env.replacements) != life.seen:
             life.check()
-        if place is None:
-            place = _place(metadata)
-            pattern = _pattern(metadata, place)
+        if geometry is None:
+            geometry = _geometry(metadata)
+            pattern = _pattern(metadata, geometry)
             is_new = pattern is not None
         elif is_new:
             is_new = False
             _ask_ahead(pattern, metadata)
         base = follow(path, args, kwargs) if index is None else args[index]
         if pattern is None or not copies_are_apart():
-            element = plain_of(base).as_strided(*place)
+            element = plain_of(base).as_strided(*geometry)
             return make_fake(element, metadata.device, mode, metadata.to_keep(), mark, tensor_class)
         return make(mode, pattern, plain_of(base))
 

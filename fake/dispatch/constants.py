@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fake import _torch as _t
+from fake.cache.calls import LIFTS
 
 __all__ = ["MAX_ELEMENTS", "fold", "forget_written", "lift", "may_be_constant"]
 
@@ -21,8 +22,6 @@ MAX_ELEMENTS = 1
 _aten = torch.ops.aten
 SHORT = 64
 """Schedules (``linspace`` of so many elements) are constants, too: models read numbers off them while they are built."""
-
-LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default)
 
 
 def may_be_constant(mode: Any, tensor: torch.Tensor) -> bool:
