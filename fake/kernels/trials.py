@@ -157,8 +157,9 @@ def _kinds(value: Any) -> tuple[Kind, ...]:
 
 def _part(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        shape = value.shape
-        return value.dtype, len(shape), 0 in shape, value.device.type == "cpu"
+        # Symbolic sizes are compared with nothing: that would leave a guard, or fail for unbacked ones.
+        empty = not value._has_symbolic_sizes_strides and 0 in value.shape
+        return value.dtype, value.dim(), empty, value.device.type == "cpu"
     if isinstance(value, list | tuple):
         return frozenset(map(_part, value)) if value and type(value[0]) is not int else list
     return value if isinstance(value, _AS_THEY_ARE) else type(value)
