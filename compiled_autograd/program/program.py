@@ -257,12 +257,25 @@ class _Static:
         self.plain_outputs = lowered.outputs == [("computed", index) for index in range(len(lowered.outputs))]
 
     def matches(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
+        """Whether a call may run what was compiled: the same sizes, scalars and numbers, and inputs that pass its guards.
+
+        Args:
+            values: a tensor or None for each input of the segment.
+            sizes: the graph's sizes.
+            scalars: the graph's scalars.
+        """
         return self.fits(values, sizes, scalars) and all(
             _same_operand(values[index].item(), number) for index, number in self.numbers
         )
 
     def fits(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
-        """Whether all but the numbers match."""
+        """Whether all but the numbers match.
+
+        Args:
+            values: a tensor or None for each input of the segment.
+            sizes: the graph's sizes.
+            scalars: the graph's scalars.
+        """
         if tuple(sizes) != self.sizes or tuple(scalars) != self.scalars:
             return False
         if self.missing:
@@ -368,9 +381,23 @@ class _Dynamic:
         log_compile(segment.part.title, "compiled for symbolic sizes")
 
     def matches(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
+        """Whether a call may run what was compiled: see `ShapePattern.matches`.
+
+        Args:
+            values: a tensor or None for each input of the segment.
+            sizes: the graph's sizes.
+            scalars: the graph's scalars.
+        """
         return self.pattern.matches(values, sizes, scalars)
 
     def run(self, values: list[Any], sizes: Sequence[int], first: bool = False) -> Sequence[Any]:
+        """Run what was compiled.
+
+        Args:
+            values: a tensor or None for each input of the segment; emptied.
+            sizes: the graph's sizes.
+            first: whether it is compiled by this call: varying dimensions are marked as dynamic.
+        """
         carriers: list[torch.Tensor] = []
         if self.carried_sizes:  # on the device of the rest, so that CUDA graphs may hold them
             device = next((value.device for value in values if value is not None), None)

@@ -28,7 +28,13 @@ _taken: dict[Any, None] = {}
 
 
 def refusal(func: OpOverload, args: Any, kwargs: Any) -> Exception | None:
-    """The error with which eager's kernel refuses these dtypes, or ``None`` if it takes them or cannot be asked."""
+    """The error with which eager's kernel refuses these dtypes, or ``None`` if it takes them or cannot be asked.
+
+    Args:
+        func: the operator.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
     key = key_of(func, args, kwargs)
     if key in _taken:
         return None

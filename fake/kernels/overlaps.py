@@ -41,6 +41,11 @@ _known: dict[tuple[OpOverload, str, str, str], bool] = {}
 def check_overlaps(func: OpOverload, args: Any, kwargs: Any) -> None:
     """Refuse what eager refuses.
 
+    Args:
+        func: the operator.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
     Raises:
         RuntimeError: the written tensor overlaps with itself or with what is read.
     """
@@ -84,7 +89,13 @@ def _overlapping(trial: Trial, kind: str, name: str, other: str) -> dict[str, An
 
 
 def kinds_of(func: OpOverload, args: Any, kwargs: Any) -> Iterator[tuple[str, str, str]]:
-    """Every overlap in a call: its kind, the argument that is written to, and the one that is read."""
+    """Every overlap in a call: its kind, the argument that is written to, and the one that is read.
+
+    Args:
+        func: the operator.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
     written, read = _written_and_read(func, args, kwargs)
     if any(tensor.numel() == 0 for _, tensor in (*written, *read)):
         return  # kernels look at their arguments differently if there is nothing to do
@@ -122,6 +133,14 @@ def pairs_to_watch(func: OpOverload, args: Any, kwargs: Any) -> tuple[tuple[Path
 
     That two tensors share one is not in any cache key, because it hardly ever matters: with equal sizes, an in-place
     operator may read what it writes.
+
+    Args:
+        func: the operator.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Returns:
+        The path of a written argument, that of another one, and the message, for each pair.
     """
     written, read = _written_and_read(func, args, kwargs)
     if any(tensor.numel() == 0 for _, tensor in (*written, *read)):

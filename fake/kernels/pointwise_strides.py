@@ -21,15 +21,7 @@ from fake.kernels._torch import (
 from fake.kernels.outputs import hinted, row_major, with_layout
 from fake.kernels.registry import rule
 
-__all__ = [
-    "angle",
-    "iterator_strides",
-    "ldexp",
-    "like_gradient",
-    "nan_to_num_",
-    "pointwise",
-    "row_major_result",
-]
+__all__ = ["iterator_strides"]
 
 aten = torch.ops.aten
 
@@ -70,7 +62,7 @@ def iterator_strides(mode: FakeTensorMode, operands: Sequence[Any]) -> torch.Ten
 
 
 @rule(*_OPERANDS)
-def pointwise(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _pointwise(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """torch's shape and dtype in a TensorIterator's strides."""
     answer = torchs_answer(mode, func, args, kwargs)
     example = iterator_strides(mode, args[: _OPERANDS[func.name()]])
@@ -78,7 +70,7 @@ def pointwise(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
 
 
 @rule("aten::ldexp.Tensor")
-def ldexp(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _ldexp(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``self * 2 ** other``, with integer exponents in ``self``'s dtype."""
     self, other = args
     with mode:
@@ -89,13 +81,15 @@ def ldexp(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs:
 
 
 @rule("aten::nan_to_num_")
-def nan_to_num_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _nan_to_num_(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Complex numbers, too, whose parts torch's decomposition cannot ask for infinities."""
     return args[0] if args[0].is_complex() else NotImplemented
 
 
 @rule("aten::angle")
-def angle(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _angle(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Of complex numbers on CPU, what ``out=`` makes of an empty tensor: row-major."""
     answer = torchs_answer(mode, func, args, kwargs)
     return row_major(mode, answer) if args[0].is_complex() and args[0].device.type == "cpu" else answer
@@ -111,7 +105,7 @@ def angle(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs:
     "aten::masked_fill.Tensor",
     "aten::nll_loss2d_forward",
 )
-def row_major_result(
+def _row_major_result(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """torch's shapes and dtypes, row-major: kernels that allocate without looking at their inputs' strides."""
@@ -119,7 +113,7 @@ def row_major_result(
 
 
 @rule("aten::log_sigmoid_backward")
-def like_gradient(
+def _like_gradient(
     mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """A kernel that computes into ``empty_like(grad_output)``, whatever its other operands' strides."""

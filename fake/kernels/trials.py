@@ -41,7 +41,13 @@ class Kind:
     shape: tuple[int, ...]
 
     def make(self, fill: Fill, storage: torch.Tensor | None = None, offset: int = 0) -> torch.Tensor:
-        """A tensor of this kind: floating numbers are an identity matrix or ones, others equal ``fill``."""
+        """A tensor of this kind: floating numbers are an identity matrix or ones, others equal ``fill``.
+
+        Args:
+            fill: the value of integers and flags.
+            storage: bytes to make it in; new ones where it is left out.
+            offset: where it begins in them, in elements.
+        """
         if storage is None:
             storage = torch.zeros(SLACK * (math.prod(self.shape) + 4), dtype=torch.uint8, device="cpu")
         values = storage.view(self.dtype)[offset : offset + math.prod(self.shape)].view(self.shape)
@@ -77,7 +83,13 @@ class Trial:
 
 
 def trial_of(func: Any, args: Any, kwargs: Any) -> Trial | None:
-    """A call as a trial; ``None`` if it cannot be tried: another device or layout, symbolic sizes, arguments of other types."""
+    """A call as a trial; ``None`` if it cannot be tried: another device or layout, symbolic sizes, arguments of other types.
+
+    Args:
+        func: the operator.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
     if not isinstance(func, OpOverload) or func.namespace != "aten" or _NOT_TRIED.search(func._schema.name):
         return None
     values: dict[str, Any] = {}
@@ -103,7 +115,13 @@ def trial_of(func: Any, args: Any, kwargs: Any) -> Trial | None:
 
 
 def key_of(func: Any, args: Any, kwargs: Any) -> Any:
-    """What decides whether a kernel takes the dtypes: equal for calls that differ only in sizes and in values of numbers."""
+    """What decides whether a kernel takes the dtypes: equal for calls that differ only in sizes and in values of numbers.
+
+    Args:
+        func: the operator.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+    """
     return (func, *map(_part, args), *[(name, _part(value)) for name, value in kwargs.items()])
 
 

@@ -96,6 +96,11 @@ def real_numbers(func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments with real numbers in place of complex ones without an imaginary part, where eager converts them, and integers
     where it truncates.
 
+    Args:
+        func: the operator.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
     >>> real_numbers(torch.ops.aten.masked_fill.Scalar, (None, None, 2 + 0j), {})
     ((None, None, 2.0), {})
     """

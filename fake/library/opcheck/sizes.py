@@ -282,7 +282,16 @@ class _Search:
         return outcome.error is None
 
     def find(self, key: SizeKey, size: int, prime: int) -> Freedom | None:
-        """The smallest set of sizes with which ``key`` can change."""
+        """The smallest set of sizes with which ``key`` can change.
+
+        Args:
+            key: the size that changes.
+            size: its value in the sample.
+            prime: what is added to it first.
+
+        Returns:
+            The sizes that change together; None where no change is accepted, and ``reason`` says why.
+        """
         self.reason = ""
         others = [size + prime, 2 * size, size + 1, 3 * size, size - 1]
         # One is broadcast where the other sizes stay: that says nothing of what the size may be.
