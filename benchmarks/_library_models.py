@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fxpasses.demo.model import GPT
+from fxpasses.demo.gpt import GPT
 
 
 @dataclass(frozen=True)

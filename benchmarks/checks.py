@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fxpasses
-from fxpasses.demo.model import GPT
+from fxpasses.demo.gpt import GPT
 from tests.models.zoo import ZOO
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._timing import interleaved
-from fxpasses.demo.model import GPT
+from fxpasses.demo.gpt import GPT
 
 
 def step(backend: str, layers: int, dynamic: bool):  # type: ignore[no-untyped-def]

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import fxpasses
 from benchmarks._timing import interleaved
-from fxpasses.demo.model import GPT
+from fxpasses.demo.gpt import GPT
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.passes import EliminateDeadCode, default_passes
 from tests.models.zoo import ZOO

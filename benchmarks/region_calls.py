@@ -18,7 +18,7 @@ from rich.table import Table
 
 import fxpasses
 from fxpasses.backend import fxpasses as backend
-from fxpasses.demo.model import GPT
+from fxpasses.demo.gpt import GPT
 from fxpasses.regional.runtime import CompiledRegion, table
 
 REPEATS = 3000

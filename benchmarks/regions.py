@@ -36,7 +36,7 @@ from rich.table import Table
 
 import fxpasses
 from fxpasses.backend import fxpasses as backend
-from fxpasses.demo.model import GPT
+from fxpasses.demo.gpt import GPT
 
 WHO = ("inductor", "deduplicated", "by hand", "whole", "regions")
 

@@ -23,7 +23,7 @@ import torch
 from fxpasses._torch import OpOverload
 from fxpasses.pass_manager.contract import FunctionPass, Pass, option_fields
 from fxpasses.patterns.pattern_pass import PatternPass
-from fxpasses.patterns.tracing import ExampleTensor
+from fxpasses.patterns.pattern_tracing import ExampleTensor
 
 __all__ = ["CannotEmbed", "PassSource", "pass_sources"]
 

@@ -7,7 +7,7 @@
 * ``show.py``: the tables
 """
 
+from fxpasses.demo.agreement import Verdict, judge
 from fxpasses.demo.training import DemoSettings, Run, train
-from fxpasses.demo.verdict import Verdict, judge
 
 __all__ = ["DemoSettings", "Run", "Verdict", "judge", "train"]

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from fxpasses.demo.agreement import FACTOR, Verdict, judge, step_gradient_distance
 from fxpasses.demo.training import DemoSettings, Run, train
-from fxpasses.demo.verdict import FACTOR, Verdict, judge, step_gradient_distance
 from fxpasses.stats import stats
 
 __all__ = ["run_demo"]

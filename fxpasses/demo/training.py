@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fxpasses._torch import dynamo_counters
 from fxpasses.demo.data import batches, standard_library_bytes
-from fxpasses.demo.model import GPT
+from fxpasses.demo.gpt import GPT
 
 __all__ = ["DemoSettings", "Run", "train"]
 

@@ -3,7 +3,7 @@
 * :func:`equivalent`: the verdict on two graphs; :class:`Original`: on many that are to replace one
 * ``fields``, ``constants``, ``arithmetic``: dual numbers, a float64 witness with residues modulo primes
 * ``rules``: ATen's operators on them
-* ``machine``, ``run``, ``values``: evaluating calls and graphs, comparing results
+* ``machine``, ``run``, ``same_values``: evaluating calls and graphs, comparing results
 * ``samples``: the inputs that are tried
 
 Knows nothing of passes.

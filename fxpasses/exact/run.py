@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from fxpasses.exact.arithmetic import Dual
 from fxpasses.exact.machine import Machine, UnsupportedCall, is_random
-from fxpasses.exact.values import Relation, compare, digests
+from fxpasses.exact.same_values import Relation, compare, digests
 
 __all__ = ["Run"]
 

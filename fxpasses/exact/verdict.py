@@ -23,8 +23,8 @@ from fxpasses.exact.bounds import at_bounds
 from fxpasses.exact.fields import field as field_of
 from fxpasses.exact.machine import Machine, UnsupportedCall
 from fxpasses.exact.run import Run
+from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT, RANKS, Comparison, compare
 from fxpasses.exact.samples import EDGES, Family, sample_input, with_other_sizes
-from fxpasses.exact.values import DRIFT, KERNEL_DRIFT, RANKS, Comparison, compare
 
 __all__ = ["Finding", "Kind", "Original", "Verdict", "equivalent"]
 

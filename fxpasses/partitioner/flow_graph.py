@@ -24,7 +24,7 @@ from fxpasses.partitioner import _torch
 from fxpasses.partitioner.classify import JointGraph
 from fxpasses.partitioner.cost import CostModel, is_view
 from fxpasses.partitioner.errors import PartitionError
-from fxpasses.partitioner.operators import RecomputePolicy, Terms, Verdict
+from fxpasses.partitioner.recomputation import RecomputePolicy, Terms, Verdict
 
 __all__ = ["SINK", "SOURCE", "Component", "Network", "Occurrence", "build_network", "save_weights"]
 

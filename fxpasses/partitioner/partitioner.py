@@ -14,7 +14,7 @@ from fxpasses.partitioner.cost import CostModel
 from fxpasses.partitioner.errors import PartitionOptionError
 from fxpasses.partitioner.extract import extract
 from fxpasses.partitioner.flow_graph import BACKWARD, build_network, save_weights
-from fxpasses.partitioner.operators import RecomputePolicy, Verdict, verdicts
+from fxpasses.partitioner.recomputation import RecomputePolicy, Verdict, verdicts
 from fxpasses.partitioner.report import META_KEY, describe
 
 __all__ = ["partition"]

@@ -9,7 +9,7 @@ import torch.fx as fx
 from fxpasses.partitioner import _torch
 from fxpasses.partitioner.classify import JointGraph
 from fxpasses.partitioner.cost import CostModel, is_getitem
-from fxpasses.partitioner.operators import Terms, Verdict
+from fxpasses.partitioner.recomputation import Terms, Verdict
 
 __all__ = ["META_KEY", "PartitionReport", "RecomputedValue", "SavedValue", "describe"]
 

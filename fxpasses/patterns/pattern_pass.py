@@ -32,8 +32,8 @@ from torch import fx
 
 from fxpasses.errors import PatternError
 from fxpasses.pass_manager.contract import Contract, GraphKind, Metadata, Numerics, Pass
+from fxpasses.patterns.pattern_tracing import ExampleTensor, TracedPattern
 from fxpasses.patterns.replacing import Match, Replacer
-from fxpasses.patterns.tracing import ExampleTensor, TracedPattern
 
 __all__ = ["Match", "NoMatchWarning", "PatternPass", "pattern_pass", "replace_pattern"]
 

@@ -15,7 +15,7 @@ from fxpasses.graphs.provenance import is_backward, locate
 from fxpasses.graphs.rewriting import insert_call, same_metadata, same_size, value_of
 from fxpasses.pass_manager.sites import claim
 from fxpasses.patterns.matching import find
-from fxpasses.patterns.tracing import TracedFunction, TracedPattern, returned_nodes
+from fxpasses.patterns.pattern_tracing import TracedFunction, TracedPattern, returned_nodes
 
 __all__ = ["Match", "Replacer"]
 

@@ -21,8 +21,8 @@ from fxpasses.errors import StageError
 from fxpasses.regional import _torch
 from fxpasses.regional.aliases import outputs_of, return_only, separate, spec_of
 from fxpasses.regional.errors import RegionRefused
-from fxpasses.regional.operators import compiled_callable
 from fxpasses.regional.region_graph import RegionGraph
+from fxpasses.regional.region_operators import compiled_callable
 from fxpasses.regional.runtime import CompiledRegion, Source, table
 from fxpasses.regional.shared import recompute_from_shared
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from fxpasses.compiling.options import check_regions
-from fxpasses.regional.cost import CostModel
+from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionGraphError
 from fxpasses.regional.facts import value_of
 from fxpasses.regional.runtime import CompiledRegion

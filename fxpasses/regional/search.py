@@ -21,7 +21,7 @@ from typing import Literal
 
 from torch import fx
 
-from fxpasses.regional.cost import CostModel, Estimate
+from fxpasses.regional.cost_model import CostModel, Estimate
 from fxpasses.regional.facts import GraphFacts, read_facts, wiring
 from fxpasses.regional.suffix_array import not_overlapping, repeated_substrings
 

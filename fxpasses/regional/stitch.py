@@ -17,9 +17,9 @@ from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError
 from fxpasses.graphs.rewriting import copy_graph
-from fxpasses.regional import _torch, operators
+from fxpasses.regional import _torch
 from fxpasses.regional.compile import compile_region
-from fxpasses.regional.cost import CostModel
+from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.explain import RegionReport, describe
 from fxpasses.regional.facts import GraphFacts, value_of
@@ -316,7 +316,7 @@ class _Stitcher:
                     example = value_of(tensors[index])
                     given[index] = self._call(calls[0], torch.clone, (tensors[index],), example)
             sizes = [self.symbols[s] for s in region_graph.symbols]
-            results = self._call(calls[0], operators.REGION, (region.key, given, sizes), None)
+            results = self._call(calls[0], region_operators.REGION, (region.key, given, sizes), None)
             for number, call_index in enumerate(region_graph.outputs):
                 example = value_of(calls[call_index])
                 values[calls[call_index]] = self._call(calls[0], operator.getitem, (results, number), example)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fxpasses.demo.model import GPT
+from fxpasses.demo.gpt import GPT
 
 
 @dataclass(frozen=True)

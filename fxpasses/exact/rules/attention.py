@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fxpasses.exact.arithmetic import Arithmetic, Dual
-from fxpasses.exact.rules.registry import named, rule
+from fxpasses.exact.rules.table import named, rule
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fxpasses.exact.arithmetic import Arithmetic, Dual
 from fxpasses.exact.fields import LEVELS
-from fxpasses.exact.rules.registry import named, rule
+from fxpasses.exact.rules.table import named, rule
 
 aten = torch.ops.aten
 

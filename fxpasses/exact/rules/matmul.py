@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fxpasses.exact.arithmetic import Arithmetic, Dual, stacked
-from fxpasses.exact.rules.registry import named, rule
+from fxpasses.exact.rules.table import named, rule
 
 aten = torch.ops.aten
 

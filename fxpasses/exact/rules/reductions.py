@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fxpasses.exact.arithmetic import Arithmetic, Dual
-from fxpasses.exact.rules.registry import RULES, named, rule
+from fxpasses.exact.rules.table import RULES, named, rule
 
 aten = torch.ops.aten
 
