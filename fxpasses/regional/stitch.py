@@ -17,7 +17,7 @@ from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError
 from fxpasses.graphs.rewriting import copy_graph
-from fxpasses.regional import _torch
+from fxpasses.regional import _torch, region_operators
 from fxpasses.regional.compile import compile_region
 from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionRefused
