@@ -302,11 +302,11 @@ class ValueMismatchError(PassError):
         graph: str = "",
         mismatches: Iterable[object] = (),
         sites: Iterable[object] = (),
-        place: str = "",
+        site: str = "",
         partners: Iterable[str] = (),
     ) -> None:
         self.mismatches, self.sites, self.partners = tuple(mismatches), tuple(sites), tuple(partners)
-        self.advice = f"Wrong at {place}." if place else ""
+        self.advice = f"Wrong at {site}." if site else ""
         if self.partners:
             others = ", ".join(map(repr, self.partners))
             them = "it" if len(self.partners) == 1 else "them"

@@ -1,6 +1,6 @@
-"""Which stage, pass, match site or lowering makes a script fail: found by running it again and again.
+"""Bisection: finds the stage, pass, match site or lowering that makes a script fail, by running it again and again.
 
-The script is run in processes of its own (forks of a warm one, :mod:`fxpasses.checking.warm`), each with a compilation that
+The script is run in processes of its own (forks of a warm one, :mod:`fxpasses.checking.warm_process`), each with a compilation that
 ends somewhere else (:mod:`fxpasses.pass_manager.limits`): Dynamo's graph alone, AOTAutograd's, the partition, one pass after the
 other, Inductor. Of two neighbours one works and one fails. What costs least is asked first: whether the script works without
 Inductor. Is it a pass, then the search goes on with its match sites. Is it Inductor, then one run compares each graph with
@@ -9,7 +9,7 @@ that Inductor lowers are searched. Each answer is written to a state file, so th
 
 A script may fail now and then only. So a verdict is believed when more runs, just before the guilty part and with it, do not refute it. If
 they do, both rates of failure are estimated, with all of the compilation and without, and each question is asked as often as these rates
-make necessary (:mod:`fxpasses.checking.odds`).
+make necessary (:mod:`fxpasses.checking.failure_rate`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fxpasses.checking.odds import Answer, Odds, by_chance
-from fxpasses.checking.warm import Runner
+from fxpasses.checking.failure_rate import Answer, Odds, by_chance
+from fxpasses.checking.warm_process import Runner
 from fxpasses.errors import BisectError
 from fxpasses.pass_manager.limits import VARIABLE, Limits
 
@@ -35,18 +35,18 @@ __all__ = ["Verdict", "bisect_script"]
 _FORMAT = 2
 """Of the state file."""
 _ATTEMPTS = 4
-"""How many searches are made before a script is called too flaky for one."""
+"""Number of searches before a script is called too flaky for one."""
 _LEAST_ESTIMATES, _MOST_ESTIMATES = 10, 40
-"""How often a flaky script runs with all of the compilation, and as often without: at least, and until the counts differ."""
+"""Least number of runs of a flaky script with all of the compilation, and as often without; more until the counts differ."""
 _NEVER_FAILED = 3
 """How many times as many runs confirm that there is nothing to find: whoever asks has seen the script fail."""
 _BY_CHANCE = 0.002
-"""How likely two numbers of failures are by chance, where they count as no different. Asked again and again: hence so small."""
+"""Probability of two numbers of failures by chance above which they count as no different. Asked again and again: hence so small."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         stage: the stage at which the script starts to fail; "" when it does not fail.
@@ -145,7 +145,7 @@ class _Search:
         return verdict
 
     def record(self, limits: Limits) -> dict[str, Any]:
-        """What a run of the script so met."""
+        """The stages, passes and sites that a run of the script met."""
         if not self.known(limits).runs:
             self.run(limits)
         return self.known(limits).record
@@ -175,7 +175,13 @@ class _Search:
         partial.replace(self._state)
 
     def first_failing(self, works: int, fails: int, limits: Callable[[int], Limits]) -> int:
-        """The smallest number that fails, between one that works and one that fails."""
+        """Find the smallest number that fails, by halving.
+
+        Args:
+            works: a number that works.
+            fails: a larger one that fails.
+            limits: the limits of a compilation for a number.
+        """
         while fails - works > 1:
             middle = (works + fails) // 2
             if self.fails(limits(middle)):

@@ -21,12 +21,12 @@ from fxpasses.pass_manager.sites import MatchSite, collect_sites
 __all__ = [
     "after_passes",
     "apply_pass",
+    "call_to_blame",
     "first_difference",
     "guilty_sites",
     "minimise",
     "partners",
-    "place_to_blame",
-    "rewritten_places",
+    "rewritten_subgraphs",
 ]
 
 T = TypeVar("T")
@@ -36,7 +36,15 @@ _SEED = 20
 def apply_pass(
     item: Pass, gm: fx.GraphModule, allowed: Callable[[int], bool] = lambda index: True
 ) -> tuple[fx.GraphModule, tuple[MatchSite, ...]]:
-    """A copy of ``gm`` that ``item`` rewrote at the allowed sites, and the sites that it asked for.
+    """Run a pass on a copy of a graph.
+
+    Args:
+        item: the pass.
+        gm: the graph; it is not changed.
+        allowed: whether the pass may rewrite the match site of an index.
+
+    Returns:
+        The rewritten copy, and the sites that the pass claimed.
 
     Raises:
         Exception: whatever the pass raises.
@@ -82,11 +90,21 @@ def guilty_sites(
     sites: Sequence[MatchSite],
     inputs: Sequence[Any],
     bitwise: bool,
-    place: Collection[str] = (),
+    suspects: Collection[str] = (),
 ) -> tuple[MatchSite, ...]:
-    """The fewest of the pass's match sites at which its rewrite alone makes the graph wrong.
+    """Find the fewest of a pass's match sites at which its rewrite alone makes the graph wrong.
 
-    ``place`` names calls that are suspected already: the sites among them are tried first.
+    Args:
+        item: the pass.
+        before: the graph before it.
+        kind: the kind of graph.
+        sites: the match sites that it claimed.
+        inputs: inputs on which the rewritten graph is wrong.
+        bitwise: whether results have to have the same bits.
+        suspects: names of calls that are suspected already: the sites among them are tried first.
+
+    Returns:
+        The sites; empty where the rewrite at any of them alone is right.
     """
     if not sites:
         return ()
@@ -100,7 +118,7 @@ def guilty_sites(
         return bool(compare(reference, candidate, names, bitwise))
 
     applied = [site for site in sites if site.applied]
-    near = [site.index for site in applied if site.location.node in place]
+    near = [site.index for site in applied if site.location.node in suspects]
     start = near if 0 < len(near) < len(applied) and fails(near) else [site.index for site in applied]
     guilty = set(minimise(start, fails))
     return tuple(site for site in sites if site.index in guilty)
@@ -160,7 +178,16 @@ def _without_marks(gm: fx.GraphModule, captured: fx.GraphModule) -> fx.GraphModu
 
 
 def after_passes(items: Sequence[Pass], gm: fx.GraphModule, kind: GraphKind) -> fx.GraphModule:
-    """A copy of ``gm`` that the passes rewrote one after the other, whatever their contracts require."""
+    """Run passes on a copy of a graph one after the other, whatever their contracts require.
+
+    Args:
+        items: the passes, in order.
+        gm: the graph; it is not changed.
+        kind: the kind of graph.
+
+    Returns:
+        The rewritten copy.
+    """
     copy = copy_graph(gm, constants=True)
     for item in items:
         alone = FunctionPass(function=item.apply, name=item.name, contract=Contract(item.graphs))
@@ -168,16 +195,27 @@ def after_passes(items: Sequence[Pass], gm: fx.GraphModule, kind: GraphKind) -> 
     return copy
 
 
-def place_to_blame(before: fx.GraphModule, after: fx.GraphModule, place: Collection[str]) -> Location | None:
-    """The first call that the pass made in a wrong place, or else the first that it changed there."""
+def call_to_blame(
+    before: fx.GraphModule, after: fx.GraphModule, suspects: Collection[str]
+) -> Location | None:
+    """Locate the first call that a pass made among the suspects, or else the first that it changed there.
+
+    Args:
+        before: the graph before.
+        after: the graph after.
+        suspects: names of the calls that make a result wrong.
+
+    Returns:
+        Its node and line of the user's program; ``None`` when no suspect is in either graph.
+    """
     known = {n.name for n in before.graph.nodes}
-    new = [n for n in after.graph.nodes if n.name in place and n.name not in known]
-    old = [n for n in before.graph.nodes if n.name in place]
+    new = [n for n in after.graph.nodes if n.name in suspects and n.name not in known]
+    old = [n for n in before.graph.nodes if n.name in suspects]
     return locate((new or old)[0]) if new or old else None
 
 
-def rewritten_places(before: fx.GraphModule, after: fx.GraphModule) -> list[set[str]]:
-    """What a pass that claims no sites changed: connected groups of changed nodes, in order of the graph before."""
+def rewritten_subgraphs(before: fx.GraphModule, after: fx.GraphModule) -> list[set[str]]:
+    """The changes of a pass that claims no sites: connected groups of changed nodes, in order of the graph before."""
     old, new = changed_nodes(before, after)
     neighbours: dict[str, set[str]] = {name: set() for name in old | new}
     for gm, changed in ((before, old), (after, new)):
@@ -201,9 +239,14 @@ def rewritten_places(before: fx.GraphModule, after: fx.GraphModule) -> list[set[
 
 
 def first_difference(before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]) -> Location:
-    """The first node, in the order of the graph before, that has another value afterwards than rounding explains.
+    """Locate the first node, in the order of the graph before, that has another value afterwards than rounding explains.
 
     Nodes are matched by name. When none of those that both graphs have differs, the first changed one is named.
+
+    Args:
+        before: the graph before.
+        after: the graph after.
+        inputs: the inputs to run both on.
     """
     kept = [Run(gm, keep=True) for gm in (before, after)]
     samples = [RoundedRun(before, seed, keep=True) for seed in range(4)]

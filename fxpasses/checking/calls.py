@@ -1,4 +1,4 @@
-"""Which calls of a compiled graph are checked by value, and on which inputs."""
+"""The calls of a compiled graph that are checked by value, and the inputs that they are checked on."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from fxpasses.pass_manager.sites import MatchSite
 __all__ = ["Examiner", "FirstCalls", "Rewrite", "Trial"]
 
 _CALLS = 2
-"""How many calls of a graph are checked in any case; after them, only calls with new sizes are."""
+"""Number of first calls of a graph that are checked; after them, only calls with new sizes are."""
 _MOST_CALLS = 8
 _SWEEP_SECONDS = 5.0
-"""How long one rewrite is tried on made-up inputs of other sizes."""
+"""Seconds for which one rewrite is tried on made-up inputs of other sizes."""
 _looking = threading.local()
 """Whether a graph is being looked at in this thread: what it calls meanwhile (regions, say) is not."""
 
@@ -57,7 +57,7 @@ class Rewrite:
 
     @property
     def numerics(self) -> str:
-        """What the pass's contract says about values: ``bitwise``, ``tolerance`` or ``none``."""
+        """``numerics`` of the pass's contract: ``bitwise``, ``tolerance`` or ``none``."""
         return self.item.contract.numerics if self.item is not None else "tolerance"
 
     @property
@@ -92,7 +92,7 @@ class Examiner(Protocol):
     """Who is shown each rewrite on each set of inputs."""
 
     def rewrites(self, kind: str) -> list[Rewrite]:
-        """What was changed in graphs of one kind."""
+        """The rewrites of graphs of one kind."""
 
     def examine(self, rewrite: Rewrite, trial: Trial) -> None:
         """Compare one rewrite on one set of inputs."""

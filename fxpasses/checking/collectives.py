@@ -1,4 +1,4 @@
-"""What processes send each other, made up: a graph is looked at by one process alone.
+"""Simulated collectives: a graph is checked by one process alone.
 
 The others may look at other graphs, or at none, so that a real collective would wait for them. And in a group of one
 process a reduction that is left out, or a mean for a sum, cannot be seen. So each run behaves as if there were three
@@ -27,7 +27,7 @@ from fxpasses.graphs.rewriting import subgraphs
 __all__ = ["UnknownCollective", "collectives", "communicates", "refuse_unknown", "simulated"]
 
 _OTHERS = (0.5, -2.0)
-"""What the others hold, as multiples: whole numbers are multiplied and rounded."""
+"""The values of the other ranks, as multiples: integers are multiplied and rounded."""
 
 _NAMESPACES = {
     "_c10d_functional",
@@ -77,7 +77,7 @@ def communicates(target: Any) -> bool:
 
 @functools.cache
 def simulated(target: Any) -> Any:
-    """What to call in a run instead of a collective; any other operator is called itself.
+    """The function that a run calls instead of a collective; any other operator is called itself.
 
     The answer to a collective that cannot be made up raises :class:`UnknownCollective`.
     """
@@ -228,7 +228,7 @@ def _several(one: Callable[[Tensor, _Named], Tensor]) -> Callable[[Any, _Named],
 
 
 _VALUES = ("input", "inputs", "self", "shard", "tensor", "tensors")
-"""What collectives call the value that they are given."""
+"""The names of the collectives' input argument."""
 
 _MODELS: dict[str, Callable[[Any, _Named], Any]] = {
     "all_reduce": _all_reduce,

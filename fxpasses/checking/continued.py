@@ -40,6 +40,7 @@ class ContinuedRun(Run):
         return tree_map(widened, self._given[n.name])
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call: in float64 behind the values that were put in. Args: those of :meth:`torch.fx.Interpreter.call_function`."""
         node = self.current
         assert node is not None
         if node.name not in self._behind:

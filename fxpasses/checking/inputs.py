@@ -180,10 +180,16 @@ def _replaced(expression: Any, values: Bindings) -> sympy.Expr:
 def resized(
     inputs: Sequence[fx.Node], real: Sequence[Any], chosen: Bindings, generator: torch.Generator
 ) -> list[Any]:
-    """Inputs for other sizes, with values like the real ones.
+    """Make inputs for other sizes, with values like the real ones.
 
-    Integers and flags are drawn from the real values (they may be indices), floating ones have the mean and the
-    spread of the real ones. What has no symbolic size stays as it is.
+    Integers and flags are sampled from the real values (they may be indices), floating ones have the mean and the
+    standard deviation of the real ones. An input without symbolic size stays as it is.
+
+    Args:
+        inputs: the placeholders of the graph.
+        real: the inputs of a call, one for each.
+        chosen: the values of the symbols.
+        generator: of random numbers.
 
     Raises:
         Unsupported: for inputs of more than a few million elements, or of other types.
@@ -201,8 +207,8 @@ def resized(
         if not value.numel():
             return result.zero_()
         if value.is_floating_point():
-            spread = value.double().std().item() if value.numel() > 1 else 1.0
-            drawn = torch.randn(result.shape, generator=generator) * spread + value.double().mean().item()
+            std = value.double().std().item() if value.numel() > 1 else 1.0
+            drawn = torch.randn(result.shape, generator=generator) * std + value.double().mean().item()
             return result.copy_(drawn)
         index = torch.randint(value.numel(), result.shape, generator=generator).to(value.device)
         return result.copy_(value.flatten()[index])

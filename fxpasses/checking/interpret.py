@@ -44,7 +44,7 @@ __all__ = [
 aten, prims = torch.ops.aten, torch.ops.prims
 
 Poison = Literal["nan", "huge"]
-"""What uninitialised memory holds: NaN (for integers the largest value), or huge numbers (the smallest)."""
+"""The contents of uninitialised memory: NaN (for integers the largest value), or huge numbers (the smallest)."""
 
 Reordered = Literal["no", "parts", "any"]
 """In which order sums may be made instead."""
@@ -132,6 +132,7 @@ class Run(fx.Interpreter):
         return list(result) if isinstance(result, (list, tuple)) else [result]
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Read an attribute, as the graph found it at the start of the run. Args: those of :meth:`torch.fx.Interpreter.get_attr`."""
         value = super().get_attr(target, args, kwargs)
         if isinstance(value, fx.GraphModule):
             return self._runnable(value)
@@ -142,7 +143,7 @@ class Run(fx.Interpreter):
         return value
 
     def inner(self, gm: fx.GraphModule) -> Run:
-        """What runs a graph that an operator of this graph calls."""
+        """The runner of a graph that an operator of this graph calls."""
         return Run(gm, self._poison)
 
     def _runnable(self, gm: fx.GraphModule) -> Callable[..., Any]:
@@ -153,6 +154,7 @@ class Run(fx.Interpreter):
         return lambda *args: run.run(*args, enable_io_processing=False)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call, a collective by what stands for it. Args: those of :meth:`torch.fx.Interpreter.call_function`."""
         return super().call_function(simulated(target), args, kwargs)
 
     def run_node(self, n: fx.Node) -> Any:
@@ -171,7 +173,7 @@ class ExactRun(Run):
     """Runs a graph in float64, as far as operators go: the yardstick for the errors of the other runs.
 
     Floating inputs, constants and every cast are widened. Random operators run in their own precision, so that
-    they draw what they draw otherwise.
+    they give the samples that they give otherwise.
 
     Raises:
         Exception: whatever an operator raises that does not know float64.
@@ -183,6 +185,7 @@ class ExactRun(Run):
         """The widened inputs, in which the graph's writes to its inputs are seen."""
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Take an input, floats as float64. Args: those of :meth:`torch.fx.Interpreter.placeholder`."""
         self.inputs.append(tree_map(widened, super().placeholder(target, args, kwargs)))
         return self.inputs[-1]
 
@@ -190,6 +193,7 @@ class ExactRun(Run):
         return ExactRun(gm, self._poison)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Read an attribute, floats as float64. Args: those of :meth:`torch.fx.Interpreter.get_attr`."""
         return tree_map(widened, super().get_attr(target, args, kwargs))
 
     def run_node(self, n: fx.Node) -> Any:
@@ -262,6 +266,7 @@ class RoundedRun(Run):
         return run
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call, and move its results within their rounding. Args: those of :meth:`torch.fx.Interpreter.call_function`."""
         result = rounded_call(target, args, kwargs, self.generator)
         summed = self._parts(target, args, kwargs, result) if self.reordered != "no" else None
         if summed is None or not result.is_floating_point() or arranges(target):
@@ -352,7 +357,14 @@ def _with_values_of(plain: Any, made: Any) -> Any:
 
 
 def rounded_call(target: Any, args: Any, kwargs: Any, generator: torch.Generator) -> Any:
-    """Call an operator, and move its results by random amounts of the size of its rounding error."""
+    """Call an operator, and move its results by random amounts of the size of its rounding error.
+
+    Args:
+        target: the operator.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        generator: of the random amounts.
+    """
     if not _rounds(target):
         return simulated(target)(*args, **kwargs)
     wide = _try_wide(target, args, kwargs)
@@ -377,7 +389,13 @@ def _rounds(target: Any) -> bool:
 
 
 def call_wide(target: Any, args: Any, kwargs: Any) -> Any:
-    """Call with floating tensors, and floating types among the arguments, as float64."""
+    """Call with floating tensors, and floating dtypes among the arguments, as float64.
+
+    Args:
+        target: the operator or function.
+        args: its arguments.
+        kwargs: its keyword arguments.
+    """
     args, kwargs = map_aggregate((args, kwargs), widened)
     if isinstance(target, OpOverload) and target is not aten.view.dtype:
         args, kwargs = map_aggregate(

@@ -1,19 +1,19 @@
-"""A rewrite looked at where it happened.
+"""Local comparison: each changed subgraph of a rewrite runs alone.
 
-Deep inside a graph, the rounding of all that follows hides a mistake, the more the fewer digits there are. So the calls that
-a pass changed are put into *places* (those that depend on each other directly), and each place of both graphs runs alone, on
-the values that the graph before has there. What a place gives to the rest of the graph has to be equal, but for the
-rounding of the place's own calls. If that holds at every place, then the graphs compute the same.
+Deep inside a graph, the rounding of all that follows hides a mistake, the more the lower the precision. So the calls that
+a pass changed are put into *changes* (those that depend on each other directly), and each change of both graphs runs alone, on
+the values that the graph before has there. What a change gives to the rest of the graph has to be equal, but for the
+rounding of the change's own calls. If that holds at every change, then the graphs compute the same.
 
-Where it does not hold the place is suspected only: a pass may leave out what later calls cancel (the bias in front of a
-batch norm). Then the graph before runs on from there in float64, once with the values of the place before and once
-with those after, and the results decide. Where several places are suspected, one may cancel what another one does, so that they are judged
-together, with all that lies between them. But rounding cancels nothing: a place that is the same in exact arithmetic is judged alone, since
+Where it does not hold the change is suspected only: a pass may leave out what later calls cancel (the bias in front of a
+batch norm). Then the graph before runs on from there in float64, once with the values of the change before and once
+with those after, and the results decide. Where several changes are suspected, one may cancel what another one does, so that they are judged
+together, with all that lies between them. But rounding cancels nothing: a change that is the same in exact arithmetic is judged alone, since
 the rounding of all that lies between would hide it.
 
-In few digits (bfloat16) rounding hides a wrong factor even at its place. There both places run in float64, too: in exact arithmetic
+In low precision (bfloat16) rounding hides a wrong factor even at its change. There both changes run in float64, too: in exact arithmetic
 they may differ by half a unit in the last place of the result, and what that does to the results of the graph may not be
-more than what the rounding of the place's own calls does.
+more than what the rounding of the change's own calls does.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
+from fxpasses.checking.changes import Change, changes, joined, merged, returned
 from fxpasses.checking.continued import ContinuedRun
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import (
@@ -39,73 +40,72 @@ from fxpasses.checking.interpret import (
     seeded,
     widened,
 )
-from fxpasses.checking.places import Place, joined, merged, places, returned
 from fxpasses.checking.reordered import Parts, behind
 from fxpasses.checking.rounding import moved_by_a_unit
 from fxpasses.checking.tolerance import Deviation, deviation
 from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import value_of
 
-__all__ = ["Finding", "wrong_places"]
+__all__ = ["Finding", "wrong_changes"]
 
 _SAMPLES, _MORE_SAMPLES = 4, 10
 _SEED = 20
 _HALF_A_UNIT = math.sqrt(3)
-"""How far places may be apart in exact arithmetic, as a multiple of the root mean square of a rounding error (a unit over the root
-of 12): a constant may be held in fewer digits, which moves all elements the same way."""
+"""How far the results of a change may be apart in exact arithmetic, as a multiple of the root mean square of a rounding error (a unit over the root
+of 12): a constant may be held in lower precision, which moves all elements the same way."""
 _ROUNDS = ((_SAMPLES, 0, 0), (_SAMPLES,) * 3, (_MORE_SAMPLES,) * 3)
-"""How many samples of each kind a result is judged with, until it is right: as they are, with sums in parts, with sums in any order."""
+"""Numbers of samples of each kind that a result is judged with, until it is right: as they are, with sums in parts, with sums in any order."""
 
 _ALONE = 3
-"""How many suspected places are judged alone: each costs some runs of the graph, and the rounding that one pass brings about is much the
+"""Number of suspected changes that are judged alone: each costs some runs of the graph, and the rounding that one pass brings about is much the
 same everywhere."""
-_FEW_DIGITS = (torch.bfloat16, torch.float16)
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
 _CANNOT_RUN = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A result of the graph that is wrong because of a place.
+    """A wrong result of the graph, and the change that makes it wrong.
 
     Attributes:
-        position: which of the graph's results: its outputs, then its inputs after the run.
-        deviation: how far off it is.
-        place: where the graphs differ.
+        position: index of the result: the graph's outputs, then its inputs after the run.
+        deviation: of the result.
+        change: the changed subgraph.
     """
 
     position: int
     deviation: Deviation
-    place: Place
+    change: Change
 
 
-def wrong_places(
+def wrong_changes(
     before: fx.GraphModule,
     after: fx.GraphModule,
     changed: tuple[Collection[str], Collection[str]],
     inputs: Sequence[Any],
     results: Sequence[Any],
 ) -> list[Finding] | None:
-    """The results that a rewrite makes wrong, with the places; ``None`` where places cannot be run alone.
+    """The results that a rewrite makes wrong, with the changes; ``None`` where changes cannot be run alone.
 
-    That is so where random numbers are drawn, memory is written to or uninitialised memory is made among the changed
-    calls, and where the order of the other draws and writes is not the same.
+    That is so where the RNG is called, memory is written to or uninitialised memory is made among the changed
+    calls, and where the order of the other RNG calls and writes is not the same.
 
     Args:
         before: the graph before.
         after: the graph after.
         changed: names of the changed nodes of each.
-        inputs: what to run on.
+        inputs: the inputs to run on.
         results: the results of the graph before: its outputs, then its inputs after the run.
     """
     if not _can_be_taken_apart(before, after, changed):
         return None
-    found = places(before, after, changed)
-    if any(not place.given for place in found):
-        found = [place for place in found if place.given]
+    found = changes(before, after, changed)
+    if any(not change.given for change in found):
+        found = [change for change in found if change.given]
     if not found:
         return None
     comparison = _Comparison(before, after, found, inputs, results)
-    suspects = [place for place in found if not comparison.agrees(place)]
+    suspects = [change for change in found if not comparison.agrees(change)]
     if not suspects:
         return []
     whole = suspects[0] if len(suspects) == 1 else joined(before, after, suspects)
@@ -114,14 +114,14 @@ def wrong_places(
     if deviations is None:
         return None
     if len(suspects) > 1 and not deviations:
-        for place in filter(comparison.is_the_same_function, suspects[:_ALONE]):
-            alone = comparison.at_the_results(place)
+        for change in filter(comparison.is_the_same_function, suspects[:_ALONE]):
+            alone = comparison.at_the_results(change)
             if alone:
-                return [Finding(position, how, place) for position, how in alone.items()]
+                return [Finding(position, how, change) for position, how in alone.items()]
     guilty = merged(suspects)
     if len(suspects) > 1 and deviations:
         # The first that is wrong alone: one is enough to be told, and each costs some runs of the graph.
-        guilty = next((place for place in suspects if comparison.at_the_results(place)), guilty)
+        guilty = next((change for change in suspects if comparison.at_the_results(change)), guilty)
     return [Finding(position, how, guilty) for position, how in deviations.items()]
 
 
@@ -138,13 +138,13 @@ def _can_be_taken_apart(
 
 
 class _Comparison:
-    """Runs places alone, on values of the graph before."""
+    """Runs changes alone, on values of the graph before."""
 
     def __init__(
         self,
         before: fx.GraphModule,
         after: fx.GraphModule,
-        found: Sequence[Place],
+        found: Sequence[Change],
         inputs: Sequence[Any],
         results: Sequence[Any],
     ) -> None:
@@ -156,20 +156,20 @@ class _Comparison:
         self._values = run.values
         self._sums: dict[fx.Node, Parts | None] = {}
 
-    def agrees(self, place: Place) -> bool:
-        """Whether a place gives the same before and after, but for its own rounding."""
+    def agrees(self, change: Change) -> bool:
+        """Whether a change computes the same before and after, but for its own rounding."""
         try:
-            if any(how is not None for how in self._differences(place)):
+            if any(how is not None for how in self._differences(change)):
                 return False
         except _CANNOT_RUN:
             return False
-        return not self._differs_exactly(place)
+        return not self._differs_exactly(change)
 
-    def is_the_same_function(self, place: Place) -> bool:
-        """Whether a place gives the same before and after in exact arithmetic: then it can only round otherwise."""
+    def is_the_same_function(self, change: Change) -> bool:
+        """Whether a change computes the same before and after in exact arithmetic: then it can only round otherwise."""
         try:
-            own, got = (self._evaluate(ExactRun(gm), place, side) for side, gm in enumerate(self._graphs))
-            noisy = [self._evaluate(NoisyExactRun(self._before, seed), place, 0) for seed in range(_SAMPLES)]
+            own, got = (self._evaluate(ExactRun(gm), change, side) for side, gm in enumerate(self._graphs))
+            noisy = [self._evaluate(NoisyExactRun(self._before, seed), change, 0) for seed in range(_SAMPLES)]
         except _CANNOT_RUN:
             return False
         for position, (a, b) in enumerate(zip(own, got, strict=True)):
@@ -184,22 +184,22 @@ class _Comparison:
                 return False
         return True
 
-    def _differs_exactly(self, place: Place) -> bool:
-        """Whether a place is another function of what it takes, in float64; asked in few digits only."""
-        if not self._has_few_digits(place):
+    def _differs_exactly(self, change: Change) -> bool:
+        """Whether a change is another function of its inputs, in float64; asked in low precision only."""
+        if not self._has_low_precision(change):
             return False
         try:
-            own, got = (self._evaluate(ExactRun(gm), place, side) for side, gm in enumerate(self._graphs))
+            own, got = (self._evaluate(ExactRun(gm), change, side) for side, gm in enumerate(self._graphs))
             noisy: list[list[Any]] = []
             for position, (a, b) in enumerate(zip(own, got, strict=True)):
                 if not (_is_floating(a) and _is_floating(b)) or a.shape != b.shape or torch.equal(a, b):
                     continue
-                dtype = self._dtype(place.given[position][0], a)
+                dtype = self._dtype(change.given[position][0], a)
                 if deviation(a, a, [], b, limit=_HALF_A_UNIT, dtype=dtype) is None:
                     continue
                 if not noisy:
                     noisy = [
-                        self._evaluate(NoisyExactRun(self._before, seed), place, 0)
+                        self._evaluate(NoisyExactRun(self._before, seed), change, 0)
                         for seed in range(_MORE_SAMPLES)
                     ]
                 if deviation(a, a, [n[position] for n in noisy], b, limit=_HALF_A_UNIT, dtype=dtype):
@@ -208,28 +208,28 @@ class _Comparison:
             pass  # an operator that does not know float64: the comparison in the graph's own types has to do
         return False
 
-    def _has_few_digits(self, place: Place) -> bool:
-        """Whether the place computes in few digits, or between values that are held in few."""
+    def _has_low_precision(self, change: Change) -> bool:
+        """Whether the change computes in low precision, or between values that are held in low precision."""
         nodes = [
             value
-            for side, names in enumerate((place.before, place.after))
+            for side, names in enumerate((change.before, change.after))
             for name in names
             if name in self._nodes[side]
             for value in (self._nodes[side][name], *self._nodes[side][name].all_input_nodes)
         ]
         if any(n.op == "get_attr" and _is_floating(value_of(n)) for n in nodes):
             return False  # a constant that the pass computed, in as many digits as it has
-        return any(getattr(value_of(n), "dtype", None) in _FEW_DIGITS for n in nodes) or any(
-            getattr(v, "dtype", None) in _FEW_DIGITS for v in self._results
+        return any(getattr(value_of(n), "dtype", None) in _LOW_PRECISION for n in nodes) or any(
+            getattr(v, "dtype", None) in _LOW_PRECISION for v in self._results
         )
 
     def _dtype(self, name: str, value: Tensor) -> torch.dtype:
         fake = value_of(self._nodes[0][name]) if name in self._nodes[0] else None
         return fake.dtype if isinstance(fake, Tensor) and fake.is_floating_point() else value.dtype
 
-    def _differences(self, place: Place) -> Iterable[Deviation | bool | None]:
-        own = self._evaluate(Run(self._before), place, 0)
-        got = self._evaluate(Run(self._after), place, 1)
+    def _differences(self, change: Change) -> Iterable[Deviation | bool | None]:
+        own = self._evaluate(Run(self._before), change, 0)
+        got = self._evaluate(Run(self._after), change, 1)
         exact: list[Any] | None = None
         samples: list[list[Any]] = []
         for position, (a, b) in enumerate(zip(own, got, strict=True)):
@@ -244,32 +244,32 @@ class _Comparison:
                 yield None if b.dtype is a.dtype else True
                 continue
             if exact is None:
-                exact = self._exact(place)
+                exact = self._exact(change)
             how: Deviation | None = None
             for count in (_SAMPLES, _MORE_SAMPLES):
                 while len(samples) < count:
-                    samples.append(self._evaluate(RoundedRun(self._before, len(samples)), place, 0))
+                    samples.append(self._evaluate(RoundedRun(self._before, len(samples)), change, 0))
                 how = deviation(a, exact[position], [s[position] for s in samples[:count]], b)
                 if how is None or how.is_clear:
                     break
             yield how
 
-    def _exact(self, place: Place) -> list[Any]:
+    def _exact(self, change: Change) -> list[Any]:
         try:
-            return self._evaluate(ExactRun(self._before), place, 0)
+            return self._evaluate(ExactRun(self._before), change, 0)
         except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError):
-            return [None] * len(place.given)
+            return [None] * len(change.given)
 
-    def _evaluate(self, run: Run, place: Place, side: int, rounded: bool = False) -> list[Any]:
-        """What the place gives.
+    def _evaluate(self, run: Run, change: Change, side: int, rounded: bool = False) -> list[Any]:
+        """The values that the change gives to the rest of the graph.
 
         Args:
             run: how to run its calls.
-            place: the place.
+            change: the change.
             side: which graph ``run`` runs: 0 before, 1 after.
-            rounded: whether what the place takes is rounded once more.
+            rounded: whether its inputs are rounded once more.
         """
-        names = (place.before, place.after)[side]
+        names = (change.before, change.after)[side]
         nodes = self._nodes[side]
         wide = isinstance(run, ExactRun)
 
@@ -291,18 +291,18 @@ class _Comparison:
                         if isinstance(run, RoundedRun) and run.reordered != "no":
                             run.sums[value] = behind(value, self._values, self._sums)
                 run.env[node] = run.run_node(node)
-            wanted = [nodes[pair[side]] for pair in place.given]
+            wanted = [nodes[pair[side]] for pair in change.given]
             return [run.env[n] if n in run.env else outside(n) for n in wanted]
 
-    def at_the_results(self, place: Place) -> dict[int, Deviation] | None:
-        """How far off the graph's results are because of a place, by position; ``None`` when that cannot be found out.
+    def at_the_results(self, change: Change) -> dict[int, Deviation] | None:
+        """The deviations of the graph's results because of a change, by position; ``None`` when they cannot be found out.
 
-        A place that rounds nothing, such as none at all, is held to what it takes: that was rounded before, and may be once more.
+        A change that rounds nothing, such as none at all, is held to its inputs: they were rounded before, and may be once more.
         """
         try:
-            values, wide = (self._evaluate(kind(self._before), place, 0) for kind in (Run, ExactRun))
-            own, exact = self._continued(place, values), self._continued(place, wide)
-            got = self._continued(place, self._evaluate(Run(self._after), place, 1))
+            values, wide = (self._evaluate(kind(self._before), change, 0) for kind in (Run, ExactRun))
+            own, exact = self._continued(change, values), self._continued(change, wide)
+            got = self._continued(change, self._evaluate(Run(self._after), change, 1))
             rounds = not all(_equal(tree_map(widened, a), b) for a, b in zip(values, wide, strict=True))
             samples: list[list[Any]] = []
             reordered: list[list[Any]] = []
@@ -313,15 +313,15 @@ class _Comparison:
                     continue
                 if not result.is_floating_point() or got[position].shape != result.shape:
                     if not _equal(own[position], got[position]):
-                        return None  # whole numbers: the ordinary comparison decides
+                        return None  # integers: the ordinary comparison decides
                     continue
                 for counts in _ROUNDS:
                     for kind, runs in enumerate((samples, reordered, stable)):
                         while len(runs) < counts[kind]:
                             seed = len(runs) + kind * _MORE_SAMPLES
                             run = RoundedRun(self._before, seed, reordered=ORDERS[kind])
-                            values = self._evaluate(run, place, 0, rounded=runs is stable or not rounds)
-                            runs.append(self._continued(place, values))
+                            values = self._evaluate(run, change, 0, rounded=runs is stable or not rounds)
+                            runs.append(self._continued(change, values))
                     how = deviation(
                         own[position],
                         exact[position],
@@ -335,20 +335,20 @@ class _Comparison:
                         break
                 if how is not None:
                     found[position] = how
-            return found or self._exactly_at_the_results(place, exact, samples)
+            return found or self._exactly_at_the_results(change, exact, samples)
         except _CANNOT_RUN:
             return None
 
     def _exactly_at_the_results(
-        self, place: Place, exact: Sequence[Any], samples: list[list[Any]]
+        self, change: Change, exact: Sequence[Any], samples: list[list[Any]]
     ) -> dict[int, Deviation]:
-        """How far off results are because a place is another function: more than its rounding takes them."""
-        if not self._differs_exactly(place):
+        """The deviations of results because a change is another function, beyond its rounding."""
+        if not self._differs_exactly(change):
             return {}
-        got = self._continued(place, self._evaluate(ExactRun(self._after), place, 1))
+        got = self._continued(change, self._evaluate(ExactRun(self._after), change, 1))
         while len(samples) < _MORE_SAMPLES:
             run = RoundedRun(self._before, len(samples))
-            samples.append(self._continued(place, self._evaluate(run, place, 0)))
+            samples.append(self._continued(change, self._evaluate(run, change, 0)))
         found: dict[int, Deviation] = {}
         for position, result in enumerate(self._results):
             if not _is_floating(result) or got[position].shape != result.shape:
@@ -365,13 +365,13 @@ class _Comparison:
                 found[position] = how
         return found
 
-    def _continued(self, place: Place, values: Sequence[Any]) -> list[Any]:
-        """The results of the graph before with these values in the place of those that it has there, in float64."""
-        given = {a: value for (a, b), value in zip(place.given, values, strict=True) if a in place.before}
+    def _continued(self, change: Change, values: Sequence[Any]) -> list[Any]:
+        """The results of the graph before with these values instead of those that it has there, in float64."""
+        given = {a: value for (a, b), value in zip(change.given, values, strict=True) if a in change.before}
         run = ContinuedRun(self._before, given)
         inputs = cloned(self._inputs)
         results = [tree_map(widened, value) for value in (*run(inputs, _SEED), *inputs)]
-        by_name = dict(zip(place.given, values, strict=True))
+        by_name = dict(zip(change.given, values, strict=True))
         outputs = zip(returned(self._before), returned(self._after), strict=False)
         for position, (a, b) in enumerate(outputs):
             if isinstance(a, fx.Node) and isinstance(b, fx.Node) and (a.name, b.name) in by_name:

@@ -17,10 +17,10 @@ from fxpasses import _torch
 from fxpasses.checking._torch_dynamo import compile_apart
 from fxpasses.checking.calls import Rewrite, Trial
 from fxpasses.checking.lowered import LoweringCheck
+from fxpasses.checking.progress import ProgressLine
 from fxpasses.checking.region_calls import RegionCalls
 from fxpasses.checking.staged import Stage, in_eager_with_repro
 from fxpasses.checking.steps import Results, Steps
-from fxpasses.checking.telling import Telling
 from fxpasses.checking.tolerance import WORSE, deviation, of_kernels, rounding_multiple, same_bits
 from fxpasses.checking.values import Reference, compare, largest_error, value_names
 from fxpasses.checking.watch import ValueCheck
@@ -103,7 +103,7 @@ class ModelCheck:
 
     @property
     def details(self) -> list[str]:
-        """What is wrong at each stage, in words, and the notes: what is printed under the table."""
+        """The faults of each stage, in words, and the notes: the text under the table."""
         wrong = [f"{stage.stage}: {problem}" for stage in self.stages for problem in stage.problems[:3]]
         return [*wrong, *self.notes]
 
@@ -152,7 +152,7 @@ def check(
     if seconds is not None and not seconds >= 0:
         raise OptionsError("seconds", seconds, "a number of seconds, or None")
     parsed = Options.parse({"report": None, **(options or {})})
-    with Telling(show) as tell:
+    with ProgressLine(show) as tell:
         run = _Stages(Steps(model, args, named, backward), parsed, dynamic, tell, seconds)
         result = run.check()
     if show:
@@ -175,7 +175,7 @@ class _Stages:
     """The stages of one model, one after the other."""
 
     def __init__(
-        self, steps: Steps, options: Options, dynamic: bool | None, tell: Telling, seconds: float | None
+        self, steps: Steps, options: Options, dynamic: bool | None, tell: ProgressLine, seconds: float | None
     ) -> None:
         self._steps, self._options, self._dynamic, self._tell = steps, options, dynamic, tell
         self._seconds = seconds
@@ -183,7 +183,7 @@ class _Stages:
         self._found: list[StageCheck] = []
         self._notes: list[str] = []
         self._graphs: dict[str, int] = {}
-        """How many graphs each stage compiled."""
+        """Number of graphs that each stage compiled."""
 
     def check(self) -> ModelCheck:
         """Run every stage."""
@@ -349,9 +349,9 @@ def _eager(options: Options, gm: Any, inputs: Any) -> Compiler:
 
 
 class _Collector:
-    """What the value checks of a model's graphs find, written down instead of raised."""
+    """Collects the findings of the value checks of a model's graphs instead of raising them."""
 
-    def __init__(self, directory: Path, tell: Telling, seconds: float | None) -> None:
+    def __init__(self, directory: Path, tell: ProgressLine, seconds: float | None) -> None:
         self._directory, self._tell = directory, tell
         self._until = None if seconds is None else time.monotonic() + seconds
         self._seconds = seconds
@@ -370,7 +370,7 @@ class _Collector:
         return list(self._found.values())
 
     def told(self) -> list[str]:
-        """What could not be looked at, and where repro files are."""
+        """Notes on parts that could not be checked, and on repro files."""
         if not self._cut_short:
             return self._notes
         names = ", ".join(self._cut_short)
@@ -390,7 +390,13 @@ class _Collector:
         return False
 
     def looks_at(self, rewrite: Rewrite, graph: int, where: str) -> None:
-        """Say so."""
+        """Show the rewrite that is looked at on the progress line.
+
+        Args:
+            rewrite: the pass and its graphs.
+            graph: the number of the graph among those of its kind, from 1.
+            where: the inputs that it is tried on, in words.
+        """
         self._tell(f"{_stage_name(rewrite)}{f', graph {graph}' if graph > 1 else ''}", where)
 
     def add(self, stage: StageCheck) -> None:

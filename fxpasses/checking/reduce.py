@@ -115,10 +115,20 @@ def cut(
     returned: Collection[fx.Node] = (),
     constants: bool = False,
 ) -> Case | None:
-    """The graph of the chosen calls alone, with recorded values as inputs; ``None`` if nothing is left.
+    """Make a graph of some calls alone, with recorded values as inputs.
 
-    A call that returns several values goes together with those that take them apart. What is used elsewhere is returned, in the
-    order of the graph, or else what ``returned`` lists. With ``constants``, tensors that the graph holds stay so; they are inputs else.
+    A call that returns several values goes together with those that take them apart.
+
+    Args:
+        gm: the graph.
+        chosen: the calls.
+        values: the value of each node, by name.
+        traced: fake values of the nodes, by name, if they are to be kept.
+        returned: the nodes to return; by default those that are used elsewhere, in the order of the graph.
+        constants: whether tensors that the graph holds stay so; they become inputs else.
+
+    Returns:
+        The graph and its inputs; ``None`` if nothing is left.
     """
     chosen = {n for n in chosen if n.target is not operator.getitem or n.args[0] in chosen}
     for node in list(chosen):

@@ -1,4 +1,4 @@
-"""Where a graph that calls compiled regions goes another way than the graph that they were cut from."""
+"""Compares a graph that calls compiled regions with the graph that they were cut from."""
 
 from __future__ import annotations
 
@@ -50,7 +50,16 @@ class RegionCalls:
     def watch(
         self, before: fx.GraphModule, after: fx.GraphModule, compiled: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """``compiled``, which keeps the inputs of its first call."""
+        """Keep the inputs of the first call of a compiled graph.
+
+        Args:
+            before: the graph as it was captured.
+            after: the same graph, which calls regions.
+            compiled: ``after``, compiled.
+
+        Returns:
+            A callable that runs ``compiled``.
+        """
         inputs: list[Any] = []
         self.found.append((before, after, inputs))
 

@@ -46,7 +46,7 @@ class RegionValueCheck(ValueCheck, RegionCheck):
 
         Args:
             compiled: takes a list of sizes, saved tensors, gradients.
-            gradients: how gradients are made of what it returns: what runs in its place returns the same.
+            gradients: how gradients are made of what it returns: its replacement returns the same.
         """
 
         def graph_before(error: StageError, before: fx.GraphModule) -> Callable[..., Any]:
@@ -67,7 +67,7 @@ class RegionValueCheck(ValueCheck, RegionCheck):
         return self.watch("backward", compiled, graph_before)
 
     def exact_run(self, gm: fx.GraphModule) -> Exact:
-        """What runs a graph of the region in float64, on a copy of it."""
+        """A callable that runs a copy of a graph of the region in float64."""
         graph = copy_graph(gm)
         values = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
         return Exact(

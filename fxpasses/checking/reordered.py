@@ -1,6 +1,6 @@
-"""Sums in another order: what a rewrite may do that is right, and what one element may lose by it.
+"""Sums in another order, which a right rewrite may use, and the error that this brings to one element.
 
-An operator that sums many products rounds once, at the end, or nearly so. A rewrite that makes the sum in parts rounds each part, and
+A matmul, which sums many products, rounds once, at the end, or nearly so. A rewrite that makes the sum in parts rounds each part, and
 a part may be many times as large as the sum: a sum that is exact by luck, or zero, is off by half a unit in the last place of its largest
 part (N. J. Higham, "The accuracy of floating point summation", 1993: the error of any order is bounded by the partial sums that it makes).
 So the size of the parts decides what rounding may do to one element, and it is measured: the sum is made in a few parts.
@@ -48,14 +48,14 @@ _ARRANGING = frozenset(
         aten._unsafe_view.default,
     }
 )
-_FEW_DIGITS = (torch.bfloat16, torch.float16)
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
 _NO_PADDING = -1
-"""What an embedding without padding says for the index of it."""
+"""The padding index of an embedding without padding."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the elements of a sum are made of.
+    """The partial sums behind each element of a sum.
 
     Attributes:
         largest: the largest partial sum behind each element, in float64; zero where nothing is summed.
@@ -70,7 +70,7 @@ class Parts:
     def walk(self, dtype: torch.dtype, any_order: bool) -> Tensor:
         """By how many units of the largest part another order moves each element.
 
-        In a type of few digits, products and sums are made in a type of more and rounded once: their order changes nothing. Only parts that
+        In low precision, matmuls and sums are accumulated in a higher one and rounded once: their order changes nothing. Only parts that
         are rounded each do.
 
         Args:
@@ -78,13 +78,22 @@ class Parts:
             any_order: whether the sum may be made in any way, also one term at a time, and in parts that are rounded each, and not
                 just in another order of a few parts.
         """
-        few = dtype in _FEW_DIGITS
+        few = dtype in _LOW_PRECISION
         if self.in_turn or (any_order and not few):
             return self.terms.sqrt()
         return torch.ones_like(self.terms) if any_order or not few else torch.zeros_like(self.terms)
 
     def arranged(self, target: Any, args: Sequence[Any], kwargs: Any) -> Parts | None:
-        """The same after an operator that only arranges the elements anew, or changes their sign; ``None`` for other operators."""
+        """Send the parts through an operator that only moves elements, or changes their sign.
+
+        Args:
+            target: the operator.
+            args: its arguments, the tensor of these parts first.
+            kwargs: its keyword arguments.
+
+        Returns:
+            The parts of its result; ``None`` for other operators.
+        """
         if target not in _ARRANGING:
             return None
         if target is aten.neg.default:

@@ -1,4 +1,4 @@
-"""A small file that shows that a pass is wrong, and what it calls to do so."""
+"""Repro files: a small file that shows that a pass is wrong, and the functions that it calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from fxpasses._torch import OpOverload, outside_tracing
 from fxpasses.checking.blame import after_passes, apply_pass
-from fxpasses.checking.fakes import propagate_fakes
+from fxpasses.checking.fake_values import propagate_fakes
 from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.reduce import Case, reduce_nodes, smaller_sizes
 from fxpasses.checking.source import CannotEmbed, pass_sources
@@ -38,11 +38,9 @@ __all__ = [
     "higher_order",
     "input_lines",
     "make_repro",
-    "mismatches_of",
     "recorded_calls",
     "replay",
     "structural_faults",
-    "with_metadata",
 ]
 
 
@@ -82,14 +80,14 @@ def replay(
     pass 'wrong' is wrong: output 0: off by 1 ...
     1
     """
-    case = with_metadata(
+    case = _with_metadata(
         Case(recorded_calls(graph), list(inputs), None if traced is None else list(traced)),
         dynamic,
         backward,
     )
     if after:
         case = Case(after_passes(after, case.gm, min(item.graphs)), case.inputs, case.traced)
-    found = structural_faults(item, case) or mismatches_of(item, case, bitwise)
+    found = structural_faults(item, case) or _mismatches_of(item, case, bitwise)
     if not found:
         print(f"pass {item.name!r} is right on these inputs")
         return 0
@@ -145,7 +143,7 @@ def higher_order(operator: Any, *args: Any) -> Any:
 
 
 def structural_faults(item: Pass, case: Case) -> list[Mismatch]:
-    """What a pass manager says when it runs the pass alone on the graph: nothing, or why it refuses the result."""
+    """The error of a pass manager that runs the pass alone on the graph; none where it accepts the result."""
     contract = Contract(item.graphs, numerics=item.contract.numerics, metadata=item.contract.metadata)
     alone = FunctionPass(function=item.apply, name=item.name, contract=contract)
     try:
@@ -155,7 +153,7 @@ def structural_faults(item: Pass, case: Case) -> list[Mismatch]:
     return []
 
 
-def mismatches_of(item: Pass, case: Case, bitwise: bool = False) -> list[Mismatch]:
+def _mismatches_of(item: Pass, case: Case, bitwise: bool = False) -> list[Mismatch]:
     """How the pass changes what the graph computes on its inputs.
 
     Raises:
@@ -170,7 +168,7 @@ def mismatches_of(item: Pass, case: Case, bitwise: bool = False) -> list[Mismatc
     return compare(reference, after, value_names(case.gm, "joint"), bitwise)
 
 
-def with_metadata(case: Case, dynamic: bool, backward: Collection[int] = ()) -> Case:
+def _with_metadata(case: Case, dynamic: bool, backward: Collection[int] = ()) -> Case:
     """The case with no metadata but fake values computed from its inputs, and marks on the backward pass's calls.
 
     Raises:
@@ -193,13 +191,13 @@ def _calls(gm: fx.GraphModule) -> list[fx.Node]:
 
 @dataclass(frozen=True)
 class _Setting:
-    """What a graph needs, besides its calls, for the pass to be wrong on it."""
+    """The metadata that a graph needs for the pass to be wrong on it."""
 
     dynamic: bool
     marked: bool
 
     def rebuild(self, case: Case) -> Case:
-        return with_metadata(case, self.dynamic, self.backward(case))
+        return _with_metadata(case, self.dynamic, self.backward(case))
 
     def backward(self, case: Case) -> list[int]:
         """Positions of the calls to mark."""
@@ -258,7 +256,7 @@ def make_repro(
         if fault in ("structure", "error") and any(m.fault == fault for m in structural_faults(item, fresh)):
             return True
         try:
-            return any(m.fault == fault for m in mismatches_of(item, fresh, bitwise))
+            return any(m.fault == fault for m in _mismatches_of(item, fresh, bitwise))
         except Unsupported:
             return False
 

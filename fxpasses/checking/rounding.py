@@ -1,4 +1,4 @@
-"""What rounding does to one tensor: the distance between neighbouring numbers, and random amounts of the size of a rounding error."""
+"""Rounding of one tensor: the distance between neighbouring numbers, and random amounts of the size of a rounding error."""
 
 from __future__ import annotations
 
@@ -42,9 +42,15 @@ def moved(result: Any, exact: Any, generator: torch.Generator) -> Any:
 
 
 def moved_by_a_unit(value: Tensor, fake: Any, generator: torch.Generator) -> Tensor:
-    """The value, moved at random by up to one unit in the last place of the type that ``fake``, its value in the graph, has.
+    """Move each element at random by up to one unit in the last place.
 
-    Numbers of few digits (half of those that the type has) stay as they are: a count, a half, a power of two was not rounded.
+    Numbers with few significant digits (half of those that the type has) stay as they are: a count, a half, a power of two was not
+    rounded.
+
+    Args:
+        value: a floating-point tensor.
+        fake: its fake value in the graph, whose dtype decides on the unit; any other object leaves that to ``value``.
+        generator: of the random amounts.
     """
     dtype = fake.dtype if isinstance(fake, Tensor) and fake.is_floating_point() else value.dtype
     wide = value.double()

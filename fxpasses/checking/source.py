@@ -48,7 +48,12 @@ class PassSource:
         self._bound: dict[str, Any] = {}
 
     def bind(self, name: str, value: Any, line: str = "") -> None:
-        """Make ``name`` stand for ``value`` in the file; ``line`` is an import that does so, where one is known.
+        """Give a value a name in the file.
+
+        Args:
+            name: the global name.
+            value: the object.
+            line: an import that binds it, where one is known.
 
         Raises:
             CannotEmbed: when there is no way to write it.

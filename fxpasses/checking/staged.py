@@ -277,13 +277,14 @@ def _with_numbers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Case:
 
 
 class _DrawingRun(Run):
-    """Notes which calls draw random numbers: those after which the generators are in another state."""
+    """Notes which calls use the RNG: those after which the generators are in another state."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm, keep=True)
         self.drawing: set[fx.Node] = set()
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call, and note whether it used the RNG. Args: those of :meth:`torch.fx.Interpreter.call_function`."""
         before = _generators()
         result = super().call_function(target, args, kwargs)
         if self.current is not None and not all(map(torch.equal, before, _generators())):

@@ -1,4 +1,4 @@
-"""One step of a model, run in different ways: in eager, in float64, with its rounding redrawn, compiled."""
+"""One step of a model, run in different ways: in eager, in float64, with its rounding resampled, compiled."""
 
 from __future__ import annotations
 

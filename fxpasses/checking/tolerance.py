@@ -1,7 +1,7 @@
-"""How far a result may be from another one that is the same but for rounding.
+"""Tolerance: how far a result may be from another one that is the same but for rounding.
 
 The reference runs in float64 (the yardstick), in its own precision, and a few times with every operator's rounding
-error redrawn at random (:class:`~fxpasses.checking.interpret.RoundedRun`). The distances of these runs from the yardstick
+error resampled (:class:`~fxpasses.checking.interpret.RoundedRun`). The distances of these runs from the yardstick
 are what rounding does to each element: in a cancellation much, in a copy nothing. A candidate is wrong where it is
 several times as far away. No tolerance is written down anywhere: only how much *worse* than the reference a rewrite
 may round.
@@ -48,7 +48,7 @@ much too close to each other happens once in 10**10 elements."""
 
 @dataclass(frozen=True)
 class Deviation:
-    """How a value differs from the reference's.
+    """The deviation of a value from the reference's.
 
     Attributes:
         error: the distance from the float64 run, where the difference is worst.
@@ -82,7 +82,13 @@ class Deviation:
 
 
 def same_bits(a: Tensor, b: Tensor, signs: bool = False) -> bool:
-    """Whether two tensors of one shape and dtype are equal, NaN to NaN; with ``signs``, zeros have the same sign, too."""
+    """Whether two tensors are equal, NaN to NaN.
+
+    Args:
+        a: a tensor.
+        b: one of the same shape and dtype.
+        signs: whether zeros have to have the same sign, too.
+    """
     if signs and bool(_other_sign(a, b).any()):
         return False
     return bool(torch.equal(a, b) or ((a == b) | ((a != a) & (b != b))).all())
@@ -119,7 +125,7 @@ def deviation(
     Args:
         native: the reference in its own precision.
         exact: the reference in float64, or ``None`` where it cannot be had.
-        samples: the reference with its rounding redrawn.
+        samples: the reference with its rounding resampled.
         candidate: what to judge; of the same shape and dtype.
         bitwise: whether every bit has to be equal.
         limit: see :data:`WORSE`.
@@ -179,9 +185,16 @@ def deviation(
 def rounding_multiple(
     native: Tensor, exact: Tensor | None, samples: Sequence[Tensor], candidate: Tensor
 ) -> float:
-    """How many times as far from the exact values as rounding takes the reference, as a root mean square over the elements.
+    """Measure the error of a result in multiples of the reference's rounding error, as a root mean square over the elements.
 
-    0 where the candidate has the reference's bits, and for integers and flags. The arguments are those of :func:`deviation`.
+    Args:
+        native: the reference in its own dtype.
+        exact: the reference in float64, where it can be run so.
+        samples: the reference with its rounding resampled.
+        candidate: the result, of the same shape.
+
+    Returns:
+        0 where the candidate has the reference's bits, and for integers and flags.
     """
     if not native.numel() or same_bits(native, candidate) or not candidate.is_floating_point():
         return 0.0

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.focus import Rewritten, focused_deviations, has_few_digits
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import ExactRun, Poison, RoundedRun, Run, allocates
-from fxpasses.checking.local import wrong_places
+from fxpasses.checking.local import wrong_changes
+from fxpasses.checking.low_precision import Rewritten, focused_deviations, has_low_precision
 from fxpasses.checking.tolerance import Deviation, deviation, same_bits
 from fxpasses.graphs.aliasing import is_mutating
 from fxpasses.graphs.rewriting import constants_of, same_constant, subgraphs
@@ -36,7 +36,7 @@ class Mismatch:
         position: its position among the results (outputs, then inputs after the run); -1 for an exception.
         problem: what is wrong, in words.
         deviation: for a wrong value, how far off it is.
-        place: for a wrong value, names of the calls that make it wrong, where that is known.
+        calls: for a wrong value, names of the calls that make it wrong, where that is known.
     """
 
     fault: Fault
@@ -44,7 +44,7 @@ class Mismatch:
     position: int
     problem: str
     deviation: Deviation | None = None
-    place: frozenset[str] = frozenset()
+    calls: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return f"{self.value}: {self.problem}" if self.value else self.problem
@@ -52,7 +52,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run of a graph left behind.
+    """The outcome of a run of a graph.
 
     Attributes:
         values: its outputs, then its inputs after the run.
@@ -103,7 +103,7 @@ class Reference:
             return [None] * len(self.native.values)
 
     def samples(self, count: int) -> list[list[Any]]:
-        """The results of ``count`` runs with the rounding redrawn."""
+        """The results of ``count`` runs with the rounding resampled."""
         while len(self._samples) < count:
             inputs = cloned(self.inputs)
             outputs = RoundedRun(self.gm, len(self._samples))(inputs, _SEED)
@@ -117,10 +117,10 @@ def compare(
     names: Sequence[str],
     bitwise: bool = False,
 ) -> list[Mismatch]:
-    """How ``candidate`` differs from ``reference`` on its inputs: empty when it does not.
+    """The mismatches of ``candidate`` with ``reference`` on its inputs; empty when there are none.
 
     Where an input holds NaN, a candidate that need not have the same bits may lose NaN and infinities, but not have more
-    of them; flags and whole numbers are not looked at.
+    of them; flags and integers are not looked at.
 
     Args:
         reference: the graph before, with inputs.
@@ -151,7 +151,7 @@ def compare(
             found += _numbers(reference, got, names, bitwise, lenient) if local is None else local
             if not found and local is not None:
                 # Writes are seen by what the graph leaves in its inputs, wherever they stand.
-                # What is infinite in the graph's own types may not be so in float64, in which the places were judged.
+                # What is infinite in the graph's own types may not be so in float64, in which the changes were judged.
                 if any(map(is_mutating, candidate.graph.nodes)):
                     return _numbers(reference, got, names)
                 infinite = _newly_infinite(reference, got)
@@ -170,17 +170,17 @@ def _holds_nan(values: Sequence[Any]) -> bool:
 def _at_places(
     reference: Reference, candidate: fx.GraphModule, got: Outcome, names: Sequence[str]
 ) -> list[Mismatch] | None:
-    """What is wrong because of the places that were rewritten, or ``None`` where that cannot be told."""
+    """The results that a rewrite makes wrong, judged change by change; ``None`` where that is not possible."""
     values = reference.native.values
     pairs = zip(values, got.values, strict=True)
     if all(same_bits(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs):
         return []
     changed = changed_nodes(reference.gm, candidate)
-    found = wrong_places(reference.gm, candidate, changed, reference.inputs, values)
+    found = wrong_changes(reference.gm, candidate, changed, reference.inputs, values)
     if found is None:
         return None
     return [
-        Mismatch("value", names[f.position], f.position, str(f.deviation), f.deviation, f.place.names)
+        Mismatch("value", names[f.position], f.position, str(f.deviation), f.deviation, f.change.names)
         for f in found
     ]
 
@@ -318,9 +318,9 @@ def _numbers(
 def _looked_at_closely(
     reference: Reference, candidate: fx.GraphModule, got: Outcome, names: Sequence[str]
 ) -> list[Mismatch]:
-    """What the ordinary comparison does not see in few digits: see :mod:`fxpasses.checking.focus`."""
+    """The deviations that the ordinary comparison does not see in low precision: see :mod:`fxpasses.checking.low_precision`."""
     pairs = zip(reference.native.values, got.values, strict=True)
-    if all(not isinstance(a, Tensor) or same_bits(a, b) for a, b in pairs) or not has_few_digits(
+    if all(not isinstance(a, Tensor) or same_bits(a, b) for a, b in pairs) or not has_low_precision(
         reference.gm
     ):
         return []

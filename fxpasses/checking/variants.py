@@ -8,11 +8,11 @@ most of a vocabulary out. So a rewrite is tried on other values, too:
 * values many times as large, with the other sign
 * values so large that their exponential is infinite
 * values a million times as large, of one sign in each row: beyond what may have been taken for infinite
-* multiples of a half, so that some are equal, some zero, and some half way between two whole numbers; where the graph can do with
+* multiples of a half, so that some are equal, some zero, and some half way between two integers; where the graph can do with
   it, whole rows and columns are zero, too (the norm of a row, the sum of a column)
 * with NaN and infinities in places: a pass that promises the same bits keeps them, others may not make more of them
-* whole numbers that are only calculated with: any that their type can hold
-* whole numbers that the graph compares with a constant (the label to ignore, the token of padding): that constant, in places
+* integers that are only calculated with: any that their type can hold
+* integers that the graph compares with a constant (the label to ignore, the token of padding): that constant, in places
 * flags: rows where none holds, where some do, where all do (a mask that leaves nothing over), each at least once; where the graph cannot do with
   that (a count of flags that is an index), one at least in each row
 * rows of equal values: no variance, and every element the largest
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.inputs import cloned
-from fxpasses.checking.whole_numbers import compared_constants, free_numbers, index_bounds, may_be_negative
+from fxpasses.checking.integers import compared_constants, free_numbers, index_bounds, may_be_negative
 from fxpasses.graphs.rewriting import value_of
 
 __all__ = ["Variant", "variants"]
@@ -46,7 +46,7 @@ _MILLION = 2.0**20
 _POWERS = range(14, -1, -1)
 """Powers of two by which values in float16 are made larger: its largest number is below 2**16."""
 _SPARE = 2
-"""How many of these powers are left: a right rewrite adds parts that may be larger than their sum."""
+"""Number of these powers that are left: a right rewrite adds parts that may be larger than their sum."""
 
 _BROKEN = (0.0, 0.25)
 """Which share of a tensor's elements is not finite, for each of NaN and the two infinities: in few places (one each) what is
@@ -134,8 +134,8 @@ def variants(
     def moved(value: Tensor) -> Tensor:
         noise, other = (torch.randn(value.shape, generator=generator, dtype=torch.float64) for _ in range(2))
         scale = (1 + 0.5 * noise).abs() * value.double()
-        spread = 0.1 * other.to(value.device)
-        return scale + (spread.abs() if _is_positive(value) else spread)
+        noise = 0.1 * other.to(value.device)
+        return scale + (noise.abs() if _is_positive(value) else noise)
 
     def enlarged(factor: float, keep_positive: bool) -> Any:
         return lambda value: value * (factor if keep_positive and _is_positive(value) else -factor)
@@ -201,7 +201,7 @@ def variants(
 
 
 def _any_numbers(value: Tensor, generator: torch.Generator) -> Tensor:
-    """Whole numbers of either sign, one half small and the others as large as the type allows (at most 40 bits)."""
+    """Integers of either sign, one half small and the others as large as the type allows (at most 40 bits)."""
     if value.dtype is torch.bool:
         return torch.randint(2, value.shape, generator=generator).bool()
     info = torch.iinfo(value.dtype)

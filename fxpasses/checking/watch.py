@@ -15,19 +15,19 @@ from torch import fx
 
 from fxpasses._torch import outside_tracing
 from fxpasses.checking.blame import (
+    call_to_blame,
     describe,
     first_difference,
     guilty_sites,
     partners,
-    place_to_blame,
-    rewritten_places,
+    rewritten_subgraphs,
 )
 from fxpasses.checking.calls import FirstCalls, Rewrite, Trial
 from fxpasses.checking.inputs import Unsupported, from_hints, placeholders
-from fxpasses.checking.pair import joined
+from fxpasses.checking.joint_graph import joined
+from fxpasses.checking.nested_graphs import inner_rewrite
 from fxpasses.checking.repro import make_repro
 from fxpasses.checking.staged import stage_repro
-from fxpasses.checking.subgraphs import inner_rewrite
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
 from fxpasses.compiling.observing import RewriteCheck
 from fxpasses.errors import Location, PassError, StageError, StructureError, ValueMismatchError
@@ -57,6 +57,7 @@ class ValueCheck(RewriteCheck):
         self._latest: Rewrite | None = None
 
     def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> fx.GraphModule:
+        """Keep a copy of the graph. Args: those of :meth:`fxpasses.pass_manager.contract.Check.before`."""
         copy = copy_graph(gm, constants=True, like=self._latest.after if self._latest else None)
         self._latest = Rewrite(item, kind, copy, copy)
         return copy
@@ -64,6 +65,7 @@ class ValueCheck(RewriteCheck):
     def after(
         self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Any, sites: tuple[MatchSite, ...]
     ) -> None:
+        """Keep the rewrite for the first calls. Args: those of :meth:`fxpasses.pass_manager.contract.Check.after`."""
         if item.contract.numerics != "none":
             after = copy_graph(gm, constants=True, like=remembered)
             self._latest = Rewrite(item, kind, remembered, after, sites)
@@ -114,7 +116,7 @@ class ValueCheck(RewriteCheck):
         return run
 
     def rewrites(self, kind: str) -> list[Rewrite]:
-        """What was changed in graphs of one kind, in order."""
+        """The rewrites of graphs of one kind, in order."""
         return self._rewrites.get(kind, [])
 
     def examine(self, rewrite: Rewrite, trial: Trial) -> None:
@@ -138,9 +140,15 @@ class ValueCheck(RewriteCheck):
         log.warning("%s on the %s graph is not checked by value: %s", rewrite.name, rewrite.kind, why)
 
     def blame(self, rewrite: Rewrite, trial: Trial, found: list[Mismatch]) -> ValueMismatchError:
-        """The error for a wrong rewrite, with the match site or the place that is to blame, and a repro file."""
+        """Make the error for a wrong rewrite, with the match site or the calls that are to blame, and a repro file.
+
+        Args:
+            rewrite: the pass and its graphs.
+            trial: the inputs on which it is wrong.
+            found: the results that differ.
+        """
         item, inputs, where, traced = rewrite.item, trial.reference.inputs, trial.where, trial.traced
-        location = place_to_blame(rewrite.before, rewrite.after, found[0].place) or first_difference(
+        location = call_to_blame(rewrite.before, rewrite.after, found[0].calls) or first_difference(
             rewrite.before, rewrite.after, inputs
         )
         how = f"{describe(found)}, on {where}"
@@ -149,14 +157,14 @@ class ValueCheck(RewriteCheck):
                 how, location, pass_name="partition", graph=rewrite.kind, mismatches=found
             )
         sites = guilty_sites(
-            item, rewrite.before, rewrite.kind, rewrite.sites, inputs, rewrite.bitwise, found[0].place
+            item, rewrite.before, rewrite.kind, rewrite.sites, inputs, rewrite.bitwise, found[0].calls
         )
-        place = ""
+        site = ""
         if sites:
-            place = f"{len(sites)} of {len(rewrite.sites)} match sites: " + "; ".join(map(str, sites))
+            site = f"{len(sites)} of {len(rewrite.sites)} match sites: " + "; ".join(map(str, sites))
             location = sites[0].location if len(sites) == 1 else location
         else:
-            place = _place(rewrite, location)
+            site = _changed_subgraph(rewrite, location)
         with_others = self._partners(rewrite, inputs)
         error = ValueMismatchError(
             how,
@@ -165,7 +173,7 @@ class ValueCheck(RewriteCheck):
             graph=rewrite.kind,
             mismatches=found,
             sites=sites,
-            place=place,
+            site=site,
             partners=[other.name for other in with_others],
         )
         suspects = {location.node, *(site.location.node for site in sites)}
@@ -264,10 +272,10 @@ class ValueCheck(RewriteCheck):
         error.add_repro(str(file), calls)
 
 
-def _place(rewrite: Rewrite, location: Location) -> str:
-    """Which of the places that changed holds the node to blame, for a pass that claims no sites."""
-    groups = rewritten_places(rewrite.before, rewrite.after)
+def _changed_subgraph(rewrite: Rewrite, location: Location) -> str:
+    """The changed subgraph that holds the node to blame, for a pass that claims no sites."""
+    groups = rewritten_subgraphs(rewrite.before, rewrite.after)
     for number, group in enumerate(groups):
         if location.node in group:
-            return f"place {number + 1} of {len(groups)} that changed ({len(group)} nodes)"
+            return f"subgraph {number + 1} of {len(groups)} that changed ({len(group)} nodes)"
     return ""

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fxpasses import BisectError, bisect_script
 from fxpasses.checking import bisect as bisection
-from fxpasses.checking.odds import Answer
+from fxpasses.checking.failure_rate import Answer
 from fxpasses.pass_manager.limits import VARIABLE, Limits
 from tests.fxpasses.checking.repros import in_this_process
 

@@ -9,7 +9,7 @@ from torch import nn
 import fxpasses
 from fxpasses import StructureError, ValueMismatchError
 from fxpasses.checking.inputs import bindings, other_sizes, placeholders
-from fxpasses.checking.whole_numbers import index_bounds
+from fxpasses.checking.integers import index_bounds
 from tests.fxpasses.checking import hidden_plants as plants
 from tests.fxpasses.checking.repros import in_this_process
 

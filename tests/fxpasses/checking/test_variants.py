@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fxpasses.checking.integers import compared_constants, free_numbers
 from fxpasses.checking.rounding import moved_by_a_unit
 from fxpasses.checking.tolerance import deviation, same_bits
 from fxpasses.checking.variants import variants
-from fxpasses.checking.whole_numbers import compared_constants, free_numbers
 
 
 def traced(f, *inputs):

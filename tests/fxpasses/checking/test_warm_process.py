@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from fxpasses.checking import warm
-from fxpasses.checking.warm import Runner
+from fxpasses.checking import warm_process
+from fxpasses.checking.warm_process import Runner
 
 SCRIPT = """
 import atexit, os, sys, time
@@ -35,11 +35,11 @@ def light(monkeypatch):
 
     def popen(command, **how):
         code = command[-1].replace(
-            "; serve()", ", _IMPORTS; import fxpasses.checking.warm as w; w._IMPORTS = (); serve()"
+            "; serve()", ", _IMPORTS; import fxpasses.checking.warm_process as w; w._IMPORTS = (); serve()"
         )
         return real([*command[:-1], code], **{**how, "env": {**environment, **how["env"]}})
 
-    monkeypatch.setattr(warm.subprocess, "Popen", popen)
+    monkeypatch.setattr(warm_process.subprocess, "Popen", popen)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_nothing_runs_on_when_the_asker_is_killed(script, tmp_path):
         [
             sys.executable,
             "-c",
-            "import sys, pathlib; import fxpasses.checking.warm as w\n"
+            "import sys, pathlib; import fxpasses.checking.warm_process as w\n"
             f"w.Runner([{str(script)!r}], {{}}).run({{}}, pathlib.Path({str(tmp_path / 'out')!r}), None)",
         ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -108,7 +108,7 @@ def _is_alive(process: int) -> bool:
 
 
 def test_without_forks_each_run_is_a_process(script, tmp_path, monkeypatch):
-    monkeypatch.delattr(warm.os, "fork")
+    monkeypatch.delattr(warm_process.os, "fork")
     with Runner([str(script)], {}) as runner:
         status, text = runner.run({"HOW": "three"}, tmp_path / "output.txt", None)
     assert (status, json.dumps(text).count("three")) == (3, 1)

@@ -1,12 +1,12 @@
-"""The places where two graphs differ, and what lies between their calls."""
+"""Changed subgraphs of two graphs, and the calls between their calls."""
 
 from __future__ import annotations
 
 import torch
 from torch import fx
 
-from fxpasses.checking.local import wrong_places
-from fxpasses.checking.places import places
+from fxpasses.checking.changes import changes
+from fxpasses.checking.local import wrong_changes
 from fxpasses.checking.values import changed_nodes
 
 aten = torch.ops.aten
@@ -40,10 +40,10 @@ def otherwise(call, a, b, c, d, e):
 
 def test_an_unchanged_call_between_changed_ones_runs_along():
     before, after = graph(scaled_then_masked), graph(otherwise)
-    (place,) = places(before, after, changed_nodes(before, after))
-    assert place.before == {"product", "difference", "scaled", "masked"}
-    assert place.after == {"flipped", "difference", "inner", "masked"}
-    assert set(place.given) >= {("masked", "masked"), ("difference", "difference")}
+    (change,) = changes(before, after, changed_nodes(before, after))
+    assert change.before == {"product", "difference", "scaled", "masked"}
+    assert change.after == {"flipped", "difference", "inner", "masked"}
+    assert set(change.given) >= {("masked", "masked"), ("difference", "difference")}
 
 
 def test_a_call_between_in_both_graphs_stays_outside():
@@ -56,8 +56,8 @@ def test_a_call_between_in_both_graphs_stays_outside():
         return graph(build)
 
     before, after = chain(aten.add.Tensor, aten.mul.Tensor), chain(aten.sub.Tensor, aten.div.Tensor)
-    (place,) = places(before, after, changed_nodes(before, after))
-    assert place.before == place.after == {"start", "end"}
+    (change,) = changes(before, after, changed_nodes(before, after))
+    assert change.before == change.after == {"start", "end"}
 
 
 def test_rounding_that_leaves_a_place_and_comes_back_is_no_fault():
@@ -77,12 +77,12 @@ def test_rounding_that_leaves_a_place_and_comes_back_is_no_fault():
     before, after = graph(scaled_then_masked), graph(reassociated)
     inputs = [a, b, c, d, e]
     results = [*before(*inputs), *inputs]
-    assert wrong_places(before, after, changed_nodes(before, after), inputs, results) == []
+    assert wrong_changes(before, after, changed_nodes(before, after), inputs, results) == []
 
     def wrong(call, a, b, c, d, e):
         scaled, masked = reassociated(call, a, b, c, d, e)
         return scaled, call("more", aten.mul.Tensor, masked, 1.2)
 
     after = graph(wrong)
-    found = wrong_places(before, after, changed_nodes(before, after), inputs, results)
+    found = wrong_changes(before, after, changed_nodes(before, after), inputs, results)
     assert [f.position for f in found] == [1]

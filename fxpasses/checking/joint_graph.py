@@ -12,10 +12,18 @@ __all__ = ["joined"]
 
 
 def joined(joint: fx.GraphModule, forward: fx.GraphModule, backward: fx.GraphModule) -> fx.GraphModule | None:
-    """The graph that runs ``forward``, then ``backward`` on what it saved; ``None`` if they take other inputs.
+    """Join a forward and a backward graph to one with the interface of their joint graph.
 
-    Inputs and outputs are those of ``joint``. Saved values are handed over as AOTAutograd does it: in the forward
-    graph's outputs, symbols last; in the backward graph's inputs, symbols first.
+    Saved values are handed over as AOTAutograd does it: in the forward graph's outputs, symbols last; in the backward graph's
+    inputs, symbols first.
+
+    Args:
+        joint: the graph that they were cut from.
+        forward: the forward graph.
+        backward: the backward graph.
+
+    Returns:
+        The graph that runs one after the other; ``None`` if they take other inputs.
     """
     names = [node.name for node in placeholders(joint)]
     taken = placeholders(backward)

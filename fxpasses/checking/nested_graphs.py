@@ -1,4 +1,4 @@
-"""What a pass changed inside of a graph that an operator such as ``torch.cond`` is given."""
+"""Rewrites inside of nested graphs, which operators such as ``torch.cond`` call."""
 
 from __future__ import annotations
 
@@ -21,9 +21,16 @@ _SEED = 20
 def inner_rewrite(
     before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]
 ) -> tuple[fx.GraphModule, fx.GraphModule, list[Any]] | None:
-    """The graph inside of ``before`` that was changed, the same after, and what it is called with first.
+    """Find the nested graph that a pass changed.
 
-    ``None`` when none was changed, or when the changed one is not called with these inputs.
+    Args:
+        before: the graph before.
+        after: the graph after.
+        inputs: of the outer graph.
+
+    Returns:
+        The nested graph before and after, and the inputs of its first call. ``None`` when none was changed, or when the changed one
+        is not called with these inputs.
     """
     graphs = subgraphs(after)
     changed = [

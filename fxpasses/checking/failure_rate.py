@@ -1,4 +1,4 @@
-"""Whether a script that fails now and then fails: how often it has to run, and what the counts say.
+"""Flaky scripts: how often a script has to run to tell whether it fails, and the statistics of the counts.
 
 A compilation either has the fault, and then the script fails as often as it does as it is, or it has not, and then the script fails as often as in eager.
 Which of both it is, the ratio of the likelihoods of its runs tells (A. Wald, "Sequential Tests of Statistical Hypotheses", 1945).

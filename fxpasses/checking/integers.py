@@ -1,4 +1,4 @@
-"""What whole numbers are to a graph: indices, numbers that are only calculated with, numbers that are compared with a constant."""
+"""The roles of integers in a graph: indices, numbers that are only calculated with, numbers that are compared with a constant."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _EQUALITIES = (aten.eq.Scalar, aten.ne.Scalar)
 
 
 def free_numbers(gm: fx.GraphModule) -> set[str]:
-    """Inputs of whole numbers that are only calculated with, so that they may be any: none is an index, a size or a divisor.
+    """Inputs of integers that are only calculated with, so that they may be any: none is an index, a size or a divisor.
 
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> gm = make_fx(lambda a, b, x: (a * 2 + 1, x[b]))(torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64), torch.ones(3))
@@ -74,7 +74,7 @@ def _is_free(node: fx.Node) -> bool:
 
 
 def index_bounds(gm: fx.GraphModule) -> dict[str, int]:
-    """For inputs of whole numbers that are only used to look something up (or compared): how much there is to look up.
+    """Bounds of the integer inputs that are only used as indices (or compared).
 
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> gm = make_fx(lambda table, index: torch.nn.functional.embedding(index, table))(
@@ -94,7 +94,7 @@ def index_bounds(gm: fx.GraphModule) -> dict[str, int]:
 
 
 def may_be_negative(node: fx.Node) -> bool:
-    """Whether all that looks something up with an input takes a negative index for one from the end.
+    """Whether every lookup with an input takes a negative index for one from the end.
 
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> gm = make_fx(lambda x, i, j: (x[i], x.gather(0, j)))(torch.ones(3), torch.ones(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64))
@@ -169,7 +169,7 @@ def _looked_up(user: fx.Node, index: fx.Node) -> int | None:
 
 
 def compared_constants(gm: fx.GraphModule) -> dict[str, tuple[int, ...]]:
-    """For inputs of whole numbers: the constants that the graph tests them for, and that it can do with.
+    """For inputs of integers: the constants that the graph tests them for, and that it can do with.
 
     An index may be a constant outside of what there is to look up (the label to ignore) where each look-up takes the index
     through a choice that depends on such a test.
@@ -210,7 +210,7 @@ def _same_numbers(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _is_guarded(node: fx.Node, constant: int) -> bool:
-    """Whether whatever looks something up gets the numbers through a choice that depends on a test for this constant."""
+    """Whether every lookup gets the integers through a selection that depends on a comparison with this constant."""
     same = list(_same_numbers(node))
     tests = {
         user for one in same for user in one.users if user.target in _EQUALITIES and user.args[1] == constant

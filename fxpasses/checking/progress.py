@@ -8,10 +8,10 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-__all__ = ["Telling"]
+__all__ = ["ProgressLine"]
 
 
-class Telling:
+class ProgressLine:
     """Tells what is being done; a context manager.
 
     Args:
@@ -25,7 +25,7 @@ class Telling:
         self._since = time.monotonic()
         self._last = ""
 
-    def __enter__(self) -> Telling:
+    def __enter__(self) -> ProgressLine:
         if self._shown and self._console.is_terminal:
             self._status = self._console.status("")
             self._status.start()

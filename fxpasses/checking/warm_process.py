@@ -76,7 +76,7 @@ class Runner:
             return self._run_alone(environment, timeout)
         if self._server is None:
             self._server = subprocess.Popen(
-                [sys.executable, "-c", "from fxpasses.checking.warm import serve; serve()"],
+                [sys.executable, "-c", "from fxpasses.checking.warm_process import serve; serve()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -113,7 +113,7 @@ class Runner:
 
 
 def serve() -> None:
-    """What the warm process does: answer requests on the standard input until it is closed."""
+    """Run the warm process: answer requests on the standard input until it is closed."""
     for name in _IMPORTS:
         __import__(name)
     if threading.active_count() > 1:  # a fork would lose these threads, and what they hold

@@ -1,4 +1,4 @@
-"""The places where two graphs differ: the calls that a pass changed, in groups that belong together."""
+"""Changes: the subgraphs in which two graphs differ, made of the calls that a pass changed and those between them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 from torch import fx
 
-__all__ = ["Place", "joined", "merged", "places", "returned"]
+__all__ = ["Change", "changes", "joined", "merged", "returned"]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Changed calls that belong together.
+class Change:
+    """A changed subgraph: changed calls that depend on each other directly.
 
     Attributes:
         before: names of the calls that the graph after has not, or has otherwise.
         after: those of the graph after.
-        given: what the rest of the graph takes from them: pairs of names, before and after.
+        given: the values that the rest of the graph takes from them: pairs of names, before and after.
     """
 
     before: frozenset[str]
@@ -32,10 +32,10 @@ class Place:
         return self.before | self.after
 
 
-def places(
+def changes(
     before: fx.GraphModule, after: fx.GraphModule, changed: tuple[Collection[str], Collection[str]]
-) -> list[Place]:
-    """The places where two graphs differ, in the order of the graph before.
+) -> list[Change]:
+    """Group changed calls, in the order of the graph before.
 
     Args:
         before: the graph before.
@@ -60,11 +60,11 @@ def places(
     for group in groups.sets():
         mine, theirs = group & old, group & new
         inside, others = _between(before, mine), _between(after, theirs)
-        # What lies between on one side only rounds on that side only, unless it runs along.
-        place = frozenset(mine | (inside - others)), frozenset(theirs | (others - inside))
-        found.append(Place(*place, _given(before, after, *place)))
+        # Calls between them on one side only round on that side only, unless they run along.
+        change = frozenset(mine | (inside - others)), frozenset(theirs | (others - inside))
+        found.append(Change(*change, _given(before, after, *change)))
     order = {n.name: i for gm in (after, before) for i, n in enumerate(gm.graph.nodes)}
-    return sorted(found, key=lambda place: min(order[name] for name in place.names))
+    return sorted(found, key=lambda change: min(order[name] for name in change.names))
 
 
 def _with_items(gm: fx.GraphModule, names: set[str]) -> set[str]:
@@ -97,7 +97,7 @@ class _Groups:
 
 
 def returned(gm: fx.GraphModule) -> Sequence[Any]:
-    """What a graph returns."""
+    """The outputs of a graph."""
     (output,) = gm.graph.find_nodes(op="output")
     return output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
 
@@ -111,20 +111,26 @@ def _taken_elsewhere(gm: fx.GraphModule, names: Collection[str]) -> list[str]:
     ]
 
 
-def merged(several: Sequence[Place]) -> Place:
-    return Place(
+def merged(several: Sequence[Change]) -> Change:
+    return Change(
         frozenset().union(*(p.before for p in several)),
         frozenset().union(*(p.after for p in several)),
         tuple(dict.fromkeys(pair for p in several for pair in p.given)),
     )
 
 
-def joined(before: fx.GraphModule, after: fx.GraphModule, several: Sequence[Place]) -> Place:
-    """The places with all that lies between them, as one."""
+def joined(before: fx.GraphModule, after: fx.GraphModule, several: Sequence[Change]) -> Change:
+    """Join several changes, with all calls that lie between them, to one.
+
+    Args:
+        before: the graph before.
+        after: the graph after.
+        several: the changes.
+    """
     whole = merged(several)
     between = whole.names | _between(before, whole.before) | _between(after, whole.after)
     mine, theirs = (between & {n.name for n in gm.graph.nodes} for gm in (before, after))
-    return Place(mine, theirs, _given(before, after, mine, theirs))
+    return Change(mine, theirs, _given(before, after, mine, theirs))
 
 
 def _between(gm: fx.GraphModule, names: Collection[str]) -> set[str]:
@@ -147,7 +153,7 @@ def _between(gm: fx.GraphModule, names: Collection[str]) -> set[str]:
 def _given(
     before: fx.GraphModule, after: fx.GraphModule, mine: Collection[str], theirs: Collection[str]
 ) -> tuple[tuple[str, str], ...]:
-    """What the rest of the graph takes from changed calls: pairs of names."""
+    """The values that the rest of the graph takes from changed calls: pairs of names."""
     found = {(n, n): None for n in _taken_elsewhere(after, theirs) if n in mine}
     found |= {pair: None for pair in _returned_pairs(before, after) if pair[0] in mine or pair[1] in theirs}
     return tuple(found)

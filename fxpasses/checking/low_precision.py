@@ -1,4 +1,4 @@
-"""A closer look at what a pass rewrote, for graphs in few digits.
+"""A closer comparison of rewritten calls, for graphs in low precision.
 
 In a deep graph in bfloat16 the rounding of all that surrounds a rewrite hides a mistake of some percent. So both graphs
 run once more: what comes before the rewritten calls in the graph's own precision (it is the same in both, bit by bit),
@@ -26,17 +26,17 @@ from fxpasses.checking.tolerance import Deviation, deviation
 from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import value_of
 
-__all__ = ["FocusedRun", "Rewritten", "focused_deviations", "has_few_digits"]
+__all__ = ["FocusedRun", "Rewritten", "focused_deviations", "has_low_precision"]
 
 _SAMPLES, _MORE_SAMPLES = 4, 24
 _SEED = 20
 Precision = Literal["own", "exact", "rounded"]
-"""How the rewritten calls run: as they are, in float64, or with their rounding redrawn."""
+"""How the rewritten calls run: as they are, in float64, or with their rounding resampled."""
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What differs between two graphs, by name.
+    """The names of the calls that differ between two graphs.
 
     Attributes:
         before: the calls of the first graph that the second has not, or has otherwise.
@@ -47,7 +47,7 @@ class Rewritten:
     after: frozenset[str]
 
 
-def has_few_digits(gm: fx.GraphModule) -> bool:
+def has_low_precision(gm: fx.GraphModule) -> bool:
     """Whether the graph computes in bfloat16 or float16."""
     return any(
         isinstance(value_of(n), Tensor) and value_of(n).dtype in (torch.bfloat16, torch.float16)
@@ -87,6 +87,7 @@ class FocusedRun(Run):
         return result
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call in the precision that is asked for. Args: those of :meth:`torch.fx.Interpreter.call_function`."""
         node = self.current
         assert node is not None
         mine = node.name in self._rewritten
@@ -122,7 +123,7 @@ def focused_deviations(
     inputs: Sequence[Any],
     types: Sequence[Any],
 ) -> dict[int, Deviation]:
-    """How the outputs of two graphs differ because of what was rewritten, by position.
+    """The deviations of the outputs of two graphs because of rewritten calls, by position.
 
     Args:
         before: the graph before.
