@@ -55,7 +55,7 @@ class Steps:
         return self._run(lambda f: f, wide=True)
 
     def samples(self) -> list[Results]:
-        """The step with the rounding of the operators that compiled graphs are made of drawn anew, a few times."""
+        """The step with the rounding of the operators of compiled graphs resampled, a few times."""
         table = _torch.select_decomp_table()
         return [self._run(lambda f: f, RoundedMode(seed, table)) for seed in range(_SAMPLES)]
 
