@@ -16,8 +16,8 @@ from fxpasses.checking.lowered import LoweringCheck
 from fxpasses.checking.region_check import RegionChecks
 from fxpasses.checking.staged import in_eager_with_repro
 from fxpasses.checking.watch import ValueCheck
-from fxpasses.compiling.backward_capture import captures_backward
-from fxpasses.compiling.history import recent, record
+from fxpasses.compiling.backward_capture import with_captured_backward
+from fxpasses.compiling.history import describe_compilation, recent
 from fxpasses.compiling.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
@@ -61,12 +61,12 @@ def fxpasses(
         raise _torch.unwrapped(error, inspect.currentframe()) from None
     limits = in_force()
     if limits is not None:
-        parsed = limited(parsed, limits)
+        parsed = limited_options(parsed, limits)
         if limits.stage == "eager":
             return gm.forward
         if limits.check and limits.stage in ("capture", "partition"):
             return in_eager_with_repro(gm, limits.stage, parsed.repro_directory(), _log_repro)
-    made = record(gm, example_inputs, parsed)
+    made = describe_compilation(gm, example_inputs, parsed)
     traced = gm.graph
     observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
     if parsed.check == "values":
@@ -88,7 +88,7 @@ def fxpasses(
         def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             return fxpasses(gm, example_inputs, mode=mode, options=settings)
 
-        return captures_backward(compiled, backward, example_inputs)
+        return with_captured_backward(compiled, backward, example_inputs)
     return compiled
 
 
@@ -121,7 +121,7 @@ def _pipeline(
     return Pipeline(parsed, compiler, observers, values, lowered=lowered, advises=True)
 
 
-def limited(options: Options, limits: Limits) -> Options:
+def limited_options(options: Options, limits: Limits) -> Options:
     """The options of a compilation that ends where ``limits`` say."""
     manager = PassManager(options.passes)
     passes = limits.allowed_passes(

@@ -253,10 +253,10 @@ def bisect_script(
     return verdict
 
 
-def last_words(output: str) -> str:
+def last_exception(output: str) -> str:
     """The first line of the last exception that a script printed, in at most 200 characters; "" when it printed none.
 
-    >>> last_words("Traceback (most recent call last):\\n  ...\\nValueError: no such row\\nmore about it\\n")
+    >>> last_exception("Traceback (most recent call last):\\n  ...\\nValueError: no such row\\nmore about it\\n")
     'ValueError: no such row'
     """
     found = re.findall(r"^[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b.*$", output, re.MULTILINE)
@@ -337,7 +337,7 @@ def _counts(search: _Search, limits: Limits) -> str:
 
 
 def _with_last_words(text: str, answer: Answer) -> str:
-    words = last_words(answer.output)
+    words = last_exception(answer.output)
     return f"{text} As it is, the script ends with: {words}" if words else text
 
 

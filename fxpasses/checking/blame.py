@@ -274,7 +274,7 @@ def first_difference(before: fx.GraphModule, after: fx.GraphModule, inputs: Sequ
     return locate(changed[0]) if changed else Location()
 
 
-def describe(mismatches: Sequence[Mismatch]) -> str:
+def describe_mismatches(mismatches: Sequence[Mismatch]) -> str:
     """The mismatches in one line: the first, and how many others."""
     more = f" (and {len(mismatches) - 1} more)" if len(mismatches) > 1 else ""
     return f"{mismatches[0]}{more}"

@@ -14,11 +14,11 @@ from torch import Tensor, fx
 from fxpasses._torch import disable_current_modes
 from fxpasses.checking.inputs import (
     Unsupported,
-    bindings,
     cloned,
     other_sizes,
     placeholders,
-    resized,
+    resized_inputs,
+    symbol_bindings,
     tangents,
 )
 from fxpasses.checking.values import Reference, is_tangent
@@ -166,7 +166,7 @@ class FirstCalls:
         generator = torch.Generator().manual_seed(len(self._seen))
         backward = rewrite.kind == "backward"
         given = list(args) if backward else list(args[: len(nodes) - len(gradients)])
-        bound = bindings(nodes, given)
+        bound = symbol_bindings(nodes, given)
 
         def with_gradients(values: list[Any], sizes: Any, kind: str = "random") -> list[Any]:
             new = iter(tangents(gradients, sizes, kind, generator))
@@ -210,7 +210,7 @@ class FirstCalls:
             if time.perf_counter() > until:
                 return
             try:
-                values = with_gradients(resized(nodes[: len(given)], given, sizes, generator), sizes)
+                values = with_gradients(resized_inputs(nodes[: len(given)], given, sizes, generator), sizes)
                 reference = Reference(rewrite.before, values)
                 reference.native  # noqa: B018  (made-up inputs that do not fit are left out)
             except Unsupported:

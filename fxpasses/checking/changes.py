@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx
 
-__all__ = ["Change", "changes", "joined", "merged", "returned"]
+__all__ = ["Change", "changes", "graph_outputs", "join_changes", "merge_changes"]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class _Groups:
         return list({id(group): group for group in self.of.values()}.values())
 
 
-def returned(gm: fx.GraphModule) -> Sequence[Any]:
+def graph_outputs(gm: fx.GraphModule) -> Sequence[Any]:
     """The outputs of a graph."""
     (output,) = gm.graph.find_nodes(op="output")
     return output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
@@ -111,7 +111,7 @@ def _taken_elsewhere(gm: fx.GraphModule, names: Collection[str]) -> list[str]:
     ]
 
 
-def merged(several: Sequence[Change]) -> Change:
+def merge_changes(several: Sequence[Change]) -> Change:
     return Change(
         frozenset().union(*(p.before for p in several)),
         frozenset().union(*(p.after for p in several)),
@@ -119,7 +119,7 @@ def merged(several: Sequence[Change]) -> Change:
     )
 
 
-def joined(before: fx.GraphModule, after: fx.GraphModule, several: Sequence[Change]) -> Change:
+def join_changes(before: fx.GraphModule, after: fx.GraphModule, several: Sequence[Change]) -> Change:
     """Join several changes, with all calls that lie between them, to one.
 
     Args:
@@ -127,7 +127,7 @@ def joined(before: fx.GraphModule, after: fx.GraphModule, several: Sequence[Chan
         after: the graph after.
         several: the changes.
     """
-    whole = merged(several)
+    whole = merge_changes(several)
     between = whole.names | _between(before, whole.before) | _between(after, whole.after)
     mine, theirs = (between & {n.name for n in gm.graph.nodes} for gm in (before, after))
     return Change(mine, theirs, _given(before, after, mine, theirs))
@@ -162,6 +162,6 @@ def _given(
 def _returned_pairs(before: fx.GraphModule, after: fx.GraphModule) -> list[tuple[str, str]]:
     return [
         (a.name, b.name)
-        for a, b in zip(returned(before), returned(after), strict=False)
+        for a, b in zip(graph_outputs(before), graph_outputs(after), strict=False)
         if isinstance(a, fx.Node) and isinstance(b, fx.Node)
     ]

@@ -10,7 +10,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_map
 
 from fxpasses.checking.collectives import simulated
-from fxpasses.checking.interpret import ExactRun, Run, call_wide, narrowed, widened
+from fxpasses.checking.interpret import ExactRun, Run, as_float64, as_recorded_dtype, call_in_float64
 from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import value_of
 
@@ -37,7 +37,7 @@ class ContinuedRun(Run):
         if n.name not in self._given:
             return super().run_node(n)
         self.current = n
-        return tree_map(widened, self._given[n.name])
+        return tree_map(as_float64, self._given[n.name])
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run a call: in float64 behind the values that were put in. Args: those of :meth:`torch.fx.Interpreter.call_function`."""
@@ -46,9 +46,11 @@ class ContinuedRun(Run):
         if node.name not in self._behind:
             return super().call_function(target, args, kwargs)
         if is_random(node) or is_mutating(node):
-            args, kwargs = map_arg((node.args, node.kwargs), lambda a: narrowed(self.env[a], value_of(a)))
+            args, kwargs = map_arg(
+                (node.args, node.kwargs), lambda a: as_recorded_dtype(self.env[a], value_of(a))
+            )
             return simulated(target)(*args, **kwargs)
-        return call_wide(target, args, kwargs)
+        return call_in_float64(target, args, kwargs)
 
     def inner(self, gm: fx.GraphModule) -> Run:
         return ExactRun(gm) if self.current is not None and self._wide_user() else Run(gm)

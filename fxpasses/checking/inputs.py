@@ -15,12 +15,12 @@ from fxpasses.graphs.rewriting import value_of
 
 __all__ = [
     "Unsupported",
-    "bindings",
     "cloned",
-    "from_hints",
+    "inputs_from_hints",
     "other_sizes",
     "placeholders",
-    "resized",
+    "resized_inputs",
+    "symbol_bindings",
     "tangents",
 ]
 
@@ -63,7 +63,7 @@ def cloned(values: Sequence[Any]) -> list[Any]:
         return [one(value) for value in values]
 
 
-def bindings(inputs: Sequence[fx.Node], values: Sequence[Any]) -> dict[sympy.Symbol, int]:
+def symbol_bindings(inputs: Sequence[fx.Node], values: Sequence[Any]) -> dict[sympy.Symbol, int]:
     """The value of each symbol that is an input, or a size of one."""
     found: dict[sympy.Symbol, int] = {}
     for node, value in zip(inputs, values, strict=False):
@@ -108,7 +108,7 @@ def tangents(nodes: Sequence[fx.Node], bound: Bindings, kind: str, generator: to
         return [one(node) for node in nodes]
 
 
-def from_hints(inputs: Sequence[fx.Node]) -> list[Any]:
+def inputs_from_hints(inputs: Sequence[fx.Node]) -> list[Any]:
     """Made-up inputs of the sizes that were seen while compiling: random numbers, and zeros for integers and flags.
 
     Raises:
@@ -177,7 +177,7 @@ def _replaced(expression: Any, values: Bindings) -> sympy.Expr:
     return sympy.sympify(sympy.sympify(expression).xreplace({k: sympy.sympify(v) for k, v in values.items()}))
 
 
-def resized(
+def resized_inputs(
     inputs: Sequence[fx.Node], real: Sequence[Any], chosen: Bindings, generator: torch.Generator
 ) -> list[Any]:
     """Make inputs for other sizes, with values like the real ones.

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_map
 
 from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
 from fxpasses.checking.collectives import communicates, refuse_unknown, simulated
-from fxpasses.checking.reordered import Parts, arranges, parts, parts_of_call
-from fxpasses.checking.rounding import moved, spacing
+from fxpasses.checking.reordered import Parts, only_moves_elements, parts, parts_of_call
+from fxpasses.checking.rounding import perturbed, spacing
 from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import subgraphs
 
@@ -34,11 +34,11 @@ __all__ = [
     "RoundedRun",
     "Run",
     "allocates",
-    "call_wide",
-    "narrowed",
-    "rounded_call",
+    "as_float64",
+    "as_recorded_dtype",
+    "call_in_float64",
+    "call_with_rounding_noise",
     "seeded",
-    "widened",
 ]
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -186,7 +186,7 @@ class ExactRun(Run):
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Take an input, floats as float64. Args: those of :meth:`torch.fx.Interpreter.placeholder`."""
-        self.inputs.append(tree_map(widened, super().placeholder(target, args, kwargs)))
+        self.inputs.append(tree_map(as_float64, super().placeholder(target, args, kwargs)))
         return self.inputs[-1]
 
     def inner(self, gm: fx.GraphModule) -> Run:
@@ -194,18 +194,18 @@ class ExactRun(Run):
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Read an attribute, floats as float64. Args: those of :meth:`torch.fx.Interpreter.get_attr`."""
-        return tree_map(widened, super().get_attr(target, args, kwargs))
+        return tree_map(as_float64, super().get_attr(target, args, kwargs))
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op != "call_function":
             return super().run_node(n)
         self.current = n
         if is_random(n):
-            narrow = map_arg((n.args, n.kwargs), lambda a: narrowed(self.env[a], a.meta.get("val")))
-            result = tree_map(widened, n.target(*narrow[0], **narrow[1]))  # type: ignore[operator]
+            narrow = map_arg((n.args, n.kwargs), lambda a: as_recorded_dtype(self.env[a], a.meta.get("val")))
+            result = tree_map(as_float64, n.target(*narrow[0], **narrow[1]))  # type: ignore[operator]
         else:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            result = call_wide(n.target, args, kwargs)
+            result = call_in_float64(n.target, args, kwargs)
         if n.target in _UNINITIALISED:
             _fill(result, self._poison)
         if self._keep:
@@ -232,7 +232,7 @@ class NoisyExactRun(ExactRun):
         result = super().run_node(n)
         if n.op != "call_function" or not _rounds(n.target):
             return result
-        return tree_map(lambda value: moved(value, None, self.generator), result)
+        return tree_map(lambda value: perturbed(value, None, self.generator), result)
 
 
 class RoundedRun(Run):
@@ -267,9 +267,9 @@ class RoundedRun(Run):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run a call, and move its results within their rounding. Args: those of :meth:`torch.fx.Interpreter.call_function`."""
-        result = rounded_call(target, args, kwargs, self.generator)
+        result = call_with_rounding_noise(target, args, kwargs, self.generator)
         summed = self._parts(target, args, kwargs, result) if self.reordered != "no" else None
-        if summed is None or not result.is_floating_point() or arranges(target):
+        if summed is None or not result.is_floating_point() or only_moves_elements(target):
             return result
         amount = torch.rand(summed.largest.shape, generator=self.generator, dtype=torch.float64)
         reach = spacing(summed.largest.nan_to_num(), result.dtype) * summed.walk(
@@ -316,7 +316,7 @@ class RoundedMode(TorchDispatchMode):
         decomposition = self._decompositions.get(func) if _rounds(func) else None
         made = NotImplemented if decomposition is None else self._by_others(func, decomposition, args, kwargs)
         if made is NotImplemented:
-            return rounded_call(func, args, kwargs, self._generator)
+            return call_with_rounding_noise(func, args, kwargs, self._generator)
         # In the memory layout of the operator itself, which the program may rely on.
         plain = func(*args, **kwargs)
         if isinstance(plain, (tuple, list)):
@@ -325,8 +325,8 @@ class RoundedMode(TorchDispatchMode):
 
     def _by_others(self, func: Any, decomposition: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
-            wide_args, wide_kwargs = map_aggregate((args, kwargs), widened)
-            if not _agree(call_wide(func, args, kwargs), decomposition(*wide_args, **wide_kwargs)):
+            wide_args, wide_kwargs = map_aggregate((args, kwargs), as_float64)
+            if not _agree(call_in_float64(func, args, kwargs), decomposition(*wide_args, **wide_kwargs)):
                 return NotImplemented  # it is another function, and would make that look like rounding
             with self:
                 return decomposition(*args, **kwargs)
@@ -356,7 +356,7 @@ def _with_values_of(plain: Any, made: Any) -> Any:
     return plain.copy_(made) if fits and plain.is_floating_point() else plain
 
 
-def rounded_call(target: Any, args: Any, kwargs: Any, generator: torch.Generator) -> Any:
+def call_with_rounding_noise(target: Any, args: Any, kwargs: Any, generator: torch.Generator) -> Any:
     """Call an operator, and move its results by random amounts of the size of its rounding error.
 
     Args:
@@ -370,10 +370,10 @@ def rounded_call(target: Any, args: Any, kwargs: Any, generator: torch.Generator
     wide = _try_wide(target, args, kwargs)
     result = target(*args, **kwargs)
     if isinstance(result, Tensor):
-        return moved(result, wide, generator)
+        return perturbed(result, wide, generator)
     if isinstance(result, (tuple, list)):
         wides = wide if isinstance(wide, (tuple, list)) else [None] * len(result)
-        return type(result)(moved(a, b, generator) for a, b in zip(result, wides, strict=True))
+        return type(result)(perturbed(a, b, generator) for a, b in zip(result, wides, strict=True))
     return result
 
 
@@ -388,7 +388,7 @@ def _rounds(target: Any) -> bool:
     return not any(r.alias_info is not None for r in target._schema.returns)
 
 
-def call_wide(target: Any, args: Any, kwargs: Any) -> Any:
+def call_in_float64(target: Any, args: Any, kwargs: Any) -> Any:
     """Call with floating tensors, and floating dtypes among the arguments, as float64.
 
     Args:
@@ -396,7 +396,7 @@ def call_wide(target: Any, args: Any, kwargs: Any) -> Any:
         args: its arguments.
         kwargs: its keyword arguments.
     """
-    args, kwargs = map_aggregate((args, kwargs), widened)
+    args, kwargs = map_aggregate((args, kwargs), as_float64)
     if isinstance(target, OpOverload) and target is not aten.view.dtype:
         args, kwargs = map_aggregate(
             (args, kwargs), lambda a: _WIDE.get(a, a) if type(a) is torch.dtype else a
@@ -410,19 +410,19 @@ def call_wide(target: Any, args: Any, kwargs: Any) -> Any:
 
 def _try_wide(target: Any, args: Any, kwargs: Any) -> Any:
     try:
-        return call_wide(target, args, kwargs)
+        return call_in_float64(target, args, kwargs)
     except (RuntimeError, TypeError, NotImplementedError):
         return None  # no float64 kernel: its rounding is taken to be that of its type
 
 
-def widened(value: Any) -> Any:
+def as_float64(value: Any) -> Any:
     """A floating tensor in float64; anything else as it is."""
     if isinstance(value, Tensor) and value.dtype in _WIDE:
         return value.to(_WIDE[value.dtype])
     return value
 
 
-def narrowed(value: Any, example: Any) -> Any:
+def as_recorded_dtype(value: Any, example: Any) -> Any:
     """A tensor in the type of another one; anything else as it is."""
     if isinstance(value, Tensor) and isinstance(example, Tensor):
         return value.to(example.dtype)

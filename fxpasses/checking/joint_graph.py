@@ -8,10 +8,12 @@ from torch import fx
 from fxpasses.checking.inputs import placeholders
 from fxpasses.graphs.rewriting import value_of
 
-__all__ = ["joined"]
+__all__ = ["joined_graph"]
 
 
-def joined(joint: fx.GraphModule, forward: fx.GraphModule, backward: fx.GraphModule) -> fx.GraphModule | None:
+def joined_graph(
+    joint: fx.GraphModule, forward: fx.GraphModule, backward: fx.GraphModule
+) -> fx.GraphModule | None:
     """Join a forward and a backward graph to one with the interface of their joint graph.
 
     Saved values are handed over as AOTAutograd does it: in the forward graph's outputs, symbols last; in the backward graph's

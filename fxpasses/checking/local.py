@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from fxpasses.checking.changes import Change, changes, joined, merged, returned
+from fxpasses.checking.changes import Change, changes, graph_outputs, join_changes, merge_changes
 from fxpasses.checking.continued import ContinuedRun
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import (
@@ -37,11 +37,11 @@ from fxpasses.checking.interpret import (
     RoundedRun,
     Run,
     allocates,
+    as_float64,
     seeded,
-    widened,
 )
-from fxpasses.checking.reordered import Parts, behind
-from fxpasses.checking.rounding import moved_by_a_unit
+from fxpasses.checking.reordered import Parts, parts_behind
+from fxpasses.checking.rounding import perturbed_by_ulp
 from fxpasses.checking.tolerance import Deviation, deviation
 from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import value_of
@@ -108,7 +108,7 @@ def wrong_changes(
     suspects = [change for change in found if not comparison.agrees(change)]
     if not suspects:
         return []
-    whole = suspects[0] if len(suspects) == 1 else joined(before, after, suspects)
+    whole = suspects[0] if len(suspects) == 1 else join_changes(before, after, suspects)
     cancelled = len(suspects) > 1 and comparison.agrees(whole)
     deviations = {} if cancelled else comparison.at_the_results(whole)
     if deviations is None:
@@ -118,7 +118,7 @@ def wrong_changes(
             alone = comparison.at_the_results(change)
             if alone:
                 return [Finding(position, how, change) for position, how in alone.items()]
-    guilty = merged(suspects)
+    guilty = merge_changes(suspects)
     if len(suspects) > 1 and deviations:
         # The first that is wrong alone: one is enough to be told, and each costs some runs of the graph.
         guilty = next((change for change in suspects if comparison.at_the_results(change)), guilty)
@@ -278,8 +278,8 @@ class _Comparison:
                 return run.run_node(node)
             value = self._values[node.name]
             if isinstance(run, RoundedRun) and rounded and _is_floating(value):
-                value = moved_by_a_unit(value, value_of(node), run.generator)
-            return tree_map(widened, value) if wide else tree_map(_copied, value)
+                value = perturbed_by_ulp(value, value_of(node), run.generator)
+            return tree_map(as_float64, value) if wide else tree_map(_copied, value)
 
         with seeded(_SEED):
             for node in run.graph.nodes:
@@ -289,7 +289,7 @@ class _Comparison:
                     if value not in run.env and value.name not in names:
                         run.env[value] = outside(value)
                         if isinstance(run, RoundedRun) and run.reordered != "no":
-                            run.sums[value] = behind(value, self._values, self._sums)
+                            run.sums[value] = parts_behind(value, self._values, self._sums)
                 run.env[node] = run.run_node(node)
             wanted = [nodes[pair[side]] for pair in change.given]
             return [run.env[n] if n in run.env else outside(n) for n in wanted]
@@ -303,7 +303,7 @@ class _Comparison:
             values, wide = (self._evaluate(kind(self._before), change, 0) for kind in (Run, ExactRun))
             own, exact = self._continued(change, values), self._continued(change, wide)
             got = self._continued(change, self._evaluate(Run(self._after), change, 1))
-            rounds = not all(_equal(tree_map(widened, a), b) for a, b in zip(values, wide, strict=True))
+            rounds = not all(_equal(tree_map(as_float64, a), b) for a, b in zip(values, wide, strict=True))
             samples: list[list[Any]] = []
             reordered: list[list[Any]] = []
             stable: list[list[Any]] = []
@@ -370,12 +370,12 @@ class _Comparison:
         given = {a: value for (a, b), value in zip(change.given, values, strict=True) if a in change.before}
         run = ContinuedRun(self._before, given)
         inputs = cloned(self._inputs)
-        results = [tree_map(widened, value) for value in (*run(inputs, _SEED), *inputs)]
+        results = [tree_map(as_float64, value) for value in (*run(inputs, _SEED), *inputs)]
         by_name = dict(zip(change.given, values, strict=True))
-        outputs = zip(returned(self._before), returned(self._after), strict=False)
+        outputs = zip(graph_outputs(self._before), graph_outputs(self._after), strict=False)
         for position, (a, b) in enumerate(outputs):
             if isinstance(a, fx.Node) and isinstance(b, fx.Node) and (a.name, b.name) in by_name:
-                results[position] = tree_map(widened, by_name[a.name, b.name])
+                results[position] = tree_map(as_float64, by_name[a.name, b.name])
         return results
 
 

@@ -20,8 +20,14 @@ from torch.utils._pytree import tree_map
 from fxpasses._torch import OpOverload
 from fxpasses.checking.collectives import simulated
 from fxpasses.checking.inputs import cloned
-from fxpasses.checking.interpret import Run, call_wide, narrowed, rounded_call, widened
-from fxpasses.checking.rounding import moved_by_a_unit
+from fxpasses.checking.interpret import (
+    Run,
+    as_float64,
+    as_recorded_dtype,
+    call_in_float64,
+    call_with_rounding_noise,
+)
+from fxpasses.checking.rounding import perturbed_by_ulp
 from fxpasses.checking.tolerance import Deviation, deviation
 from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import value_of
@@ -94,17 +100,19 @@ class FocusedRun(Run):
         if not mine and node.name not in self._behind:
             return super().call_function(target, args, kwargs)
         if is_random(node) or (mine and self._precision != "exact"):
-            args, kwargs = map_arg((node.args, node.kwargs), lambda a: narrowed(self.env[a], value_of(a)))
+            args, kwargs = map_arg(
+                (node.args, node.kwargs), lambda a: as_recorded_dtype(self.env[a], value_of(a))
+            )
             if mine and self._precision == "rounded" and isinstance(target, OpOverload):
-                return rounded_call(target, args, kwargs, self._generator)
+                return call_with_rounding_noise(target, args, kwargs, self._generator)
             return simulated(target)(*args, **kwargs)
-        return call_wide(target, args, kwargs)
+        return call_in_float64(target, args, kwargs)
 
     def _rounded(self, value: Any, node: fx.Node) -> Any:
         fake = value_of(node)
         if not isinstance(value, Tensor) or not isinstance(fake, Tensor) or not fake.is_floating_point():
             return value
-        return moved_by_a_unit(value, fake, self._generator)
+        return perturbed_by_ulp(value, fake, self._generator)
 
 
 def _behind(gm: fx.GraphModule, rewritten: frozenset[str]) -> set[str]:
@@ -142,7 +150,7 @@ def focused_deviations(
 
     def run(gm: fx.GraphModule, names: frozenset[str], precision: Precision, seed: int = 0) -> list[Any]:
         outputs = FocusedRun(gm, names, borders, precision, seed)(cloned(inputs), _SEED)
-        return [widened(value) for value in outputs]
+        return [as_float64(value) for value in outputs]
 
     try:
         exact = run(before, rewritten.before, "exact")

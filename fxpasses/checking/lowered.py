@@ -19,11 +19,11 @@ from torch import Tensor, fx
 
 from fxpasses._torch import inductor_config, lowering_of, outside_tracing
 from fxpasses.checking.collectives import UnknownCollective, collectives
-from fxpasses.checking.inputs import Unsupported, cloned, from_hints, placeholders
-from fxpasses.checking.reduce import Case, cut, reduce_nodes, smaller_sizes
+from fxpasses.checking.inputs import Unsupported, cloned, inputs_from_hints, placeholders
+from fxpasses.checking.reduce import Case, extract_calls, reduce_nodes, smaller_sizes
 from fxpasses.checking.repro import constant_lines, fresh_directory, graph_text, input_lines, recorded_calls
 from fxpasses.checking.source import CannotEmbed, PassSource
-from fxpasses.checking.tolerance import deviation, of_kernels
+from fxpasses.checking.tolerance import deviation, kernel_tolerance
 from fxpasses.checking.values import Reference
 from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import copy_graph
@@ -82,7 +82,9 @@ def _wrong_values(reference: Reference, got: Sequence[Any]) -> str:
         if (native.shape, native.dtype) != (value.shape, value.dtype):
             return f"{name}: {native.dtype}{tuple(native.shape)} became {value.dtype}{tuple(value.shape)}"
         samples = [sample[position] for sample in reference.samples(_SAMPLES)]
-        how = deviation(native, reference.exact[position], samples, value, limit=of_kernels(native.dtype))
+        how = deviation(
+            native, reference.exact[position], samples, value, limit=kernel_tolerance(native.dtype)
+        )
         if how is not None:
             return f"{name}: {how}"
     return ""
@@ -137,7 +139,7 @@ class LoweringCheck:
         """Inductor raised on ``gm``: look for a smaller graph on which it does."""
         try:
             with outside_tracing():
-                self._reduce(gm, from_hints(placeholders(gm)), f"it raises {type(error).__name__}")
+                self._reduce(gm, inputs_from_hints(placeholders(gm)), f"it raises {type(error).__name__}")
         except Unsupported as reason:
             log.info("there is no repro file: %s", reason)
 
@@ -147,7 +149,7 @@ class LoweringCheck:
             return
         try:
             with outside_tracing():
-                inputs = from_hints(placeholders(gm))
+                inputs = inputs_from_hints(placeholders(gm))
                 found = differences(gm, inputs)
                 if found:
                     self._reduce(gm, inputs, found)
@@ -265,7 +267,9 @@ def _first_wrong(case: Case) -> set[str]:
         if n.op == "call_function" and isinstance(n.meta.get("val"), Tensor) and not n.is_impure()
     ]
     values: dict[str, Any] = dict(zip((n.name for n in placeholders(case.gm)), case.inputs, strict=True))
-    every = cut(case.gm, {n for n in case.gm.graph.nodes if n.op == "call_function"}, values, returned=names)
+    every = extract_calls(
+        case.gm, {n for n in case.gm.graph.nodes if n.op == "call_function"}, values, returned=names
+    )
     if every is None:
         return set()
     found = differences(every.gm, every.inputs)

@@ -21,7 +21,7 @@ from fxpasses.checking.progress import ProgressLine
 from fxpasses.checking.region_calls import RegionCalls
 from fxpasses.checking.staged import Stage, in_eager_with_repro
 from fxpasses.checking.steps import Results, Steps
-from fxpasses.checking.tolerance import WORSE, deviation, of_kernels, rounding_multiple, same_bits
+from fxpasses.checking.tolerance import WORSE, deviation, kernel_tolerance, rounding_multiple, same_bits
 from fxpasses.checking.values import Reference, compare, largest_error, value_names
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
@@ -326,7 +326,7 @@ class _Stages:
             if got is self._eager:
                 continue
             most = max(most, rounding_multiple(usual, center, samples, value))
-            limit = of_kernels(usual.dtype) if name.startswith("inductor") else WORSE
+            limit = kernel_tolerance(usual.dtype) if name.startswith("inductor") else WORSE
             how = deviation(usual, center, samples, value, limit=limit)
             if how is not None:
                 problems.append(f"{key}: {how}")

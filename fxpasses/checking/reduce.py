@@ -17,7 +17,7 @@ from fxpasses.checking.values import changed_nodes
 from fxpasses.graphs.aliasing import is_mutating
 from fxpasses.graphs.rewriting import constants_of, subgraphs, value_of
 
-__all__ = ["Case", "cut", "reduce_nodes", "smaller_sizes"]
+__all__ = ["Case", "extract_calls", "reduce_nodes", "smaller_sizes"]
 
 _SEED = 20
 
@@ -65,7 +65,7 @@ def reduce_nodes(case: Case, after: fx.GraphModule | None, suspects: Collection[
     constants = False
 
     def part(chosen: Iterable[fx.Node]) -> Case | None:
-        return cut(case.gm, set(chosen), values, traced, constants=constants)
+        return extract_calls(case.gm, set(chosen), values, traced, constants=constants)
 
     def still(chosen: list[fx.Node]) -> bool:
         smaller = part(chosen)
@@ -107,7 +107,7 @@ def _recorded(gm: fx.GraphModule, inputs: list[Any]) -> dict[str, Any]:
     return run.values
 
 
-def cut(
+def extract_calls(
     gm: fx.GraphModule,
     chosen: set[fx.Node],
     values: dict[str, Any],

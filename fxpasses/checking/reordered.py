@@ -24,7 +24,7 @@ from torch import Tensor, fx
 
 from fxpasses._torch import OpOverload
 
-__all__ = ["Parts", "arranges", "behind", "parts", "parts_of_call"]
+__all__ = ["Parts", "only_moves_elements", "parts", "parts_behind", "parts_of_call"]
 
 aten = torch.ops.aten
 _PARTS = 8
@@ -158,12 +158,14 @@ def parts_of_call(
     return _added(target, args, kwargs, sums, result) if found is None else found
 
 
-def arranges(target: Any) -> bool:
+def only_moves_elements(target: Any) -> bool:
     """Whether an operator only arranges elements anew, or changes their sign: it rounds nothing."""
     return target in _ARRANGING
 
 
-def behind(node: fx.Node, values: Mapping[str, Any], known: dict[fx.Node, Parts | None]) -> Parts | None:
+def parts_behind(
+    node: fx.Node, values: Mapping[str, Any], known: dict[fx.Node, Parts | None]
+) -> Parts | None:
     """The parts of a value that was made before, as far back as sums were added up.
 
     Args:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["moved", "moved_by_a_unit", "spacing"]
+__all__ = ["perturbed", "perturbed_by_ulp", "spacing"]
 
 
-def moved(result: Any, exact: Any, generator: torch.Generator) -> Any:
+def perturbed(result: Any, exact: Any, generator: torch.Generator) -> Any:
     """The result of an operator, moved by a random amount of the size of its rounding error; what is no floating tensor stays.
 
     Args:
@@ -21,7 +21,7 @@ def moved(result: Any, exact: Any, generator: torch.Generator) -> Any:
     """
     if isinstance(result, Tensor) and result.is_complex():
         exact = torch.view_as_real(exact.resolve_conj()) if isinstance(exact, Tensor) else None
-        return torch.view_as_complex(moved(torch.view_as_real(result.resolve_conj()), exact, generator))
+        return torch.view_as_complex(perturbed(torch.view_as_real(result.resolve_conj()), exact, generator))
     if not isinstance(result, Tensor) or not result.is_floating_point() or not result.numel():
         return result
     got = result.double()
@@ -41,7 +41,7 @@ def moved(result: Any, exact: Any, generator: torch.Generator) -> Any:
     return torch.empty_like(result).copy_(elsewhere)
 
 
-def moved_by_a_unit(value: Tensor, fake: Any, generator: torch.Generator) -> Tensor:
+def perturbed_by_ulp(value: Tensor, fake: Any, generator: torch.Generator) -> Tensor:
     """Move each element at random by up to one unit in the last place.
 
     Numbers with few significant digits (half of those that the type has) stay as they are: a count, a half, a power of two was not

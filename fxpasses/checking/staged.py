@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_leaves
 from fxpasses._torch import functorch_config, outside_tracing, reset_code
 from fxpasses.checking.collectives import collectives
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
-from fxpasses.checking.interpret import RoundedMode, Run, seeded, widened
-from fxpasses.checking.reduce import Case, cut, reduce_nodes
+from fxpasses.checking.interpret import RoundedMode, Run, as_float64, seeded
+from fxpasses.checking.reduce import Case, extract_calls, reduce_nodes
 from fxpasses.checking.repro import fresh_directory, graph_text, input_lines, why_not_shown
 from fxpasses.checking.tolerance import deviation
 from fxpasses.pass_manager.limits import VARIABLE, Limits, progress
@@ -146,7 +146,7 @@ def _step(
     function: Callable[..., Any], inputs: Sequence[Any], sign: int, mode: Any = None, wide: bool = False
 ) -> dict[str, Tensor]:
     """Results, inputs afterwards and gradients of one step, by name; ``sign`` is that of the outputs' gradients."""
-    copies = [widened(v) for v in cloned(inputs)] if wide else cloned(inputs)
+    copies = [as_float64(v) for v in cloned(inputs)] if wide else cloned(inputs)
     leaves = [
         c.requires_grad_(v.requires_grad) if isinstance(c, Tensor) and c.is_floating_point() else c
         for v, c in zip(inputs, copies, strict=True)
@@ -307,7 +307,7 @@ def _without_draws(case: Case) -> Case:
     if not run.drawing:
         return case
     calls = {n for n in case.gm.graph.nodes if n.op == "call_function"}
-    rest = cut(case.gm, calls - run.drawing, run.values)
+    rest = extract_calls(case.gm, calls - run.drawing, run.values)
     if rest is None:
         raise Unsupported("every call calls the RNG")
     return rest

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fxpasses.checking.rounding import spacing
 
-__all__ = ["CLEAR", "WORSE", "Deviation", "deviation", "of_kernels", "rounding_multiple", "same_bits"]
+__all__ = ["CLEAR", "WORSE", "Deviation", "deviation", "kernel_tolerance", "rounding_multiple", "same_bits"]
 
 WORSE = 5.0
 """How much worse than the reference's the rounding of a rewrite may be, as a root mean square over many elements: 5 is
@@ -29,13 +29,13 @@ root mean square of ``n`` errors scatters itself: three of its standard deviatio
 _KERNELS = 100.0
 
 
-def of_kernels(dtype: torch.dtype) -> float:
+def kernel_tolerance(dtype: torch.dtype) -> float:
     """How much worse than an operator's own rounding a kernel of Inductor's may be.
 
     Its vectorised functions are off by dozens of units in the last place (the error function by eight units of its largest value). What is
     held in low precision is computed in float32, whose units do not count there.
 
-    >>> of_kernels(torch.float32), of_kernels(torch.bfloat16)
+    >>> kernel_tolerance(torch.float32), kernel_tolerance(torch.bfloat16)
     (100.0, 5.0)
     """
     return WORSE if dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize else _KERNELS

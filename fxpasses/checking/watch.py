@@ -16,15 +16,15 @@ from torch import fx
 from fxpasses._torch import outside_tracing
 from fxpasses.checking.blame import (
     call_to_blame,
-    describe,
+    describe_mismatches,
     first_difference,
     guilty_sites,
     partners,
     rewritten_subgraphs,
 )
 from fxpasses.checking.calls import FirstCalls, Rewrite, Trial
-from fxpasses.checking.inputs import Unsupported, from_hints, placeholders
-from fxpasses.checking.joint_graph import joined
+from fxpasses.checking.inputs import Unsupported, inputs_from_hints, placeholders
+from fxpasses.checking.joint_graph import joined_graph
 from fxpasses.checking.nested_graphs import inner_rewrite
 from fxpasses.checking.repro import make_repro
 from fxpasses.checking.staged import stage_repro
@@ -79,7 +79,7 @@ class ValueCheck(RewriteCheck):
         """Remember the pair that the partition made: it is compared with the joint graph as a pair."""
         if self._joint is None:
             return
-        pair = joined(
+        pair = joined_graph(
             self._joint, *(copy_graph(gm, constants=True, like=self._joint) for gm in (forward, backward))
         )
         if pair is None:
@@ -151,7 +151,7 @@ class ValueCheck(RewriteCheck):
         location = call_to_blame(rewrite.before, rewrite.after, found[0].calls) or first_difference(
             rewrite.before, rewrite.after, inputs
         )
-        how = f"{describe(found)}, on {where}"
+        how = f"{describe_mismatches(found)}, on {where}"
         if item is None:
             return ValueMismatchError(
                 how, location, pass_name="partition", graph=rewrite.kind, mismatches=found
@@ -198,7 +198,7 @@ class ValueCheck(RewriteCheck):
         fault = "structure" if isinstance(error, StructureError) else "error"
         try:
             with outside_tracing():
-                inputs = from_hints(placeholders(self._latest.before))
+                inputs = inputs_from_hints(placeholders(self._latest.before))
                 Reference(self._latest.before, inputs).native  # noqa: B018  (it has to run)
         except Unsupported as reason:
             log.info("there is no repro file: %s", reason)

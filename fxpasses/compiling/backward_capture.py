@@ -10,12 +10,12 @@ from torch import fx
 
 from compiled_autograd import capture_through
 
-__all__ = ["captures_backward"]
+__all__ = ["with_captured_backward"]
 
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
-def captures_backward(
+def with_captured_backward(
     compiled: Callable[..., Any], backend: Backend, example_inputs: Sequence[Any]
 ) -> Callable[..., Any]:
     """``compiled``, whose backward passes are captured from its first call with gradients on.

@@ -24,8 +24,8 @@ __all__ = [
     "Difference",
     "Miss",
     "compilations",
+    "describe_compilation",
     "explain_miss",
-    "record",
     "reset_compilations",
 ]
 
@@ -167,7 +167,7 @@ def _together(inputs: Sequence[Difference]) -> list[Difference]:
     ]
 
 
-def record(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Compilation:
+def describe_compilation(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> Compilation:
     """Describe a compilation before any stage has run.
 
     Args:

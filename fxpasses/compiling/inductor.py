@@ -20,7 +20,15 @@ from fxpasses.compiling.fixed_sizes import FixedSizes, fixed_graph, with_hints
 from fxpasses.compiling.isolation import Isolation, NotIsolated
 from fxpasses.compiling.options import Options
 from fxpasses.compiling.saved_code import EagerCode
-from fxpasses.compiling.segments import Cut, Direct, changed_strides, cut, restrided, segment_module, stitched
+from fxpasses.compiling.segments import (
+    Cut,
+    Direct,
+    changed_strides,
+    cut_into_segments,
+    restrided,
+    segment_module,
+    stitch_segments,
+)
 from fxpasses.compiling.shared_kernels import one_unit, use_shared_units
 from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import copy_graph
@@ -87,7 +95,11 @@ class InductorCompiler:
 
     def _inner_compile(self, gm: fx.GraphModule, inputs: Sequence[Any], **how: Any) -> Any:
         """Inductor's inner compiler under our settings: backward graphs are compiled when nothing is patched any more."""
-        found = None if _torch.inductor_config.triton.cudagraphs else cut(gm, self.compiled_callable)
+        found = (
+            None
+            if _torch.inductor_config.triton.cudagraphs
+            else cut_into_segments(gm, self.compiled_callable)
+        )
         if found is not None:
             return self._around(found, inputs, how)
         if self._isolates is None:
@@ -182,7 +194,7 @@ class InductorCompiler:
                     )
                 for node, known in zip(segment.outputs, strides, strict=False):
                     values[node] = restrided(node.meta["val"], known)
-        return stitched(found, compiled, changed_strides(found, values))
+        return stitch_segments(found, compiled, changed_strides(found, values))
 
     def _patched(self) -> Any:
         return _torch.inductor_config.patch(self.patches)

@@ -27,7 +27,7 @@ from torch import fx
 from fxpasses import _torch, _torch_inductor
 from fxpasses.compiling.inductor_rng import with_inductor_rng
 from fxpasses.compiling.saved_code import EagerCode, StitchedCode
-from fxpasses.compiling.segments import COPY, Cut, Segment, connect, segment_module, stitched
+from fxpasses.compiling.segments import COPY, Cut, Segment, connect_segment, segment_module, stitch_segments
 from fxpasses.errors import Location
 from fxpasses.graphs.aliasing import is_alias, is_mutating
 from fxpasses.graphs.provenance import failing_node, locate
@@ -133,7 +133,7 @@ class Isolation:
         if updates:
             segments.append(self._segment(updates))
             runs.append(None)
-        call = stitched(
+        call = stitch_segments(
             Cut(self.gm, list(segments), {}),
             [r or self._in_eager(s) for r, s in zip(runs, segments, strict=True)],
         )
@@ -257,7 +257,7 @@ class Isolation:
 
     def _segment(self, nodes: list[fx.Node]) -> Segment:
         segment = Segment(nodes)
-        connect(segment, dict.fromkeys(nodes, segment), self._symbols.given)
+        connect_segment(segment, dict.fromkeys(nodes, segment), self._symbols.given)
         segment.inputs += self._symbols.missing(segment)
         return segment
 

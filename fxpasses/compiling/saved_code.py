@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from fxpasses import _torch_inductor
-from fxpasses.compiling.segments import fitted, stitched_from
+from fxpasses.compiling.segments import fitted, load_stitched
 
 __all__ = ["EagerCode", "StitchedCode", "UnsavedCode", "as_output_code"]
 
@@ -61,7 +61,7 @@ class StitchedCode(_torch_inductor.OutputCode):
         super().__init__()
         self.source, self.parts = source, dict(parts)
         self._boxed_call = True
-        self._call: Callable[[list[Any]], Any] | None = stitched_from(source, self.parts)
+        self._call: Callable[[list[Any]], Any] | None = load_stitched(source, self.parts)
 
     def __call__(self, inputs: Any) -> Any:
         assert self._call is not None
@@ -85,7 +85,7 @@ class StitchedCode(_torch_inductor.OutputCode):
             self.parts = {
                 name: _torch_inductor.loaded_code(part, graph_kwargs) for name, part in self.parts.items()
             }
-            self._call = stitched_from(self.source, self.parts)
+            self._call = load_stitched(self.source, self.parts)
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """The parts have their own."""

@@ -27,13 +27,13 @@ __all__ = [
     "Direct",
     "Segment",
     "changed_strides",
-    "connect",
-    "cut",
+    "connect_segment",
+    "cut_into_segments",
     "fitted",
+    "load_stitched",
     "restrided",
     "segment_module",
-    "stitched",
-    "stitched_from",
+    "stitch_segments",
 ]
 
 MOST_SEGMENTS = 4
@@ -81,7 +81,7 @@ class Cut:
         return [step for step in self.steps if isinstance(step, Segment)]
 
 
-def cut(gm: fx.GraphModule, direct: Direct) -> Cut | None:
+def cut_into_segments(gm: fx.GraphModule, direct: Direct) -> Cut | None:
     """Take the calls that are compiled already out of a functional graph.
 
     A segment runs as soon as the direct calls that it needs have run; the final updates of inputs (``copy_``) run last,
@@ -108,7 +108,7 @@ def cut(gm: fx.GraphModule, direct: Direct) -> Cut | None:
             home[node] = segments[index]
     symbols = [n for n in gm.graph.find_nodes(op="placeholder") if isinstance(value_of(n), torch.SymInt)]
     for segment in segments:
-        connect(segment, home, symbols)
+        connect_segment(segment, home, symbols)
     if sum(bool(segment.outputs) for segment in segments) > MOST_SEGMENTS:
         return None
     if not all(_knows_symbols(segment, symbols) for segment in segments):
@@ -169,7 +169,7 @@ def _is_result(node: fx.Node, running: dict[fx.Node, Any]) -> bool:
     return node.target is operator.getitem and node.args[0] in running
 
 
-def connect(segment: Segment, home: dict[fx.Node, Segment], symbols: Sequence[fx.Node]) -> None:
+def connect_segment(segment: Segment, home: dict[fx.Node, Segment], symbols: Sequence[fx.Node]) -> None:
     """Fill in the inputs and outputs of a segment.
 
     Args:
@@ -259,7 +259,7 @@ def fitted(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
 
 
-def stitched(
+def stitch_segments(
     found: Cut,
     compiled: Sequence[Callable[..., Any]],
     changed: Mapping[fx.Node, tuple[int, ...]] = MappingProxyType({}),
@@ -298,10 +298,10 @@ def stitched(
             lines += [f"{_name(user)} = results[{user.args[1]}]" for user in step.users if left.get(user)]
             lines += ["del results"]
     lines += [f"return ({_text(output.args[0])},)"]  # type: ignore[arg-type]
-    return stitched_from("def call(inputs):\n" + "".join(f"    {line}\n" for line in lines), known)
+    return load_stitched("def call(inputs):\n" + "".join(f"    {line}\n" for line in lines), known)
 
 
-def stitched_from(source: str, parts: Mapping[str, Callable[..., Any]]) -> Callable[[list[Any]], Any]:
+def load_stitched(source: str, parts: Mapping[str, Callable[..., Any]]) -> Callable[[list[Any]], Any]:
     """The function of this source, in which the names of ``parts`` stand for these; it has both as attributes."""
     known: dict[str, Any] = {"fitted": fitted, **parts}
     exec(compile(source, "<stitched graph>", "exec"), known)

@@ -24,7 +24,7 @@ from fxpasses.passes import default_passes
 from fxpasses.patterns import PatternPass
 from fxpasses.stats import counters
 
-__all__ = ["Unmatched", "mentioned_operators", "only_looks"]
+__all__ = ["Unmatched", "mentioned_operators", "never_rewrites"]
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Unmatched:
             for given in self.passes
             for item in (given.passes if isinstance(given, Fixpoint) else (given,))
             # A pattern says whether it expects a match.
-            if item.name not in usual and not isinstance(item, PatternPass) and not only_looks(item)
+            if item.name not in usual and not isinstance(item, PatternPass) and not never_rewrites(item)
         ]
 
     def before(self, gm: fx.GraphModule, kind: str) -> None:
@@ -99,7 +99,7 @@ def _why(item: Pass, targets: Collection[Any]) -> str:
     return f"It names {', '.join(gone)}: decomposed into other operators before passes run. "
 
 
-def only_looks(item: Pass) -> bool:
+def never_rewrites(item: Pass) -> bool:
     """Whether the code of a pass cannot say that it changed anything: all it ever returns is ``False``."""
     function = _code_of(item)
     if function is None:

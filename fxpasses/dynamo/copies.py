@@ -14,12 +14,12 @@ from torch import fx
 from fxpasses.dynamo import _torch, _torch_inputs
 from fxpasses.dynamo.traces import Leaf, Plan, Sources, Trace, template
 
-__all__ = ["copy"]
+__all__ = ["copy_trace"]
 
 _NUMBERED = re.compile(r"_\d+$")
 
 
-def copy(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: Sources) -> Any:
+def copy_trace(trace: Trace, tx: Any, module: Any, leaves: list[Leaf], moved: Sources) -> Any:
     """Put a copy of a trace into the graph, with the guards of the new call.
 
     Args:

@@ -23,7 +23,7 @@ from typing import Any
 from torch import fx
 
 from fxpasses.dynamo import _torch, _torch_reading
-from fxpasses.dynamo.copies import copy
+from fxpasses.dynamo.copies import copy_trace
 from fxpasses.dynamo.traces import Trace, Unknown, is_confirmed, leaves_of, matched_sources
 from fxpasses.stats import counters
 
@@ -95,7 +95,7 @@ class Replay:
         fitting = ((t, matched_sources(t, tx, leaves, state, self._changed)) for t in reversed(known))
         found, moved = next(((t, moved) for t, moved in fitting if moved is not None), (None, None))
         if found is not None and moved is not None and found.confirmed:
-            copied = copy(found, tx, module, leaves, moved)
+            copied = copy_trace(found, tx, module, leaves, moved)
             if copied is not None:
                 self.copied += 1
                 return copied

@@ -133,7 +133,7 @@ class Arithmetic:
         if touched.any():
             encoded = self.field.encode(torch.where(touched, witness, 0.0))
             kept = [torch.where(touched, e, r) for e, r in zip(encoded, kept, strict=True)]
-        return Dual(witness, kept, dtype or promoted(*operands))
+        return Dual(witness, kept, dtype or promoted_dtype(*operands))
 
     def typed(self, value: Dual, dtype: torch.dtype) -> Dual:
         """The value in the type that the graph gives it; infinite where it overflows, if that was asked for."""
@@ -294,7 +294,7 @@ class Arithmetic:
             torch.where(finite, torch.where(condition, x, y), 0)
             for x, y in zip(a.residues, b.residues, strict=True)
         ]
-        return Dual(witness, residues, promoted(a, b))
+        return Dual(witness, residues, promoted_dtype(a, b))
 
     # Sums and products of elements
 
@@ -357,7 +357,7 @@ class Arithmetic:
             self.field.bilinear(k, function, x, y)
             for k, (x, y) in enumerate(zip(a.residues, b.residues, strict=True))
         ]
-        return self.finished(function(a.witness, b.witness), residues, dtype=promoted(a, b))
+        return self.finished(function(a.witness, b.witness), residues, dtype=promoted_dtype(a, b))
 
     def products_along(self, a: Dual, dim: int) -> Dual:
         """The products of the first 1, 2, ... elements along a dimension."""
@@ -396,7 +396,7 @@ class Arithmetic:
         return self.finished(chosen.witness, chosen.residues, dtype=a.dtype)
 
 
-def promoted(*operands: Dual) -> torch.dtype:
+def promoted_dtype(*operands: Dual) -> torch.dtype:
     """The type that torch gives to a result of these operands: those with dimensions count more."""
     kinds = [o.dtype for o in operands if o.dtype is not None and o.dim()]
     kinds = kinds or [o.dtype for o in operands if o.dtype is not None]

@@ -14,8 +14,8 @@ from fxpasses.partitioner.cost import CostModel
 from fxpasses.partitioner.errors import PartitionOptionError
 from fxpasses.partitioner.extract import extract
 from fxpasses.partitioner.flow_graph import BACKWARD, build_network, save_weights
-from fxpasses.partitioner.recomputation import RecomputePolicy, Verdict, verdicts
-from fxpasses.partitioner.report import META_KEY, describe
+from fxpasses.partitioner.recomputation import RecomputePolicy, Verdict, recompute_verdicts
+from fxpasses.partitioner.report import META_KEY, make_report
 
 __all__ = ["partition"]
 
@@ -75,7 +75,7 @@ def partition(
     budget = _budget_in_force(joint, graph, memory_budget)
     cost = CostModel()
     policy = RecomputePolicy.from_torch_config()
-    terms = verdicts(graph, cost, policy)
+    terms = recompute_verdicts(graph, cost, policy)
     clock.lap("classify")
     side, full, zero = _decide(graph, cost, terms, policy, budget)
     clock.lap("cut")
@@ -84,7 +84,7 @@ def partition(
         saved = _torch.sync_decision_cross_ranks(joint.graph, saved)
     forward, backward = extract(joint, graph, [graph.index[node] for node in saved])
     clock.lap("extract")
-    report = describe(
+    report = make_report(
         graph, cost, terms, forward, backward, num_fwd_outputs, budget, full, zero, clock.laps()
     )
     forward.meta[META_KEY] = report

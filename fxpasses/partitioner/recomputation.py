@@ -15,7 +15,7 @@ from fxpasses.partitioner import _torch
 from fxpasses.partitioner.classify import JointGraph
 from fxpasses.partitioner.cost import CostModel, is_view
 
-__all__ = ["RecomputePolicy", "Terms", "Verdict", "verdicts"]
+__all__ = ["RecomputePolicy", "Terms", "Verdict", "recompute_verdicts"]
 
 REDUCTION_RATIO = 4
 """An operation whose output is this many times smaller than what it reads counts as a reduction."""
@@ -80,7 +80,7 @@ class RecomputePolicy:
         )
 
 
-def verdicts(graph: JointGraph, cost: CostModel, policy: RecomputePolicy) -> list[Verdict]:
+def recompute_verdicts(graph: JointGraph, cost: CostModel, policy: RecomputePolicy) -> list[Verdict]:
     """Decide for each node on which terms the backward pass may compute it again.
 
     Args:

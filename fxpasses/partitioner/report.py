@@ -11,7 +11,7 @@ from fxpasses.partitioner.classify import JointGraph
 from fxpasses.partitioner.cost import CostModel, is_getitem
 from fxpasses.partitioner.recomputation import Terms, Verdict
 
-__all__ = ["META_KEY", "PartitionReport", "RecomputedValue", "SavedValue", "describe"]
+__all__ = ["META_KEY", "PartitionReport", "RecomputedValue", "SavedValue", "make_report"]
 
 META_KEY = "fxpasses.partition"
 """The key of the report in the forward graph module's ``meta``."""
@@ -108,7 +108,7 @@ def _left_behind() -> PartitionReport:
     return PartitionReport(1.0, (), (), 0, 0, None, 0, {})
 
 
-def describe(
+def make_report(
     graph: JointGraph,
     cost: CostModel,
     terms: Sequence[Verdict],

@@ -77,7 +77,7 @@ class FoldConstants(Pass):
         constants: dict[fx.Node, torch.Tensor] = {}
         calls: dict[fx.Node, set[fx.Node]] = {}
         for node in gm.graph.nodes:
-            if node in aliases.mutated or aliases_written(node, aliases):
+            if node in aliases.mutated or is_written(node, aliases):
                 continue
             value = self._evaluate(gm, node, constants)
             if value is not None:
@@ -135,7 +135,7 @@ class FoldConstants(Pass):
             return node.target(*args, **kwargs)
 
 
-def aliases_written(node: fx.Node, aliases: AliasInfo) -> bool:
+def is_written(node: fx.Node, aliases: AliasInfo) -> bool:
     """Whether the memory behind ``node`` is written to by the graph."""
     return node.op != "output" and bool(aliases.roots(node) & aliases.mutated)
 

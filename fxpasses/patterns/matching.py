@@ -17,7 +17,7 @@ from torch import fx
 from fxpasses._torch import OpOverload
 from fxpasses.graphs.rewriting import same_size, value_of
 
-__all__ = ["Binding", "Numbers", "call_arguments", "find"]
+__all__ = ["Binding", "Numbers", "call_arguments", "find_matches"]
 
 aten = torch.ops.aten
 
@@ -44,7 +44,7 @@ Numbers = dict[tuple[type, Any], fx.Node]
 """The placeholder of each number that a pattern leaves open, by the type and value that it was traced with."""
 
 
-def find(
+def find_matches(
     outputs: Sequence[fx.Node],
     graph: fx.Graph,
     anchor: fx.Node,

@@ -14,7 +14,7 @@ from fxpasses.graphs.aliasing import AliasInfo, is_mutating
 from fxpasses.graphs.provenance import is_backward, locate
 from fxpasses.graphs.rewriting import insert_call, same_metadata, same_size, value_of
 from fxpasses.pass_manager.sites import claim
-from fxpasses.patterns.matching import find
+from fxpasses.patterns.matching import find_matches
 from fxpasses.patterns.pattern_tracing import TracedFunction, TracedPattern, returned_nodes
 
 __all__ = ["Match", "Replacer"]
@@ -92,7 +92,7 @@ class Replacer:
     ) -> tuple[Match | None, TracedFunction | None]:
         """The first way in which the pattern fits at ``anchor`` and may be replaced, with its replacement."""
         reasons = []
-        for loose in find(pattern.outputs, self.graph, anchor, pattern.numbers):
+        for loose in find_matches(pattern.outputs, self.graph, anchor, pattern.numbers):
             given = {name: loose.get(node) for name, node in pattern.parameters.items()}
             values = {n: value_of(v) if isinstance(v, fx.Node) else v for n, v in given.items()}
             if any(value is None for value in values.values()):
@@ -105,7 +105,7 @@ class Replacer:
                 reasons.append(f"not for the sizes and numbers there: {error}")
                 continue
             known = {exact.parameters[name]: value for name, value in given.items()}
-            for binding in find(exact.outputs, self.graph, anchor, {}, known):
+            for binding in find_matches(exact.outputs, self.graph, anchor, {}, known):
                 nodes = sorted({v for k, v in binding.items() if k.op == "call_function"})
                 outputs = tuple(binding[node] for node in exact.outputs)
                 match = Match(given, tuple(nodes), outputs)

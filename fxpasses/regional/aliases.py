@@ -13,13 +13,13 @@ from torch.fx.node import map_aggregate
 from fxpasses.regional import _torch
 from fxpasses.regional.runtime import PREVIOUS, Source, Step, TensorSpec
 
-__all__ = ["outputs_of", "return_only", "separate", "spec_of"]
+__all__ = ["outputs_of", "return_only", "separate_aliases", "spec_of"]
 
 _UNDECLARED_VIEWS = {torch.ops.aten._unsafe_view.default, torch.ops.aten.lift_fresh.default}
 """Operators that give a view though their schema does not say so."""
 
 
-def separate(gm: fx.GraphModule, outputs: Sequence[Any]) -> tuple[list[fx.Node], list[Source | None]]:
+def separate_aliases(gm: fx.GraphModule, outputs: Sequence[Any]) -> tuple[list[fx.Node], list[Source | None]]:
     """Choose the outputs of a graph so that no two share memory, and the views that make the wanted ones of them.
 
     Args:

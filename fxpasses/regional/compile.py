@@ -19,7 +19,7 @@ from fxpasses.compiling.pipeline import Compiler, Pipeline
 from fxpasses.compiling.shared_kernels import one_unit
 from fxpasses.errors import StageError
 from fxpasses.regional import _torch
-from fxpasses.regional.aliases import outputs_of, return_only, separate, spec_of
+from fxpasses.regional.aliases import outputs_of, return_only, separate_aliases, spec_of
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.region_graph import RegionGraph
 from fxpasses.regional.region_operators import compiled_callable
@@ -156,7 +156,7 @@ class _Recorder:
         ):
             # The state of a random generator that a checkpoint keeps, say.
             raise RegionRefused("one of its values has a size that its inputs do not give")
-        returned, sources = separate(gm, [*outputs[:count], *tensors])
+        returned, sources = separate_aliases(gm, [*outputs[:count], *tensors])
         if any(source is None for source in sources[:count]):
             raise RegionRefused("it returns something else than tensors")
         visible = 1 + max((s.index for s in sources if s and _keeps_strides(s, sources[:count])), default=-1)
@@ -208,7 +208,7 @@ class _Recorder:
         for i, source in zip(saved, region.saved, strict=True):
             given[i] = self._restride(given[i], source)
         region.tangents = [spec_of(values[i]) for i in tangents]
-        returned, sources = separate(gm, outputs_of(gm))
+        returned, sources = separate_aliases(gm, outputs_of(gm))
         return_only(gm, returned)
         self.text += gm.graph.python_code("self").src
         if self._values is not None:

@@ -17,7 +17,7 @@ from fxpasses.regional.facts import value_of
 from fxpasses.regional.runtime import CompiledRegion
 from fxpasses.regional.search import IsomorphicSubgraphs, Search, search
 
-__all__ = ["RegionReport", "RepeatedSubgraph", "describe", "regions"]
+__all__ = ["RegionReport", "RepeatedSubgraph", "make_report", "regions"]
 
 
 @dataclass(frozen=True)
@@ -156,10 +156,10 @@ def regions(
     calls = [n for n in graph.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
     if calls and all(value_of(node) is None for node in calls):
         raise RegionGraphError(graph, "nothing is known of the values of this graph (shapes, types)")
-    return describe(graph, search(graph, chosen, cost), {})
+    return make_report(graph, search(graph, chosen, cost), {})
 
 
-def describe(
+def make_report(
     gm: fx.GraphModule, found: Search, compiled: Mapping[int, CompiledRegion], off: str = ""
 ) -> RegionReport:
     """Write the report of a search.

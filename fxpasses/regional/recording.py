@@ -20,10 +20,12 @@ import torch
 
 from fxpasses.regional import _torch
 
-__all__ = ["functionalized", "traced"]
+__all__ = ["functionalize_region_call", "trace_region_call"]
 
 
-def functionalized(mode: Any, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+def functionalize_region_call(
+    mode: Any, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
+) -> Any:
     """Call a region's operator under ``FunctionalTensorMode`` with the tensors inside, and wrap its results.
 
     Args:
@@ -40,7 +42,7 @@ def functionalized(mode: Any, func: Any, types: Sequence[type], args: Any = (), 
     return [_torch.functional(t, mode) for t in results]
 
 
-def traced(mode: Any, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
+def trace_region_call(mode: Any, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
     """Record a call of a region's operator under ``ProxyTorchDispatchMode``: one node for the call, and one for each result.
 
     Args:

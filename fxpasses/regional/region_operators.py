@@ -16,7 +16,7 @@ from torch import fx
 
 import fake
 from fxpasses.regional import _torch
-from fxpasses.regional.recording import functionalized, traced
+from fxpasses.regional.recording import functionalize_region_call, trace_region_call
 from fxpasses.regional.runtime import CompiledRegion, table
 from fxpasses.regional.sizes import without_empty
 
@@ -154,8 +154,8 @@ for _name, _kernel, _fake in (
     _overload = getattr(torch.ops.fxpasses, _name).default
     fake.cache_custom_op(_overload)  # equal keys have equal metadata
     for _mode, _rule in (
-        (_torch.FunctionalTensorMode, functionalized),
-        (_torch.ProxyTorchDispatchMode, traced),
+        (_torch.FunctionalTensorMode, functionalize_region_call),
+        (_torch.ProxyTorchDispatchMode, trace_region_call),
     ):
         torch.library.register_torch_dispatch(f"fxpasses::{_name}", _mode, _rule, lib=_library)
 _FORWARD = (torch.ops.fxpasses.region_forward.default, torch.ops.fxpasses.region_forward_random.default)

@@ -21,7 +21,7 @@ from fxpasses.regional import _torch, region_operators
 from fxpasses.regional.compile import compile_region
 from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionRefused
-from fxpasses.regional.explain import RegionReport, describe
+from fxpasses.regional.explain import RegionReport, make_report
 from fxpasses.regional.facts import GraphFacts, value_of
 from fxpasses.regional.floats import settle_floats
 from fxpasses.regional.region_graph import RegionGraph, extract_region, outside_of
@@ -30,7 +30,7 @@ from fxpasses.regional.search import Search, Subgraph, search
 from fxpasses.regional.writes import written_by
 from fxpasses.stats import Fallback, counters
 
-__all__ = ["Regionalized", "regionalize", "with_regions"]
+__all__ = ["RegionalizedGraph", "regionalize", "with_regions"]
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ Known = dict[Any, CompiledRegion]
 
 
 @dataclass
-class Regionalized:
+class RegionalizedGraph:
     """A graph after its regions are compiled.
 
     Attributes:
@@ -105,7 +105,7 @@ def regionalize(
     *,
     known: Known | None = None,
     runs_twice: bool = False,
-) -> Regionalized:
+) -> RegionalizedGraph:
     """Find a graph's repeated subgraphs, compile each kind once, and call it wherever it occurs.
 
     Args:
@@ -134,10 +134,10 @@ def _replaced(
     refused: str,
     runs_twice: bool,
     known: Known,
-) -> Regionalized:
+) -> RegionalizedGraph:
     """The graph with its regions replaced by calls; ``refused`` says why none were looked for."""
     if not found.taken:
-        return Regionalized(gm, describe(gm, found, {}, refused))
+        return RegionalizedGraph(gm, make_report(gm, found, {}, refused))
     work = copy_graph(gm)
     _keep_dynamo_attributes(gm, work)
     moved = _moved(found, gm, work)
@@ -164,20 +164,20 @@ def _replaced(
     found.taken = [item for number, item in enumerate(found.taken) if number in compiled]
     found.left = left + found.left
     if not compiled:
-        return Regionalized(gm, describe(gm, found, {}, refused))
+        return RegionalizedGraph(gm, make_report(gm, found, {}, refused))
     work.graph.lint()
     work.recompile()
-    return Regionalized(work, describe(gm, found, regions, refused), list(regions.values()))
+    return RegionalizedGraph(work, make_report(gm, found, regions, refused), list(regions.values()))
 
 
 def _inside_checkpoints(
-    done: Regionalized,
+    done: RegionalizedGraph,
     gm: fx.GraphModule,
     facts: GraphFacts,
     options: Options,
     observers: Sequence[Observer],
     known: Known,
-) -> Regionalized:
+) -> RegionalizedGraph:
     """The same with the repeated subgraphs of checkpointed functions replaced, too: their calls are made again in the
     backward pass, like any other calls there."""
     left = {node.name: node for node in done.gm.graph.nodes if _torch.checkpointed(node)}
@@ -194,7 +194,7 @@ def _inside_checkpoints(
             for item in found.taken:
                 item.reason = reason
             found.taken, found.left = [], found.taken + found.left
-            inner = Regionalized(body, describe(body, found, {}))
+            inner = RegionalizedGraph(body, make_report(body, found, {}))
         else:
             inner = regionalize(body, options, observers, known=known, runs_twice=True)
         report = report.joined(inner.report)
@@ -204,7 +204,7 @@ def _inside_checkpoints(
             work.set_submodule(name, inner.gm)
     if work is not done.gm:
         _keep_dynamo_attributes(gm, work)
-    return Regionalized(work, report, regions)
+    return RegionalizedGraph(work, report, regions)
 
 
 def _untouchable(body: fx.GraphModule, facts: GraphFacts, index: int) -> str:

@@ -15,7 +15,14 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses import _torch
-from fxpasses.compiling.segments import MOST_SEGMENTS, Cut, changed_strides, cut, segment_module, stitched
+from fxpasses.compiling.segments import (
+    MOST_SEGMENTS,
+    Cut,
+    changed_strides,
+    cut_into_segments,
+    segment_module,
+    stitch_segments,
+)
 
 aten = torch.ops.aten
 CALLS = (aten._foreach_sin.default, aten._foreach_mul.List)
@@ -43,7 +50,7 @@ def compiled(found: Cut) -> Callable[[list[Any]], Any]:
 
         return run
 
-    return stitched(found, [segment(segment_module(found.gm, s)) for s in found.segments])
+    return stitch_segments(found, [segment(segment_module(found.gm, s)) for s in found.segments])
 
 
 def traced(function: Callable[..., Any], *inputs: torch.Tensor, dynamic: bool = False) -> fx.GraphModule:
@@ -70,7 +77,7 @@ def stack(*inputs: torch.Tensor) -> Any:
 def test_a_stack_is_two_segments() -> None:
     x, w = torch.randn(3), torch.randn(3)
     gm = traced(stack, x, w)
-    found = cut(gm, direct)
+    found = cut_into_segments(gm, direct)
     assert found is not None
     assert [len(s.nodes) for s in found.segments] == [2, 2]
     call = compiled(found)
@@ -80,7 +87,7 @@ def test_a_stack_is_two_segments() -> None:
 
 
 def test_no_direct_calls_no_cut() -> None:
-    assert cut(traced(lambda x: x.sin() + 1, torch.ones(2)), direct) is None
+    assert cut_into_segments(traced(lambda x: x.sin() + 1, torch.ones(2)), direct) is None
 
 
 def test_too_many_segments_stay_one_graph() -> None:
@@ -89,10 +96,10 @@ def test_too_many_segments_stay_one_graph() -> None:
             (x,) = torch._foreach_sin([x.exp()])
         return x
 
-    found = cut(traced(lambda x: deep(x, MOST_SEGMENTS), torch.ones(2)), direct)
+    found = cut_into_segments(traced(lambda x: deep(x, MOST_SEGMENTS), torch.ones(2)), direct)
     assert found is not None
     assert len(found.segments) == MOST_SEGMENTS
-    assert cut(traced(lambda x: deep(x, MOST_SEGMENTS + 1), torch.ones(2)), direct) is None
+    assert cut_into_segments(traced(lambda x: deep(x, MOST_SEGMENTS + 1), torch.ones(2)), direct) is None
 
 
 def test_updates_of_inputs_come_last() -> None:
@@ -104,7 +111,7 @@ def test_updates_of_inputs_come_last() -> None:
         return y, z
 
     gm = traced(function, torch.randn(3), torch.randn(3))
-    found = cut(gm, direct)
+    found = cut_into_segments(gm, direct)
     assert found is not None
     x, state = torch.randn(3), torch.randn(3)
     wanted_state = state.clone()
@@ -121,20 +128,20 @@ def test_other_writes_to_memory_are_left_alone() -> None:
 
     gm = traced(function, torch.ones(3))
     assert any(n.target is aten.mul_.Tensor for n in gm.graph.nodes)
-    assert cut(gm, direct) is None
+    assert cut_into_segments(gm, direct) is None
 
 
 def test_random_numbers_in_the_order_of_eager_are_left_alone() -> None:
     gm = traced(lambda x: torch._foreach_sin([torch.rand_like(x)])[0] + torch.rand_like(x), torch.ones(3))
-    assert cut(gm, direct) is not None
+    assert cut_into_segments(gm, direct) is not None
     with _torch.inductor_config.patch(fallback_random=True):
-        assert cut(gm, direct) is None
+        assert cut_into_segments(gm, direct) is None
 
 
 def test_a_constant_goes_along_with_its_segment() -> None:
     constant = torch.tensor([1.0, 2.0])
     gm = traced(lambda x: torch._foreach_sin([x + constant])[0] * constant, torch.ones(2))
-    found = cut(gm, direct)
+    found = cut_into_segments(gm, direct)
     assert found is not None
     x = torch.randn(2)
     torch.testing.assert_close(compiled(found)([x])[0], gm(x)[0], rtol=0, atol=0)
@@ -147,7 +154,7 @@ def test_sizes_that_no_input_gives_as_a_number_are_left_alone() -> None:
 
     gm = traced(function, torch.ones(3, 4), torch.ones(2), dynamic=True)
     assert not any(isinstance(n.meta["val"], torch.SymInt) for n in gm.graph.find_nodes(op="placeholder"))
-    assert cut(gm, direct) is None
+    assert cut_into_segments(gm, direct) is None
 
 
 def test_what_nobody_needs_any_more_is_freed() -> None:
@@ -175,10 +182,10 @@ def test_what_nobody_needs_any_more_is_freed() -> None:
             (x,) = torch._foreach_sin([x])
         return x
 
-    found = cut(traced(function, torch.ones(3)), watching)
+    found = cut_into_segments(traced(function, torch.ones(3)), watching)
     assert found is not None
     assert found.segments == []
-    stitched(found, [])([torch.randn(3)])
+    stitch_segments(found, [])([torch.randn(3)])
     assert alive == [0, 0, 0, 0]
 
 
@@ -203,7 +210,7 @@ def test_any_graph_gives_the_same(choices: list[tuple[int, int, int]]) -> None:
 
     x, y = torch.randn(4), torch.randn(4)
     gm = traced(function, x, y)
-    found = cut(gm, direct)
+    found = cut_into_segments(gm, direct)
     if found is None:
         return
     assert sum(len(s.nodes) for s in found.segments) <= len(gm.graph.nodes)
@@ -218,7 +225,7 @@ def test_names_of_values_do_not_clash_with_those_of_the_function(name: str) -> N
     call = graph.call_function(aten._foreach_sin.default, ([value],))
     result = graph.call_function(__import__("operator").getitem, (call, 0))
     graph.output((result, None, 3))
-    found = cut(fx.GraphModule({}, graph), direct)
+    found = cut_into_segments(fx.GraphModule({}, graph), direct)
     assert found is not None
     out = compiled(found)([torch.ones(2)])
     torch.testing.assert_close(out[0], torch.ones(2).sin())
@@ -234,7 +241,7 @@ def test_direct_calls_get_the_strides_that_were_traced():
         return a + y
 
     x = torch.randn(3, 4)
-    found = cut(traced(function, x), direct)
+    found = cut_into_segments(traced(function, x), direct)
     assert found is not None
     (node,) = found.segments[0].outputs
     assert changed_strides(found, {node: node.meta["val"]}) == {}
@@ -254,7 +261,7 @@ def test_direct_calls_get_the_strides_that_were_traced():
     inner = found.direct
     for call, run in inner.items():
         inner[call] = lambda *lists, run=run: (seen.append([v.stride() for v in lists[0]]), run(*lists))[1]
-    call = stitched(found, [watched((1, 3)), watched((4, 1))], changed)
+    call = stitch_segments(found, [watched((1, 3)), watched((4, 1))], changed)
     (result,) = call([x])
     torch.testing.assert_close(result, function(x))
     assert seen[1] == [(4, 1)]

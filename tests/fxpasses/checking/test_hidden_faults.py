@@ -8,7 +8,7 @@ from torch import nn
 
 import fxpasses
 from fxpasses import StructureError, ValueMismatchError
-from fxpasses.checking.inputs import bindings, other_sizes, placeholders
+from fxpasses.checking.inputs import other_sizes, placeholders, symbol_bindings
 from fxpasses.checking.integers import index_bounds
 from tests.fxpasses.checking import hidden_plants as plants
 from tests.fxpasses.checking.repros import in_this_process
@@ -176,4 +176,4 @@ def test_sizes_are_tried_in_a_model_with_symbolic_floats():
         else torch.zeros([s if isinstance(s, int) else s.node.hint for s in n.meta["val"].shape])
         for n in nodes
     ]
-    assert len(list(other_sizes(nodes, bindings(nodes, values)))) > 5
+    assert len(list(other_sizes(nodes, symbol_bindings(nodes, values)))) > 5

@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses.checking import local
 from fxpasses.checking.interpret import ExactRun, RoundedRun, Run
-from fxpasses.checking.reordered import behind, parts
+from fxpasses.checking.reordered import parts, parts_behind
 from fxpasses.checking.tolerance import deviation
 from fxpasses.checking.values import Reference, compare
 
@@ -326,7 +326,7 @@ def test_products_that_become_one_are_no_fault_and_a_lost_one_is(monkeypatch, ho
         (found,) = compare(reference, make_fx(without_the_last, tracing_mode="fake")(*inputs), names)
         assert found.fault == "value"
         with monkeypatch.context() as patch:
-            patch.setattr(local, "behind", lambda *_: None)
+            patch.setattr(local, "parts_behind", lambda *_: None)
             alarms += len(compare(reference, candidate, names))
     assert alarms == (5 if alone else 0)
 
@@ -344,7 +344,7 @@ def test_a_long_chain_of_sums_is_followed_without_recursion():
     run(inputs)
     (last,) = gm.graph.find_nodes(op="output")[0].all_input_nodes
     known: dict = {}
-    found = behind(last, run.values, known)
+    found = parts_behind(last, run.values, known)
     assert (found.terms == 1400).all()
     assert (found.largest >= chain(*inputs).double().abs()).all()
-    assert behind(last, {}, known) is found
+    assert parts_behind(last, {}, known) is found

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from fxpasses.checking.inputs import cloned
-from fxpasses.checking.interpret import ExactRun, RoundedRun, Run, rounded_call
+from fxpasses.checking.interpret import ExactRun, RoundedRun, Run, call_with_rounding_noise
 from fxpasses.checking.rounding import spacing
 from fxpasses.checking.tolerance import deviation
 from fxpasses.checking.values import Reference, compare
@@ -177,7 +177,7 @@ def test_correct_rounding_is_off_by_a_quarter_of_a_unit_in_the_mean(dtype):
     exact = x.double() * y.double()
     error = ((x * y).double() - exact).abs() / spacing(exact, dtype)
     assert error.mean().item() == pytest.approx(0.25, abs=0.01)
-    moved = rounded_call(aten.mul.Tensor, (x, y), {}, torch.Generator().manual_seed(0))
+    moved = call_with_rounding_noise(aten.mul.Tensor, (x, y), {}, torch.Generator().manual_seed(0))
     units = ((moved.double() - exact) / spacing(exact, dtype)).square().mean().sqrt().item()
     assert 0.289 < units < 3 * 0.289
 

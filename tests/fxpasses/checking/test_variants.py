@@ -7,7 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses.checking.integers import compared_constants, free_numbers
-from fxpasses.checking.rounding import moved_by_a_unit
+from fxpasses.checking.rounding import perturbed_by_ulp
 from fxpasses.checking.tolerance import deviation, same_bits
 from fxpasses.checking.variants import variants
 
@@ -101,7 +101,7 @@ def test_a_label_to_ignore_is_among_the_labels_but_not_the_only_one():
 
 def test_numbers_of_few_digits_are_not_moved():
     values = torch.tensor([0.5, -3.0, 96.0, 0.1, float("inf"), 0.0])
-    moved = moved_by_a_unit(values, None, torch.Generator().manual_seed(0))
+    moved = perturbed_by_ulp(values, None, torch.Generator().manual_seed(0))
     assert (moved == values).tolist() == [True, True, True, False, True, True]
 
 

@@ -87,11 +87,11 @@ def test_no_price_is_missed(first: Component, second: Component) -> None:
 @settings(max_examples=60, deadline=None)
 @given(components(), components())
 def test_chain_is_nested_and_ordered_by_gain(first: Component, second: Component) -> None:
-    places = [
+    occurrences = [
         Occurrence(c, tuple((SIZE * k + v, v) for v in range(SIZE)))
         for k, c in enumerate((first, second, first))
     ]
-    network = Network(bytearray([UNDECIDED]) * (3 * SIZE), places, [])
+    network = Network(bytearray([UNDECIDED]) * (3 * SIZE), occurrences, [])
     chain = chain_of_cuts(network)
     assert chain.weights == sorted(chain.weights, reverse=True)
     before: set[int] = set()
@@ -107,16 +107,16 @@ def test_chain_is_nested_and_ordered_by_gain(first: Component, second: Component
     for weight in range(chain.weights[0], chain.weights[-1] - 1, -1):
         now = {v for v, side in enumerate(chain.sides_within(weight)) if side == BACKWARD}
         assert before <= now, "a smaller allowance recomputes more, between the steps as well"
-        assert weight_of(places, now) <= weight
+        assert weight_of(occurrences, now) <= weight
         before = now
 
 
-def weight_of(places: list[Occurrence], backward: set[int]) -> int:
+def weight_of(occurrences: list[Occurrence], backward: set[int]) -> int:
     """What a cut of several components saves, from their edges."""
     total = 0
-    for place in places:
-        global_of = {local: vertex for vertex, local in place.vertices}
-        for tail, head, capacity in place.component.edges:
+    for occurrence in occurrences:
+        global_of = {local: vertex for vertex, local in occurrence.vertices}
+        for tail, head, capacity in occurrence.component.edges:
             leaves = tail == SOURCE or global_of[tail] not in backward
             arrives = head == SINK or global_of[head] in backward
             if leaves and arrives:
@@ -131,8 +131,8 @@ def test_repeated_components_are_solved_once(monkeypatch: pytest.MonkeyPatch) ->
         "fxpasses.partitioner.budget.cuts_by_price", lambda c: calls.append(c) or cuts_by_price(c)
     )
     component = Component(1, ((0, SINK, 5),), ((0, 3),))
-    places = [Occurrence(component, ((k, 0),)) for k in range(4)]
-    chain = chain_of_cuts(Network(bytearray(4), places, []))
+    occurrences = [Occurrence(component, ((k, 0),)) for k in range(4)]
+    chain = chain_of_cuts(Network(bytearray(4), occurrences, []))
     assert len(calls) == 1
     assert chain.steps == [0, 1, 2, 3]
     assert chain.weights == [20, 15, 10, 5, 0]

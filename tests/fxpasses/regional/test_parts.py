@@ -11,7 +11,7 @@ from torch import nn
 
 import fxpasses
 from fxpasses.regional import CostModel, RegionContractError, RegionGraphError
-from fxpasses.regional.aliases import separate
+from fxpasses.regional.aliases import separate_aliases
 from fxpasses.regional.runtime import table
 from fxpasses.regional.suffix_array import Repeat, not_overlapping, repeated_substrings, suffix_array
 from tests.fxpasses.regional.support import Block, Stack, check, compiled, copies, reasons, taken
@@ -69,7 +69,7 @@ def test_occurrences_that_overlap_are_left_out():
 def test_outputs_in_the_same_memory_are_returned_once():
     gm = traced(lambda x: (y := x.sin(), y.t(), x.view(-1), y.view(-1)[1:3], x.cos()), torch.ones(2, 3))
     (output,) = gm.graph.find_nodes(op="output")
-    returned, sources = separate(gm, output.args[0])
+    returned, sources = separate_aliases(gm, output.args[0])
     assert [node.name for node in returned] == ["sin", "cos"]
     assert [(s.is_input, s.index) for s in sources] == [
         (False, 0),
