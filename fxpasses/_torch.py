@@ -402,7 +402,7 @@ CPP_ENTRY = CppPythonBindingsCodeCache.entry_function
 
 
 def compile_threads() -> int:
-    """How many kernels Inductor compiles at the same time."""
+    """Number of kernels that Inductor compiles at the same time."""
     return get_compile_threads()
 
 
@@ -420,7 +420,7 @@ def compile_cache_directory() -> str:
 
 
 def compile_caches() -> dict[str, bool]:
-    """Which caches of compiled graphs on disk torch's settings leave on."""
+    """The caches of compiled graphs on disk that torch's settings leave on."""
     wanted = not inductor_config.force_disable_caches
     return {
         "Inductor's": wanted and bool(inductor_config.fx_graph_cache),

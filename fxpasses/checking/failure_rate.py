@@ -50,7 +50,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Odds:
-    """How often a script fails.
+    """The failure rate of a script.
 
     Attributes:
         guilty: the probability of a failure with a compilation that has the fault.
@@ -98,13 +98,13 @@ class Odds:
 
 
 def _rate(answer: Answer) -> tuple[float, float]:
-    """How often it fails, and the standard deviation of that estimate."""
+    """The failure rate, and the standard deviation of that estimate."""
     rate = (answer.failed + 0.5) / (answer.runs + 1)
     return rate, math.sqrt(rate * (1 - rate) / (answer.runs + 1))
 
 
 def by_chance(a: Answer, b: Answer) -> float:
-    """How likely it is that ``a`` fails so much more often than ``b``, if both fail equally often: Fisher's exact test, one-sided.
+    """The probability that ``a`` fails so much more often than ``b``, if both fail equally often: Fisher's exact test, one-sided.
 
     >>> round(by_chance(Answer(10, 5), Answer(10, 0)), 3)
     0.016

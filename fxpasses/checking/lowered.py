@@ -37,7 +37,7 @@ _SAMPLES = 4
 _FEW_ELEMENTS = 4096
 """Inputs of so many elements are not made smaller: each attempt costs a compilation."""
 _SECONDS = 240.0
-"""How long parts of a graph are compiled in the search for a small one."""
+"""Seconds for which parts of a graph are compiled in the search for a small one."""
 
 
 def replay_compiled(graph: Callable[..., Any], inputs: Sequence[Any]) -> int:
@@ -52,7 +52,7 @@ def replay_compiled(graph: Callable[..., Any], inputs: Sequence[Any]) -> int:
 
 
 def differences(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """How the graph compiled by Inductor differs from the graph run operator by operator; "" when it does not.
+    """The difference between the graph compiled by Inductor and run operator by operator; "" when there is none.
 
     Raises:
         Unsupported: when the graph itself cannot be run, or speaks with other processes, which would not answer.

@@ -219,7 +219,7 @@ def _added(
 
 @dataclass(frozen=True)
 class Cut:
-    """How a sum is cut into parts.
+    """The parts that a sum is cut into.
 
     Attributes:
         made: makes a part, from a first to a last index of what is summed.

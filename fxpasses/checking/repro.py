@@ -154,7 +154,7 @@ def structural_faults(item: Pass, case: Case) -> list[Mismatch]:
 
 
 def _mismatches_of(item: Pass, case: Case, bitwise: bool = False) -> list[Mismatch]:
-    """How the pass changes what the graph computes on its inputs.
+    """The mismatches of the rewritten graph on its inputs.
 
     Raises:
         Unsupported: when the graph cannot be run on them.

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 Stage = Literal["capture", "partition"]
 _SAMPLES = 4
 _SECONDS = 240.0
-"""How long parts of a graph are compiled in the search for a small one."""
+"""Seconds for which parts of a graph are compiled in the search for a small one."""
 _SEED = 20
 
 
@@ -67,7 +67,7 @@ def replay_stage(
 def stage_differences(
     graph: Callable[..., Any], inputs: Sequence[Any], stage: Stage, passes: Sequence[str] = ()
 ) -> str:
-    """How a function's results and gradients after a stage differ from eager's; "" when they do not.
+    """The difference between a function's results and gradients after a stage and in eager; "" when there is none.
 
     Args:
         graph: the function, of positional arguments.

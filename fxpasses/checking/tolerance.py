@@ -120,7 +120,7 @@ def deviation(
     stable: Sequence[Tensor] = (),
     lenient: bool = False,
 ) -> Deviation | None:
-    """How ``candidate`` differs from the reference, or ``None`` when it does not, but for rounding.
+    """The deviation of ``candidate`` from the reference; ``None`` when rounding explains it.
 
     Args:
         native: the reference in its own precision.
@@ -208,7 +208,7 @@ def rounding_multiple(
 
 
 def _rounding(native: Tensor, center: Tensor, samples: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """How far rounding takes each element of the reference from the exact values, as a root mean square over its runs."""
+    """The rounding error of each element of the reference against the exact values, as a root mean square over its runs."""
     distances = [
         (run.double() - center).nan_to_num(math.inf, math.inf, math.inf).square()
         for run in (native, *samples)

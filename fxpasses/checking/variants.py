@@ -239,7 +239,7 @@ def _rows_of_flags(value: Tensor, generator: torch.Generator, turn: int, least: 
 
 
 def _turns(given: Sequence[Any], flags: Collection[str], nodes: Sequence[fx.Node]) -> int:
-    """How often flags are made up until each kind of row was there, in the input with the fewest rows."""
+    """The number of times that flags are made up until each kind of row was there, in the input with the fewest rows."""
     values = [v for node, v in zip(nodes, given, strict=False) if node.name in flags]
     rows = [max(v[..., :1].numel(), 1) if v.dim() else 1 for v in values]
     return -(-len(_SHARES) // min(len(_SHARES), *rows)) if rows else 0

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _KEPT = 64
-"""How many compilations are remembered."""
+"""Number of compilations that are remembered."""
 
 
 @dataclass(frozen=True)

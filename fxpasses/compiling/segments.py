@@ -138,7 +138,7 @@ def _may_move(node: fx.Node) -> bool:
     return node.op == "call_function" and not isinstance(target, _torch.HigherOrderOperator)
 
 
-def _depths(graph: fx.Graph, running: dict[fx.Node, Any]) -> dict[fx.Node, int] | None:
+def _depths(graph: fx.Graph, running: Mapping[fx.Node, Callable[..., Any]]) -> dict[fx.Node, int] | None:
     """For each call, how many segments have to run before its own; ``None`` when a direct call takes a constant."""
     depth: dict[fx.Node, int] = {}
     last: list[fx.Node] = []
@@ -164,7 +164,7 @@ def _depths(graph: fx.Graph, running: dict[fx.Node, Any]) -> dict[fx.Node, int] 
     return depth
 
 
-def _is_result(node: fx.Node, running: dict[fx.Node, Any]) -> bool:
+def _is_result(node: fx.Node, running: Mapping[fx.Node, Callable[..., Any]]) -> bool:
     """Whether the node takes one result out of those of a direct call."""
     return node.target is operator.getitem and node.args[0] in running
 

@@ -1,4 +1,4 @@
-"""What a float in a graph stands for: a fraction, a power of e or two, pi, or a root; as residues.
+"""The number that a float in a graph stands for: a fraction, a power of e or two, pi, or a root; as residues.
 
 Graphs hold ``0.1`` and mean one tenth, ``0.6931471805599453`` and mean log 2. Read as the dyadic fractions that they are, ``0.9 +
 0.1`` would not be 1, and ``exp2(x)`` not ``exp(x * log 2)``. Numbers that differ by less than an ulp may be taken for the same

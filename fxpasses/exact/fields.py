@@ -30,7 +30,7 @@ _CHAINS = (
     (16295519, 8147759, 4073879, 2036939),
 )
 LEVELS = 3
-"""How many levels a value has."""
+"""Number of levels of a value."""
 
 _LOWEST_EXPONENT = -1140
 _HIGHEST_EXPONENT = 1030

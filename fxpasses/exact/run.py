@@ -64,11 +64,11 @@ class Run(fx.Interpreter):
                         self._removed.setdefault(key, name)
 
     def evaluate(self, *inputs: Any) -> Any:
-        """What the graph returns."""
+        """The outputs of the graph."""
         return self.run(*inputs, enable_io_processing=False)
 
     def outputs(self, returned: Any) -> dict[str, Any]:
-        """What the graph returned and wrote, by name."""
+        """The values that the graph returned and wrote, by name."""
         listed = returned if isinstance(returned, (list, tuple)) else [returned]
         found = {f"output {i}": value for i, value in enumerate(listed)}
         return found | {f"input {name} after the run": value for name, value in self.written.items()}

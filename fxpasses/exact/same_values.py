@@ -30,7 +30,7 @@ _UP_TO_SIGN = 1e-9
 
 @dataclass(frozen=True)
 class Comparison:
-    """How two values are related.
+    """The relation of two values.
 
     Attributes:
         relation: see :data:`RANKS`.

@@ -38,7 +38,7 @@ _MOST_DOUBLINGS = 30
 
 @dataclass(frozen=True)
 class Finding:
-    """What one sample showed where the graphs are not equal.
+    """The difference that one sample showed.
 
     Attributes:
         family: the kind of inputs.

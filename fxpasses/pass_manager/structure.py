@@ -141,7 +141,7 @@ def check_structure(
 
 
 _NEIGHBOURS = 64
-"""How many nodes around a wrong one are searched for the match site that it belongs to."""
+"""Number of nodes around a wrong one that are searched for the match site that it belongs to."""
 
 
 class _Comparison:

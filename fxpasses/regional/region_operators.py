@@ -17,7 +17,7 @@ from torch import fx
 import fake
 from fxpasses.regional import _torch
 from fxpasses.regional.recording import functionalize_region_call, trace_region_call
-from fxpasses.regional.runtime import CompiledRegion, table
+from fxpasses.regional.runtime import CompiledRegion, Size, table
 from fxpasses.regional.sizes import without_empty
 
 __all__ = ["REGION", "compiled_callable", "region_call"]
@@ -35,7 +35,7 @@ class _Region(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, region: CompiledRegion, sizes: list[Any], *tensors: torch.Tensor
+        ctx: Any, region: CompiledRegion, sizes: list[Size], *tensors: torch.Tensor
     ) -> tuple[Any, ...]:  # type: ignore[override]
         """Run the forward operator, and save the bases of what the backward operator takes.
 
@@ -71,12 +71,12 @@ class _Region(torch.autograd.Function):
         return (None, None, *(s and s.get(taken, results, bindings) for s in region.gradients))
 
 
-def _forward_operator(region: CompiledRegion) -> Any:
+def _forward_operator(region: CompiledRegion) -> _torch.OpOverload:
     operators = torch.ops.fxpasses
     return operators.region_forward_random.default if region.random else operators.region_forward.default
 
 
-def _same(strides: tuple[Any, ...], wanted: tuple[Any, ...]) -> bool:
+def _same(strides: tuple[Size, ...], wanted: tuple[Size, ...]) -> bool:
     """Whether strides are equal, as numbers or as expressions: no guard is installed for the question."""
     return all(
         a == b
@@ -86,7 +86,7 @@ def _same(strides: tuple[Any, ...], wanted: tuple[Any, ...]) -> bool:
     )
 
 
-def region_call(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+def region_call(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> list[torch.Tensor]:
     """Run ``fxpasses::region``, with a gradient where one is needed.
 
     Args:
@@ -105,12 +105,12 @@ def region_call(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list
     return [source.get(tensors, results, bindings) for source in region.outputs]
 
 
-def _run_forward(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+def _run_forward(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> list[torch.Tensor]:
     with _torch.as_outside_of_modes():
         return table[key].run_forward(list(tensors), sizes)
 
 
-def _run_backward(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+def _run_backward(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> list[torch.Tensor]:
     with _torch.as_outside_of_modes():
         return table[key].run_backward(list(tensors), sizes)
 
@@ -131,13 +131,13 @@ def compiled_callable(node: fx.Node) -> Callable[..., Any] | None:
     return None
 
 
-def _fake_forward(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+def _fake_forward(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> list[torch.Tensor]:
     region = table[key]
     bindings = region.bindings(sizes)
     return [spec.empty(bindings) for spec in region.forward_specs]
 
 
-def _fake_backward(key: str, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+def _fake_backward(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> list[torch.Tensor]:
     region = table[key]
     bindings = region.bindings(sizes)
     return [spec.empty(bindings) for spec in region.backward_specs]

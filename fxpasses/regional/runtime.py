@@ -13,30 +13,46 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
 
 from fxpasses.regional import _torch
 from fxpasses.regional.errors import RegionContractError
 
-__all__ = ["CompiledRegion", "Exact", "Previous", "Source", "Step", "TensorSpec", "hold_regions", "table"]
+__all__ = [
+    "Bindings",
+    "CompiledRegion",
+    "Exact",
+    "Previous",
+    "Size",
+    "Source",
+    "Step",
+    "TensorSpec",
+    "hold_regions",
+    "table",
+]
+
+Size = int | torch.SymInt
+Bindings = Mapping[sympy.Symbol, Size]
+"""The values of a region's symbols in one call."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
     """Metadata of a result; sizes may be sympy expressions of the region's symbols."""
 
-    shape: tuple[Any, ...]
-    stride: tuple[Any, ...]
+    shape: tuple[int | sympy.Basic, ...]
+    stride: tuple[int | sympy.Basic, ...]
     dtype: torch.dtype
     device: torch.device
 
-    def empty(self, bindings: Mapping[Any, Any]) -> torch.Tensor:
+    def empty(self, bindings: Bindings) -> torch.Tensor:
         """A tensor with this metadata, for given values of the symbols."""
         shape = [_torch.evaluate(s, bindings) for s in self.shape]
         stride = [_torch.evaluate(s, bindings) for s in self.stride]
         return torch.empty_strided(shape, stride, dtype=self.dtype, device=self.device)
 
-    def strides(self, bindings: Mapping[Any, Any]) -> tuple[Any, ...]:
+    def strides(self, bindings: Bindings) -> tuple[Size, ...]:
         """The strides, for given values of the symbols."""
         return tuple(_torch.evaluate(s, bindings) for s in self.stride)
 
@@ -59,7 +75,7 @@ class Step:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
-    def apply(self, value: Any, bindings: Mapping[Any, Any]) -> Any:
+    def apply(self, value: Any, bindings: Bindings) -> Any:
         def known(argument: Any) -> Any:
             if isinstance(argument, (list, tuple)):
                 return type(argument)(known(a) for a in argument)
@@ -82,17 +98,19 @@ class Source:
     index: int
     steps: tuple[Step, ...] = ()
 
-    def base(self, inputs: Sequence[Any], results: Sequence[Any]) -> Any:
+    def base(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> torch.Tensor:
         """The tensor that the value is a view of."""
         return inputs[self.index] if self.is_input else results[self.index]
 
-    def view(self, base: Any, bindings: Mapping[Any, Any]) -> Any:
+    def view(self, base: torch.Tensor, bindings: Bindings) -> torch.Tensor:
         """The value, given its base."""
         for step in self.steps:
             base = step.apply(base, bindings)
         return base
 
-    def get(self, inputs: Sequence[Any], results: Sequence[Any], bindings: Mapping[Any, Any]) -> Any:
+    def get(
+        self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor], bindings: Bindings
+    ) -> torch.Tensor:
         """Make the value from the inputs and results of the operator.
 
         Args:
@@ -138,14 +156,14 @@ class CompiledRegion:
         inner: the regions that it calls itself.
     """
 
-    symbols: list[Any]
+    symbols: list[sympy.Symbol]
     forward: Callable[[list[Any]], Sequence[torch.Tensor]]
     forward_specs: list[TensorSpec]
     outputs: list[Source]
     differentiable: list[bool]
     random: bool
     saved: list[Source] = field(default_factory=list)
-    saved_sizes: list[Any] = field(default_factory=list)
+    saved_sizes: list[int | sympy.Basic] = field(default_factory=list)
     backward: Callable[[list[Any]], Sequence[torch.Tensor]] | None = None
     backward_specs: list[TensorSpec] = field(default_factory=list)
     gradients: list[Source | None] = field(default_factory=list)
@@ -156,15 +174,15 @@ class CompiledRegion:
     inner: list[CompiledRegion] = field(default_factory=list)
     _mend: dict[str, list[int] | None] = field(default_factory=dict)
 
-    def bindings(self, sizes: Sequence[Any]) -> dict[Any, Any]:
+    def bindings(self, sizes: Sequence[Size]) -> dict[sympy.Symbol, Size]:
         """The values of the symbols."""
         return dict(zip(self.symbols, sizes, strict=True))
 
-    def run_forward(self, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+    def run_forward(self, tensors: list[torch.Tensor], sizes: list[Size]) -> list[torch.Tensor]:
         """Run the compiled forward graph. Empties ``tensors``: those that nobody else holds can be freed early."""
         return self._run("forward", self.forward, self.forward_specs, tensors, sizes, sizes)
 
-    def run_backward(self, tensors: list[torch.Tensor], sizes: list[Any]) -> list[torch.Tensor]:
+    def run_backward(self, tensors: list[torch.Tensor], sizes: list[Size]) -> list[torch.Tensor]:
         """Run the compiled backward graph. Empties ``tensors``."""
         if self.backward is None:
             raise RegionContractError(self.key, "it has no backward graph")
@@ -180,8 +198,8 @@ class CompiledRegion:
         compiled: Callable[[list[Any]], Sequence[torch.Tensor]],
         specs: Sequence[TensorSpec],
         tensors: list[torch.Tensor],
-        first: Sequence[Any],
-        sizes: Sequence[Any],
+        first: Sequence[Size],
+        sizes: Sequence[Size],
     ) -> list[torch.Tensor]:
         exact = self.exact.get(which)
         if exact is not None and [t.dtype for t in tensors] != exact.dtypes:
@@ -199,7 +217,7 @@ class CompiledRegion:
         results: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
         specs: Sequence[TensorSpec],
-        sizes: Sequence[Any],
+        sizes: Sequence[Size],
     ) -> list[torch.Tensor]:
         """Hold results to what was recorded: the first call finds out which ones have to be copied for that.
 
