@@ -122,12 +122,12 @@ def parts(target: Any, args: Sequence[Any], kwargs: Any) -> Parts | None:
         return None
     size = summed.size
     bounds = sorted({size * k // min(_PARTS, size) for k in range(min(_PARTS, size) + 1)})
-    pieces = [summed.made(start, stop) for start, stop in itertools.pairwise(bounds)]
-    total = torch.stack(pieces).sum(0)
+    partial_sums = [summed.made(start, stop) for start, stop in itertools.pairwise(bounds)]
+    total = torch.stack(partial_sums).sum(0)
     front = torch.zeros_like(total)
     largest = total.abs()
-    for piece in pieces:
-        front = front + piece
+    for partial in partial_sums:
+        front = front + partial
         largest = torch.maximum(largest, torch.maximum(front.abs(), (total - front).abs()))
     if isinstance(summed.terms, Tensor):
         return Parts(largest, summed.terms, in_turn=True)

@@ -365,8 +365,8 @@ class Arithmetic:
         if not slices:
             return a
         found = [slices[0]]
-        for piece in slices[1:]:
-            found.append(self.mul(found[-1], piece))
+        for element in slices[1:]:
+            found.append(self.mul(found[-1], element))
         return stacked(found, dim)
 
     # Elements chosen by the witness
