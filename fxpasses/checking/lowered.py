@@ -145,7 +145,7 @@ class LoweringCheck:
 
     def look_alone(self, gm: fx.GraphModule) -> None:
         """Compile a graph by itself, and compare it on made-up inputs, unless something wrong was found before."""
-        if self.found or _draws(gm):
+        if self.found or _calls_rng(gm):
             return
         try:
             with outside_tracing():
@@ -157,8 +157,8 @@ class LoweringCheck:
             log.info("a graph is not compared with what Inductor makes of it: %s", reason)
 
     def _compare(self, gm: fx.GraphModule, inputs: list[Any], got: list[Any]) -> None:
-        if _draws(gm):
-            log.info("a graph that calls the RNG is not compared: Inductor draws others")
+        if _calls_rng(gm):
+            log.info("a graph that calls the RNG is not compared: Inductor samples otherwise")
             return
         try:
             _refuse_collectives(gm)
@@ -237,7 +237,7 @@ class LoweringCheck:
         return str(file)
 
 
-def _draws(gm: fx.GraphModule) -> bool:
+def _calls_rng(gm: fx.GraphModule) -> bool:
     return any(is_random(n) or "inductor_random" in str(n.target) for n in gm.graph.nodes)
 
 

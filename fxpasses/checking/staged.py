@@ -212,7 +212,7 @@ def stage_repro(
             whole = _with_numbers(gm, inputs)
             given = zip(placeholders(whole.gm), whole.inputs, strict=True)
             fixed |= {n.name for n, v in given if isinstance(v, Tensor) and not v.requires_grad}
-            whole = _without_draws(whole)
+            whole = _without_rng(whole)
             for behind in ((), ("default",)) if stage == "partition" else ((),):
                 passes[:] = behind
                 if fails(whole):
@@ -297,7 +297,7 @@ def _generators() -> list[Tensor]:
     return [torch.get_rng_state(), *cuda]
 
 
-def _without_draws(case: Case) -> Case:
+def _without_rng(case: Case) -> Case:
     """The case with what its calls draw at random as inputs: compiled graphs draw in another way than eager."""
     run = _DrawingRun(case.gm)
     try:

@@ -64,7 +64,7 @@ class Steps:
         if not _same(eager, self.eager()):
             return "the model gives other results each time that it runs, in eager, too"
         if not _same(eager, self.eager(seed=1)):
-            return "the model calls the RNG: compiled graphs draw them in another way than eager"
+            return "the model samples random numbers: compiled graphs do so in another way than eager"
         return ""
 
     def _run(
