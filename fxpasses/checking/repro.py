@@ -386,7 +386,12 @@ def _is_plain(value: Tensor) -> bool:
 def input_lines(
     inputs: Sequence[Any], fails: Callable[[list[Any]], bool], file: Path
 ) -> tuple[list[str], bool]:
-    """Lines that make the inputs: random ones where they fail, too, or else saved beside the file.
+    """Write the lines of a repro file that make its inputs: random ones where the program fails on them, too, or else saved beside the file.
+
+    Args:
+        inputs: the inputs of the failing program: tensors and numbers.
+        fails: whether the program fails on other inputs of the same metadata.
+        file: the repro file.
 
     Returns:
         The lines, and whether data was saved (the lines then need ``pathlib.Path``).
