@@ -14,9 +14,9 @@ STATIC = "test_aot_dispatch_static"
 DYNAMIC = "test_aot_dispatch_dynamic"
 
 
-def _check(name: str, op: Any, call: Call, tolerances: dict[str, float], *, dynamic: bool) -> str:
+def _check(name: str, op: Any, call: Call, *, dynamic: bool) -> str:
     try:
-        _torch.torch_aot_check(op, call.args, call.kwargs, dynamic=dynamic, **tolerances)
+        _torch.torch_aot_check(op, call.args, call.kwargs, dynamic=dynamic, **call.tolerances)
     except Exception as error:
         raise CheckFailure(
             name,
@@ -45,29 +45,11 @@ def _fix(op: Any, call: Call, said: str) -> str:
     )
 
 
-def check_static(op: Any, call: Call, tolerances: dict[str, float]) -> str:
-    """Compare AOTAutograd with eager, with sizes as constants; a CheckFailure says where they disagree or tracing fails.
-
-    Args:
-        op: the overload that is checked.
-        call: the sample arguments.
-        tolerances: ``rtol`` and ``atol`` of value comparisons, where the user gave them.
-
-    Returns:
-        What was not tried and why; empty if everything was.
-    """
-    return _check(STATIC, op, call, tolerances, dynamic=False)
+def check_static(op: Any, call: Call) -> str:
+    """Compare AOTAutograd with eager, with sizes as constants; a CheckFailure says where they disagree or tracing fails."""
+    return _check(STATIC, op, call, dynamic=False)
 
 
-def check_dynamic(op: Any, call: Call, tolerances: dict[str, float]) -> str:
-    """Compare AOTAutograd with eager, with symbolic sizes; a CheckFailure says where they disagree or tracing fails.
-
-    Args:
-        op: the overload that is checked.
-        call: the sample arguments.
-        tolerances: ``rtol`` and ``atol`` of value comparisons, where the user gave them.
-
-    Returns:
-        What was not tried and why; empty if everything was.
-    """
-    return _check(DYNAMIC, op, call, tolerances, dynamic=True)
+def check_dynamic(op: Any, call: Call) -> str:
+    """Compare AOTAutograd with eager, with symbolic sizes; a CheckFailure says where they disagree or tracing fails."""
+    return _check(DYNAMIC, op, call, dynamic=True)

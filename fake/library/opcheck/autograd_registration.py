@@ -13,16 +13,8 @@ __all__ = ["NAME", "check"]
 NAME = "test_autograd_registration"
 
 
-def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
+def check(op: Any, call: Call) -> str:
     """If inputs require a gradient: outputs must get it from a kernel behind an Autograd key.
-
-    Args:
-        op: the overload that is checked.
-        call: the sample arguments.
-        tolerances: unused: this check compares no values.
-
-    Returns:
-        What was not tried and why; empty if everything was.
 
     Raises:
         CheckFailure: the operator has no such kernel, or hides its autograd below the dispatcher's.

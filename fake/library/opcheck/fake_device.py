@@ -17,16 +17,8 @@ __all__ = ["NAME", "check"]
 NAME = "test_fake_device"
 
 
-def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
+def check(op: Any, call: Call) -> str:
     """Where the Python kernel for all devices runs on meta tensors and stays there, the fake kernel must stay, too.
-
-    Args:
-        op: the overload that is checked.
-        call: the sample arguments.
-        tolerances: unused: this check compares no values.
-
-    Returns:
-        What was not tried and why; empty if everything was.
 
     Raises:
         CheckFailure: the fake kernel's outputs are on another device.

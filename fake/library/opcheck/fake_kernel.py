@@ -14,16 +14,8 @@ __all__ = ["NAME", "check"]
 NAME = "test_faketensor"
 
 
-def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
+def check(op: Any, call: Call) -> str:
     """Compare sizes, strides, dtypes, devices and the number of outputs; then torch's cross-reference mode.
-
-    Args:
-        op: the overload that is checked.
-        call: the sample arguments.
-        tolerances: unused: this check compares no values.
-
-    Returns:
-        What was not tried and why; empty if everything was.
 
     Raises:
         CheckFailure: there is no fake kernel, it fails, or it says something else than the real one does.

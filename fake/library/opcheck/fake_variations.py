@@ -27,18 +27,10 @@ __all__ = ["NAME", "check", "check_sizes"]
 NAME = "test_fake_variations"
 
 
-def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
+def check(op: Any, call: Call) -> str:
     """Other sizes, values, numbers, lists, storage offsets, strides and dtypes.
 
     Inputs that the real kernel refuses say nothing and are skipped; the note names the sizes that it keeps fixed.
-
-    Args:
-        op: the overload that is checked.
-        call: the sample arguments.
-        tolerances: unused: this check compares no values.
-
-    Returns:
-        What was not tried and why; empty if everything was.
 
     Raises:
         CheckFailure: the real kernel accepts a variation, and the fake one fails or answers something else.
@@ -46,17 +38,9 @@ def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
     return _check(op, call, layouts=True)
 
 
-def check_sizes(op: Any, call: Call, tolerances: dict[str, float]) -> str:
+def check_sizes(op: Any, call: Call) -> str:
     """As `check`, without strides and dtypes, and with index tensors in the shape of what they index where they have
     that shape in the sample: what operators of other libraries are held to by default.
-
-    Args:
-        op: the overload that is checked.
-        call: the sample arguments.
-        tolerances: unused: this check compares no values.
-
-    Returns:
-        What was not tried and why; empty if everything was.
     """
     return _check(op, call, layouts=False)
 

@@ -15,16 +15,8 @@ __all__ = ["NAME", "check"]
 NAME = "test_functionalization"
 
 
-def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
+def check(op: Any, call: Call) -> str:
     """A mutating operator, functionalized, must leave the same values in its arguments and outputs.
-
-    Args:
-        op: the overload that is checked.
-        call: the sample arguments.
-        tolerances: ``rtol`` and ``atol`` of value comparisons, where the user gave them.
-
-    Returns:
-        What was not tried and why; empty if everything was.
 
     Raises:
         CheckFailure: functionalization refuses the schema or changes the result.
@@ -56,7 +48,7 @@ def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
     wrong = tuple(
         Evidence(where, str(a), str(b), call.describe())
         for where, a, b in pairs
-        if not torch.allclose(a, b, equal_nan=True, **tolerances)
+        if not torch.allclose(a, b, equal_nan=True, **call.tolerances)
     )
     if wrong:
         raise CheckFailure(

@@ -164,7 +164,7 @@ def _tester(name: str) -> Callable[[Any, Any, Any], None]:
         ]
         if any(t.is_meta or isinstance(t, _torch.FakeTensor) for t in tensors):
             return
-        ALL_TEST_UTILS[name](op, call, {})
+        ALL_TEST_UTILS[name](op, call)
 
     return run
 

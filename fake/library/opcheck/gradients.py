@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -47,24 +47,17 @@ _LAYOUT_FIX = (
 _INPUT_FIX = "save what the formula needs with ctx.save_for_backward, and index it by size and stride, or call .contiguous()"
 
 
-def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
+def check(op: Any, call: Call) -> str:
     """Compare the formula with differences of the operator's values, then with itself.
 
     The first for the sample, for other sizes, and for other numbers and flags; the second for the same gradient values
     in other layouts, for inputs in other strides, for one input at a time, and after another call has come between.
     Where the sample requires no gradient and there is a formula, all inputs that can require one.
 
-    Args:
-        op: the overload that is checked.
-        call: the sample arguments.
-        tolerances: ``rtol`` and ``atol`` of value comparisons, where the user gave them.
-
-    Returns:
-        What was not tried and why; empty if everything was.
-
     Raises:
         CheckFailure: something disagrees.
     """
+    tolerances = call.tolerances
     if not any(t.requires_grad for t in call.tensors):
         if not _torch.has_autograd_formula(op) or op._schema.is_mutable:
             return "no input requires a gradient"
@@ -175,7 +168,7 @@ def _raise_wrong(op: Any, call: Call, wrong: list[Comparison], claimed: bool) ->
 
 
 # --- the formula against itself --------------------------------------------------------------------
-def _check_layouts(op: Any, call: Call, reference: Gradients, tolerances: dict[str, float]) -> None:
+def _check_layouts(op: Any, call: Call, reference: Gradients, tolerances: Mapping[str, float]) -> None:
     for label, change in _LAYOUTS.items():
         _compare(
             op, call, reference, _gradients(op, call, change, ones=False), label, tolerances, _LAYOUT_FIX
@@ -192,7 +185,9 @@ def _check_layouts(op: Any, call: Call, reference: Gradients, tolerances: dict[s
             _compare(op, call, reference, found, label, tolerances, _INPUT_FIX)
 
 
-def _check_each_input_alone(op: Any, call: Call, reference: Gradients, tolerances: dict[str, float]) -> None:
+def _check_each_input_alone(
+    op: Any, call: Call, reference: Gradients, tolerances: Mapping[str, float]
+) -> None:
     needing = [t for t in call.tensors if t.requires_grad]
     for one in needing if len(needing) > 1 else ():
         alone = call.map(lambda t, one=one: t.detach().requires_grad_(t is one))  # type: ignore[misc]
@@ -206,7 +201,7 @@ def _check_each_input_alone(op: Any, call: Call, reference: Gradients, tolerance
         _compare(op, call, expected, found, label, tolerances, fix)
 
 
-def _check_state(op: Any, call: Call, reference: Gradients, tolerances: dict[str, float]) -> None:
+def _check_state(op: Any, call: Call, reference: Gradients, tolerances: Mapping[str, float]) -> None:
     def other_values(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach() * 0.5 + 0.25 if differentiable(tensor) else tensor.detach()
 
@@ -259,7 +254,7 @@ def _gradients(
     return outcome.value
 
 
-def _difference(left: Gradients, right: Gradients, tolerances: dict[str, float]) -> tuple[Evidence, ...]:
+def _difference(left: Gradients, right: Gradients, tolerances: Mapping[str, float]) -> tuple[Evidence, ...]:
     wrong = []
     for name, a in left.items():
         b = right[name]
@@ -282,7 +277,7 @@ def _compare(
     reference: Gradients,
     actual: Gradients | str,
     label: str,
-    tolerances: dict[str, float],
+    tolerances: Mapping[str, float],
     fix: str,
 ) -> None:
     if isinstance(actual, str):

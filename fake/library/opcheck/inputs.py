@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ class Call:
     kind: str = ""
     #: Names of the positional arguments, where they are known.
     names: tuple[str, ...] = ()
+    #: ``rtol`` and ``atol`` of value comparisons, where the user gave them.
+    tolerances: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def leaves(self) -> list[Any]:

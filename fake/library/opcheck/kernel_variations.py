@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,23 +26,16 @@ __all__ = ["NAME", "check"]
 NAME = "test_kernel_variations"
 
 
-def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
+def check(op: Any, call: Call) -> str:
     """Hidden writes and shared memory for other sizes, values, numbers, dtypes and strides; values for other strides.
 
     Only for operators that Python defines: another kernel may read past the end of inputs that it does not expect.
-
-    Args:
-        op: the overload that is checked.
-        call: the sample arguments.
-        tolerances: ``rtol`` and ``atol`` of value comparisons, where the user gave them.
-
-    Returns:
-        What was not tried and why; empty if everything was.
 
     Raises:
         CheckFailure: the kernel does something for a variation that its schema does not say, returns memory that it
             returned before, or returns other values for the same values in other strides.
     """
+    tolerances = call.tolerances
     if not _torch.is_defined_in_python(op):
         return "not tried: C++ defines the operator"
     call = with_defaults(op._schema, call.detached())
@@ -91,7 +85,7 @@ def _check_results_apart(op: Any, call: Call) -> None:
             )
 
 
-def _check_values(op: Any, call: Call, tolerances: dict[str, float]) -> None:
+def _check_values(op: Any, call: Call, tolerances: Mapping[str, float]) -> None:
     """Outputs, and arguments that are written to, for the same values in row-major order."""
     copied = call.copy()
     plain = call.map(lambda t: t.detach().clone(memory_format=torch.contiguous_format))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +83,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     )
 
 
-def same_values(left: torch.Tensor, right: torch.Tensor, tolerances: dict[str, float]) -> bool:
+def same_values(left: torch.Tensor, right: torch.Tensor, tolerances: Mapping[str, float]) -> bool:
     """Whether two results are the same but for the order of summation.
 
     Args:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,8 @@ from fake.library.opcheck.result import CheckFailure, Passed, Verdict
 
 __all__ = ["ALL_TEST_UTILS", "DEFAULT_TEST_UTILS", "opcheck", "resolve"]
 
-Check = Callable[[Any, Call, dict[str, float]], str]
+Check = Callable[[Any, Call], str]
+"""Gets the overload and the sample; returns what was not tried and why, and raises `CheckFailure`."""
 
 #: Every check by name, in the order in which they run.
 ALL_TEST_UTILS: dict[str, Check] = {
@@ -122,7 +124,6 @@ def opcheck(
     """
     if (rtol is None) != (atol is None):
         raise _CheckNamesError("opcheck(op, ...): if you specify one of rtol/atol, you must specify both")
-    tolerances = {} if rtol is None or atol is None else {"rtol": rtol, "atol": atol}
     overload = resolve(op)
     if test_utils is None:
         names: tuple[str, ...] = DEFAULT_TEST_UTILS
@@ -140,6 +141,8 @@ def opcheck(
             "but it was not"
         )
     call = _call(op, overload, args, kwargs or {})
+    if rtol is not None and atol is not None:
+        call = dataclasses.replace(call, tolerances={"rtol": rtol, "atol": atol})
     verdict = Verdict(_torch.op_overload_name(overload))
     if _is_abstract(call):
         # There is nothing to compare fake or meta tensors with; torch's checks pass them, too.
@@ -155,7 +158,7 @@ def opcheck(
             check = ALL_TEST_UTILS[name]
             if name in besides and name == fake_variations.NAME and not strict:
                 check = fake_variations.check_sizes
-            note = check(overload, call, tolerances)
+            note = check(overload, call)
         except CheckFailure as failure:
             if raise_exception:
                 raise

@@ -14,16 +14,8 @@ __all__ = ["NAME", "check"]
 NAME = "test_schema"
 
 
-def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
+def check(op: Any, call: Call) -> str:
     """Run the kernel and compare what it did to its arguments with the schema; then torch's SchemaCheckMode.
-
-    Args:
-        op: the overload that is checked.
-        call: the sample arguments.
-        tolerances: unused: this check compares no values.
-
-    Returns:
-        What was not tried and why; empty if everything was.
 
     Raises:
         CheckFailure: an argument is written to or shares memory with an output, or two outputs share memory, and the

@@ -47,18 +47,10 @@ class _FillEmpty(TorchDispatchMode):
         return result
 
 
-def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
+def check(op: Any, call: Call) -> str:
     """Run the kernel with two patterns in fresh memory; every output must be the same. Also for other sizes.
 
     Sees memory that the kernel allocates through torch from Python (``torch.empty``), not a C++ kernel's own.
-
-    Args:
-        op: the overload that is checked.
-        call: the sample arguments.
-        tolerances: unused: this check compares no values.
-
-    Returns:
-        What was not tried and why; empty if everything was.
 
     Raises:
         CheckFailure: an output depends on the pattern.

@@ -17,16 +17,8 @@ NAME = "test_vmap"
 _BATCH = 3
 
 
-def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
+def check(op: Any, call: Call) -> str:
     """``torch.vmap`` with every tensor batched, and with each alone, in the first and in the last dimension.
-
-    Args:
-        op: the overload that is checked.
-        call: the sample arguments.
-        tolerances: ``rtol`` and ``atol`` of value comparisons, where the user gave them.
-
-    Returns:
-        What was not tried and why; empty if everything was.
 
     Raises:
         CheckFailure: it gives other values than the operator called for each element of the batch.
@@ -39,13 +31,11 @@ def check(op: Any, call: Call, tolerances: dict[str, float]) -> str:
     choices = [("all tensors", tensors), *((names[id(t)], [t]) for t in tensors if len(tensors) > 1)]
     for label, batched in choices:
         for dim in (0, -1):
-            _compare(op, call, batched, dim, f"{label} batched in dimension {dim}", tolerances)
+            _compare(op, call, batched, dim, f"{label} batched in dimension {dim}")
     return ""
 
 
-def _compare(
-    op: Any, call: Call, batched: list[torch.Tensor], dim: int, label: str, tolerances: dict[str, float]
-) -> None:
+def _compare(op: Any, call: Call, batched: list[torch.Tensor], dim: int, label: str) -> None:
     def element(tensor: torch.Tensor, index: int) -> torch.Tensor:
         return tensor.roll(index, 0) if tensor.dim() else tensor + index
 
@@ -73,7 +63,7 @@ def _compare(
     said = tuple(
         Evidence(f"output {index}", "the values of a loop over the batch", "others", call.describe())
         for index, (mine, theirs) in enumerate(zip(expected, flat_tensors(outcome.value), strict=True))
-        if not same_values(mine, theirs, tolerances)
+        if not same_values(mine, theirs, call.tolerances)
     )
     if said:
         raise CheckFailure(
