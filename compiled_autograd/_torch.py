@@ -14,10 +14,12 @@ import torch
 from torch._dynamo import compiled_autograd as torch_compiled_autograd
 from torch._dynamo import trace_rules
 from torch._dynamo.eval_frame import OptimizedModule
+from torch._dynamo.utils import get_metrics_context
 from torch._dynamo.variables.distributed import BackwardHookVariable
 from torch._dynamo.variables.tensor import TensorVariable
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._traceback import CapturedTraceback
 
 __all__ = [
     "ACCUMULATE_GRAD_RETURNS",
@@ -38,6 +40,7 @@ __all__ = [
     "current_graph_task_id",
     "disable_modes",
     "dispatch_mode_depth",
+    "forget_stacks_of_compilations",
     "functional_operators",
     "hook_problem",
     "hooks_go_to_backward",
@@ -302,6 +305,19 @@ def skip_frames(package: str) -> None:
     """
     trace_rules.add(package)
     trace_rules.BUILTIN_INLINE_WHEN_CALLED.add(trace_rules.SKIP_DIRS[-1])
+
+
+def forget_stacks_of_compilations() -> None:
+    """Free what Dynamo's metrics remember of this thread's past compilations: Python stacks, for one error text.
+
+    A stack keeps the code of its frames alive. Where the rest of a function was compiled after a graph break, that is
+    compiled code with all its graphs, which neither ``torch._dynamo.reset()`` nor the garbage collector could free.
+    """
+    metrics = get_metrics_context()
+    edits = getattr(metrics, "_edits", None)
+    if edits and not metrics.in_progress():
+        edits.clear()
+        CapturedTraceback.extract()  # C++ lets go of the frames of dead stacks when it records the next one
 
 
 def lookup_backend(name: str) -> Callable[..., Any]:

@@ -111,6 +111,7 @@ def reset() -> None:
         raise RuntimeError("compiled_autograd.reset() inside a backward pass would free the graph that runs")
     walks.forget_graphs()
     sessions.ledger.clear()
+    _torch.forget_stacks_of_compilations()
 
 
 def stats() -> Stats:

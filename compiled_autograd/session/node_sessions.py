@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from compiled_autograd import _torch
 from compiled_autograd.session.compilers import as_compiler
 from compiled_autograd.session.session import Session, installation
 
@@ -26,6 +27,7 @@ class NodeSessions:
 
     def add(self, node_class: type, session: Session) -> None:
         """From now on capture passes that reach a node of this class."""
+        _torch.forget_stacks_of_compilations()  # they would keep node classes of functions that are gone
         with self._lock:
             if node_class not in self._sessions:
                 # Ours for as long as the class lives; the engine must stand in for torch's until then.

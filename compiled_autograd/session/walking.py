@@ -144,6 +144,7 @@ class Walks:
         """``clear_cache`` as ``torch._dynamo.reset()`` calls it: not while C++ walks along the cache."""
         with self._lock:
             _torch.clear_cache()
+        _torch.forget_stacks_of_compilations()
 
     # Graphs
 

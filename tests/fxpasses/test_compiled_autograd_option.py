@@ -154,19 +154,26 @@ def test_torchs_own_compiled_autograd_takes_the_backend(around: Any) -> None:
         torch.testing.assert_close(mine, theirs)
 
 
-def test_nothing_stays_installed_once_the_compiled_graphs_are_gone() -> None:
+def training_step(run: Any, x: torch.Tensor) -> torch.Tensor:
+    loss = run(x).sum()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["model", "step"])
+def test_nothing_stays_installed_once_the_compiled_graphs_are_gone(whole: bool) -> None:
     gc.collect()
-    users: Any = installation._users
-    known = len(node_sessions._sessions)
-    compiled = torch.compile(model(), backend="fxpasses", options=OPTIONS)
-    compiled(torch.ones(3, 4)).sum().backward()
-    assert installation._users == users + 1
-    del compiled
+    assert installation._users == len(node_sessions._sessions) == 0
+    what = training_step if whole else model()
+    compiled: Any = torch.compile(what, backend="fxpasses", options=OPTIONS)
+    for batch in (3, 4, 5):
+        compiled(model(), torch.ones(batch, 4)) if whole else training_step(compiled, torch.ones(batch, 4))
+    assert installation._users > 0
+    del compiled, what
     torch._dynamo.reset()
     compiled_autograd.reset()
     gc.collect()
-    assert installation._users == users
-    assert len(node_sessions._sessions) == known
+    assert installation._users == len(node_sessions._sessions) == 0
 
 
 def test_only_python_nodes_can_be_named() -> None:
