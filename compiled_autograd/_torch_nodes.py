@@ -23,6 +23,10 @@ class NodeWriter:
         assert graph.owning_module is None, "a graph with an owner may have hooks that want to see its nodes"
         self.graph = graph
         self._names: Any = graph._graph_namespace
+        self._used_names: set[str] = self._names._used_names
+        self._name_of: dict[object, str] = self._names._obj_to_name
+        self._by_target: Any = graph._find_nodes_lookup_table.table
+        self._insert = graph._insert
         self._counts: dict[str, int] = {}
 
     def call(
@@ -52,14 +56,14 @@ class NodeWriter:
     def _append(self, op: str, target: Any, args: Any, base: str, kwargs: Mapping[str, Any]) -> fx.Node:
         graph, name = self.graph, self._name(base)
         node = fx.Node(graph, name, op, target, args, kwargs)  # type: ignore[arg-type]
-        self._names.associate_name_with_obj(name, node)
-        graph._insert(node)
-        graph._find_nodes_lookup_table.insert(node)
+        self._name_of[node] = name
+        self._insert(node)
+        self._by_target[op, target if op == "call_function" else None][node] = None
         graph._len += 1
         return node
 
     def _name(self, base: str) -> str:
-        used = self._names._used_names
+        used = self._used_names
         if base not in used:
             if base[-1:].isdigit() and base.isidentifier():  # no keyword and no builtin ends with a digit
                 used.add(base)

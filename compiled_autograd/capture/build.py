@@ -47,6 +47,10 @@ def ordered_nodes(capture: Capture) -> list[CapturedNode]:
     return [capture.nodes[index] for index in eager_order(capture.walked)]
 
 
+_NO_KEYWORDS: dict[str, Any] = {}
+_PLAIN = {type(None), bool, int, float, str, torch.dtype}
+
+
 class _Emitter:
     """Writes steps into a graph."""
 
@@ -92,12 +96,13 @@ class _Emitter:
     def _note(self, argument: Any) -> None:
         """Remember what is used of each step and of each argument of the graph, and which sums a node's values go into."""
         for value in map(self._resolved, leaves(argument)) if self.inline else leaves(argument):
-            if isinstance(value, Value):
+            kind = type(value)
+            if kind is Value:
                 if value.index is not None:
                     self.used.setdefault(id(value.step), set()).add(value.index)
-            elif isinstance(value, InputValue):
+            elif kind is InputValue:
                 self.wanted[value.source].add(value.index)
-            elif isinstance(value, SumValue) and id(value) not in self.sums:
+            elif kind is SumValue and id(value) not in self.sums:
                 self.sums[id(value)] = None
                 for part in value.parts:
                     self._note(part)
@@ -107,13 +112,13 @@ class _Emitter:
 
     def _unpack_arguments(self) -> None:
         for source, wanted in self.wanted.items():
+            name, whole, elements = source.rstrip("s"), self.sources[source], self.input_elements[source]
             for index in sorted(wanted):
-                name = f"{source.rstrip('s')}_{index}"
-                element = self.writer.call(operator.getitem, (self.sources[source], index), name)
+                element = self.writer.call(operator.getitem, (whole, index), f"{name}_{index}")
                 if source == "inputs":
                     dtype, device, requires_grad = self.capture.input_metadata[index]
                     element.meta.update(dtype=dtype, device=device, requires_grad=requires_grad)
-                self.input_elements[source][index] = element
+                elements[index] = element
         for source in FREED:
             if source == "inputs" or self.wanted[source]:
                 self.graph.create_node("call_method", "clear", (self.sources[source],), name=f"free_{source}")
@@ -128,10 +133,11 @@ class _Emitter:
             return self.elements[id(argument.step), argument.index]
         if kind is InputValue:
             return self.input_elements[argument.source][argument.index]
-        if kind is list:
-            return [self.argument(element) for element in argument]
-        if kind is tuple:
-            return tuple([self.argument(element) for element in argument])
+        if kind in _PLAIN:
+            return argument
+        if kind is list or kind is tuple:
+            values = [part if type(part) in _PLAIN else self.argument(part) for part in argument]
+            return values if kind is list else tuple(values)
         if kind is SumValue:
             return self.sums[id(argument)]
         if kind is dict:
@@ -159,13 +165,19 @@ class _Emitter:
 
     def step(self, step: Step) -> None:
         label = node_label(step.label)
-        kwargs = {"node": step.node} if step.takes_node else self.argument(step.kwargs)
+        kwargs = _NO_KEYWORDS
+        if step.takes_node:
+            kwargs = {"node": step.node}
+        elif step.kwargs:
+            kwargs = self.argument(step.kwargs)
         result = self._create(step.target, self.argument(step.args), kwargs, label)
-        result.meta.update(step.meta, kind=step.kind)
+        result.meta["kind"] = step.kind
+        if step.meta:
+            result.meta.update(step.meta)
         self.results[id(step)] = result
         for index in sorted(self.used.get(id(step), ())):
             self.elements[id(step), index] = self._create(
-                operator.getitem, (result, index), {}, f"{label}_grad{index}"
+                operator.getitem, (result, index), _NO_KEYWORDS, f"{label}_grad{index}"
             )
 
     def node(self, node: CapturedNode) -> None:

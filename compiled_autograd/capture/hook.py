@@ -109,7 +109,9 @@ class GraphCompiler:
         if kind in _CONSTANTS:
             return argument
         if kind is list:
-            return [self._value(element) for element in argument]
+            return [part if type(part) in _CONSTANTS else self._value(part) for part in argument]
+        if kind is torch.Tensor and (value := self._values.get(id(argument))) is not None:
+            return value
         if isinstance(argument, torch.Tensor):
             value = self._values.get(id(argument))
             if value is None:
@@ -202,7 +204,9 @@ class GraphCompiler:
     def bind_function(self, name: str, function: Any, is_custom: bool, is_traceable: bool) -> str:
         return _torch.functional_operators.add(name, function, is_custom, is_traceable)
 
-    def apply_functional(self, name: str, grads: Any, args: Any, output_metadata: Sequence[Any]) -> list[Any]:
+    def apply_functional(
+        self, name: str, grads: Any, args: Any, output_metadata: Sequence[Any]
+    ) -> list[torch.Tensor | None]:
         operator = _torch.functional_operators.get(name)
         original = _torch.untraceable_operator(operator)
         kind = Kind.PURE if original is None else Kind.CPP
@@ -215,26 +219,28 @@ class GraphCompiler:
                 functional.all_chunks, (gradients, arguments[1], chunk_size, sizes), Kind.PURE, "chunks"
             )
             gradients = Value(self._chunks)
-        arguments = [gradients, *arguments]
-        count = len(output_metadata)
-        return self._tuple_step(original or operator, tuple(arguments), count, kind, self._node.name)
+        step = self._step(original or operator, (gradients, *arguments), kind, self._node.name)
+        # no edge leads on from an output without metadata
+        return [
+            None if metadata is None else self._token(Value(step, index))
+            for index, metadata in enumerate(output_metadata)
+        ]
 
     def validate_outputs(self, _: str, outputs: Any, args: Any, output_metadata: Sequence[Any]) -> Any:
         if not outputs:
             return outputs
         grads = self._value(list(outputs))
-        (metadata,) = (self._value(argument) for argument in args)
+        (packed,) = args
         if self._chunks is not None:  # sizes are symbolic here, and were not when the node was recorded
-            self._chunks.args = (*self._chunks.args[:-1], metadata[0][1])
+            self._chunks.args = (*self._chunks.args[:-1], self._value(packed[0][1]))
             self._chunks = None
-        plain = [validation.plain_metadata(expected) for expected in metadata]
-        if all(
-            known is not None for known, expected in zip(plain, metadata, strict=True) if expected is not None
-        ):
+        plain = [validation.plain_metadata(expected) for expected in packed]
+        if plain.count(None) == packed.count(None):
             return [
                 output if output is None or known is None else self._validated(grad, index, known)
                 for index, (output, grad, known) in enumerate(zip(outputs, grads, plain, strict=True))
             ]
+        metadata = self._value(packed)
         target = validation.validate_outputs
         tokens = self._tuple_step(
             target, (grads, self._function_name(), metadata), len(outputs), Kind.PURE, "validate"
@@ -243,7 +249,8 @@ class GraphCompiler:
         return [None if output is None else token for output, token in zip(outputs, tokens, strict=True)]
 
     def _validated(self, grad: Any, index: int, known: tuple[Any, ...]) -> torch.Tensor:
-        args = (grad, self._function_name(), index, *known)
+        dtype, device, sizes = known
+        args = (grad, self._function_name(), index, dtype, device, self._value(sizes))
         return self._token(Value(self._step(validation.validate, args, Kind.PURE, "validate")))
 
     def _function_name(self) -> str:

@@ -6,7 +6,7 @@ graph be written in the order in which eager would run it.
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = ["CapturedNode", "Constant", "Inlined", "InputValue", "Kind", "Step", "SumValue", "Value", "leaves"]
@@ -39,10 +39,10 @@ class Step:
     label: str
     takes_node: bool = False
     """Whether the target wants to know the node's index."""
-    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    meta: dict[str, Any] = dataclasses.field(default_factory=dict)
+    kwargs: dict[str, Any] | None = None
+    meta: dict[str, Any] | None = None
     """More for the ``meta`` of its node in the graph."""
-    produces: list[tuple[Any, ...] | None] = dataclasses.field(default_factory=list)
+    produces: Sequence[tuple[Any, ...] | None] = ()
     """Sizes, dtype and device of each output that a custom backward may leave out."""
     inlined: "Inlined | None" = None
     """What it calls, where that is known: a graph has either."""
@@ -65,7 +65,7 @@ class Value:
     index: int | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(unsafe_hash=True, slots=True)
 class InputValue:
     """One element of an argument of the whole graph: ``inputs``, ``sizes``, ``scalars``, ``hooks``, ``packed``."""
 
@@ -108,19 +108,27 @@ _VALUES = {Value, InputValue, SumValue}
 _NESTED = {tuple, list, dict, slice}
 
 
-def leaves(argument: Any) -> Iterator[Any]:
+def leaves(argument: Any) -> list[Any]:
     """The values inside nested tuples, lists, dicts and slices."""
+    found: list[Any] = []
+    if type(argument) in _VALUES:
+        found.append(argument)
+    else:
+        _add_leaves(argument, found)
+    return found
+
+
+def _add_leaves(argument: Any, found: list[Any]) -> None:
     kind = type(argument)
-    if kind in _VALUES:
-        yield argument
-    elif kind in _NESTED:
-        if kind is dict:
-            argument = argument.values()
-        elif kind is slice:
-            argument = (argument.start, argument.stop, argument.step)
-        for element in argument:
-            inner = type(element)
-            if inner in _VALUES:
-                yield element
-            elif inner in _NESTED:
-                yield from leaves(element)
+    if kind is dict:
+        argument = argument.values()
+    elif kind is slice:
+        argument = (argument.start, argument.stop, argument.step)
+    elif kind is not tuple and kind is not list:
+        return
+    for element in argument:
+        inner = type(element)
+        if inner in _VALUES:
+            found.append(element)
+        elif inner in _NESTED:
+            _add_leaves(element, found)

@@ -22,9 +22,11 @@ __all__ = ["executable", "graph_module"]
 _Frame = list[Any]
 _Read = Callable[[_Frame], Any]
 _RUNNABLE = {"placeholder", "call_function", "call_method", "get_attr", "output"}
-_LISTS = (list, immutable_list)
-_DICTS = (dict, immutable_dict)
+_SEQUENCES = {tuple, list, immutable_list}
+_DICTS = {dict, immutable_dict}
+_CONSTANTS = {int, float, str}
 _VALUE = "\0"
+_ELEMENT = f"{_VALUE}, "
 _FEW = 16
 """Values of an argument up to which its shape is likely to be met again."""
 _OFTEN = 32
@@ -107,7 +109,7 @@ class _Calls:
             function = functools.partial(_call_method, str(node.target))
         elif node.op == "get_attr":
             function = functools.partial(operator.attrgetter(str(node.target)), self._module)
-        args, named = tuple(node.args), dict(node.kwargs)
+        args, named = node.args, node.kwargs
         if named and _may_be_positional(function, len(args), named):
             args, named = (*args, *named.values()), {}
         read = self._reader(args)
@@ -129,7 +131,7 @@ class _Calls:
         read = operator.itemgetter(*slots) if slots else None
         if shape == _VALUE:
             return read  # type: ignore[return-value]
-        if shape == f"({f'{_VALUE}, ' * len(slots)})" and len(slots) > 1:
+        if len(slots) > 1 and shape == f"({_ELEMENT * len(slots)})":
             return read  # type: ignore[return-value]
         if len(slots) == 1:
             build_one, (slot,) = _builder(shape), slots
@@ -139,17 +141,30 @@ class _Calls:
 
     def _shape(self, argument: Any, slots: list[int]) -> str:
         """The argument as Python source, with `_VALUE` for each value, whose slot is appended to ``slots``."""
-        if isinstance(argument, fx.Node):
+        kind = type(argument)
+        if kind is fx.Node:
             slots.append(self._slots[argument])
             return _VALUE
-        if type(argument) in _LISTS:
-            return f"[{''.join([f'{self._shape(element, slots)}, ' for element in argument])}]"
-        if type(argument) is tuple:
-            return f"({''.join([f'{self._shape(element, slots)}, ' for element in argument])})"
-        if type(argument) in _DICTS and all(isinstance(key, str) for key in argument):
+        if kind in _SEQUENCES:
+            parts, initial = [], self._initial
+            for element in argument:
+                if element is None or element is True or element is False:  # there are few such shapes
+                    parts.append(f"{element}, ")
+                elif type(element) is fx.Node:
+                    slots.append(self._slots[element])
+                    parts.append(_ELEMENT)
+                elif type(element) in _CONSTANTS:
+                    slots.append(len(initial))
+                    initial.append(element)
+                    parts.append(_ELEMENT)
+                else:
+                    parts.append(f"{self._shape(element, slots)}, ")
+            inside = "".join(parts)
+            return f"({inside})" if kind is tuple else f"[{inside}]"
+        if kind in _DICTS and all(isinstance(key, str) for key in argument):
             items = [f"{key!r}: {self._shape(element, slots)}, " for key, element in argument.items()]
             return f"{{{''.join(items)}}}"
-        if type(argument) is slice:
+        if kind is slice:
             ends = (argument.start, argument.stop, argument.step)
             return f"slice({''.join([f'{self._shape(end, slots)}, ' for end in ends])})"
         slots.append(self._slot(argument))

@@ -3,6 +3,7 @@
 The rules are those of ``validate_outputs`` and ``InputMetadata`` in torch's ``engine.cpp`` and ``input_metadata.h``.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,10 +26,16 @@ def plain_metadata(packed: Any) -> tuple[torch.dtype, str, tuple[Any, ...]] | No
     if packed is None:
         return None
     options, sizes, is_subclass, code = packed
+    plain = None if is_subclass else _plain_options(tuple(options), code)
+    return None if plain is None else (*plain, tuple(sizes))
+
+
+@functools.lru_cache(256)
+def _plain_options(options: tuple[Any, ...], code: int) -> tuple[torch.dtype, str] | None:
     dtype = _torch.DTYPES.get(code)
-    if dtype is None or is_subclass or _packed_metadata(dtype, options[2], sizes)[0] != tuple(options):
+    if dtype is None or _packed_metadata(dtype, options[2], ())[0] != options:
         return None
-    return dtype, str(options[2]), tuple(sizes)
+    return dtype, str(options[2])
 
 
 def _packed_metadata(dtype: torch.dtype, device: torch.device, sizes: Sequence[int]) -> tuple[Any, ...]:

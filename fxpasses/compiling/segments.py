@@ -297,7 +297,8 @@ def stitch_segments(
             lines += [*done, f"results = {run}({', '.join(f'given_{i}' for i in range(len(lists)))})"]
             lines += [f"{_name(user)} = results[{user.args[1]}]" for user in step.users if left.get(user)]
             lines += ["del results"]
-    lines += [f"return ({_text(output.args[0])},)"]  # type: ignore[arg-type]
+    values: Any = output.args[0]  # none in a graph that only changes its inputs
+    lines += [f"return ({_text(values)}{',' if values else ''})"]
     return load_stitched("def call(inputs):\n" + "".join(f"    {line}\n" for line in lines), known)
 
 

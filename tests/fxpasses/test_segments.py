@@ -120,6 +120,20 @@ def test_updates_of_inputs_come_last() -> None:
     torch.testing.assert_close(state, wanted_state)
 
 
+def test_a_graph_may_only_update_its_inputs() -> None:
+    def function(x: torch.Tensor, state: torch.Tensor) -> Any:
+        (y,) = torch._foreach_sin([x.exp()])
+        state.copy_(y + state)
+        return ()
+
+    found = cut(traced(function, torch.randn(3), torch.randn(3)), direct)
+    assert found is not None
+    x, state = torch.randn(3), torch.randn(3)
+    wanted = x.exp().sin() + state
+    assert compiled(found)([x, state]) == ()
+    torch.testing.assert_close(state, wanted)
+
+
 def test_other_writes_to_memory_are_left_alone() -> None:
     def function(x: torch.Tensor) -> Any:
         y = x + 1
