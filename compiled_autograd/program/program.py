@@ -99,10 +99,26 @@ class _Segment:
                 if form is None and self.gave_up is None and self._may_compile(values, sizes, scalars):
                     return self._new_form(values, sizes, scalars)
         if form is not None:
+            if form.unproven:
+                return self._first_run(form, values, sizes, scalars)
             return form.run(values, sizes)
         forms = len(self.statics) + len(self.dynamics)
         sessions.ledger.ran_uncompiled(self.gave_up or f"it has been compiled {forms} times")
         return self.part.run(values, sizes, scalars)
+
+    def _first_run(
+        self, form: "_Static | _Dynamic", values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]
+    ) -> Sequence[Any]:
+        """A form that could not be tried when it was made: Dynamo compiles it now."""
+        kept = list(values)
+        try:
+            results = form.run(values, sizes)
+        except Exception as error:  # noqa: BLE001 - a compiler may raise anything; the segment is pure
+            self.statics = [static for static in self.statics if static is not form]
+            self._give_up(f"its compiler raised {type(error).__name__}: {_first_line(error)}")
+            return self.part.run(kept, sizes, scalars)
+        form.unproven = False
+        return results
 
     def _for_merged(self, positions: tuple[int, ...]) -> "_Segment":
         """For calls in which one tensor comes as several inputs: compiled for distinct ones, or the other way round,
@@ -233,8 +249,9 @@ def _first_positions(values: Sequence[Any]) -> tuple[int, ...] | None:
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no message"
+    """What it says first; Dynamo names the backend there, and quotes it on the next line."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    return " ".join(lines[: 1 + lines[0].endswith(":")])
 
 
 class _Static:
@@ -254,6 +271,8 @@ class _Static:
         self.used = lowered.used_inputs
         self.outputs = lowered.outputs
         self.compiled: Callable[[list[Any]], Sequence[Any]] | None = None
+        self.unproven = False
+        """Whether it has not run yet."""
         self.plain_outputs = lowered.outputs == [("computed", index) for index in range(len(lowered.outputs))]
 
     def matches(self, values: list[Any], sizes: Sequence[int], scalars: Sequence[Any]) -> bool:
@@ -302,6 +321,7 @@ class _Static:
         segment.count("dynamic 1" if segment.statics else "static")
         log_compile(segment.part.title, "compiled for one pattern of sizes")
         if self.lowered.random:
+            self.unproven = True
             return
         expected = [
             result for result, output in zip(self.lowered.results, self.outputs, strict=True) if output
@@ -372,6 +392,8 @@ def _list_module(lowered: Lowered, name: str) -> fx.GraphModule:
 
 class _Dynamic:
     """A segment with symbolic sizes: those that were seen to change, and no others."""
+
+    unproven = False
 
     def __init__(self, segment: _Segment, pattern: ShapePattern) -> None:
         self.pattern = pattern

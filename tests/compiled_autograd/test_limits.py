@@ -1,12 +1,13 @@
 """Errors, unusual tensors, and what runs in eager instead, against eager."""
 
 import threading
+from typing import Any
 
 import pytest
 import torch
 
 import compiled_autograd
-from tests.compiled_autograd.support import COMPILERS, check, fresh
+from tests.compiled_autograd.support import COMPILERS, assert_same, check, fresh
 
 compilers = pytest.mark.parametrize("compiler", COMPILERS)
 
@@ -218,3 +219,37 @@ def test_passes_of_other_threads_are_eager_unless_they_enable():
     torch.testing.assert_close(results["grad"], 2 * x.exp().detach())
     stats = compiled_autograd.stats()
     assert stats.captures + stats.hits == 2
+
+
+def test_a_compiler_that_fails_on_random_numbers_fails_at_no_later_pass() -> None:
+    """Such a segment is not run when it is compiled, and Dynamo calls its backend when it runs."""
+
+    def refuses(graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        raise NotImplementedError("no random numbers")
+
+    class Noisy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * torch.rand_like(grad)
+
+    torch._dynamo.reset()
+    function = torch.compile(lambda x: Noisy.apply(x).sin(), backend="aot_eager", fullgraph=True)
+
+    def passes() -> list[torch.Tensor | None]:
+        torch.manual_seed(0)
+        found = []
+        for _ in range(3):
+            x = torch.ones(4, requires_grad=True)
+            function(x).sum().backward()
+            found.append(x.grad)
+        return found
+
+    expected = passes()
+    with fresh(lambda graph: torch.compile(graph, backend=refuses)):
+        assert_same(expected, passes())
+    (reason,) = compiled_autograd.stats().uncompiled_reasons
+    assert "no random numbers" in reason
