@@ -133,7 +133,7 @@ def find(func: OpOverload) -> Rule | None:
     >>> import torch, fake.kernels
     >>> fake.kernels.find(torch.ops.aten.copysign.Tensor).__name__
     'structured'
-    >>> fake.kernels.find(torch.ops.aten.relu.default) is None
+    >>> fake.kernels.find(torch.ops.aten.unsqueeze.default) is None
     True
     """
     return _registry.find(func)
