@@ -93,6 +93,7 @@ def test_what_a_compiler_compiles_is_compiled_inside_of_a_compiled_function_too(
     with compiled_autograd.enable(lambda graph: torch.compile(graph, backend=count)):
         run(one_loss, (3,), compiled=lambda f: torch.compile(f, backend=outside))
     assert len(graphs) == 1
+    assert outer
     assert all("backward" not in node.name for graph in outer for node in graph.graph.nodes)
 
 

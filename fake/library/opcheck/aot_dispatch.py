@@ -38,7 +38,7 @@ def _fix(op: Any, call: Call, said: str) -> str:
             ".item(), memory tricks) into another custom operator"
         )
     if "alias annotations" in said:
-        return "return a clone and drop the annotation of the output: only ATen's views can be functionalized"
+        return "return a clone and drop the annotation of the output, or register the operator as CompositeImplicitAutograd: only ATen's views can be functionalized"
     return (
         "the operator runs, but cannot be traced: it needs a fake kernel that is exact (see test_faketensor), and "
         "setup_context and the backward formula that do not read data"
