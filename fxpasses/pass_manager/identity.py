@@ -147,6 +147,7 @@ class _Walk:
         self.factors: dict[str, str] = {}
         self.unknown: list[str] = []
         self._labels: dict[int, str] = {}
+        self._read: set[tuple[types.ModuleType, types.CodeType]] = set()
         self._kept: list[Any] = []
         """The labelled objects, so that no other object gets the id of one."""
 
@@ -225,6 +226,12 @@ class _Walk:
     def _attributes(self, value: Any, code: types.CodeType) -> None:
         """The attributes that ``code`` reads from a module of ours: ``helpers.fuse``."""
         if isinstance(value, types.ModuleType) and self._is_followed(value.__name__):
+            if (
+                value,
+                code,
+            ) in self._read:  # a module may have itself, or one that imported it, for an attribute
+                return
+            self._read.add((value, code))
             for name in attribute_names(code):
                 if name in vars(value):
                     self._named(f"constant {value.__name__}.{name}", vars(value)[name])

@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -340,6 +341,18 @@ def test_what_cannot_be_cached_is_said():
 
     miss = explain_miss(compiled(passes=[collects]), compiled(passes=[collects]))
     assert "pass 'collects' depends on closure" in str(miss)
+
+
+def test_a_module_may_have_itself_for_an_attribute():
+    helpers: Any = types.ModuleType("identity_helpers")
+    helpers.helpers, helpers.scale = helpers, 2
+
+    namespace = {"helpers": helpers, "__name__": "identity_reader"}
+    exec("def read(gm):\n    return helpers.helpers.scale\n", namespace)
+    found = []
+    for helpers.scale in (2, 3):
+        found.append(identify(namespace["read"]).factors["constant identity_helpers.scale"])
+    assert found[0] != found[1]
 
 
 def test_records_travel_between_processes(tmp_path):
