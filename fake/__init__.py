@@ -8,7 +8,9 @@
 torch.Size([3, 5])
 """
 
-import fake.seam.missing  # noqa: F401  (before the first file that uses private names)
+from fake.seam import missing as _missing  # noqa: F401  (before the first file that uses private names)
+
+# isort: split
 from fake._torch import (
     extract_tensor_metadata,
     is_fake,
