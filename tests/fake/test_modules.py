@@ -1,7 +1,6 @@
 """Conversions of modules with fake parameters change what they change in eager."""
 
 import copy
-import gc
 import weakref
 
 import pytest
@@ -10,8 +9,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
 
 import fake
-from fake.seam.patches import LEDGER
-from fake.tensors import modules
 
 
 class Tied(nn.Module):
@@ -181,9 +178,6 @@ def test_modules_with_data_and_of_torchs_mode_are_torchs():
         nn.Linear(2, 2).double()
     with fake.FakeTensorMode():
         assert nn.Linear(2, 2).double().weight.dtype is torch.float64
-    gc.collect()
-    assert not any(map(LEDGER.is_in_force, modules.PATCHES))
-    assert torch.nn.Module._apply.__module__ == "torch.nn.modules.module"
 
 
 def test_compiled_code_may_convert_modules():

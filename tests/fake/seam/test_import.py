@@ -59,3 +59,36 @@ def test_importing_changes_nothing_in_torch(packages):
     attributes, kernels = json.loads(done.stdout)
     assert attributes == []
     assert kernels == []
+
+
+WITH_MODES = """
+import gc
+import torch, fake
+from fake.kernels import lazy_parameters
+from fake.tensors.modules import PATCHES
+from fake.seam.patches import LEDGER
+
+patches = (*PATCHES, *lazy_parameters.PATCHES)
+for _ in range(2):
+    with fake.FakeTensorMode() as mode:
+        assert all(map(LEDGER.is_in_force, patches))
+        layer = torch.nn.LazyLinear(5).double()
+        assert layer(torch.ones(2, 3, dtype=torch.float64)).shape == (2, 5)
+    del mode, layer
+    gc.collect()
+    assert not any(map(LEDGER.is_in_force, patches))
+    assert torch.nn.UninitializedParameter.__new__.__module__ == "torch.nn.parameter"
+    assert torch.nn.Module._apply.__module__ == "torch.nn.modules.module"
+try:
+    with torch._subclasses.FakeTensorMode():
+        torch.nn.LazyLinear(5)
+except RuntimeError as error:
+    assert "already associated" in str(error)
+else:
+    raise AssertionError("torch's own mode makes lazy modules now: ours need no patch for it")
+"""
+
+
+def test_what_modes_change_goes_with_the_last_of_them():
+    done = subprocess.run([sys.executable, "-c", WITH_MODES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
