@@ -40,6 +40,7 @@ def test_the_graph_of_a_pass_holds_the_operators_of_a_compiled_function() -> Non
     assert report.captures[0].inlined == ("CompiledFunctionBackward",)
     assert report.captures[0].called == ()
     names = [node.name for node in report.graphs[0].graph.nodes if node.target is torch.ops.aten.mm.default]
+    assert names
     assert all(name.startswith("aot") for name in names)
 
 

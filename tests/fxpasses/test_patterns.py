@@ -338,6 +338,7 @@ def test_matches_are_sites_with_provenance():
     assert run.matches == 3
     assert all(__file__ in site.location.source for site in run.sites)
     new = [node for node in captured.forward.graph.nodes if "relu" in str(node.target)]
+    assert len(new) == 3
     assert all(__file__ in captured.provenance(node).source for node in new)
     assert item.identity() is not None
     assert (
