@@ -121,18 +121,8 @@ def set_report_error_callback(qualname: str, report: Callable[[str], None]) -> N
     _C._dispatch_set_report_error_callback(_C._dispatch_find_schema_or_throw(name, overload), report)
 
 
-def schema_of(op: OpOverload) -> Any:
-    return op._schema
-
-
 def is_view_schema(schema: Any) -> bool:
     return bool(schema._is_view_op()) if hasattr(schema, "_is_view_op") else False
-
-
-def source_of_fake(qualname: str) -> str | None:
-    """Where the fake kernel of ``qualname`` was registered, ``file:line``, or None."""
-    kernel = simple_registry.find(qualname).fake_impl.kernel
-    return None if kernel is None else kernel.source
 
 
 def set_source_of_fake(qualname: str, function: Callable[..., Any]) -> None:
@@ -400,13 +390,11 @@ __all__ = [
     "replace_library",
     "resolve_overload",
     "run_functionalized",
-    "schema_of",
     "scoped_library",
     "serialization_codes",
     "set_report_error_callback",
     "set_source_of_fake",
     "simple_registry",
-    "source_of_fake",
     "storage_of",
     "supports_tensorlist",
     "take_library",
