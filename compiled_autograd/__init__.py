@@ -6,7 +6,6 @@ kind, and always gives what eager gives. See ``docs/compiled-autograd.md``.
 """
 
 from compiled_autograd import _companions  # noqa: F401  (before anything that imports what it checks)
-from compiled_autograd._torch import skip_frames
 from compiled_autograd.api import disable, enable, reset, stats
 from compiled_autograd.config import Config, config
 from compiled_autograd.errors import (
@@ -17,8 +16,8 @@ from compiled_autograd.errors import (
     RefusedError,
     UnboundOperatorError,
 )
-from compiled_autograd.explain import Explanation, explain
 from compiled_autograd.program.persist import load_graph, save_graph
+from compiled_autograd.session.explain import Explanation, explain
 from compiled_autograd.session.node_sessions import capture_through
 from compiled_autograd.stats import CaptureRecord, FallbackRecord, Stats
 
@@ -44,5 +43,3 @@ __all__ = [
     "save_graph",
     "stats",
 ]
-
-skip_frames(__name__)

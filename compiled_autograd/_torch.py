@@ -5,21 +5,29 @@ The protocol of the engine hook is not documented by torch: it is read from
 """
 
 import contextlib
+import ctypes
+import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._dynamo import compiled_autograd as torch_compiled_autograd
-from torch._dynamo import trace_rules
 from torch._dynamo.eval_frame import OptimizedModule
 from torch._dynamo.utils import get_metrics_context
 from torch._dynamo.variables.distributed import BackwardHookVariable
-from torch._dynamo.variables.tensor import TensorVariable
-from torch.autograd.function import FunctionCtx
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._traceback import CapturedTraceback
+
+from fake.seam.autograd_engine import current_autograd_node, top_saved_tensors_hooks
+from fake.seam.autograd_engine import keeps_graph_in_engine as keeps_graph
+from fake.seam.dispatch import TorchDispatchMode, dispatch_mode_depth
+from fake.seam.dispatch import disable_current_modes as _disable_current_modes
+from fake.seam.dynamo import TensorVariable, registry
+from fake.seam.dynamo import config as dynamo_config
+from fake.seam.guards import TensorGuards
+from fake.seam.logging import log_state
+from fake.seam.patches import LEDGER, Patch, Setting, When, always
 
 __all__ = [
     "ACCUMULATE_GRAD_RETURNS",
@@ -52,10 +60,10 @@ __all__ = [
     "register_hook",
     "register_node_hook",
     "register_post_accumulate_grad_hook",
+    "session_patches",
     "set_autograd_compiler",
-    "set_current_engine",
     "set_verbose_logger",
-    "skip_frames",
+    "top_saved_tensors_hooks",
     "torch_verbose_logging",
     "trace_module_hooks",
     "trace_tensor_hook",
@@ -82,20 +90,16 @@ BackwardFunction: Any = torch.autograd.function.BackwardCFunction
 use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
 disable_modes = _disable_current_modes
 has_storage = torch._C._has_storage
-dispatch_mode_depth = torch._C._len_torch_dispatch_stack
 
 current_graph_task_id = torch._C._current_graph_task_id
 register_hook = torch.Tensor.register_hook
 register_post_accumulate_grad_hook = torch.Tensor.register_post_accumulate_grad_hook
 _NodeHooks: Any = torch.autograd.function._HookMixin
 register_node_hook = _NodeHooks._register_hook
-keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
-current_autograd_node = torch._C._current_autograd_node
 current_graph_task_execution_order = _C._current_graph_task_execution_order
 will_engine_execute_node = torch._C._will_engine_execute_node
 push_saved_tensors_hooks = torch._C._autograd._push_saved_tensors_default_hooks
 pop_saved_tensors_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
-top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 remove_hook = torch.utils.hooks.RemovableHandle.remove
 trace_tensor_hook: Callable[..., Any] = TensorVariable._method_register_hook
 trace_module_hooks: Callable[..., Any] = BackwardHookVariable.create
@@ -183,96 +187,97 @@ def hook_problem(compiler_class: Any = torch_compiled_autograd.AutogradCompilerI
 HOOK_PROBLEM = hook_problem()
 
 
-def set_current_engine(engine: Any) -> Any:
-    """Make ``engine`` the one that ``backward`` and ``queue_callback`` reach; return the one before."""
-    before = torch.autograd.Variable._execution_engine
-    torch.autograd.Variable._execution_engine = engine
-    return before
-
-
-# Functions of torch that must know about our passes while capturing is enabled: name, holder, original.
-_WATCHED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "current_graph_task_id": (torch._C, "_current_graph_task_id", current_graph_task_id),
-    "current_autograd_node": (torch._C, "_current_autograd_node", current_autograd_node),
-    "keeps_graph": (torch._C._autograd, "_get_current_graph_task_keep_graph", keeps_graph),
-    "execution_order": (torch._C, "_current_graph_task_execution_order", current_graph_task_execution_order),
-    "will_execute": (torch._C, "_will_engine_execute_node", will_engine_execute_node),
-    "push_saved_hooks": (torch._C._autograd, "_push_saved_tensors_default_hooks", push_saved_tensors_hooks),
-    "pop_saved_hooks": (torch._C._autograd, "_pop_saved_tensors_default_hooks", pop_saved_tensors_hooks),
-    "register_hook": (torch.Tensor, "register_hook", register_hook),
-    "register_post_accumulate_grad_hook": (
-        torch.Tensor,
-        "register_post_accumulate_grad_hook",
-        register_post_accumulate_grad_hook,
-    ),
-    "register_node_hook": (_NodeHooks, "_register_hook", vars(_NodeHooks)["_register_hook"]),
-    "remove_hook": (torch.utils.hooks.RemovableHandle, "remove", remove_hook),
-    "set_autograd_compiler": (_hook, "set_autograd_compiler", set_autograd_compiler),
-    "clear_cache": (_hook, "clear_cache", clear_cache),
-    "trace_tensor_hook": (TensorVariable, "_method_register_hook", trace_tensor_hook),
-    "trace_module_hooks": (
-        BackwardHookVariable,
-        "create",
-        vars(BackwardHookVariable)["create"],
-    ),
+# Functions of torch that must know about our passes while capturing is enabled.
+_WATCHED: dict[str, tuple[Any, str]] = {
+    "current_graph_task_id": (torch._C, "_current_graph_task_id"),
+    "current_autograd_node": (torch._C, "_current_autograd_node"),
+    "keeps_graph": (torch._C._autograd, "_get_current_graph_task_keep_graph"),
+    "execution_order": (torch._C, "_current_graph_task_execution_order"),
+    "will_execute": (torch._C, "_will_engine_execute_node"),
+    "push_saved_hooks": (torch._C._autograd, "_push_saved_tensors_default_hooks"),
+    "pop_saved_hooks": (torch._C._autograd, "_pop_saved_tensors_default_hooks"),
+    "register_hook": (torch.Tensor, "register_hook"),
+    "register_post_accumulate_grad_hook": (torch.Tensor, "register_post_accumulate_grad_hook"),
+    "register_node_hook": (_NodeHooks, "_register_hook"),
+    "remove_hook": (torch.utils.hooks.RemovableHandle, "remove"),
+    "set_autograd_compiler": (_hook, "set_autograd_compiler"),
+    "clear_cache": (_hook, "clear_cache"),
+    "trace_tensor_hook": (TensorVariable, "_method_register_hook"),
+    "trace_module_hooks": (BackwardHookVariable, "create"),
 }
 
 
-def watch(**replacements: Callable[..., Any]) -> Callable[[], None]:
-    """Put ``replacements`` in place of watched functions of torch; call the result to undo it."""
-    for name, function in replacements.items():
-        holder, attribute, _ = _WATCHED[name]
-        setattr(holder, attribute, function)
+def session_patches(engine: Callable[[], Any], **replacements: Callable[..., Any]) -> list[Patch]:
+    """Entries of the ledger: the engine that ``backward`` and ``queue_callback`` reach, and functions that must know of our passes.
 
-    def undo() -> None:
-        for name in replacements:
-            holder, attribute, original = _WATCHED[name]
-            setattr(holder, attribute, original)
-
-    return undo
+    Args:
+        engine: makes what stands in for torch's engine.
+        replacements: by the names of :data:`_WATCHED`, what is called in the place of torch's own.
+    """
+    lost = "capture of backward passes: they run in eager"
+    common: Any = {"when": When.SESSION, "versions": None, "unfit": lambda: HOOK_PROBLEM or "", "lost": lost}
+    return [
+        Patch(torch.autograd.Variable, "_execution_engine", lambda _: engine(), **common),
+        *(Patch(*_WATCHED[name], always(function), **common) for name, function in replacements.items()),
+    ]
 
 
 def traces_whole(translator: Any) -> bool:
     """Whether Dynamo's ``translator`` must end with one graph, which holds no backward pass of its own."""
-    return bool(translator.one_graph) and not torch._dynamo.config.trace_autograd_ops
+    return bool(translator.one_graph) and not dynamo_config.trace_autograd_ops
 
 
-@contextlib.contextmanager
-def hooks_go_to_backward() -> Iterator[None]:
+_HOOKS_GO_TO_BACKWARD = LEDGER.add(
+    Setting(
+        torch_compiled_autograd,
+        "compiled_autograd_enabled",
+        always(True),
+        when=When.COMPILATION,
+        versions=None,
+        lost="hooks that Dynamo traced into one graph",
+    )
+)
+
+
+def hooks_go_to_backward() -> contextlib.AbstractContextManager[None]:
     """Inside, Dynamo keeps hooks that it traces for whoever captures the backward pass, as under torch's own capture.
 
     The flag is process-wide; Dynamo reads it while it holds the lock under which it compiles.
     """
-    before = torch_compiled_autograd.compiled_autograd_enabled
-    torch_compiled_autograd.compiled_autograd_enabled = True
-    try:
-        yield
-    finally:
-        torch_compiled_autograd.compiled_autograd_enabled = before
+    return LEDGER.in_force(*_HOOKS_GO_TO_BACKWARD)
 
 
 def torch_verbose_logging() -> bool:
     """Whether ``TORCH_LOGS`` asks for verbose compiled autograd."""
-    return torch._logging._internal.log_state.is_artifact_enabled("compiled_autograd_verbose")
+    return log_state.log_state.is_artifact_enabled("compiled_autograd_verbose")
 
 
-# The flag is write-only in C++, and decides at run time whether a missing gradient becomes zeros.
-_MATERIALIZE = "_fx_materialize_grads"
-_set_materialize_grads = FunctionCtx.set_materialize_grads
+class _Probe(torch.autograd.Function):
+    """A Function whose contexts tell where C++ keeps a flag of theirs."""
 
 
-def _remember_materialize_grads(self: Any, value: bool) -> None:
-    """``ctx.set_materialize_grads``, remembering the flag."""
-    setattr(self, _MATERIALIZE, value)
-    _set_materialize_grads(self, value)
-
-
-FunctionCtx.set_materialize_grads = _remember_materialize_grads  # type: ignore[method-assign]
+@functools.cache
+def _materialize_grads_offset() -> int | None:
+    """Which byte of a context is the flag that :func:`materializes_grads` reads; None where that is not to be told."""
+    context: Any = _Probe._backward_cls()  # type: ignore[attr-defined]
+    seen = []
+    for value in (True, False, True):
+        context.set_materialize_grads(value)
+        seen.append(ctypes.string_at(id(context), type(context).__basicsize__))
+    found = [offset for offset, values in enumerate(zip(*seen, strict=True)) if values == (1, 0, 1)]
+    return found[0] if len(found) == 1 else None
 
 
 def materializes_grads(ctx: Any) -> bool:
-    """Whether this custom Function wants zeros for gradients that are missing."""
-    return getattr(ctx, _MATERIALIZE, True)
+    """Whether this custom Function wants zeros for gradients that are missing.
+
+    Python can set the flag and not read it, and it is set in a forward pass, long before anybody enables anything: so it is read
+    where C++ keeps it.
+    """
+    offset = _materialize_grads_offset()
+    if not issubclass(type(ctx), torch._C._FunctionBase):
+        return True
+    return offset is None or bool(ctypes.string_at(id(ctx) + offset, 1)[0])
 
 
 def untraceable_operator(operator: Any) -> Any | None:
@@ -291,20 +296,11 @@ def inside_functorch() -> bool:
 
 def tensor_guards(tensors: list[torch.Tensor]) -> Any:
     """A C++ object whose ``check(*tensors)`` compares type, dispatch keys, dtype, device, sizes and strides."""
-    return torch._C._dynamo.guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    return TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
 
 
 nothing_traced = torch._dynamo.disable
 """Decorates a function in which Dynamo's frame hook is off. What ``torch.compile`` returned still compiles there."""
-
-
-def skip_frames(package: str) -> None:
-    """Have Dynamo's frame hook leave the functions of ``package`` alone where torch calls them.
-
-    What user code calls is traced into its graph as before.
-    """
-    trace_rules.add(package)
-    trace_rules.BUILTIN_INLINE_WHEN_CALLED.add(trace_rules.SKIP_DIRS[-1])
 
 
 def forget_stacks_of_compilations() -> None:
@@ -322,7 +318,7 @@ def forget_stacks_of_compilations() -> None:
 
 def lookup_backend(name: str) -> Callable[..., Any]:
     """The ``torch.compile`` backend of that name; raises torch's own error for an unknown one."""
-    return torch._dynamo.backends.registry.lookup_backend(name)
+    return registry.lookup_backend(name)
 
 
 def steal_list(module: torch.fx.GraphModule, name: str) -> None:

@@ -1,9 +1,7 @@
 """``enable``, ``disable``, ``reset``, ``stats``."""
 
 import contextlib
-import functools
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from compiled_autograd import _torch
@@ -12,16 +10,19 @@ from compiled_autograd.runtime import late_hooks, queries, saved_hooks
 from compiled_autograd.runtime.running import running
 from compiled_autograd.session import traced_hooks
 from compiled_autograd.session.compilers import as_compiler
-from compiled_autograd.session.session import Session, installation, sessions
+from compiled_autograd.session.fallback import is_unknown_torch
+from compiled_autograd.session.session import Session, sessions
 from compiled_autograd.session.walking import walks
 from compiled_autograd.stats import Stats
+from fake.seam.frames import skipped_frames
+from fake.seam.patches import LEDGER, When
 
 __all__ = ["disable", "enable", "reset", "stats"]
 
 
-def _install() -> Callable[[], None]:
-    before = _torch.set_current_engine(CapturingEngine())
-    unwatch = _torch.watch(
+LEDGER.add(
+    *_torch.session_patches(
+        engine=CapturingEngine,
         current_graph_task_id=queries.current_graph_task_id,
         current_autograd_node=queries.current_autograd_node,
         keeps_graph=queries.keeps_graph,
@@ -37,16 +38,9 @@ def _install() -> Callable[[], None]:
         clear_cache=walks.cleared_by_torch,
         trace_tensor_hook=traced_hooks.trace_tensor_hook,
         trace_module_hooks=traced_hooks.trace_module_hooks,
-    )
-
-    def uninstall() -> None:
-        unwatch()
-        _torch.set_current_engine(before)
-
-    return uninstall
-
-
-installation.install = _install
+    ),
+    skipped_frames("compiled_autograd", When.SESSION),
+)
 
 
 @contextlib.contextmanager
@@ -77,8 +71,7 @@ def enable(compiler_fn: Any, dynamic: bool = True) -> Iterator[None]:
     tensor([2., 2., 2.])
     """
     session = Session(as_compiler(compiler_fn), bool(dynamic))
-    if _torch.HOOK_PROBLEM is not None:
-        _warn_of_unknown_torch()
+    if is_unknown_torch():
         yield
         return
     with sessions.entered(session):
@@ -90,15 +83,6 @@ def disable() -> Iterator[None]:
     """Run backward passes of this thread in eager inside the ``with`` block."""
     with sessions.entered(None):
         yield
-
-
-@functools.cache
-def _warn_of_unknown_torch() -> None:
-    warnings.warn(
-        "compiled_autograd does not know the engine hook of this torch, everything runs in eager: "
-        f"{_torch.HOOK_PROBLEM}",
-        stacklevel=4,
-    )
 
 
 def reset() -> None:

@@ -65,6 +65,7 @@ class _Pass:
         self.started = False
         self.end_walk: Callable[[], None] = _nothing
         self.pending: tuple[CapturedGraph, tuple[Any, ...]] | None = None
+        self.graph: CapturedGraph | None = None
         self._walked: list[schedule.WalkedNode] | None = None
         self.phase = ""
         self.removed_hooks: list[tuple[Any, int, str]] = []
@@ -79,7 +80,9 @@ class _Pass:
         return self._walked
 
     def execution_order(self) -> list[int]:
-        return schedule.eager_order(self.walk())
+        assert self.graph is not None
+        order = [index for _, index in self.graph.record.numbered_nodes]
+        return order if len(order) == len(self.walk()) else schedule.eager_order(self.walk())
 
     def refuse_late_hooks(self) -> None:
         late_hooks.refuse_node_hooks(self)
@@ -121,7 +124,7 @@ class _Pass:
     def run(self) -> Sequence[Any]:
         assert self.pending is not None
         graph, arguments = self.pending
-        self.pending = None
+        self.graph, self.pending = graph, None
         if not self.captured_now:
             sessions.ledger.count("hits")
             log_hit(graph)

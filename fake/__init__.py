@@ -8,47 +8,51 @@
 torch.Size([3, 5])
 """
 
-from fake.seam import missing as _missing  # noqa: F401  (before the first file that uses private names)
+import os
+from typing import TYPE_CHECKING
 
-# isort: split
-from fake._torch import (
-    extract_tensor_metadata,
-    is_fake,
-    maybe_get_fake_mode,
-    unset_fake_temporarily,
-)
-from fake._torch_devices import allow_cuda
-from fake.acceleration import accelerate
-from fake.cache.calls import cache_custom_op
-from fake.errors import (
-    AccelerateError,
-    CacheCrossCheckError,
-    ContractError,
-    ContractInputError,
-    ContractViolationError,
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FallbackNotAllowedError,
-    MetadataMismatchError,
-    MissingTorchNameError,
-    MixedFakeModesError,
-    NonFakeInputError,
-    ShapeEnvError,
-    UnsupportedFakeTensorException,
-    UnsupportedMutationAliasingException,
-    UnsupportedOperatorException,
-    UnsupportedTorchVersionError,
-)
-from fake.mode import FakeTensorMode, cache_clear, cache_info
-from fake.persistence import disable_disk_cache, enable_disk_cache, save_disk_cache
-from fake.propagate import FakeTensorProp
-from fake.symbols.contract import Dim, mark_dynamic
-from fake.symbols.explain import Explanation, explain
-from fake.symbols.guards import Guard, Guards, guards_of
-from fake.symbols.shape_env import ShapeEnv, using_shape_env
-from fake.symbols.unbacked import facts_of, insert_runtime_assertions, runtime_assertions
-from fake.tensors.convert import FakeCopyMode, FakeTensorConverter
-from fake.tensors.tensor import FakeTensor
+from fake.seam import missing as _missing  # noqa: F401  (before the first file that uses private names)
+from fake.seam.lazy import lazy_names
+
+if TYPE_CHECKING:  # and when somebody asks for one of them
+    from fake._torch import (
+        extract_tensor_metadata,
+        is_fake,
+        maybe_get_fake_mode,
+        unset_fake_temporarily,
+    )
+    from fake._torch_devices import allow_cuda
+    from fake.acceleration import accelerate
+    from fake.cache.calls import cache_custom_op
+    from fake.errors import (
+        AccelerateError,
+        CacheCrossCheckError,
+        ContractError,
+        ContractInputError,
+        ContractViolationError,
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FallbackNotAllowedError,
+        MetadataMismatchError,
+        MissingTorchNameError,
+        MixedFakeModesError,
+        NonFakeInputError,
+        ShapeEnvError,
+        UnsupportedFakeTensorException,
+        UnsupportedMutationAliasingException,
+        UnsupportedOperatorException,
+        UnsupportedTorchVersionError,
+    )
+    from fake.mode import FakeTensorMode, cache_clear, cache_info
+    from fake.persistence import disable_disk_cache, enable_disk_cache, save_disk_cache
+    from fake.propagate import FakeTensorProp
+    from fake.symbols.contract import Dim, mark_dynamic
+    from fake.symbols.explain import Explanation, explain
+    from fake.symbols.guards import Guard, Guards, guards_of
+    from fake.symbols.shape_env import ShapeEnv, using_shape_env
+    from fake.symbols.unbacked import facts_of, insert_runtime_assertions, runtime_assertions
+    from fake.tensors.convert import FakeCopyMode, FakeTensorConverter
+    from fake.tensors.tensor import FakeTensor
 
 __all__ = [
     "AccelerateError",
@@ -98,3 +102,8 @@ __all__ = [
     "unset_fake_temporarily",
     "using_shape_env",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__)
+
+if os.environ.get("FAKE_DISPATCH_CACHE"):
+    import fake.persistence  # noqa: F401  (which opens that cache)

@@ -10,52 +10,37 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch._dynamo.config as dynamo_config
-import torch._functorch.config as functorch_config
 import torch.nested._internal.nested_tensor as nested_tensor_module
-from torch import _from_functional_tensor as from_functional_tensor
-from torch._C import DisableTorchFunctionSubclass, DispatchKey, TensorBase
-from torch._C import _TorchDispatchModeKey as TorchDispatchModeKey
+from torch._C import DisableTorchFunctionSubclass, TensorBase
 from torch._C import _VariableFunctions as variable_functions
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.source import CallMethodItemSource, FloatTensorSource, RandomValueSource
-from torch._guards import TracingContext
 from torch._higher_order_ops.utils import registered_hop_fake_fns
 from torch._library import fake_impl as library_fake_impl
 from torch._library import simple_registry
 from torch._library import utils as library_utils
-from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses import fake_impls
 from torch._subclasses import fake_tensor as torch_fake
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
     DispatchCacheInfo,
-    DynamicOutputShapeException,
     MetadataMismatchError,
     UnsupportedFakeTensorException,
     UnsupportedMutationAliasingException,
-    UnsupportedOperatorException,
     extract_tensor_metadata,
     get_schema_info,
-    in_kernel_invocation_manager,
     is_fake,
     maybe_get_fake_mode,
     run_fallback_kernel,
     should_allow_numbers_as_tensors,
     torch_decomp_decompositions,
-    unset_fake_temporarily,
 )
-from torch._subclasses.fake_tensor import FakeTensor as TorchFakeTensor
 from torch._subclasses.fake_tensor import FakeTensorConverter as TorchFakeTensorConverter
-from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch._subclasses.meta_utils import (
     assert_eq,
     assert_metadata_eq,
     is_sparse_any,
 )
 from torch._utils import render_call
-from torch.fx.experimental import _config as fx_experimental_config
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.sym_node import SymNode, magic_methods, sizes_strides_methods
 from torch.fx.experimental.symbolic_shapes import (
@@ -66,17 +51,43 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.fx.operator_schemas import normalize_function
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp as TorchFakeTensorProp
-from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import (
-    arg_tree_leaves,
-    tree_flatten,
-    tree_leaves,
-    tree_map_only,
-    tree_unflatten,
-)
 from torch.utils._sympy import functions as sympy_functions
-from torch.utils._sympy.numbers import int_oo
+
+from fake.seam.aot_autograd import config as functorch_config
+from fake.seam.autograd_engine import current_autograd_node
+from fake.seam.dispatch import (
+    DispatchKey,
+    HigherOrderOperator,
+    OpOverload,
+    TorchDispatchMode,
+    TorchDispatchModeKey,
+    decomposition_table,
+    dispatch_keys,
+    dispatch_mode_depth,
+    get_dispatch_mode,
+    is_any_autocast_enabled,
+    is_key_excluded,
+    is_key_included,
+    meta_table,
+    no_dispatch,
+)
+from fake.seam.dynamo import config as dynamo_config
+from fake.seam.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FunctionalTensor,
+    UnsupportedOperatorException,
+    from_functional_tensor,
+    in_kernel_invocation_manager,
+    unset_fake_temporarily,
+)
+from fake.seam.fake_tensor import FakeTensor as TorchFakeTensor
+from fake.seam.fake_tensor import FakeTensorMode as TorchFakeTensorMode
+from fake.seam.guards import TracingContext
+from fake.seam.logging import log_state
+from fake.seam.pytree import arg_tree_leaves, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from fake.seam.symbolic_shapes import config as fx_experimental_config
+from fake.seam.symbolic_shapes import int_oo
 
 __all__ = [
     "CallMethodItemSource",
@@ -111,6 +122,7 @@ __all__ = [
     "assert_eq",
     "assert_metadata_eq",
     "builtin_fake_kernels_exist",
+    "current_autograd_node",
     "decomposition_table",
     "dynamo_config",
     "extract_tensor_metadata",
@@ -157,13 +169,10 @@ has_compatible_data = torch._has_compatible_shallow_copy_type
 throw_on_data_ptr = torch._C._set_throw_on_mutable_data_ptr
 warn_on_data_ptr = torch._C._set_warn_deprecated_on_mutable_data_ptr
 dispatch_key_set = torch._C._dispatch_key_set
-dispatch_keys = torch._C._dispatch_keys
 disable_torch_dispatch = torch._C._DisableTorchDispatch
 put_on_storage_of = torch._functionalize_unsafe_set
 """``put_on_storage_of(tensor, other)``: nothing but the storage is changed, the sizes above all are not looked at."""
-copies_are_apart = partial(
-    torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.ADInplaceOrView
-)
+copies_are_apart = partial(is_key_excluded, DispatchKey.ADInplaceOrView)
 """Whether ``detach`` gives a tensor that counts its own changes, as it does in the dispatch of an operator to a mode."""
 resize_storage = torch.ops.inductor.resize_storage_bytes_.default
 """Gives a tensor a storage of so many bytes, which may be symbolic."""
@@ -173,11 +182,10 @@ check_for_subclass = torch_fake._check_for_subclass
 fake_tensor_tls = torch_fake.fake_tensor_tls
 FakeTensorConfig = torch_fake.FakeTensorConfig
 is_plain_tensor = torch_fake._is_plain_tensor
-current_autograd_node = torch._C._current_autograd_node
 ensure_cuda_device_guard: Any = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
 meta_in_tls = torch._C._meta_in_tls_dispatch_include
-PYTHON_KEY = torch._C.DispatchKey.Python
-META_KEY = torch._C.DispatchKey.Meta
+PYTHON_KEY = DispatchKey.Python
+META_KEY = DispatchKey.Meta
 
 # What the dispatch of an operator may read from the thread: all of it is part of a cache key.
 get_default_dtype = torch.get_default_dtype
@@ -186,13 +194,10 @@ is_inference_mode_enabled = torch.is_inference_mode_enabled
 is_grad_enabled = torch.is_grad_enabled
 deterministic_algorithms = torch._C._get_deterministic_algorithms
 deterministic_only_warns = torch._C._get_deterministic_algorithms_warn_only
-is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
-_FAKE_KEY = torch._C._TorchDispatchModeKey.FAKE
-_PROXY_KEY = torch._C._TorchDispatchModeKey.PROXY
-_get_dispatch_mode = torch._C._get_dispatch_mode
-_is_key_included = torch._C._dispatch_tls_is_dispatch_key_included
-_PYTHON_DISPATCHER = torch._C.DispatchKey.PythonDispatcher
+_FAKE_KEY = TorchDispatchModeKey.FAKE
+_PROXY_KEY = TorchDispatchModeKey.PROXY
+_PYTHON_DISPATCHER = DispatchKey.PythonDispatcher
 _PRE_DISPATCH_STATE = torch._ops._mode_stack_state_for_pre_dispatch
 _PRE_DISPATCH_MODES = vars(_PRE_DISPATCH_STATE).get("_ModeStackStateForPreDispatch__infra_modes") or [None]
 _AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
@@ -200,17 +205,17 @@ _AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "mtia")
 
 def active_fake_mode() -> object | None:
     """The fake-tensor mode on the dispatch stack, torch's or ours."""
-    return _get_dispatch_mode(_FAKE_KEY)
+    return get_dispatch_mode(_FAKE_KEY)
 
 
 def is_tracing() -> bool:
     """Whether ``make_fx`` records operators on this thread, before or after autograd."""
-    return _get_dispatch_mode(_PROXY_KEY) is not None or _PRE_DISPATCH_MODES[0] is not None
+    return get_dispatch_mode(_PROXY_KEY) is not None or _PRE_DISPATCH_MODES[0] is not None
 
 
 def is_python_dispatcher_enabled() -> bool:
     """Whether ``enable_python_dispatcher`` is on: it changes which decompositions run."""
-    return _is_key_included(_PYTHON_DISPATCHER)
+    return is_key_included(_PYTHON_DISPATCHER)
 
 
 def autocast_state() -> object:
@@ -222,16 +227,6 @@ def autocast_state() -> object:
         for device in _AUTOCAST_DEVICES
         if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     )
-
-
-def decomposition_table() -> dict:
-    """torch's table of decompositions (ATen operator to Python function)."""
-    return torch._decomp.decomposition_table
-
-
-def meta_table() -> dict:
-    """torch's table of meta kernels written in Python."""
-    return torch._decomp.meta_table
 
 
 def registered_fake_kernel(func: OpOverload) -> object | None:
@@ -282,7 +277,7 @@ _STORAGE_SIZE_IS_GIVEN = "storage_size" in FunctionalTensor.__new__.__code__.co_
 def _meet_numbers(elem: torch.Tensor) -> None:
     """Put the sizes and strides of a tensor into the trace that records arithmetic, in the order in which torch meets them
     when it computes the size of a storage: they are in the graph from there on."""
-    mode: Any = _get_dispatch_mode(_PROXY_KEY)
+    mode: Any = get_dispatch_mode(_PROXY_KEY)
     if mode is None or mode.tracer.enable_thunkify or _STORAGE_SIZE_IS_GIVEN:
         return
     for pair in zip(elem.shape, elem.stride(), strict=True):
@@ -293,9 +288,6 @@ def _meet_numbers(elem: torch.Tensor) -> None:
                     proxy.force()
 
 
-_logging_state = torch._logging._internal
-
-
 def is_tracing_graph() -> bool:
     """Whether ``make_fx`` is tracing."""
     return proxy_tensor._CURRENT_MAKE_FX_TRACER is not None
@@ -304,26 +296,22 @@ def is_tracing_graph() -> bool:
 def nodes_matter() -> bool:
     """Whether somebody may look at which node a symbolic number has: a trace does, and what runs under functionalization
     may become an input of one."""
-    return (
-        is_tracing_graph()
-        or torch._C._dispatch_tls_is_dispatch_key_included(_FUNCTIONALIZE)
-        or torch._C._dispatch_tls_is_dispatch_key_excluded(_FUNCTIONALIZE)
-    )
+    return is_tracing_graph() or is_key_included(_FUNCTIONALIZE) or is_key_excluded(_FUNCTIONALIZE)
 
 
-_FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
+_FUNCTIONALIZE = DispatchKey.Functionalize
 
 
 def symbolic_arithmetic_is_watched() -> bool:
     """Whether ``make_fx`` records symbolic arithmetic, or the structured log does."""
     return (
-        _get_dispatch_mode(_PROXY_KEY) is not None
+        get_dispatch_mode(_PROXY_KEY) is not None
         or _PRE_DISPATCH_MODES[0] is not None
-        or _logging_state.GET_DTRACE_STRUCTURED
+        or log_state.GET_DTRACE_STRUCTURED
     )
 
 
-arithmetic_watchers = (_get_dispatch_mode, _PROXY_KEY, _PRE_DISPATCH_MODES, _logging_state)
+arithmetic_watchers = (get_dispatch_mode, _PROXY_KEY, _PRE_DISPATCH_MODES, log_state)
 """The parts of the same question, for where a call of a function is too much."""
 
 # What tells that a symbol may have been replaced. Until 2.11 there was one counter for all that is known.
@@ -344,11 +332,6 @@ def has_symbols(tensor: torch.Tensor) -> bool:
     return tensor._has_symbolic_sizes_strides
 
 
-def has_kernel(name: str, key: str | torch._C.DispatchKey) -> bool:
-    """Whether an operator has a kernel of its own for a dispatch key: by names, ``("aten::sin", "Meta")``, or the key itself."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
-
-
 def builtin_fake_kernels_exist() -> bool:
     """Whether ``register_fake`` was called for an operator of torch's own."""
     entries = list(simple_registry.singleton._data.items())
@@ -357,7 +340,7 @@ def builtin_fake_kernels_exist() -> bool:
 
 def dispatch_modes_active() -> bool:
     """Whether any dispatch mode of the user is on this thread (fake modes are looked at separately)."""
-    return torch._C._len_torch_dispatch_stack() > (active_fake_mode() is not None)
+    return dispatch_mode_depth() > (active_fake_mode() is not None)
 
 
 def guards_are_suppressed() -> bool:

@@ -35,8 +35,8 @@ from fake.symbols import patches as symbol_patches
 from fake.symbols.node import OPERATORS
 from fake.tensors.convert import context_of_trace
 from fake.tensors.tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget, make_fake
-from fake.tracing import conversions, shortcuts, snapshots, static_sizes
-from fake.tracing.collector import RarerCollection
+from fake.tracing import conversions, shortcuts
+from fake.tracing.collector import RARER_COLLECTIONS
 from fake.tracing.conversions import fake_of_ordinary
 
 __all__ = ["accelerate", "accelerated_cache_info", "engine"]
@@ -207,14 +207,11 @@ PATCHES: tuple[Entry, ...] = (
     *conversions.PATCHES,
     *symbol_patches.PATCHES,
     *shortcuts.PATCHES,
-    *snapshots.PATCHES,
-    *static_sizes.PATCHES,
     *OPERATORS,
 )
 """All that acceleration puts into torch."""
 
 _SWITCH = _Switch()
-_COLLECTION = RarerCollection()
 
 
 def engine() -> Engine:
@@ -249,12 +246,12 @@ class accelerate(ContextDecorator):
 
     def __enter__(self) -> accelerate:
         _SWITCH.on()
-        _COLLECTION.acquire()
+        LEDGER.enter(RARER_COLLECTIONS)
         return self
 
     def __exit__(self, *_: object) -> None:
         _SWITCH.off()  # if this raises, acceleration is still on, and so are rarer collections
-        _COLLECTION.release()
+        LEDGER.leave(RARER_COLLECTIONS)
 
     @staticmethod
     def enable() -> None:

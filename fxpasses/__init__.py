@@ -1,45 +1,64 @@
 """Graphs, passes and compilers between eager PyTorch and Inductor.
 
 * ``torch.compile(model, backend="fxpasses", options={...})``: the backend (see :class:`Options`)
+* :func:`compile`: the same, and in a later process without compiling
+* :func:`tune`: the passes and options with which a model is fastest, found by measuring
+* :func:`save`, :func:`load`: what it compiled, in one file
 * :func:`capture`: the forward and backward graphs of a function or module
 * :class:`PassManager`, :class:`Pass`, :class:`Contract`, :func:`graph_pass`: rewriting them
 * :func:`pattern_pass`, :func:`replace_pattern`: rewriting them by pattern
 * :func:`stats`: what the backend did
 """
 
+from typing import TYPE_CHECKING
+
 from fxpasses import _companions  # noqa: F401  (before anything that imports what it checks)
-from fxpasses.checking.bisect import bisect_script
-from fxpasses.checking.model import check
-from fxpasses.compiling.capture import Captured, SavedValue, capture
-from fxpasses.compiling.history import Compilation, Miss, compilations, explain_miss, reset_compilations
-from fxpasses.compiling.options import Options
-from fxpasses.errors import (
-    BisectError,
-    CaptureError,
-    ContractError,
-    FxPassesError,
-    HandoverError,
-    OptionsError,
-    PartitionError,
-    PassError,
-    PatternError,
-    ShadowedPackageError,
-    StageError,
-    StructureError,
-    ValueMismatchError,
-)
-from fxpasses.graphs.provenance import Provenance
-from fxpasses.graphs.rewriting import insert_call
-from fxpasses.partitioner import partition
-from fxpasses.pass_manager.contract import Check, Contract, Pass, graph_pass
-from fxpasses.pass_manager.groups import Fixpoint, FixpointWarning, fixpoint
-from fxpasses.pass_manager.manager import PassManager, PassRun
-from fxpasses.pass_manager.sites import claim
-from fxpasses.passes.registry import available_passes, use_passes
-from fxpasses.patterns import Match, NoMatchWarning, PatternPass, pattern_pass, replace_pattern
-from fxpasses.regional import CostModel, RegionReport, regions
-from fxpasses.report import annotated_code
-from fxpasses.stats import Stats, reset_stats, stats
+
+# isort: split
+from fake.seam.lazy import lazy_names
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:  # and when somebody asks for one of them: this needs no torch
+    from fxpasses.checking.bisect import bisect_script
+    from fxpasses.checking.model import check
+    from fxpasses.compiling.capture import Captured, SavedValue, capture
+    from fxpasses.compiling.history import Compilation, Miss, compilations, explain_miss, reset_compilations
+    from fxpasses.compiling.options import Options
+    from fxpasses.counters import Stats, reset_stats, stats
+    from fxpasses.errors import (
+        BisectError,
+        CaptureError,
+        ContractError,
+        FxPassesError,
+        HandoverError,
+        OptionsError,
+        PartitionError,
+        PassError,
+        PatternError,
+        RankMismatchError,
+        ReportError,
+        ShadowedPackageError,
+        StageError,
+        StructureError,
+        ValueMismatchError,
+    )
+    from fxpasses.graphs.provenance import Provenance
+    from fxpasses.graphs.rewriting import insert_call
+    from fxpasses.partitioner import partition
+    from fxpasses.pass_manager.contract import Check, Contract, Pass, graph_pass
+    from fxpasses.pass_manager.groups import Fixpoint, FixpointWarning, fixpoint
+    from fxpasses.pass_manager.manager import PassManager, PassRun
+    from fxpasses.pass_manager.sites import claim
+    from fxpasses.passes.registry import available_passes, use_passes
+    from fxpasses.patterns import Match, NoMatchWarning, PatternPass, pattern_pass, replace_pattern
+    from fxpasses.plans.compile import Compiled, compile
+    from fxpasses.plans.errors import PlanFileError, PlanMismatchError
+    from fxpasses.plans.portable import load, save
+    from fxpasses.regional import CostModel, RegionReport, regions
+    from fxpasses.reports.page import report
+    from fxpasses.reports.text import annotated_code
+    from fxpasses.tuning.tune import Tuned, tune
 
 __all__ = [
     "BisectError",
@@ -47,6 +66,7 @@ __all__ = [
     "Captured",
     "Check",
     "Compilation",
+    "Compiled",
     "Contract",
     "ContractError",
     "CostModel",
@@ -66,13 +86,18 @@ __all__ = [
     "PassRun",
     "PatternError",
     "PatternPass",
+    "PlanFileError",
+    "PlanMismatchError",
     "Provenance",
+    "RankMismatchError",
     "RegionReport",
+    "ReportError",
     "SavedValue",
     "ShadowedPackageError",
     "StageError",
     "Stats",
     "StructureError",
+    "Tuned",
     "ValueMismatchError",
     "annotated_code",
     "available_passes",
@@ -81,16 +106,23 @@ __all__ = [
     "check",
     "claim",
     "compilations",
+    "compile",
     "explain_miss",
     "fixpoint",
     "graph_pass",
     "insert_call",
+    "load",
     "partition",
     "pattern_pass",
     "regions",
     "replace_pattern",
+    "report",
     "reset_compilations",
     "reset_stats",
+    "save",
     "stats",
+    "tune",
     "use_passes",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -1,8 +1,8 @@
-"""``python -m fxpasses``: see :mod:`fxpasses.cli`."""
+"""``python -m fxpasses``: the command ``fxpasses``."""
 
 import sys
 
-from fxpasses.cli import main
+from fxpasses.commands.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -14,33 +14,22 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import fx
-from torch._decomp import core_aten_decompositions, decomposition_table
-from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo import config as dynamo_config
-from torch._dynamo.backends import registry as backend_registry
+from torch._decomp import core_aten_decompositions
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.eval_frame import reset_code as _reset_code
-from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback, TensorifyScalarRestartAnalysis
+from torch._dynamo.exc import BackendCompilerFailed, ShortenTraceback
 from torch._dynamo.exc import TorchDynamoException as DynamoError
-from torch._dynamo.utils import counters as dynamo_counters
-from torch._dynamo.utils import detect_fake_mode
-from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import (
     SerializableAOTDispatchCompiler,
     aot_module_simplified,
     make_boxed_func,
 )
-from torch._functorch.partitioners import default_partition
-from torch._guards import CompileContext, TracingContext, tracing
+from torch._guards import CompileContext
 from torch._higher_order_ops.effects import has_effects
-from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options as inductor_mode_options
 from torch._inductor.async_compile import AsyncCompile, get_compile_threads
-from torch._inductor.codecache import CppPythonBindingsCodeCache
 from torch._inductor.compile_fx import (
     compile_fx_backward,
     compile_fx_forward,
@@ -56,15 +45,9 @@ from torch._inductor.compile_fx import partition_fn as inductor_partition_fn
 from torch._inductor.compiler_bisector import CompilerBisector
 from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.cudagraph_trees import reset_cudagraph_trees
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
-from torch._inductor.graph import GraphLowering
-from torch._inductor.output_code import OutputCode
 from torch._inductor.runtime.cache_dir_utils import cache_dir
-from torch._inductor.utils import BoxedBool, fresh_cache
+from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -73,11 +56,31 @@ from torch.fx.experimental.symbolic_shapes import (
     free_symbols,
     statically_known_true,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+
+from fake.seam.aot_autograd import config as functorch_config
+from fake.seam.dispatch import (
+    DisableAutocast,
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    TorchDispatchMode,
+    decomposition_table,
+    disable_current_modes,
+    enable_python_dispatcher,
+    has_kernel,
+)
+from fake.seam.dynamo import LazyGraphModule, TensorifyScalarRestartAnalysis, detect_fake_mode
+from fake.seam.dynamo import config as dynamo_config
+from fake.seam.dynamo import counters as dynamo_counters
+from fake.seam.dynamo import registry as backend_registry
+from fake.seam.dynamo import reset_code as _reset_code
+from fake.seam.fake_tensor import FakeTensor, FakeTensorMode
+from fake.seam.guards import TracingContext, tracing
+from fake.seam.inductor import CustomPartitionerFn, OutputCode
+from fake.seam.inductor import config as inductor_config
+from fake.seam.patches import LEDGER, Patch, ThreadPatch, When, always
 
 __all__ = [
-    "CPP_ENTRY",
     "AsyncCompile",
     "BackendCompilerFailed",
     "BoxedBool",
@@ -95,10 +98,8 @@ __all__ = [
     "ShapeEnv",
     "StatelessSymbolicContext",
     "TorchDispatchMode",
-    "allow_repeated_registration",
     "aot_autograd",
     "aot_extra_arguments",
-    "cache_for_code",
     "compile_cache_directory",
     "compile_caches",
     "compile_context",
@@ -108,7 +109,6 @@ __all__ = [
     "compile_fx_inner",
     "compile_threads",
     "cpp_compiler",
-    "default_partition",
     "detect_fake_mode",
     "disable_current_modes",
     "dynamo_config",
@@ -125,8 +125,6 @@ __all__ = [
     "inductor_partition_fn",
     "is_composite",
     "is_control_flow",
-    "load_cpp",
-    "load_cpp_kernel",
     "lowering_of",
     "make_boxed_func",
     "new_compiler_extra",
@@ -134,9 +132,9 @@ __all__ = [
     "of_segment",
     "outside_tracing",
     "overloads",
+    "repeatable_registration",
     "reset_code",
     "reset_cudagraph_trees",
-    "rewritten_code",
     "select_decomp_table",
     "serializable",
     "shape_env_of",
@@ -194,17 +192,31 @@ def registered_backend(compiler_fn: Any, name: str | None, tags: Sequence[str]) 
         return _registered_once(compiler_fn, name, tags)
 
 
-def allow_repeated_registration(name: str, backend: Callable[..., Any]) -> None:
-    """Let threads that use a backend for the first time at once all register it under its name.
+def repeatable_registration(name: str, backend: Callable[..., Any]) -> tuple[Patch, ...]:
+    """The entry of the ledger that lets threads which use a backend for the first time at once all register it.
 
     ``torch.compile`` loads a backend by its entry point and registers it then, without a lock between the question whether
     it is registered and the registration, which takes a repeated one for another backend of the same name. The threads hold
     the function that registers before they load the backend: it is the function's code that is replaced.
+
+    Args:
+        name: under which it is registered.
+        backend: what is registered.
     """
     _repeatable[name] = backend
     known, found = (list(inspect.signature(f).parameters) for f in (_register_backend, _registered_once))
-    if found == known:
-        backend_registry.register_backend.__code__ = _register_backend.__code__
+    problem = "" if found == known else "torch registers backends in another way than is known"
+    return (
+        Patch(
+            backend_registry.register_backend,
+            "__code__",
+            always(_register_backend.__code__),
+            when=When.BACKEND,
+            versions=None,
+            unfit=lambda: problem,
+            lost="threads that use the backend for the first time at once may be told that its name is a duplicate",
+        ),
+    )
 
 
 _names = itertools.count()
@@ -307,7 +319,7 @@ def overloads(operator: Any) -> list[OpOverload]:
 
 def is_composite(operator: OpOverload) -> bool:
     """Whether an operator consists of others by its definition: no graph of AOTAutograd's has it."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
+    return has_kernel(operator.name(), "CompositeImplicitAutograd")
 
 
 def size_hint(size: Any) -> int:
@@ -331,8 +343,7 @@ def symbol_hints(shape_env: Any) -> dict[Any, Any]:
     return dict(shape_env.backed_var_to_val)
 
 
-@contextlib.contextmanager
-def filter_lowerings(allowed: Callable[[str], bool]) -> Iterator[None]:
+def filter_lowerings(allowed: Callable[[str], bool]) -> contextlib.AbstractContextManager[None]:
     """Let Inductor call the operators of nodes that are not ``allowed`` as they are, instead of lowering them.
 
     Args:
@@ -344,8 +355,18 @@ def filter_lowerings(allowed: Callable[[str], bool]) -> Iterator[None]:
             return False
         return not allowed(debug_info() if debug_info is not None else "")
 
-    with mock.patch.object(CompilerBisector, "disable_subsystem", disabled):
-        yield
+    return LEDGER.using((_LOWERINGS, disabled))
+
+
+(_LOWERINGS,) = LEDGER.add(
+    ThreadPatch(
+        CompilerBisector,
+        "disable_subsystem",
+        when=When.COMPILATION,
+        versions=None,
+        lost="bisection of Inductor's lowerings",
+    )
+)
 
 
 def lowering_of(target: Any) -> Callable[..., Any] | None:
@@ -380,7 +401,7 @@ def trace_calls(
 
     With ``guards``, what it decides on symbolic sizes is recorded as a guard.
     """
-    with disable_current_modes(), torch.no_grad(), torch._C._DisableAutocast(), tracing(None):
+    with disable_current_modes(), torch.no_grad(), DisableAutocast(), tracing(None):
         mode = detect_fake_mode(inputs)
         with contextlib.ExitStack() as stack:
             if mode is not None:
@@ -395,10 +416,6 @@ def outside_tracing() -> Iterator[None]:
     """Surroundings in which tensors are real, and a new fake mode may be made, in the middle of a compilation."""
     with disable_current_modes(), tracing(None):
         yield
-
-
-CPP_ENTRY = CppPythonBindingsCodeCache.entry_function
-"""The last part of the name under which Inductor imports a compiled unit."""
 
 
 def compile_threads() -> int:
@@ -426,58 +443,6 @@ def compile_caches() -> dict[str, bool]:
         "Inductor's": wanted and bool(inductor_config.fx_graph_cache),
         "AOTAutograd's": wanted and bool(functorch_config.enable_autograd_cache),
     }
-
-
-def load_cpp(source: str, submit: Callable[..., Any] | None) -> Callable[[], Any]:
-    """Compile a Python module in C++ as Inductor compiles a kernel: its flags, its precompiled header, its cache.
-
-    Args:
-        source: the module.
-        submit: starts the compiler in another thread; ``None`` to run it when the module is asked for.
-
-    Returns:
-        What gives the module, and waits for the compiler.
-    """
-    return CppPythonBindingsCodeCache.load_async(source, "cpu", submit_fn=submit)
-
-
-def load_cpp_kernel(argtypes: list[str], source: str) -> Callable[..., Any]:
-    """One C++ kernel, compiled and bound by Inductor."""
-    return CppPythonBindingsCodeCache.load_pybinding(argtypes, source)
-
-
-def cache_for_code() -> contextlib.AbstractContextManager[Any]:
-    """The directory of compiled code: with caches disabled, a new one for this block, as Inductor has for each graph."""
-    return fresh_cache() if inductor_config.force_disable_caches else contextlib.nullcontext()
-
-
-_rewriting = threading.local()
-_torch_codegen = GraphLowering.codegen
-
-
-def _codegen(self: GraphLowering) -> Any:
-    code = _torch_codegen(self)
-    rewrite = getattr(_rewriting, "rewrite", None)
-    if rewrite is not None and isinstance(getattr(code[0], "value", None), str):
-        code[0].value = rewrite(code[0].value)
-    return code
-
-
-@contextlib.contextmanager
-def rewritten_code(rewrite: Callable[[str], str]) -> Iterator[None]:
-    """Let a function see and change the Python code that Inductor generates in this thread.
-
-    It must keep the number of lines. Torch has no hook there: the first use fronts ``GraphLowering.codegen``, which
-    does what it did wherever no such block is open.
-    """
-    if GraphLowering.codegen is _torch_codegen:
-        GraphLowering.codegen = _codegen  # type: ignore[method-assign]
-    before = getattr(_rewriting, "rewrite", None)
-    _rewriting.rewrite = rewrite
-    try:
-        yield
-    finally:
-        _rewriting.rewrite = before
 
 
 @contextlib.contextmanager

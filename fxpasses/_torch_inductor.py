@@ -1,10 +1,12 @@
-"""Private torch names around what Inductor returns: how it is saved, what failed in it, and its random operators."""
+"""Private torch names around what Inductor returns: how it is saved, its C++ kernels, what failed in it, and its random operators."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,20 +17,31 @@ from torch._functorch._aot_autograd.autograd_cache import (
     BypassAOTAutogradCache,
     should_bundle_autograd_cache,
 )
-from torch._inductor.output_code import OutputCode, RegionalOutputCode
+from torch._inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
+from torch._inductor.cpp_builder import is_gcc
+from torch._inductor.output_code import RegionalOutputCode
 from torch._inductor.scheduler import BaseSchedulerNode
+from torch._inductor.utils import fresh_cache
 
+from fake.seam.inductor import GraphLowering, OutputCode
+from fake.seam.patches import LEDGER, ThreadPatch, When
 from fxpasses._torch import inductor_config, of_segment, shape_env_of
 
 __all__ = [
+    "CPP_ENTRY",
     "INDUCTOR_RANDINT",
     "INDUCTOR_RANDOM",
     "BypassAOTAutogradCache",
     "OutputCode",
     "RegionalOutputCode",
+    "cache_for_code",
     "inductor_repro",
+    "kernel_flags",
+    "load_cpp",
+    "load_cpp_kernel",
     "loaded_code",
     "origins_of",
+    "rewritten_code",
     "saves_compiled_code",
 ]
 
@@ -77,3 +90,68 @@ if __name__ == "__main__":
     with torch.no_grad():
         run_repro(mod, load_args, accuracy=False, command="run", save_dir=None, tracing_mode="{mode}", check_str=None)
 """
+
+
+(_CODEGEN,) = LEDGER.add(
+    ThreadPatch(
+        GraphLowering,
+        "codegen",
+        when=When.COMPILATION,
+        versions=None,
+        lost="what is put into the code that Inductor generates: kernels of a graph in one unit",
+    )
+)
+
+
+def rewritten_code(rewrite: Callable[[str], str]) -> AbstractContextManager[None]:
+    """Let a function see and change the Python code that Inductor generates in this thread.
+
+    It must keep the number of lines.
+    """
+
+    def codegen(self: GraphLowering) -> Any:
+        code = _CODEGEN.torchs(self)
+        if isinstance(getattr(code[0], "value", None), str):
+            code[0].value = rewrite(code[0].value)
+        return code
+
+    return LEDGER.using((_CODEGEN, codegen))
+
+
+CPP_ENTRY = CppPythonBindingsCodeCache.entry_function
+"""The last part of the name under which Inductor imports a compiled unit."""
+
+
+def load_cpp(source: str, submit: Callable[..., Any] | None) -> Callable[[], Any]:
+    """Compile a Python module in C++ as Inductor compiles a kernel: its flags, its precompiled header, its cache.
+
+    Args:
+        source: the module.
+        submit: starts the compiler in another thread; ``None`` to run it when the module is asked for.
+
+    Returns:
+        What gives the module, and waits for the compiler.
+    """
+    return CppPythonBindingsCodeCache.load_async(source, "cpu", submit_fn=submit, extra_flags=kernel_flags())
+
+
+def load_cpp_kernel(argtypes: list[str], source: str, submit: Callable[..., Any] | None) -> Any:
+    """One C++ kernel, compiled and bound by Inductor, or what ``AsyncCompile.wait`` takes for it. Args: see :func:`load_cpp`."""
+    load = CppPythonBindingsCodeCache.load_pybinding_async(
+        argtypes, source, submit_fn=submit, extra_flags=kernel_flags()
+    )
+    return load() if submit is None else LambdaFuture(load)
+
+
+def kernel_flags() -> tuple[str, ...]:
+    """Flags for C++ kernels beside Inductor's own.
+
+    GCC (seen in 12.2) lets local arrays share memory that are in use at the same time, as a tile that is still to be
+    transposed and what is gathered for its next row: gradients through a scan came out wrong.
+    """
+    return ("-fstack-reuse=none",) if is_gcc() else ()
+
+
+def cache_for_code() -> contextlib.AbstractContextManager[Any]:
+    """The directory of compiled code: with caches disabled, a new one for this block, as Inductor has for each graph."""
+    return fresh_cache() if inductor_config.force_disable_caches else contextlib.nullcontext()

@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import fx
+import torch
+from torch import SymInt, distributed, fx
 
+from fake.seam.patches import LEDGER
 from fxpasses import _torch, dynamo
 from fxpasses.checking.lowered import LoweringCheck
 from fxpasses.checking.region_check import RegionChecks
 from fxpasses.checking.staged import in_eager_with_repro
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.backward_capture import with_captured_backward
-from fxpasses.compiling.history import describe_compilation, recent
+from fxpasses.compiling.factors import input_names
+from fxpasses.compiling.history import Compilation, describe_compilation, recent
 from fxpasses.compiling.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
-from fxpasses.compiling.observing import Observer
+from fxpasses.compiling.observing import Observer, RankCheck, recorder
 from fxpasses.compiling.options import Options
 from fxpasses.compiling.pipeline import Compiler, Pipeline
 from fxpasses.errors import ContractError, OptionsError
 from fxpasses.pass_manager.contract import GRAPH_KINDS
 from fxpasses.pass_manager.limits import Limits, in_force
 from fxpasses.pass_manager.manager import PassManager
+from fxpasses.passes import TUNED_PASSES, TunedPasses
 from fxpasses.regional import compiled_callable, floats_of_one_graph, hold_regions, with_regions
-from fxpasses.report import GraphFiles
+from fxpasses.reports.files import GraphFiles
 
-__all__ = ["fxpasses"]
+__all__ = ["PATCHES", "fxpasses"]  # noqa: F822 - __getattr__ has it
 
 log = logging.getLogger(__name__)
 
 
-def fxpasses(
+def _fxpasses(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
@@ -56,6 +61,13 @@ def fxpasses(
     """
     try:
         parsed = Options.parse(options, mode)
+        given = (options or {}).get("passes")
+        tuned = given == TUNED_PASSES or isinstance(given, TunedPasses)
+        if tuned and parsed.compiled_autograd:
+            problem = (
+                "passes='tuned' cannot be measured together with compiled_autograd: leave one of them out"
+            )
+            raise OptionsError("passes", TUNED_PASSES, problem=problem)
         PassManager(parsed.passes)
     except (OptionsError, ContractError) as error:
         raise _torch.unwrapped(error, inspect.currentframe()) from None
@@ -66,29 +78,53 @@ def fxpasses(
             return gm.forward
         if limits.check and limits.stage in ("capture", "partition"):
             return in_eager_with_repro(gm, limits.stage, parsed.repro_directory(), _log_repro)
-    made = describe_compilation(gm, example_inputs, parsed)
-    traced = gm.graph
-    observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
-    if parsed.check == "values":
-        observers.append(RegionChecks())
-    original = gm
-    with floats_of_one_graph():
-        gm, regions = with_regions(gm, parsed, observers)
-        pipeline = _pipeline(parsed, gm, example_inputs, limits, observers)
-        compiled = hold_regions(pipeline.compile(gm, example_inputs, original), regions)
-    recent.add(dataclasses.replace(made, from_cache=pipeline.from_cache))
-    shape_env = _torch.shape_env_of(example_inputs)
-    if shape_env is not None:
-        for observer in observers:
-            observer.guards(shape_env, traced)
+    if tuned and limits is None:
+        from fxpasses.tuning.graph import (
+            Session,
+            tuned_graph,
+        )  # what measures and checks, which others need not import
+
+        one = given if isinstance(given, Session) else None
+        return tuned_graph(gm, example_inputs, parsed, one, functools.partial(_compile_graph, limits=None))
+    compiled = _compile_graph(gm, example_inputs, parsed, limits)
     if parsed.compiled_autograd:
         # A captured backward pass calls each region's backward operator already.
         settings = {**(options or {}), "compiled_autograd": False, "regions": "off"}
 
         def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            return fxpasses(gm, example_inputs, mode=mode, options=settings)
+            return _fxpasses(gm, example_inputs, mode=mode, options=settings)
 
         return with_captured_backward(compiled, backward, example_inputs)
+    return compiled
+
+
+def _compile_graph(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], parsed: Options, limits: Limits | None
+) -> Callable[..., Any]:
+    """Compile one Dynamo graph with options that are settled: regions, then the stages of the pipeline."""
+    made = describe_compilation(gm, example_inputs, parsed)
+    traced = gm.graph
+    observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
+    if parsed.check == "values":
+        observers.append(RegionChecks())
+    for observer in observers:
+        observer.dynamo(gm, parsed)
+    recording = recorder()
+    if recording is not None:
+        observers.append(recording.observer())
+    original = gm
+    with floats_of_one_graph():
+        gm, regions = with_regions(gm, parsed, observers)
+        ranks = _rank_check(parsed, made, original, example_inputs)
+        pipeline = _pipeline(parsed, gm, example_inputs, limits, observers, ranks)
+        compiled = hold_regions(pipeline.compile(gm, example_inputs, original), regions)
+    if recording is not None:
+        compiled = recording.watched(compiled)
+    recent.add(dataclasses.replace(made, from_cache=pipeline.from_cache))
+    shape_env = _torch.shape_env_of(example_inputs)
+    if shape_env is not None:
+        for observer in observers:
+            observer.guards(shape_env, traced)
     return compiled
 
 
@@ -103,6 +139,7 @@ def _pipeline(
     example_inputs: Sequence[Any],
     limits: Limits | None,
     observers: Sequence[Observer],
+    ranks: RankCheck | None,
 ) -> Pipeline:
     compiler: Compiler
     if limits is not None and limits.stage == "capture":
@@ -118,7 +155,22 @@ def _pipeline(
     if limits is not None and limits.check and limits.stage == "inductor":
         lowered = LoweringCheck(parsed.repro_directory(), limits.suspect)
     values = ValueCheck(parsed.repro_directory()) if parsed.check == "values" else None
-    return Pipeline(parsed, compiler, observers, values, lowered=lowered, advises=True)
+    return Pipeline(parsed, compiler, observers, values, lowered=lowered, ranks=ranks, advises=True)
+
+
+def _rank_check(
+    parsed: Options, made: Compilation, gm: fx.GraphModule, example_inputs: Sequence[Any]
+) -> RankCheck | None:
+    if parsed.ranks == "off" or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    if distributed.get_world_size() < 2:
+        return None
+    from fxpasses.distributed import Agreement  # half a second that a program of one process need not spend
+
+    compile_id = _torch.CompileContext.current_compile_id()
+    frame = "a graph" if compile_id is None else f"frame {compile_id.frame_id}"
+    names = zip(input_names(gm), example_inputs, strict=True)
+    return Agreement(made, ["" if isinstance(value, SymInt) else name for name, value in names], frame)
 
 
 def limited_options(options: Options, limits: Limits) -> Options:
@@ -138,8 +190,21 @@ def limited_options(options: Options, limits: Limits) -> Options:
     )
 
 
+_fxpasses.__name__ = _fxpasses.__qualname__ = "fxpasses"
 # What torch._dynamo.reset() calls on a backend: recorded CUDA graphs hold memory that compiled code no longer needs.
-fxpasses.reset = _torch.reset_cudagraph_trees  # type: ignore[attr-defined]
+_fxpasses.reset = _torch.reset_cudagraph_trees  # type: ignore[attr-defined]
 
-dynamo.install(fxpasses)
-_torch.allow_repeated_registration("fxpasses", fxpasses)
+PATCHES = LEDGER.add(
+    dynamo.around_compilations(_fxpasses), *_torch.repeatable_registration("fxpasses", _fxpasses)
+)
+"""What torch has to know before it calls the backend for the first time."""
+
+
+def __getattr__(name: str) -> Any:
+    """``fxpasses.backend.fxpasses``, by which ``torch.compile`` finds the backend: whoever takes it is about to compile."""
+    if name != "fxpasses":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    LEDGER.keep(*PATCHES)
+    if not LEDGER.is_in_force(PATCHES[0]):
+        dynamo.warn_of_torch(torch.__version__)
+    return _fxpasses

@@ -17,7 +17,10 @@ __all__ = [
     "PartitionError",
     "PassError",
     "PatternError",
+    "RankMismatchError",
+    "ReportError",
     "ShadowedPackageError",
+    "ShardingError",
     "StageError",
     "StructureError",
     "UnknownTorchWarning",
@@ -92,6 +95,38 @@ class ShadowedPackageError(FxPassesError, ImportError):
             name=package,
             path=found,
         )
+
+
+class RankMismatchError(FxPassesError, RuntimeError):
+    """The ranks of a job compiled graphs whose collectives do not fit together; raised before one of them runs.
+
+    Attributes:
+        ranks: the two ranks that differ, or the one that did not come.
+        factor: the first factor of the compilation in which they differ, ``""`` if there is none or nobody could be asked.
+        values: its value on each of the two ranks.
+    """
+
+    def __init__(
+        self, problem: str, ranks: tuple[int, ...], factor: str = "", values: tuple[str, ...] = ()
+    ) -> None:
+        self.ranks, self.factor, self.values = ranks, factor, values
+        super().__init__(problem)
+
+
+class ShardingError(FxPassesError, ValueError):
+    """A model cannot be sharded as asked; nothing was changed.
+
+    Attributes:
+        parameter: its name, or ``""`` where it is not one parameter that is the matter.
+    """
+
+    def __init__(self, parameter: str, problem: str) -> None:
+        self.parameter = parameter
+        super().__init__(f"parameter {parameter!r}: {problem}" if parameter else problem)
+
+
+class ReportError(FxPassesError, ValueError):
+    """There is no report to make a page of: nothing was recorded, or in a version that is not read here."""
 
 
 class BisectError(FxPassesError):

@@ -1,5 +1,8 @@
 """Every Python example of README and the docs runs, page by page."""
 
+import doctest
+import importlib.util
+import inspect
 import re
 from pathlib import Path
 
@@ -7,6 +10,8 @@ import pytest
 import torch
 
 import compiled_autograd
+import fake
+import fxpasses
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "pages").rglob("*.md"))]
@@ -33,3 +38,19 @@ def test_readme_has_one_command_to_run_and_one_to_test():
         command = re.search(rf"<!-- command: {name} -->\n```bash\n(.*?)```", text, re.DOTALL).group(1).strip()
         assert "\n" not in command
         assert "-c constraints.txt" in command
+
+
+def test_the_reference_shows_no_roles_and_no_double_colons():
+    pytest.importorskip("griffe", reason="needs the extra 'docs'")
+    spec = importlib.util.spec_from_file_location("docstrings", ROOT / "docs" / "docstrings.py")
+    docstrings = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(docstrings)
+    assert doctest.testmod(docstrings).failed == 0
+    shown = {
+        item: docstrings.as_markdown(inspect.getdoc(item) or "")
+        for package in (fake, compiled_autograd, fxpasses, fxpasses.passes)
+        for item in (getattr(package, name) for name in package.__all__)
+        if callable(item)
+    }
+    assert "```python" in shown[fxpasses.passes.FoldConstants]
+    assert [item for item, text in shown.items() if re.search(r":\w+:`|\w::\n", text)] == []

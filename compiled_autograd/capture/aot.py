@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from compiled_autograd import _torch, _torch_aot
+from compiled_autograd import _torch
 from compiled_autograd.capture.steps import Constant, Inlined, InputValue, Kind, Step, SumValue, Value
-from compiled_autograd.runtime import aot_functional, functional, validation
+from compiled_autograd.runtime import _torch_aot, aot_functional, functional, validation
 
 __all__ = ["CompiledCall", "inline", "is_compiled", "reason_to_call"]
 
-_CHECKS = (torch.ops.aten._assert_scalar.default, torch.ops.aten.sym_constrain_range_for_size.default)
+aten = torch.ops.aten
+_CHECKS = (aten._assert_scalar.default, aten.sym_constrain_range_for_size.default)
 """Change nothing, though FX keeps them as if they did."""
 
 
@@ -135,6 +136,8 @@ def _obstacle(call: CompiledCall, module: fx.GraphModule) -> str | None:
         return "it has side effects that are ordered by tokens"
     if metadata.is_rng_op_functionalized or metadata.num_graphsafe_rng_states:
         return "it carries the state of a random number generator"
+    if _torch_aot.draws_from_seed(module):
+        return "it draws the forward's random numbers again, from a seed that only compiled code reads"
     if _torch.inside_functorch():
         return "inside a functorch transform"
     if torch.are_deterministic_algorithms_enabled() and metadata.deterministic is False:

@@ -7,6 +7,7 @@ at its start, so that each element is freed after its last use. It returns one g
 """
 
 import functools
+import itertools
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -15,10 +16,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from compiled_autograd._torch_nodes import NodeWriter
 from compiled_autograd.capture.hook import Capture
 from compiled_autograd.capture.steps import CapturedNode, Constant, InputValue, Step, SumValue, Value, leaves
 from compiled_autograd.runtime import functional
+from compiled_autograd.runtime._torch_nodes import NodeWriter
 from compiled_autograd.runtime.executing import graph_module
 from compiled_autograd.runtime.schedule import eager_order
 
@@ -44,7 +45,42 @@ def ordered_nodes(capture: Capture) -> list[CapturedNode]:
     """The captured nodes in eager's order; in C++'s own order where eager's is not known."""
     if capture.walked is None or len(capture.walked) != len(capture.nodes):
         return capture.nodes
-    return [capture.nodes[index] for index in eager_order(capture.walked)]
+    nodes = [capture.nodes[index] for index in eager_order(capture.walked)]
+    return _leaves_in_turn(nodes) if capture.inlined else nodes
+
+
+def _leaves_in_turn(nodes: Sequence[CapturedNode]) -> list[CapturedNode]:
+    """The nodes, with leaves that follow an inlined function in the order in which it makes their gradients.
+
+    So does eager without compiling. The engine, for which a compiled function is one node, takes them in the
+    order of its inputs.
+    """
+    turns: dict[tuple[int, int], int] = {}
+    run = 0
+    for step in (step for node in nodes for step in node.steps if step.inlined is not None):
+        made = {id(part): run + turn for turn, part in enumerate(step.inlined.steps)}  # type: ignore[union-attr]
+        run += len(made)
+        for index, output in enumerate(step.inlined.outputs):  # type: ignore[union-attr]
+            if type(output) is Value:
+                turns[id(step), index] = made[id(output.step)]
+
+    def turn(leaf: CapturedNode) -> int:
+        values = [value for step in leaf.steps for value in leaves(step.args)]
+        values += [part for value in values if type(value) is SumValue for part in value.parts]
+        return max(
+            (
+                turns.get((id(v.step), v.index), -1)
+                for v in values
+                if type(v) is Value and v.index is not None
+            ),
+            default=-1,
+        )
+
+    ordered: list[CapturedNode] = []
+    for are_leaves, group in itertools.groupby(nodes, lambda node: node.name.endswith("AccumulateGrad")):
+        together = list(group)
+        ordered += sorted(together, key=turn) if are_leaves else together
+    return ordered
 
 
 _NO_KEYWORDS: dict[str, Any] = {}

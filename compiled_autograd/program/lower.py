@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from compiled_autograd import _torch, _torch_aot
-from compiled_autograd._torch_nodes import NodeWriter
+from compiled_autograd import _torch
 from compiled_autograd.program.segments import FunctionalSegment
+from compiled_autograd.runtime import _torch_aot
+from compiled_autograd.runtime._torch_nodes import NodeWriter
+from fake.seam import pytree
 
 __all__ = ["Lowered", "lower", "obstacle"]
 

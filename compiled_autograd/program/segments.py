@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import fx
 
-from compiled_autograd._torch_nodes import NodeWriter
 from compiled_autograd.capture.steps import Kind
+from compiled_autograd.runtime._torch_nodes import NodeWriter
 from compiled_autograd.runtime.executing import executable, graph_module
 
 __all__ = ["FunctionalSegment", "build_driver", "merge_inputs", "pick", "split_segments"]

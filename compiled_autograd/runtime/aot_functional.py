@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from compiled_autograd import _torch_aot
-from compiled_autograd.runtime import functional
+from compiled_autograd.runtime import _torch_aot, functional
 from compiled_autograd.runtime.running import running
 
 __all__ = [
@@ -121,7 +120,7 @@ def call_backward_with_state(
         node: the index of the autograd node.
 
     Raises:
-        RuntimeError: under ``create_graph``: what was saved has no history.
+        RuntimeError: under ``create_graph``: what was saved has no history; or the backward graph draws from seeds.
     """
     running.enter(node)
     if torch.is_grad_enabled():
@@ -139,6 +138,11 @@ def call_backward_with_state(
     if isinstance(module, str):
         raise RuntimeError(
             f"a compiled function with hooks that torch.compile traced cannot be run: {module}"
+        )
+    if _torch_aot.draws_from_seed(module):
+        raise RuntimeError(
+            "a compiled function with hooks that torch.compile traced draws the forward's random numbers again in its backward "
+            "pass, which only Inductor's code can: set torch._inductor.config.fallback_random, or register the hooks outside of it"
         )
     with _torch_aot.autocast_disabled():
         results = _OnRealTensors(module).run(*arguments, state)

@@ -5,39 +5,31 @@ Each of its runs would look at all of them again, and the time of a capture grow
 
 import contextlib
 import gc
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+
+from fake.seam.patches import LEDGER, Edit, When
 
 __all__ = ["collection_paused"]
 
 
-class _Collector:
-    """The one owner of the garbage collector while someone has it paused."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pauses = 0
-        self._was_on = False
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        with self._lock:
-            self._pauses += 1
-            if self._pauses == 1:
-                self._was_on = gc.isenabled()
-                gc.disable()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._pauses -= 1
-                if not self._pauses and self._was_on:
-                    gc.enable()
+def _pause() -> Callable[[], None]:
+    if not gc.isenabled():
+        return lambda: None
+    gc.disable()
+    return gc.enable
 
 
-_collector = _Collector()
+(_PAUSE,) = LEDGER.add(
+    Edit(
+        "Python's garbage collector: paused",
+        _pause,
+        when=When.CAPTURE,
+        versions=None,
+        lost="time: the capture of a long backward pass takes time that grows with the square of its length",
+    )
+)
 
 
 def collection_paused() -> contextlib.AbstractContextManager[None]:
     """No garbage collection inside the block: for work that makes many objects that stay, and runs no user code."""
-    return _collector.paused()
+    return LEDGER.in_force(_PAUSE)

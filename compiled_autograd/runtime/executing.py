@@ -14,7 +14,7 @@ from typing import Any, cast
 from torch import fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from compiled_autograd import _torch_nodes
+from compiled_autograd.runtime import _torch_nodes
 from compiled_autograd.runtime.collector import collection_paused
 
 __all__ = ["executable", "graph_module"]

@@ -1,6 +1,8 @@
 """Which backward passes run in eager, and how the reason reads."""
 
+import functools
 import re
+import warnings
 
 import torch
 
@@ -10,7 +12,7 @@ from compiled_autograd.errors import RefusedError
 from compiled_autograd.runtime.running import EAGER, running
 from fake.tracing.compiling import one_at_a_time
 
-__all__ = ["is_beside_another", "reason_before", "refusal_reason"]
+__all__ = ["is_beside_another", "is_unknown_torch", "reason_before", "refusal_reason"]
 
 _BESIDE = "within another compiled autograd call"
 # What C++ says when it refuses, and how we say it.
@@ -36,6 +38,23 @@ _REFUSALS: tuple[tuple[str, str], ...] = (
     (r"has no attribute 'symints'", "the backward of a compiled function is differentiated"),
     (r"[Cc]ompiled[ _][Aa]utograd", "{message}"),
 )
+
+
+def is_unknown_torch() -> bool:
+    """Whether the engine hook of this torch is another than we know, so that nothing is captured; warns of it once."""
+    if _torch.HOOK_PROBLEM is None:
+        return False
+    _warn_of_unknown_torch()
+    return True
+
+
+@functools.cache
+def _warn_of_unknown_torch() -> None:
+    warnings.warn(
+        "compiled_autograd does not know the engine hook of this torch, everything runs in eager: "
+        f"{_torch.HOOK_PROBLEM}",
+        stacklevel=5,
+    )
 
 
 def reason_before() -> str | None:

@@ -6,16 +6,20 @@ user will call ``backward``. It names the class, and every pass that reaches suc
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from compiled_autograd import _torch
 from compiled_autograd.session.compilers import as_compiler
-from compiled_autograd.session.session import Session, installation
+from compiled_autograd.session.fallback import is_unknown_torch
+from compiled_autograd.session.session import Session, sessions
+from fake.seam.patches import LEDGER, When
 
-__all__ = ["NodeSessions", "capture_through", "node_sessions"]
+__all__ = ["NodeSessions", "capture_later", "capture_through", "node_sessions"]
 
 
 class NodeSessions:
@@ -31,8 +35,9 @@ class NodeSessions:
         with self._lock:
             if node_class not in self._sessions:
                 # Ours for as long as the class lives; the engine must stand in for torch's until then.
-                installation.acquire()
-                weakref.finalize(node_class, installation.release_from_finalizer)
+                entries = LEDGER.of(When.SESSION)
+                LEDGER.enter(*entries)
+                weakref.finalize(node_class, LEDGER.leave_from_finalizer, *entries)
             self._sessions[node_class] = session
 
     def find(self, roots: Sequence[Any]) -> Session | None:
@@ -76,4 +81,14 @@ def capture_through(node_class: type, compiler_fn: Any, dynamic: bool = True) ->
             f"capture_through: node_class is {node_class!r}; pass type(tensor.grad_fn) of the result of an "
             "autograd.Function"
         )
-    node_sessions.add(node_class, Session(as_compiler(compiler_fn), bool(dynamic)))
+    if not is_unknown_torch():
+        node_sessions.add(node_class, Session(as_compiler(compiler_fn), bool(dynamic)))
+
+
+def capture_later() -> AbstractContextManager[None]:
+    """Around the compilation of a forward graph after which `capture_through` will be called for its node.
+
+    Hooks in a function that is compiled whole (``fullgraph=True``) are left to the captured pass, as inside of
+    ``enable``. An ``enable`` or ``disable`` block around it counts for more.
+    """
+    return contextlib.nullcontext() if is_unknown_torch() else sessions.expected()

@@ -1,4 +1,4 @@
-"""Who is enabled: a stack of sessions per thread, and what is installed in torch while any thread has one."""
+"""Who is enabled: a stack of sessions per thread."""
 
 import contextlib
 import dataclasses
@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from compiled_autograd.stats import Ledger
+from fake.seam.patches import LEDGER, When
 
-__all__ = ["Session", "Sessions", "installation", "sessions"]
+__all__ = ["Session", "Sessions", "sessions"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,51 +20,6 @@ class Session:
     dynamic: bool
 
 
-class Installation:
-    """Installs something in torch while at least one session is enabled in any thread."""
-
-    def __init__(self) -> None:
-        self.install: Callable[[], Callable[[], None]] | None = None
-        """Installs, and returns how to undo it; set once, by the module that knows what to install."""
-        self._lock = threading.Lock()
-        self._users = 0
-        self._finalized: list[None] = []
-        self._uninstall: Callable[[], None] | None = None
-
-    def acquire(self) -> None:
-        """One more session."""
-        with self._lock:
-            self._count(+1)
-
-    def release(self) -> None:
-        """One session less; the last one puts torch back as it was."""
-        with self._lock:
-            self._count(-1)
-
-    def release_from_finalizer(self) -> None:
-        """`release`, where the garbage collector may have come in between, in a thread that holds the lock."""
-        self._finalized.append(None)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._count(0)
-            finally:
-                self._lock.release()
-
-    def _count(self, change: int) -> None:
-        if change > 0 and self._users == 0 and self.install is not None:
-            self._uninstall = self.install()
-        self._users += change
-        while self._finalized:
-            self._finalized.pop()
-            self._users -= 1
-        if self._users == 0 and self._uninstall is not None:
-            self._uninstall()
-            self._uninstall = None
-
-
-installation = Installation()
-
-
 class Sessions(threading.local):
     """The stack of this thread, innermost last; None stands for a ``disable``."""
 
@@ -71,6 +27,8 @@ class Sessions(threading.local):
 
     def __init__(self) -> None:
         self.stack: list[Session | None] = []
+        self.captures_later = False
+        """Whether backward passes through what this thread compiles right now will be captured: see `expected`."""
         self._observers: list[Callable[[str, Any], None]] = []
 
     def current(self) -> Session | None:
@@ -80,13 +38,28 @@ class Sessions(threading.local):
     @contextlib.contextmanager
     def entered(self, session: Session | None) -> Iterator[None]:
         """Make ``session`` the current one; None for none at all."""
-        installation.acquire()
-        self.stack.append(session)
-        try:
+        with LEDGER.in_force(*LEDGER.of(When.SESSION)):
+            self.stack.append(session)
+            try:
+                yield
+            finally:
+                self.stack.pop()
+
+    @contextlib.contextmanager
+    def expected(self) -> Iterator[None]:
+        """For the compilation of a forward graph, before there is an autograd node whose passes can be captured.
+
+        An ``enable`` or ``disable`` around it counts for more.
+        """
+        if self.stack:
             yield
-        finally:
-            self.stack.pop()
-            installation.release()
+            return
+        with self.entered(None):
+            before, self.captures_later = self.captures_later, True
+            try:
+                yield
+            finally:
+                self.captures_later = before
 
     @contextlib.contextmanager
     def observed(self, observer: Callable[[str, Any], None]) -> Iterator[None]:

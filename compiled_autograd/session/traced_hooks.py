@@ -16,7 +16,8 @@ __all__ = ["trace_module_hooks", "trace_tensor_hook"]
 
 
 def _is_captured(translator: Any) -> bool:
-    return sessions.current() is not None and _torch.traces_whole(translator)
+    captured = sessions.current() is not None or sessions.captures_later
+    return captured and _torch.traces_whole(translator)
 
 
 def trace_tensor_hook(tensor: Any, translator: Any, name: str, hook: Any) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._functorch import config as functorch_config
 from torch._higher_order_ops import utils as higher_order_utils
+
+from fake.seam.aot_autograd import config as functorch_config
 
 __all__ = ["preferred_device_type", "uncached_higher_order_operators", "wrapped_subgraph"]
 

@@ -25,13 +25,14 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["DiskCache", "DiskCacheWarning", "add_entries", "build_id"]
+__all__ = ["DiskCache", "DiskCacheWarning", "Segment", "add_entries", "build_id", "segments"]
 
 MAGIC = b"fake dispatch cache 1\n"
 _DIGEST = hashlib.sha256().digest_size
@@ -106,6 +107,67 @@ def _unpickle(data: bytes) -> Any:
     return _Unpickler(io.BytesIO(data)).load()
 
 
+class _DamagedError(Exception):
+    """A file is no segment, or not whole."""
+
+
+def _read_segment(path: Path) -> dict[tuple[str, str], bytes] | None:
+    data = path.read_bytes()
+    header, build = data[: len(MAGIC)], data[len(MAGIC) : len(MAGIC) + _DIGEST]
+    if header != MAGIC or len(data) < len(MAGIC) + 2 * _DIGEST:
+        raise _DamagedError("it is truncated or no dispatch cache")
+    payload = data[len(MAGIC) + 2 * _DIGEST :]
+    if hashlib.sha256(payload).digest() != data[len(MAGIC) + _DIGEST : len(MAGIC) + 2 * _DIGEST]:
+        raise _DamagedError("its checksum does not fit")
+    if build != build_id():
+        return None
+    try:
+        return dict(_unpickle(payload))
+    except _UNREADABLE as error:
+        raise _DamagedError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One file of a cache.
+
+    Attributes:
+        path: the file.
+        bytes: its size.
+        operators: for how many operators it has entries.
+        problem: why it is not used, or "".
+        damaged: whether that is because it is not whole; else it is of another build of torch or of this package.
+    """
+
+    path: Path
+    bytes: int
+    operators: int = 0
+    problem: str = ""
+    damaged: bool = False
+
+
+def segments(directory: str | os.PathLike[str]) -> list[Segment]:
+    """The files of a cache, each read and held against its checksum; nothing is changed."""
+    found = []
+    for path in sorted(Path(directory).glob(f"*{_SUFFIX}")):
+        if not path.is_file():
+            found.append(Segment(path, 0, problem="it is no regular file", damaged=True))
+            continue
+        size = path.stat().st_size
+        try:
+            content = _read_segment(path)
+        except (OSError, _DamagedError) as error:
+            found.append(Segment(path, size, problem=str(error), damaged=True))
+            continue
+        if content is None:
+            found.append(
+                Segment(path, size, problem="it is of another build of torch, Python or this package")
+            )
+        else:
+            found.append(Segment(path, size, operators=len({operator for _, operator in content})))
+    return found
+
+
 class DiskCache:
     """Entries of one build in a directory.
 
@@ -158,26 +220,10 @@ class DiskCache:
     def _read(self, path: Path) -> dict[tuple[str, str], bytes] | None:
         """The payload of a segment; None if it is of another build, or (with a warning) unreadable."""
         try:
-            data = path.read_bytes()
+            return _read_segment(path)
         except FileNotFoundError:
             return None  # merged by another process meanwhile
-        except OSError as error:
-            self._ignore(path, str(error))
-            return None
-        header, build = data[: len(MAGIC)], data[len(MAGIC) : len(MAGIC) + _DIGEST]
-        if header != MAGIC or len(data) < len(MAGIC) + 2 * _DIGEST:
-            self._ignore(path, "it is truncated or no dispatch cache")
-            return None
-        if build != build_id():
-            return None
-        digest = data[len(MAGIC) + _DIGEST : len(MAGIC) + 2 * _DIGEST]
-        payload = data[len(MAGIC) + 2 * _DIGEST :]
-        if hashlib.sha256(payload).digest() != digest:
-            self._ignore(path, "its checksum does not fit")
-            return None
-        try:
-            return dict(_unpickle(payload))
-        except _UNREADABLE as error:
+        except (OSError, _DamagedError) as error:
             self._ignore(path, str(error))
             return None
 

@@ -18,6 +18,7 @@ import torch
 
 from fake import _torch as _t
 from fake.kernels.registry import when_rules_change
+from fake.seam.dispatch import has_kernel
 from fake.seam.patches import LEDGER, Patch, When
 
 __all__ = ["REPLACEMENTS", "Cache", "Replacements"]
@@ -127,7 +128,7 @@ class Replacements:
             return False
         if namespace not in ("prim", "prims"):
             return True
-        return _t.has_kernel(f"{namespace}::{name.split('::')[-1]}", key)
+        return has_kernel(f"{namespace}::{name.split('::')[-1]}", key)
 
     def _note(self, library: Any, name: str) -> None:
         with self._lock:

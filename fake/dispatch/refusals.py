@@ -195,4 +195,5 @@ def saying_what_to_do(func: Any) -> Iterator[None]:
         raise
 
 
-_NO_VALUE_ERRORS = frozenset((torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default))
+aten = torch.ops.aten
+_NO_VALUE_ERRORS = frozenset((aten.view.default, aten._unsafe_view.default))

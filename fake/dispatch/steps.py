@@ -90,8 +90,6 @@ def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     flat, spec = _t.tree_flatten((args, kwargs))
     if _t.check_for_subclass(flat):
         return NotImplemented
-    if mode.propagate_real_tensors:
-        return adopt(_t.TorchFakeTensorMode._dispatch_impl(mode, func, types, args, kwargs))
     if kwargs and getattr(kwargs.get("device"), "type", "") == "cuda":
         allow_cuda()  # autograd's nodes ask for the guard where nobody can catch an error
     fakes = [t for t in flat if mode.is_our_fake(t)]
@@ -99,6 +97,11 @@ def dispatch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         isinstance(a, torch.SymInt) for a in flat
     )
     call = Call(func, args, kwargs, flat, spec, fakes, has_symbols)
+    if mode.propagate_real_tensors:
+        result = higher_order(mode, call)
+        if result is NEXT:
+            result = _t.TorchFakeTensorMode._dispatch_impl(mode, func, types, args, kwargs)
+        return adopt(result)
     with mode.one_level_deeper() as call.is_outermost:
         for step in STEPS if call.is_outermost else INNER_STEPS:
             result = step(mode, call)
@@ -288,11 +291,11 @@ def composite_in_inference_mode(mode: Any, call: Call) -> Any:
 def decomposition(mode: Any, call: Call) -> Any:
     """torch's decompositions, for operators without a Python meta kernel; then composite operators."""
     func = call.func
-    if func in _t.meta_table() or mode.cpp_meta_supports_symint(func):
+    if func in _t.meta_table or mode.cpp_meta_supports_symint(func):
         return NEXT
     if call.has_symbols and func in getattr(mode, "_unbacked_special_fake_handling_ops", ()):
         return NEXT
-    table = _t.decomposition_table()
+    table = _t.decomposition_table
     if (
         func in table
         and not REPLACEMENTS.includes(func)

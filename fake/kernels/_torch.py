@@ -12,17 +12,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch._C import (
-    DisableTorchFunction,
-    DispatchKey,
-    _AutoDispatchBelowAutograd,
-    _DisableAutocast,
-    _dispatch_dump,
-    _get_dispatch_mode,
-    _TorchDispatchModeKey,
-)
-from torch._decomp import decomposition_table, meta_table
-from torch._ops import OpOverload
+from torch._C import DisableTorchFunction, _AutoDispatchBelowAutograd, _dispatch_dump
 from torch._prims_common import (
     ELEMENTWISE_TYPE_PROMOTION_KIND,
     elementwise_dtypes,
@@ -30,7 +20,33 @@ from torch._prims_common import (
 )
 from torch._prims_common import is_non_overlapping_and_dense_or_false as is_dense
 from torch._subclasses.fake_impls import get_fast_op_impls, op_implementations_checks
-from torch._subclasses.fake_tensor import (
+from torch.fx.experimental.symbolic_shapes import (
+    free_unbacked_symbols,
+    guard_or_false,
+    guard_or_true,
+    statically_known_true,
+)
+
+from fake._torch import is_tracing
+from fake.seam import pytree
+from fake.seam.dispatch import (
+    DisableAutocast,
+    DispatchKey,
+    OpOverload,
+    check,
+    decomposition_table,
+    is_key_excluded,
+    meta_table,
+    no_dispatch,
+)
+from fake.seam.dispatch import (
+    TorchDispatchModeKey as _TorchDispatchModeKey,
+)
+from fake.seam.dispatch import (
+    get_dispatch_mode as _get_dispatch_mode,
+)
+from fake.seam.dispatch import has_kernel as _has_kernel
+from fake.seam.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
@@ -38,17 +54,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
     in_kernel_invocation_manager,
 )
-from torch.fx.experimental.symbolic_shapes import (
-    free_unbacked_symbols,
-    guard_or_false,
-    guard_or_true,
-    statically_known_true,
-)
-from torch.utils import _pytree as pytree
-from torch.utils._mode_utils import no_dispatch
-from torch.utils._sympy.functions import Mod
-
-from fake._torch import is_tracing
+from fake.seam.symbolic_shapes import Mod
 from fake.symbols.expr import without_common_factor
 
 __all__ = [
@@ -160,21 +166,21 @@ def active_fake_mode() -> FakeTensorMode | None:
 
 def composite_kernel_exists(func: OpOverload) -> bool:
     """Whether an operator is made of others in C++, autograd and views included."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    has_kernel = _has_kernel
     return has_kernel(func.name(), COMPOSITE.name) and not has_kernel(func.name(), _VIEWS_KEY.name)
 
 
 @contextmanager
 def in_eager() -> Iterator[None]:
     """Real kernels for real tensors: no mode sees a call, autograd does not record it and autocast does not change it."""
-    with no_dispatch(), DisableTorchFunction(), _AutoDispatchBelowAutograd(), _DisableAutocast():
+    with no_dispatch(), DisableTorchFunction(), _AutoDispatchBelowAutograd(), DisableAutocast():
         yield
 
 
 @contextmanager
 def views_are_noted() -> Iterator[None]:
     """Inside, views know what they are views of, even where a dispatch mode has taken over."""
-    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_VIEWS_KEY)
+    excluded = is_key_excluded(_VIEWS_KEY)
     torch._C._dispatch_tls_set_dispatch_key_excluded(_VIEWS_KEY, False)
     try:
         yield
@@ -225,7 +231,7 @@ def exact_quotient(number: Any, divisor: Any, problem: str) -> Any:
     """
     nodes = [n.node for n in (number, divisor) if isinstance(n, torch.SymInt)]
     if not nodes:
-        torch._check(number % divisor == 0, lambda: problem)
+        check(number % divisor == 0, lambda: problem)
         return number // divisor
     shape_env = nodes[0].shape_env
     base, by = (n.node.expr if isinstance(n, torch.SymInt) else sympy.Integer(n) for n in (number, divisor))

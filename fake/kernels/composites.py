@@ -25,6 +25,7 @@ from fake.kernels._torch import (
 )
 from fake.kernels.out_variants import check_out, out_names, resize_out
 from fake.kernels.outputs import is_symbolic
+from fake.seam.dispatch import check
 from fake.seam.patches import LEDGER, Edit, When
 
 __all__ = [
@@ -102,26 +103,26 @@ def cov(
     Raises:
         RuntimeError: eager's, for another rank or dtype.
     """
-    torch._check(
+    check(
         self.dim() <= 2, lambda: f"cov(): expected input to have two or fewer dimensions but got {self.dim()}"
     )
-    torch._check(self.dtype is not torch.bool, lambda: "cov(): bool dtype is not supported for input")
+    check(self.dtype is not torch.bool, lambda: "cov(): bool dtype is not supported for input")
     integral = fweights is None or not (fweights.is_floating_point() or fweights.is_complex())
-    torch._check(
+    check(
         integral and (fweights is None or fweights.dtype is not torch.bool),
         lambda: f"cov(): expected fweights to have integral dtype but got {fweights.dtype}",
     )
-    torch._check(
+    check(
         aweights is None or aweights.is_floating_point(),
         lambda: f"cov(): expected aweights to have floating point dtype but got {aweights.dtype}",
     )
     observations = self.view(1, -1) if self.dim() < 2 else self
     for name, weight in (("fweights", fweights), ("aweights", aweights)):
         if weight is not None:
-            torch._check(
+            check(
                 weight.dim() <= 1, lambda name=name: f"cov(): expected {name} to have one or fewer dimensions"
             )  # type: ignore[misc]
-            torch._check(
+            check(
                 weight.numel() == observations.shape[1],
                 lambda name=name: f"cov(): expected {name} to have the same numel as there are observations",  # type: ignore[misc]
             )
@@ -158,14 +159,10 @@ def one_hot(func: OpOverload, self: torch.Tensor, num_classes: int = -1) -> torc
     is_ours = hasattr(getattr(self, "fake_mode", None), "dispatch_outside")
     if not is_ours or isinstance(num_classes, torch.SymInt) or num_classes < 0 or is_tracing():
         return func._op_dk(COMPOSITE, self, num_classes)
-    torch._check(
-        self.dtype is torch.int64, lambda: "one_hot is only applicable to index tensor of type LongTensor."
-    )
+    check(self.dtype is torch.int64, lambda: "one_hot is only applicable to index tensor of type LongTensor.")
     empty = not is_symbolic((self,), {}) and self.numel() == 0
-    torch._check(
-        num_classes > 0 or not empty, lambda: "Can not infer total number of classes from empty tensor."
-    )
-    torch._check(num_classes > 0, lambda: "num_classes should be positive")
+    check(num_classes > 0 or not empty, lambda: "Can not infer total number of classes from empty tensor.")
+    check(num_classes > 0, lambda: "num_classes should be positive")
     made = self.new_empty(*self.shape, num_classes) if empty else self.new_zeros(*self.shape, num_classes)
     return made if empty else made.scatter_(-1, self.unsqueeze(-1), 1)
 

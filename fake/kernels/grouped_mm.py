@@ -8,6 +8,7 @@ import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.registry import rule
+from fake.seam.dispatch import check
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNMENT = 16
@@ -28,23 +29,21 @@ def _grouped_mm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
     right: Any = bound["mat2"]
     offsets: Any = bound.get("offs")
     for name, matrix in (("mat_a", left), ("mat_b", right)):
-        torch._check(
+        check(
             matrix.dtype in _DTYPES,
             lambda name=name, matrix=matrix: (
                 f"Expected {name} to be Float32, BFloat16 or Float16 matrix, got {matrix.dtype}"
             ),
         )
-        torch._check(
+        check(
             matrix.dim() in (2, 3),
             lambda name=name, matrix=matrix: f"{name} has to be 2 or 3d, got {matrix.dim()} dimensions",
         )
     together = left.dim() == 2 and right.dim() == 2
     batched = left.dim() == 3 and right.dim() == 3
     if not together:
-        torch._check(
-            left.size(-1) == right.size(-2), lambda: "contraction dimension of mat_a and mat_b must match"
-        )
-    torch._check(
+        check(left.size(-1) == right.size(-2), lambda: "contraction dimension of mat_a and mat_b must match")
+    check(
         (offsets is not None) != batched,
         lambda: "Have to provide offsets if there is a 2d matrix, or no offset",
     )
@@ -53,13 +52,13 @@ def _grouped_mm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
     if together:
         sizes = [offsets.size(0), left.size(0), right.size(1)]
     elif left.dim() == 2:
-        torch._check(offsets.size(0) == right.size(0), lambda: "matrix batch sizes have to match")
+        check(offsets.size(0) == right.size(0), lambda: "matrix batch sizes have to match")
         sizes = [left.size(0), right.size(-1)]
     elif right.dim() == 2:
-        torch._check(offsets.size(0) == left.size(0), lambda: "matrix batch sizes have to match")
+        check(offsets.size(0) == left.size(0), lambda: "matrix batch sizes have to match")
         sizes = [left.size(1), right.size(1)]
     else:
-        torch._check(left.size(0) == right.size(0), lambda: "batched dimension has to match")
+        check(left.size(0) == right.size(0), lambda: "batched dimension has to match")
         sizes = [left.size(0), left.size(1), right.size(-1)]
     dtype = bound.get("out_dtype") or left.dtype
     alignment = _ALIGNMENT // dtype.itemsize
@@ -76,11 +75,11 @@ def _check_strides(matrix: torch.Tensor) -> None:
     if row_step == 1 and column_step >= max(1, rows):
         step = column_step
     else:
-        torch._check(
+        check(
             column_step == 1 and row_step >= max(1, columns),
             lambda: (
                 f"Invalid strides/sizes, got {tuple(matrix.stride())} for strides and {tuple(matrix.shape)} for sizes"
             ),
         )
         step = row_step
-    torch._check(step % alignment == 0, lambda: "strides should be multiple of 16 bytes")
+    check(step % alignment == 0, lambda: "strides should be multiple of 16 bytes")

@@ -7,16 +7,37 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload
+from fake.kernels.checks.registry import bind
 from fake.kernels.outputs import fresh
 from fake.kernels.registry import rule
+from fake.seam.dispatch import check
 
 
 def _check_points(func: OpOverload, self: torch.Tensor, bins: Any) -> None:
-    torch._check(self.dim() >= 2, lambda: f"{func.name()}: input should have at least 2 dimensions")
-    torch._check(
+    check(self.dim() >= 2, lambda: f"{func.name()}: input should have at least 2 dimensions")
+    check(
         self.size(-1) == len(bins),
         lambda: f"{func.name()}: expected {self.size(-1)} sequences of bin edges but got {len(bins)}",
     )
+
+
+def _check_counts(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """There are points, bins, and a range that is in order, for each coordinate."""
+    given = bind(func, args, kwargs)
+    bins, ends = given["bins"], given["range"]
+    _check_points(func, given["self"], bins)
+    for dim, count in enumerate(bins):
+        check(
+            count > 0,
+            lambda d=dim, c=count: f"{func.name()}: bins must be > 0, but got {c} for dimension {d}",  # type: ignore[misc]
+        )
+    for dim, (low, high) in enumerate(zip((ends or ())[::2], (ends or ())[1::2], strict=False)):
+        check(
+            low <= high,
+            lambda d=dim, r=(low, high): (
+                f"{func.name()}: min {r[0]} should not exceed max {r[1]} for dimension {d}"
+            ),  # type: ignore[misc]
+        )
 
 
 @rule("aten::histogram.bin_ct")
@@ -24,7 +45,7 @@ def _histogram(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
     """``(counts, edges)`` of so many bins."""
     self = args[0]
     bins = args[1] if len(args) > 1 else kwargs.get("bins", 100)
-    torch._check(bins > 0, lambda: f"torch.histogram(): bins must be > 0, but got {bins}")
+    check(bins > 0, lambda: f"torch.histogram(): bins must be > 0, but got {bins}")
     return (
         fresh(mode, (bins,), None, dtype=self.dtype, device=self.device),
         fresh(mode, (bins + 1,), None, dtype=self.dtype, device=self.device),
@@ -37,7 +58,7 @@ def _histogram_with_edges(
 ) -> Any:
     """``(counts, edges)`` of the bins that the tensor ``bins`` (one dimension) bounds."""
     self, bins = args
-    torch._check(
+    check(
         bins.dim() == 1, lambda: f"torch.histogram(): bins tensor should be 1-D, got {bins.dim()} dimensions"
     )
     return (
@@ -50,7 +71,7 @@ def _histogram_with_edges(
 def _bin_edges(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One tensor of edges for each coordinate."""
     self, bins = args
-    _check_points(func, self, bins)
+    _check_counts(func, args, kwargs)
     return [fresh(mode, (count + 1,), None, dtype=self.dtype, device=self.device) for count in bins]
 
 
@@ -60,7 +81,7 @@ def _from_bin_counts(
 ) -> Any:
     """A histogram with one dimension for each coordinate."""
     self, bins = args
-    _check_points(func, self, bins)
+    _check_counts(func, args, kwargs)
     return fresh(mode, bins, None, dtype=self.dtype, device=self.device)
 
 

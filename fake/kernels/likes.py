@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, is_dense, torchs_answer
 from fake.kernels.outputs import all_dense, fresh, is_symbolic
 from fake.kernels.registry import rule
+from fake.seam import pytree
 
 
 @rule(

@@ -11,15 +11,14 @@ from fake.kernels.out_variants import resize_out
 from fake.kernels.outputs import column_major_strides, fresh, is_symbolic
 from fake.kernels.registry import rule
 from fake.kernels.structured import structured
+from fake.seam.dispatch import check
 
 
 @rule("aten::geqrf")
 def _geqrf(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``(a, tau)``: the factored matrices, column-major, and ``min(m, n)`` scalars for each."""
     (self,) = args
-    torch._check(
-        self.dim() >= 2, lambda: f"torch.geqrf: input must have at least 2 dimensions, got {self.dim()}"
-    )
+    check(self.dim() >= 2, lambda: f"torch.geqrf: input must have at least 2 dimensions, got {self.dim()}")
     *batch, rows, columns = self.shape
     return (
         fresh(mode, self.shape, column_major_strides(self.shape), dtype=self.dtype, device=self.device),

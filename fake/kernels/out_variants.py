@@ -243,11 +243,8 @@ def _softmax_out(
         return NotImplemented
     source, dim = args[:2]
     dtype = args[2] if len(args) > 2 else kwargs.get("dtype")
-    structured = (
-        torch.ops.aten._softmax
-        if func.overloadpacket is torch.ops.aten.softmax
-        else torch.ops.aten._log_softmax
-    )
+    aten = torch.ops.aten
+    structured = aten._softmax if func.overloadpacket is aten.softmax else aten._log_softmax
     with mode:
         source = source if dtype is None else source.to(dtype)
         return structured.out(source, dim, False, out=kwargs["out"])

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fake.kernels._torch import FakeTensorMode, guard_or_false, hint, suggest_memory_format
+from fake.seam import pytree
 
 __all__ = [
     "all_dense",

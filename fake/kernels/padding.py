@@ -13,6 +13,7 @@ import torch
 from fake.kernels._torch import FakeTensorMode, OpOverload, hint, suggest_memory_format
 from fake.kernels.outputs import all_dense, is_symbolic
 from fake.kernels.registry import rule
+from fake.seam.dispatch import check
 
 
 @rule("aten::constant_pad_nd")
@@ -27,7 +28,7 @@ def _constant_pad_nd(
     if not is_symbolic(args, kwargs) or not all_dense(args, kwargs):
         return NotImplemented
     self, pad = args[:2]
-    torch._check(
+    check(
         len(pad) % 2 == 0 and len(pad) <= 2 * self.dim(),
         lambda: f"Length of pad should be even and at most {2 * self.dim()}. Pad length is {len(pad)}",
     )
@@ -40,7 +41,7 @@ def _constant_pad_nd(
             wrong = (
                 f"padding {[hint(before), hint(after)]} of dimension {dim} gives the size {hint(shape[dim])}"
             )
-            torch._check(shape[dim] >= 0, lambda wrong=wrong: wrong)  # type: ignore[misc]
+            check(shape[dim] >= 0, lambda wrong=wrong: wrong)  # type: ignore[misc]
             if before < 0:
                 left = left.narrow(dim, -before, left.shape[dim] + before)
             if after < 0:

@@ -18,6 +18,7 @@ from fake.kernels._torch import (
     structured_meta,
     torchs_answer,
 )
+from fake.kernels.checks.registry import bind
 from fake.kernels.outputs import hinted, row_major, with_layout
 from fake.kernels.registry import rule
 
@@ -101,8 +102,6 @@ def _angle(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs
     "aten::normal.float_Tensor",
     "aten::glu_backward",
     "aten::log_sigmoid_forward",
-    "aten::masked_fill.Scalar",
-    "aten::masked_fill.Tensor",
     "aten::nll_loss2d_forward",
 )
 def _row_major_result(
@@ -110,6 +109,23 @@ def _row_major_result(
 ) -> Any:
     """torch's shapes and dtypes, row-major: kernels that allocate without looking at their inputs' strides."""
     return row_major(mode, torchs_answer(mode, func, args, kwargs))
+
+
+@rule("aten::masked_fill.Scalar", "aten::masked_fill.Tensor")
+def _masked_fill(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The same, with the number that a complex value becomes in a real tensor (whether it has an imaginary part, or a value
+    fits, a fake one cannot say)."""
+    given = bind(func, args, kwargs)
+    self, value = given["self"], given["value"]
+    if not self.is_complex():
+        with mode:
+            if isinstance(value, complex):
+                given["value"] = bool(value) if self.dtype is torch.bool else value.real
+            elif isinstance(value, torch.Tensor) and value.is_complex():
+                given["value"] = value.real
+    return row_major(mode, torchs_answer(mode, func, tuple(given.values()), {}))
 
 
 @rule("aten::log_sigmoid_backward")

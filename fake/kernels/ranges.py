@@ -10,6 +10,7 @@ import torch
 from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import fresh
 from fake.kernels.registry import rule
+from fake.seam.dispatch import check
 
 
 @rule(
@@ -25,7 +26,7 @@ from fake.kernels.registry import rule
 def _space_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``steps`` elements; an ``out`` that has as many keeps its shape, whatever that is."""
     steps = args[2]
-    torch._check(steps >= 0, lambda: "number of steps must be non-negative")
+    check(steps >= 0, lambda: "number of steps must be non-negative")
     return _with_elements(mode, kwargs["out"], steps)
 
 

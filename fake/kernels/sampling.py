@@ -9,6 +9,7 @@ import torch
 from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import fresh, is_symbolic
 from fake.kernels.registry import rule
+from fake.seam.dispatch import check
 
 
 @rule("aten::grid_sampler_2d", "aten::grid_sampler_3d")
@@ -42,7 +43,7 @@ def _repeat(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwarg
         return NotImplemented
     padded = [1] * (len(repeats) - self.dim()) + list(self.shape)
     shape = [size * count for size, count in zip(padded, repeats, strict=True)]
-    torch._check(
+    check(
         all(size >= 0 for size in shape),
         lambda: (
             f"{func}: Trying to create tensor with negative dimension: {shape} (argument 'repeats' is {repeats})"

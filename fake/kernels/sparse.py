@@ -18,6 +18,7 @@ from fake.kernels._torch import (
 from fake.kernels.outputs import all_dense, fresh
 from fake.kernels.registry import rule
 from fake.kernels.structured import structured
+from fake.seam.dispatch import check
 
 __all__ = ["mm"]
 
@@ -32,31 +33,31 @@ def _sampled_addmm(
 ) -> Any:
     """A matmul of dense matrices at the indices that ``self`` has: a sparse tensor of its structure."""
     self, mat1, mat2 = args
-    torch._check(
+    check(
         mat1.dim() >= 2 and mat2.dim() >= 2,
         lambda: f"{func.name()}: mat1 and mat2 must be matrices, not of shape {mat1.shape} and {mat2.shape}",
     )
-    torch._check(
+    check(
         self.dtype == mat1.dtype == mat2.dtype,
         lambda: (
             f"{func.name()}: self, mat1 and mat2 must have one dtype, not {self.dtype}, {mat1.dtype}, {mat2.dtype}"
         ),
     )
-    torch._check(
+    check(
         self.shape[:-2] == mat1.shape[:-2] == mat2.shape[:-2],
         lambda: (
             f"{func.name()}: expected one batch, but got {self.shape[:-2]}, {mat1.shape[:-2]}, {mat2.shape[:-2]}"
         ),
     )
-    torch._check(
+    check(
         not isinstance(kwargs.get("beta"), complex) or self.is_complex(),
         lambda: f"{func.name()}: beta is complex and can't be cast to {self.dtype}",
     )
-    torch._check(
+    check(
         mat1.shape[-1] == mat2.shape[-2],
         lambda: f"{func.name()}: mat1 and mat2 shapes cannot be multiplied ({mat1.shape} and {mat2.shape})",
     )
-    torch._check(
+    check(
         (mat1.shape[-2], mat2.shape[-1]) == tuple(self.shape[-2:]),
         lambda: (
             f"{func.name()}: self.shape {self.shape} is not the shape of the product of {mat1.shape}, {mat2.shape}"
@@ -95,11 +96,11 @@ def _addmm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs
 
 
 def _dense_matmul(mode: FakeTensorMode, func: OpOverload, self: torch.Tensor, mat2: torch.Tensor) -> Any:
-    torch._check(
+    check(
         self.shape[1] == mat2.shape[0],
         lambda: f"{func.name()}: mat1 and mat2 shapes cannot be multiplied ({self.shape} and {mat2.shape})",
     )
-    torch._check(
+    check(
         self.dtype == mat2.dtype or torch.sparse_coo not in (self.layout, mat2.layout),
         lambda: f"{func.name()}: expected scalar type {self.dtype} but found {mat2.dtype}",
     )
@@ -112,15 +113,15 @@ def _dense_matmul(mode: FakeTensorMode, func: OpOverload, self: torch.Tensor, ma
 def _mm_reduce(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``(result, indices)``; the indices of extremes are kept only for a backward pass."""
     self, other, reduce = args
-    torch._check(
+    check(
         reduce in _REDUCTIONS,
         lambda: f"{func.name()}: reduce argument must be one of {', '.join(_REDUCTIONS)}, got {reduce}",
     )
-    torch._check(
+    check(
         self.dtype == other.dtype,
         lambda: f"{func.name()}: expected argument 'other' to have dtype {self.dtype}, but got {other.dtype}",
     )
-    torch._check(
+    check(
         other.dim() == 2 and other.shape[0] == self.shape[1],
         lambda: (
             f"{func.name()}: expected 'other' to be a matrix of {self.shape[1]} rows, but got {other.shape}"

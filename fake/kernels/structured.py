@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from fake.kernels._torch import (
     ELEMENTWISE_TYPE_PROMOTION_KIND,
@@ -26,6 +25,7 @@ from fake.kernels._torch import (
 )
 from fake.kernels.outputs import all_dense, hinted, is_row_major, is_symbolic, with_layout
 from fake.kernels.registry import rule, rule_when
+from fake.seam import pytree
 
 __all__ = ["structured"]
 

@@ -27,7 +27,7 @@ SLACK = 16
 
 _AS_THEY_ARE = (bool, str, torch.dtype, torch.layout, torch.memory_format, type(None))
 _NOT_TRIED = re.compile(
-    "backward|pin_memory|pinned|record_stream|::set_|::rename|_dual|::_assert|::_print|cuda|cudnn"
+    "(?<!softmax_)backward|pin_memory|pinned|record_stream|::set_|::rename|_dual|::_assert|::_print|cuda|cudnn"
 )
 """Kernels that trust their callers, or that do something to more than their arguments."""
 

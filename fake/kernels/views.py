@@ -1,4 +1,5 @@
-"""Views. Of contiguous tensors with symbolic sizes the strides follow from the sizes, and nothing else is asked.
+"""Views. With plain sizes eager's own code makes them, on meta: torch's Python version leaves a size of 1 another stride.
+Of contiguous tensors with symbolic sizes the strides follow from the sizes, and nothing else is asked.
 
 torch's engine splits and merges dimensions one by one, and records a guard for each comparison on the way, although a
 contiguous tensor has a view in every shape with as many elements.
@@ -19,18 +20,20 @@ from fake.kernels._torch import (
     hint,
     in_kernel_invocation_manager,
     statically_known_true,
+    torchs_answer,
     wrap,
 )
 from fake.kernels.checks.registry import bind
-from fake.kernels.outputs import is_symbolic
+from fake.kernels.outputs import all_dense, is_symbolic
 from fake.kernels.registry import rule
+from fake.seam.dispatch import check
 
 __all__ = ["view"]
 
 
 @rule("aten::view", "aten::_unsafe_view")
 def view(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``view`` of a tensor that is known to be contiguous and not empty.
+    """``view`` with plain sizes, or of a tensor that is known to be contiguous and not empty.
 
     Args:
         mode: see ``Rule``.
@@ -42,7 +45,9 @@ def view(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: 
         RuntimeError: the shape has another number of elements (eager's error).
     """
     self, shape = args
-    if not is_symbolic(args, kwargs) or has_unbacked((self, shape)) or not _is_known_to_be_dense(self):
+    if not is_symbolic(args, kwargs):
+        return _in_eagers_code(mode, func, args, kwargs) if all_dense(args, kwargs) else NotImplemented
+    if has_unbacked((self, shape)) or not _is_known_to_be_dense(self):
         return NotImplemented
     sizes = _inferred(self, list(shape))
     with mode:
@@ -76,12 +81,26 @@ def _diagonal(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
 
 @rule("aten::split.Tensor")
 def _split(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``split`` into equal parts: eager's own code on meta, in one step instead of torch's two."""
-    if is_symbolic(args, kwargs):
-        return NotImplemented
+    """``split`` into equal parts: eager's own code, in one step instead of torch's two."""
+    return NotImplemented if is_symbolic(args, kwargs) else _in_eagers_code(mode, func, args, kwargs)
+
+
+@rule("aten::rot90")
+def _rot90(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A quarter turn is a flip, seen transposed."""
+    given = bind(func, args, kwargs)
+    answer, dims = torchs_answer(mode, func, args, kwargs), given["dims"]
+    if given["k"] % 2 == 0 or is_symbolic(args, kwargs):
+        return answer
+    with mode:
+        return given["self"].flip(dims[given["k"] % 4 == 1]).transpose_(*dims)
+
+
+def _in_eagers_code(mode: FakeTensorMode, func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """The answer of the C++ kernel for meta tensors."""
     with in_kernel_invocation_manager(mode):
-        parts = func(*args, **kwargs)
-    return wrap(mode, func, args, kwargs, parts)
+        views = func(*args, **kwargs)
+    return wrap(mode, func, args, kwargs, views)
 
 
 def _is_known_to_be_dense(tensor: torch.Tensor) -> bool:
@@ -112,9 +131,9 @@ def _inferred(self: torch.Tensor, shape: list[Any]) -> list[Any]:
     if len(inferred) > 1:
         raise RuntimeError("only one dimension can be inferred")
     if not inferred:
-        torch._check(elements == math.prod(shape), lambda: problem)
+        check(elements == math.prod(shape), lambda: problem)
         return shape
     (dim,) = inferred
     known = math.prod(size for other, size in enumerate(shape) if other != dim)
-    torch._check(known != 0, lambda: problem)
+    check(known != 0, lambda: problem)
     return [*shape[:dim], exact_quotient(elements, known, problem), *shape[dim + 1 :]]

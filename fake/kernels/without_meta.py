@@ -13,6 +13,7 @@ import torch
 from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import fresh
 from fake.kernels.registry import rule
+from fake.seam.dispatch import check
 
 Arguments = tuple[Any, ...]
 Named = dict[str, Any]
@@ -110,22 +111,22 @@ def _update_stats(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwarg
 def _ctc_loss(mode: FakeTensorMode, func: OpOverload, args: Arguments, kwargs: Named) -> Any:
     """A loss for each sequence, and the table of the forward recursion: as wide as the longest target, with blanks."""
     log_probs, targets, input_lengths, target_lengths = args[:4]
-    torch._check(log_probs.numel() > 0, lambda: f"{func.name()}: log_probs tensor must not be empty")
+    check(log_probs.numel() > 0, lambda: f"{func.name()}: log_probs tensor must not be empty")
     steps, batch = log_probs.shape[:2]
     longest = max(target_lengths, default=0)
-    torch._check(
+    check(
         len(input_lengths) == batch and len(target_lengths) == batch,
         lambda: (
             f"{func.name()}: input_lengths and target_lengths must have a number for each of {batch} sequences, "
             f"not {len(input_lengths)} and {len(target_lengths)}"
         ),
     )
-    torch._check(
+    check(
         all(0 <= length <= steps for length in input_lengths) and all(n >= 0 for n in target_lengths),
         lambda: f"{func.name()}: input_lengths must be between 0 and {steps}, target_lengths not negative",
     )
     enough = targets.shape[0] == (sum(target_lengths) if targets.dim() == 1 else batch)
-    torch._check(
+    check(
         enough and (targets.dim() == 1 or targets.shape[1] >= longest),
         lambda: (
             f"{func.name()}: targets of shape {list(targets.shape)} do not fit target_lengths {target_lengths}"

@@ -17,9 +17,7 @@ import torch
 import torch.library as torch_library
 from torch import _C
 from torch._C._dynamo import eval_frame as _eval_frame
-from torch._library import fake_impl as _fake_impl
 from torch._library import opaque_object as _opaque_object
-from torch._library import utils as _utils
 from torch._library.autograd import supports_tensorlist
 from torch._library.custom_ops import OPDEF_TO_LIB, OPDEFS
 from torch._library.custom_ops import CustomOpDef as TorchCustomOpDef
@@ -27,16 +25,20 @@ from torch._library.custom_ops import _maybe_get_opdef as maybe_get_opdef
 from torch._library.effects import EffectType
 from torch._library.infer_schema import SUPPORTED_PARAM_TYPES, SUPPORTED_RETURN_TYPES, tuple_to_list
 from torch._library.simple_registry import singleton as simple_registry
-from torch._ops import OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import (
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, is_symbolic
+
+from fake._torch import library_fake_impl as _fake_impl
+from fake._torch import library_utils as _utils
+from fake.seam import pytree
+from fake.seam.dispatch import OpOverload, OpOverloadPacket
+from fake.seam.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, is_symbolic
-from torch.utils import _pytree as pytree
+from fake.seam.guards import TensorGuards
 
 TORCH_VERSION: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
 
@@ -48,6 +50,20 @@ torch_function_mode_enabled = _C._is_torch_function_mode_enabled
 profiler_enabled = _C._autograd._profiler_enabled
 eval_frame_callback = _eval_frame.get_eval_frame_callback
 BelowAutograd = _C._AutoDispatchBelowAutograd
+
+
+def tensors_like(*tensors: torch.Tensor) -> Callable[..., bool]:
+    """Returns a function that tells whether tensors have the types, dispatch keys (with those of the thread's state), dtypes, devices,
+    numbers of dimensions and need of gradients that these have. The same tensor twice is refused.
+
+    >>> same = tensors_like(torch.ones(2))
+    >>> same(torch.ones(3)), same(torch.ones(2, 2)), same(None)
+    (True, False, False)
+    """
+    any_size: list[Any] = [[None] * tensor.dim() for tensor in tensors]
+    return TensorGuards(*tensors, dynamic_dims_sizes=any_size, dynamic_dims_strides=any_size).check
+
+
 #: What torch enters around the kernel of a mutating operator. Older versions also stop the kernel's own operations
 #: from bumping versions.
 BelowMutation = (
@@ -398,6 +414,7 @@ __all__ = [
     "storage_of",
     "supports_tensorlist",
     "take_library",
+    "tensors_like",
     "torch_aot_check",
     "torch_autograd_registration_check",
     "torch_fake_check",

@@ -18,7 +18,8 @@ supports_tensorlist = _torch.supports_tensorlist
 def make_function(
     name: str,
     op: Any,
-    finish: Callable[[tuple[Any, ...], Any], Any],
+    converted: Callable[[Any], Any],
+    is_alias: Callable[[], None],
     backward: Callable[..., Any] | None,
     setup_context: Callable[..., Any] | None,
     has_keyword_only: bool,
@@ -31,18 +32,26 @@ def make_function(
     Args:
         name: the class's name, which error messages show.
         op: the operator, for messages.
-        finish: ``finish(args, result)`` checks what the kernel returned, and returns it.
+        converted: takes what the kernel returned where it is no tensor; returns the form in which the dispatcher does, or raises.
+        is_alias: raises because what the kernel returned shares memory with an input.
         backward: the user's formula, or None where there is none.
         setup_context: what the user saves for it, or None.
         has_keyword_only: whether ``setup_context`` gets keyword-only arguments.
     """
 
+    below_autograd, any_output_is_alias = _torch.BelowAutograd, _torch.any_output_is_alias
+    tensor, empty = torch.Tensor, {}  # type: ignore[var-annotated]
+
     def forward(ctx: Any, *args: Any) -> Any:
         kernel, keyword_only = args[-1]
         args = args[:-1]
-        guard = _torch.BelowAutograd()
+        guard = below_autograd()
         try:
-            result = finish(args, kernel(*args, **keyword_only))
+            result = kernel(*args, **keyword_only)
+            if type(result) is not tensor:
+                result = converted(result)
+            if any_output_is_alias(args, empty, result if type(result) is tuple else (result,)):
+                is_alias()
             if setup_context is not None:
                 if has_keyword_only:
                     setup_context(ctx=ctx, inputs=args, keyword_only_inputs=keyword_only, output=result)

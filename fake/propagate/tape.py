@@ -21,6 +21,7 @@ from fake.cache.replacements import REPLACEMENTS
 from fake.cache.symbolic import metadata_of
 from fake.mode import ENGINE
 from fake.propagate.repeated_regions import Region, RegionSteps, find_regions
+from fake.seam.dispatch import has_kernel
 from fake.tensors.tensor import Unkeyable, is_made_here
 
 __all__ = ["NotOnTape", "Tape"]
@@ -233,7 +234,7 @@ def _take_item(mode: Any, values: dict[Node, Any], node: Node) -> Any:
 
 def _needs_dispatcher(target: Any, args: Any) -> bool:
     """Whether something above the mode would see a call."""
-    return _t.has_kernel(target.name(), _COMPOSITE) or any(
+    return has_kernel(target.name(), _COMPOSITE) or any(
         isinstance(a, torch.Tensor) and a.is_complex() for a in args
     )
 

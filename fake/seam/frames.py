@@ -13,7 +13,7 @@ from fake.seam.patches import LEDGER, Edit, When
 __all__ = ["SKIPPED_FRAMES", "skipped_frames"]
 
 
-def skipped_frames(package: str) -> Edit:
+def skipped_frames(package: str, when: When = When.USE) -> Edit:
     """An entry of the ledger: Dynamo's frame hook leaves the functions of ``package`` alone where torch calls them.
 
     The hook stays on behind a graph break in a compiled function, and torch's own tracing may begin there. What user
@@ -43,7 +43,7 @@ def skipped_frames(package: str) -> Edit:
     return Edit(
         f"torch._dynamo.trace_rules.SKIP_DIRS: {package}",
         skip,
-        when=When.USE,
+        when=when,
         versions=None,
         lost=f"time: behind graph breaks Dynamo traces functions of {package} that torch calls",
     )

@@ -1,6 +1,6 @@
 """On a release of torch that nobody has seen, a private name that is gone takes with it what needs it, and nothing else.
 
-The seam files (``_torch*.py``) are where private names are used. On an unknown release they are read by a loader of this
+The seam files (``fake/seam``, ``_torch*.py``) are where private names are used. On an unknown release they are read by a loader of this
 module: a statement that fails for a name that torch does not have binds a stand-in, which raises when it is called, and on a
 known release nothing of this happens.
 """
@@ -12,15 +12,14 @@ import importlib.machinery
 import sys
 import types
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, ClassVar
 
-import torch
+__all__ = ["PACKAGES", "MissingTorchNameError", "is_seam", "let_names_be_missing", "missing_names"]
 
-from fake.seam.patches import is_known_version
-
-__all__ = ["MissingTorchNameError", "let_names_be_missing", "missing_names"]
-
-_PACKAGES = ("fake", "compiled_autograd", "fxpasses")
+PACKAGES = ("fake", "compiled_autograd", "fxpasses")
+_WITHOUT_TORCH = ("lazy", "missing", "patches")
+"""What stands in ``fake.seam`` and uses no private name: this is needed before the first file that does."""
 _missing: dict[str, str] = {}
 
 
@@ -33,11 +32,25 @@ class MissingTorchNameError(ImportError):
     """
 
     def __init__(self, name: str, file: str) -> None:
+        torch = import_module("torch")
         super().__init__(
             f"torch {torch.__version__} has no {name}, which {file} needs for this. Install a release that is known "
             "(constraints.txt and constraints-2.15.txt name two); `python -m fxpasses doctor --torch` lists what is missing."
         )
         self.name, self.file = name, file
+
+
+def is_seam(module: str) -> bool:
+    """Whether a module of the three packages may use private names of torch.
+
+    >>> from fake.seam.missing import is_seam
+    >>> is_seam("fake.seam.dispatch"), is_seam("fxpasses.dynamo._torch"), is_seam("fake.mode")
+    (True, True, False)
+    """
+    folder, _, name = module.rpartition(".")
+    return (folder == "fake.seam" and name not in _WITHOUT_TORCH) or (
+        module.partition(".")[0] in PACKAGES and name.startswith("_torch")
+    )
 
 
 def missing_names() -> list[str]:
@@ -46,8 +59,11 @@ def missing_names() -> list[str]:
 
 
 def let_names_be_missing() -> None:
-    """Load seam files in this way from now on, if the release is not known; called before the first of them is imported."""
-    if not is_known_version() and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    """Load seam files in this way from now on, if the release is not known; called before the first of them is imported.
+
+    Imports no torch: that comes with the first of these files, and what does without them does without torch.
+    """
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
@@ -85,8 +101,9 @@ class _Finder:
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The module as Python finds it, with a loader that lets names be missing."""
-        first, last = fullname.partition(".")[0], fullname.rpartition(".")[2]
-        if first not in _PACKAGES or not last.startswith("_torch"):
+        if not is_seam(fullname):
+            return None
+        if import_module("fake.seam.patches").is_known_version():
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):

@@ -40,6 +40,7 @@ __all__ = [
     "Ledger",
     "Patch",
     "PatchConflictError",
+    "Setting",
     "ThreadPatch",
     "When",
     "always",
@@ -58,6 +59,7 @@ class When(enum.Enum):
 
     COMPILATION = "while something is traced or compiled"
     SESSION = "while compiled autograd is enabled"
+    CAPTURE = "while a backward pass is captured"
     MODE = "while a FakeTensorMode of this package exists"
     MODE_OR_COMPILATION = "while a FakeTensorMode of this package exists, or something is compiled"
     USE = "since the package was used for the first time"
@@ -168,8 +170,16 @@ class Patch(Entry):
 
     @property
     def torchs(self) -> Any:
-        """What torch itself has there, whether or not the patch is in force."""
+        """What torch itself has there; other threads may put the patch in while this is asked, unless it is in force."""
         return self._state["torchs"] if self._state else getattr(self._found_owner(), self.attribute)
+
+    def both(self) -> tuple[Any, Any]:
+        """What torch has there and what stands there while the patch is in force; None twice while its module is not loaded."""
+        if self._state:
+            return self._state["original"], self._state["ours"]
+        owner = self._found_owner()
+        original = None if owner is None else _stored(owner, self.attribute)
+        return (None, None) if original in (None, _MISSING) else (original, self.make(original))
 
     def put(self) -> Callable[[], None]:
         owner = self._found_owner()
@@ -205,6 +215,14 @@ def _stored(owner: Any, attribute: str) -> Any:
     if attribute in ("__code__",):
         return getattr(owner, attribute)
     return vars(owner).get(attribute, _MISSING)
+
+
+@dataclass(frozen=True, eq=False)
+class Setting(Patch):
+    """A value that torch changes as well: what stood there is put back, whatever torch has put there meanwhile."""
+
+    def conflict(self) -> str:
+        return ""
 
 
 class _Replacements(threading.local):
@@ -278,6 +296,7 @@ class Ledger:
         self._users: Counter[Entry] = Counter()
         self._undo: dict[Entry, Callable[[], None]] = {}
         self._kept: set[Entry] = set()
+        self._off: frozenset[Entry] = frozenset()
         self._finalized: deque[tuple[Entry, ...]] = deque()
 
     @property
@@ -299,6 +318,14 @@ class Ledger:
         self._entries.update(dict.fromkeys(entries))
         return entries
 
+    def of(self, when: When) -> tuple[Entry, ...]:
+        """The entries for a certain time."""
+        return tuple(entry for entry in self._entries if entry.when is when)
+
+    def users(self, entry: Entry) -> int:
+        """How many users an entry has now."""
+        return self._users[entry]
+
     def is_in_force(self, entry: Entry) -> bool:
         """Whether an entry has been put into torch, and is still there."""
         return entry in self._undo
@@ -316,7 +343,7 @@ class Ledger:
             done: list[Entry] = []
             try:
                 for entry in entries:
-                    if entry not in self._undo and not entry.problem():
+                    if entry not in self._undo and entry not in self._off and not entry.problem():
                         self._undo[entry] = entry.put()
                     self._users[entry] += 1
                     done.append(entry)
@@ -375,6 +402,24 @@ class Ledger:
                 stack.enter_context(patch.used(function))
             stack.enter_context(self.in_force(*(patch for patch, _ in replacements)))
             yield
+
+    @contextmanager
+    def without(self, *entries: Entry) -> Iterator[None]:
+        """Within the block entries are passed over, as if they did not fit this torch: to measure what they are worth.
+
+        Raises:
+            ValueError: an entry is in force.
+        """
+        with self._lock:
+            for entry in entries:
+                if entry in self._undo:
+                    raise ValueError(f"{entry.name} is in force, and can only be left out before it is")
+            before = self._off
+            self._off = before.union(entries)
+        try:
+            yield
+        finally:
+            self._off = before
 
     def _drain(self) -> None:
         while self._finalized and self._lock.acquire(blocking=False):

@@ -10,12 +10,9 @@ from typing import Any
 import sympy
 import torch
 import torch._dynamo.output_graph as dynamo_output_graph
-import torch._dynamo.variables.builder as dynamo_builder
 import torch._export.non_strict_utils as export_non_strict
-import torch.fx.experimental._config as dynamic_config
 from torch._dynamo.source import LocalSource, TensorProperty, TensorPropertySource
-from torch._guards import ShapeGuard, Source, TracingContext
-from torch._ops import OpOverload
+from torch._guards import ShapeGuard, Source
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import (
     SYMPY_INTERP,
@@ -32,19 +29,15 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
-from torch.utils._sympy.functions import (
-    CleanDiv,
-    FloorDiv,
-    Max,
-    Min,
-    Mod,
-    ModularIndexing,
-    PythonMod,
-)
-from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Min, ModularIndexing, PythonMod
 from torch.utils._sympy.printers import PythonPrinter
-from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
+
+from fake.seam.dispatch import OpOverload
+from fake.seam.dynamo import builder as dynamo_builder
+from fake.seam.guards import TracingContext
+from fake.seam.symbolic_shapes import Max, Mod, SymT, int_oo, symbol_is_type
+from fake.seam.symbolic_shapes import config as dynamic_config
 
 __all__ = [
     "SYMPY_INTERP",

@@ -8,6 +8,7 @@ import sympy
 import torch
 
 from fake import _torch as _t
+from fake.seam.fake_tensor import is_functional_tensor
 from fake.seam.patches import LEDGER, Patch, When, always
 from fake.symbols._torch import is_traced, torchs_build_proxy, trace_two
 from fake.symbols.node import lean_methods, remembering_evaluation
@@ -23,7 +24,7 @@ def _functional_new(cls: type, elem: Any, mode: Any) -> Any:
     if (
         not _t.has_symbols(elem)
         or torch.is_inference_mode_enabled()
-        or not torch._is_functional_tensor(elem)
+        or not is_functional_tensor(elem)
         or elem.layout is not torch.strided
     ):
         return _FUNCTIONAL_NEW(cls, elem, mode)

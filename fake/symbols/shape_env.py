@@ -148,6 +148,16 @@ class ShapeEnv(_t.TorchShapeEnv):
             return self.simplify(expr)
         return super()._simplify_floor_div(expr)
 
+    def _maybe_evaluate_static(  # type: ignore[override]
+        self, expr: Any, *, unbacked_only: bool = False, **options: Any
+    ) -> Any:
+        """torch's method; where sympy's recursion ends without an answer, what only simplifies gives the expression, not nothing."""
+        known = super()._maybe_evaluate_static(expr, unbacked_only=unbacked_only, **options)
+        return expr if known is None and unbacked_only else known
+
+    # torch clears the cache of its method where assertions change.
+    _maybe_evaluate_static.cache_clear = _t.TorchShapeEnv._maybe_evaluate_static.cache_clear  # type: ignore[attr-defined]
+
     def declare(self, name: str, dims: Dims) -> None:
         """Promise something of the dimensions of an input, before it is seen.
 

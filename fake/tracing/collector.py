@@ -1,8 +1,9 @@
-"""Fewer runs of the garbage collector while a model is traced.
+"""Fewer full runs of the garbage collector while a model is traced.
 
-Tracing makes hundreds of thousands of objects that live until it ends, and Python's collector looks at them again and
-again: a tenth of the time. :class:`RarerCollection` raises the collector's first two thresholds, so that it still runs,
-and puts them back.
+Tracing makes hundreds of thousands of objects that live until it ends, and a full collection looks at them all, again and
+again: a tenth of the time. So the third threshold is raised, as Dynamo of torch 2.15 does for its own compilations. The first two stay: to look at
+fifty thousand young objects at once costs more than to look at seven hundred of them seventy times, which are still in the processor's cache.
+A program that has turned the collector off is left alone, and so are thresholds that are changed meanwhile.
 
 At the end of a compilation torch has the young objects looked at once more. Those that stay are then enough for a full collection,
 over all the objects of the process, in the middle of the first step: a third of a second, as long as ten layers take to compile.
@@ -12,49 +13,29 @@ It is postponed until it is due by the number of younger collections again.
 from __future__ import annotations
 
 import gc
-import threading
+from collections.abc import Callable
 
-__all__ = ["RarerCollection"]
+from fake.seam.patches import LEDGER, Edit, When
+
+__all__ = ["RARER_COLLECTIONS", "YOUNG_COLLECTIONS"]
+
+YOUNG_COLLECTIONS = 1_000
+"""After how many collections of the younger objects all are looked at (Python's own value is 10)."""
 
 
-class RarerCollection:
-    """The one owner of the collector's thresholds while someone asks for rarer collections.
+def _make_rarer() -> Callable[[], None]:
+    before = gc.get_threshold()
+    if before[0] == 0:
+        return lambda: None
+    ours = (*before[:2], max(before[2], YOUNG_COLLECTIONS))
+    gc.set_threshold(*ours)
 
-    A program that has turned the collector off, or made it rarer itself, is left alone, and so are thresholds that are
-    changed meanwhile.
-    """
+    def undo() -> None:
+        if gc.get_threshold() == ours:
+            gc.set_threshold(*before)
+            _postpone_full_collection()
 
-    OBJECTS = 50_000
-    """How many more objects there must be than at the last collection (Python's own value is 700)."""
-
-    YOUNG_COLLECTIONS = 50
-    """After how many of those the objects that survived one are looked at again (Python's own value is 10)."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holders = 0
-        self._before: tuple[int, int, int] | None = None
-        self._ours: tuple[int, int, int] | None = None
-
-    def acquire(self) -> None:
-        """Make collections rarer until as many calls of :meth:`release`."""
-        with self._lock:
-            self._holders += 1
-            thresholds = gc.get_threshold()
-            if self._holders == 1 and 0 < thresholds[0] < self.OBJECTS:
-                second = max(thresholds[1], self.YOUNG_COLLECTIONS)
-                self._before, self._ours = thresholds, (self.OBJECTS, second, thresholds[2])
-                gc.set_threshold(*self._ours)
-
-    def release(self) -> None:
-        """Undo one :meth:`acquire`."""
-        with self._lock:
-            self._holders -= 1
-            if self._holders == 0 and self._before is not None:
-                if gc.get_threshold() == self._ours:
-                    gc.set_threshold(*self._before)
-                    _postpone_full_collection()
-                self._before = self._ours = None
+    return undo
 
 
 def _postpone_full_collection() -> None:
@@ -72,3 +53,13 @@ def _postpone_full_collection() -> None:
 _FROZEN_BY_A_PROGRAM = 2_000
 """A program that freezes its objects freezes them all, of which Python makes some five thousand before it runs a line. Python 3.12
 itself freezes a few hundred that are never freed, and does so again at the next collection."""
+
+(RARER_COLLECTIONS,) = LEDGER.add(
+    Edit(
+        "Python's garbage collector: its thresholds",
+        _make_rarer,
+        when=When.COMPILATION,
+        versions=None,
+        lost="time: the collector looks again and again at what a compilation makes and keeps",
+    )
+)

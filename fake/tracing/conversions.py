@@ -14,9 +14,8 @@ import torch
 from fake.seam.patches import LEDGER, Patch, When, always
 from fake.tensors.tensor import forget
 from fake.tracing import _torch as _t
-from fake.tracing.static_sizes import all_static
 
-__all__ = ["PATCHES", "fake_of_ordinary"]
+__all__ = ["PATCHES", "all_static", "fake_of_ordinary"]
 
 
 def _describe_and_make(self: Any, *args: Any, callback: Any = None, **kwargs: Any) -> Any:
@@ -30,6 +29,18 @@ def _describe_and_make(self: Any, *args: Any, callback: Any = None, **kwargs: An
         return made
 
     return _original(self, *args, callback=callback and make, **kwargs)
+
+
+def all_static(context: Any) -> bool:
+    """Whether a context makes no symbol of any size or stride of a contiguous tensor."""
+    return (
+        isinstance(context, _t.StatelessSymbolicContext)
+        and all(size is _t.DimDynamic.STATIC for size in context.dynamic_sizes)
+        and all(stride is _t.DimDynamic.INFER_STRIDE for stride in context.dynamic_strides)
+        and not any(context.constraint_sizes)
+        and not any(context.constraint_strides)
+        and not any(context.specialize_on or ())
+    )
 
 
 def fake_of_ordinary(converter: Any, mode: Any, t: torch.Tensor, env: Any, context: Any) -> Any:

@@ -8,11 +8,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
-from unittest import mock
 
 import torch
-from torch._dynamo import convert_frame, pgo
-from torch._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
+from torch._dynamo import pgo
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+from fake.seam.dynamo import convert_frame, reset_code
+from fake.seam.patches import LEDGER, Setting, When
 
 __all__ = ["compile_apart", "nothing_left_behind"]
 
@@ -33,7 +35,7 @@ def compile_apart(function: Callable[..., Any], backend: Callable[..., Any], dyn
 def nothing_left_behind() -> Iterator[None]:
     """Forget at the end what Dynamo compiled inside, and the sizes that it met; what it knew before stays."""
     known = {id(code) for code in _codes() if _debug_get_cache_entry_list(code)}
-    with mock.patch.object(pgo, "_CODE_STATE", collections.defaultdict(pgo.CodeState)):
+    with LEDGER.in_force(*_FRESH_SIZES):
         try:
             yield
         finally:
@@ -46,3 +48,15 @@ def _codes() -> list[CodeType]:
     """The code objects that Dynamo has looked at."""
     seen = (*convert_frame.input_codes.seen, *convert_frame.output_codes.seen)
     return [code for reference in seen if (code := reference()) is not None]
+
+
+_FRESH_SIZES = LEDGER.add(
+    Setting(
+        pgo,
+        "_CODE_STATE",
+        lambda _: collections.defaultdict(pgo.CodeState),
+        when=When.COMPILATION,
+        versions=None,
+        lost="checks that leave no sizes behind, which Dynamo would make symbolic in the user's next compilation",
+    )
+)

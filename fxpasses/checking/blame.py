@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 from torch import Tensor, fx
 
+from fxpasses.checking.changes import changed_nodes
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import ExactRun, RoundedRun, Run
 from fxpasses.checking.tolerance import deviation
-from fxpasses.checking.values import Mismatch, Reference, changed_nodes, compare, value_names
+from fxpasses.checking.values import Mismatch, Reference, compare, value_names
 from fxpasses.errors import Location
 from fxpasses.graphs.provenance import locate
 from fxpasses.graphs.rewriting import copy_graph

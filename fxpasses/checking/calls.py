@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses._torch import disable_current_modes
+from fxpasses.checking.carried import Carried, Step
 from fxpasses.checking.inputs import (
     Unsupported,
     cloned,
+    made_up,
     other_sizes,
     placeholders,
     resized_inputs,
@@ -22,7 +25,8 @@ from fxpasses.checking.inputs import (
     tangents,
 )
 from fxpasses.checking.values import Reference, is_tangent
-from fxpasses.checking.variants import variants
+from fxpasses.exact.bounds import at_bounds
+from fxpasses.exact.samples import EDGES, Family
 from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.sites import MatchSite
 
@@ -32,7 +36,16 @@ _CALLS = 2
 """Number of first calls of a graph that are checked; after them, only calls with new sizes are."""
 _MOST_CALLS = 8
 _SWEEP_SECONDS = 5.0
-"""Seconds for which one rewrite is tried on made-up inputs of other sizes."""
+"""Seconds for which the rewrites of a graph are tried on made-up inputs of other sizes."""
+_RANDOM_SAMPLES = 2
+"""Random samples in exact arithmetic: these carry the bound on the error."""
+_POWER = 5
+"""Power of two by which values are made larger, where results stay finite: beyond the limits of a clamp."""
+_MOST_DOUBLINGS = 30
+_SMALL = -12
+"""Power of two at which differences of numbers near one have lost half of their digits."""
+_SPARE = 2
+"""Powers of two that are left to the first overflow: a right rewrite adds parts that may be larger than their sum."""
 _looking = threading.local()
 """Whether a graph is being looked at in this thread: what it calls meanwhile (regions, say) is not."""
 
@@ -148,80 +161,179 @@ class FirstCalls:
             _looking.now = False
 
     def _look_at(self, rewrites: Sequence[Rewrite], args: Sequence[Any], first: bool) -> None:
-        for rewrite in rewrites:
+        for kind in dict.fromkeys(rewrite.kind for rewrite in rewrites):
+            mine = [rewrite for rewrite in rewrites if rewrite.kind == kind]
+            self.before_error = mine[0].before
+            try:
+                inputs = _Inputs(mine[0], args, len(self._seen))
+                label, *others = inputs.real(first)
+            except Unsupported as reason:
+                for rewrite in mine:
+                    self._cannot(rewrite, reason)
+                continue
+            looked_at = [rewrite for rewrite in mine if self._on_this_call(rewrite, *label, first)]
+            if not first:
+                continue
+            steps: list[Step] = []
+            for rewrite in looked_at:
+                steps.append(
+                    Step(rewrite.before, rewrite.after, rewrite.bitwise, steps[-1] if steps else None)
+                )
+            for values, where in others:
+                self._on(looked_at, steps, values, f"the inputs of this call{where}", real=True)
+            for values, where in inputs.made_up:
+                self._on(looked_at, steps, values, f"made-up inputs of these sizes: {where}")
+            self._sweep(looked_at, steps, inputs)
+
+    def _cannot(self, rewrite: Rewrite, reason: Unsupported) -> None:
+        if rewrite.name not in self._told:
+            self._check.cannot_examine(rewrite, str(reason))
+        self._told.add(rewrite.name)
+
+    def _on_this_call(self, rewrite: Rewrite, values: list[Any], where: str, first: bool) -> bool:
+        """Examine a rewrite on the inputs of this call; whether that could be done."""
+        self.before_error = rewrite.before
+        reference = Reference(rewrite.before, values, _RANDOM_SAMPLES if first else 0)
+        try:
+            self._check.examine(rewrite, Trial(reference, f"the inputs of this call{where}", real=True))
+        except Unsupported as reason:
+            self._cannot(rewrite, reason)
+            return False
+        return True
+
+    def _on(
+        self,
+        rewrites: Sequence[Rewrite],
+        steps: Sequence[Step],
+        values: list[Any],
+        where: str,
+        real: bool = False,
+        traced: Callable[[], list[Any]] | None = None,
+    ) -> None:
+        """Examine all rewrites of graphs of one kind on other inputs, as far as the graphs before take them."""
+        carried = Carried(values)
+        for rewrite, step in zip(rewrites, steps, strict=True):
+            # The partition has no options of values: what it is given, it hands over.
+            if (rewrite.item is None and not real) or not (real or self._check.has_time(rewrite)):
+                continue
             self.before_error = rewrite.before
             try:
-                for trial in self._trials(rewrite, args, first):
-                    if not trial.real and not self._check.has_time(rewrite):
-                        break
-                    self._check.examine(rewrite, trial)
-            except Unsupported as reason:
-                if rewrite.name not in self._told:
-                    self._check.cannot_examine(rewrite, str(reason))
-                self._told.add(rewrite.name)
+                if carried.agrees(step):
+                    continue
+                reference = Reference(rewrite.before, values, samples=0)
+                trial = Trial(reference, where, real, traced() if traced is not None else None)
+                self._check.examine(rewrite, trial)
+            except Unsupported:
+                return
 
-    def _trials(self, rewrite: Rewrite, args: Sequence[Any], first: bool) -> Iterator[Trial]:
-        nodes = placeholders(rewrite.before)
-        gradients = [n for n in nodes if is_tangent(n)]
-        generator = torch.Generator().manual_seed(len(self._seen))
-        backward = rewrite.kind == "backward"
-        given = list(args) if backward else list(args[: len(nodes) - len(gradients)])
-        bound = symbol_bindings(nodes, given)
-
-        def with_gradients(values: list[Any], sizes: Any, kind: str = "random") -> list[Any]:
-            new = iter(tangents(gradients, sizes, kind, generator))
-            others = iter(v for n, v in zip(nodes, values, strict=False) if not is_tangent(n))
-            return [next(new) if is_tangent(n) else next(others) for n in nodes]
-
-        def real(values: list[Any], label: str = "") -> Trial:
-            return Trial(Reference(rewrite.before, values), f"the inputs of this call{label}", real=True)
-
-        if backward:
-            yield real(given)
-        kinds = ("random", "ones", "zero") if first else ("random",)
-        for kind in kinds if gradients else kinds[:1]:
-            label = f" with {kind} output gradients" if gradients else ""
-            yield real(with_gradients(given, bound, kind), label)
-        if not first or rewrite.item is None:
-            return
-        for variant in variants(rewrite.before, given, rewrite.bitwise, generator):
-            spare = variant.spare
-            for values in variant.choices:
-                reference = Reference(rewrite.before, with_gradients(values, bound))
-                if _runs(reference, finite=variant.spare > 0 or not (rewrite.bitwise or variant.broken)):
-                    if not spare:
-                        yield Trial(reference, f"made-up inputs of these sizes: {variant.label}")
-                        break
-                    spare -= 1
-        yield from self._sweep(rewrite, given, bound, generator, with_gradients)
-
-    def _sweep(
-        self,
-        rewrite: Rewrite,
-        given: list[Any],
-        bound: Any,
-        generator: torch.Generator,
-        with_gradients: Callable[..., list[Any]],
-    ) -> Iterator[Trial]:
+    def _sweep(self, rewrites: Sequence[Rewrite], steps: Sequence[Step], inputs: _Inputs) -> None:
         """Made-up inputs of other sizes."""
-        nodes = placeholders(rewrite.before)
-        until = time.perf_counter() + _SWEEP_SECONDS
-        for sizes in other_sizes(nodes, bound):
-            if time.perf_counter() > until:
+        if not rewrites:
+            return
+        until = time.thread_time() + _SWEEP_SECONDS
+        for sizes in other_sizes(placeholders(rewrites[0].before), inputs.bound):
+            if time.thread_time() > until:
                 return
             try:
-                values = with_gradients(resized_inputs(nodes[: len(given)], given, sizes, generator), sizes)
-                reference = Reference(rewrite.before, values)
-                reference.native  # noqa: B018  (made-up inputs that do not fit are left out)
+                values = inputs.of_sizes(sizes)
             except Unsupported:
                 continue
-            label = "made-up inputs with " + ", ".join(
-                f"{k}={v}" for k, v in sizes.items() if v != bound.get(k)
-            )
-            yield Trial(reference, label, traced=with_gradients(cloned(given), bound))
+            label = ", ".join(f"{k}={v}" for k, v in sizes.items() if v != inputs.bound.get(k))
+            self._on(rewrites, steps, values, f"made-up inputs with {label}", traced=inputs.traced)
 
 
-def _runs(reference: Reference, finite: bool) -> bool:
+class _Inputs:
+    """Inputs for the graphs of one kind, made from those of one call.
+
+    Args:
+        rewrite: of the first graph.
+        args: the inputs of the call.
+        seed: of made-up ones.
+
+    Attributes:
+        bound: the value of each symbol.
+    """
+
+    def __init__(self, rewrite: Rewrite, args: Sequence[Any], seed: int) -> None:
+        self._gm = rewrite.before
+        self._nodes = placeholders(rewrite.before)
+        self._gradients = [n for n in self._nodes if is_tangent(n)]
+        self._is_backward = rewrite.kind == "backward"
+        count = len(self._nodes) - (0 if self._is_backward else len(self._gradients))
+        self._given = list(args)[:count]
+        self._generator = torch.Generator().manual_seed(seed)
+        self.bound = symbol_bindings(self._nodes, self._given)
+        self._real: list[tuple[list[Any], str]] = []
+
+    def real(self, every_kind: bool) -> list[tuple[list[Any], str]]:
+        """The inputs of the call, with gradients of outputs, and what these are.
+
+        Args:
+            every_kind: whether gradients are tried that are ones and zeros, too.
+        """
+        if not self._real:
+            if self._is_backward:
+                self._real.append((self._given, ""))
+            kinds = ("random", "ones", "zero") if every_kind else ("random",)
+            for kind in kinds if self._gradients else kinds[:1]:
+                label = f" with {kind} output gradients" if self._gradients else ""
+                self._real.append((self._with_gradients(self._given, self.bound, kind), label))
+        return self._real
+
+    @functools.cached_property
+    def made_up(self) -> list[tuple[list[Any], str]]:
+        """Inputs at which rewrites go wrong, and what they are."""
+        values = self._with_gradients(self._given, self.bound)
+        families: tuple[Family, ...] = (
+            "random",
+            *EDGES,
+            "infinity",
+            "not a number",
+        )  # a mask may hide what is not finite
+        found = []
+        for family in families:
+            if family == "index bounds":
+                ends = at_bounds(self._gm, values) if all(map(_is_on_cpu, values)) else None
+                found += [] if ends is None else [(ends, "integers at the ends of what the graph takes")]
+            else:
+                found.append((made_up(values, family, self._generator), family))
+        powers = [power for power in (_POWER, self._largest_power(values) - _SPARE) if power >= _POWER]
+        for power in dict.fromkeys([*powers, _SMALL]):
+            seed = torch.Generator().manual_seed(abs(power))
+            found.append((made_up(values, "random", seed, 2.0**power), f"random, times 2**{power}"))
+        return found
+
+    def _largest_power(self, values: list[Any]) -> int:
+        """The largest power of two by which random inputs can be multiplied until a result is not finite."""
+        low, high = 0, _MOST_DOUBLINGS
+        while low < high:
+            middle = (low + high + 1) // 2
+            larger = made_up(values, "random", torch.Generator().manual_seed(middle), 2.0**middle)
+            is_finite = _runs(Reference(self._gm, larger), finite=True)
+            low, high = (middle, high) if is_finite else (low, middle - 1)
+        return low
+
+    def of_sizes(self, sizes: Mapping[Any, int]) -> list[Any]:
+        """Made-up inputs of other sizes. Raises: Unsupported: where there are none."""
+        given = resized_inputs(self._nodes[: len(self._given)], self._given, sizes, self._generator)
+        return self._with_gradients(given, sizes)
+
+    def traced(self) -> list[Any]:
+        """Inputs of the sizes of this call."""
+        return self._with_gradients(cloned(self._given), self.bound)
+
+    def _with_gradients(self, values: list[Any], sizes: Any, kind: str = "random") -> list[Any]:
+        new = iter(tangents(self._gradients, sizes, kind, self._generator))
+        others = iter(v for n, v in zip(self._nodes, values, strict=False) if not is_tangent(n))
+        return [next(new) if is_tangent(n) else next(others) for n in self._nodes]
+
+
+def _is_on_cpu(value: Any) -> bool:
+    """Whether an index that does not exist is an error: elsewhere it ends the process's work with the device."""
+    return not isinstance(value, Tensor) or value.device.type == "cpu"
+
+
+def _runs(reference: Reference, finite: bool = False) -> bool:
     """Whether the graph can be run on made-up values, and gives finite results where that is asked for."""
     try:
         results = reference.native.values

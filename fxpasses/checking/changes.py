@@ -9,7 +9,17 @@ from typing import Any
 
 from torch import fx
 
-__all__ = ["Change", "changes", "graph_outputs", "join_changes", "merge_changes"]
+from fxpasses.graphs.rewriting import constants_of, same_constant, subgraphs
+
+__all__ = [
+    "Change",
+    "changed_nodes",
+    "changes",
+    "graph_outputs",
+    "join_changes",
+    "merge_changes",
+    "taken_pairs",
+]
 
 
 @dataclass(frozen=True)
@@ -32,6 +42,29 @@ class Change:
         return self.before | self.after
 
 
+def changed_nodes(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[str], set[str]]:
+    """Names of the nodes of each graph that the other has not, or has with another target or other arguments."""
+
+    def described(gm: fx.GraphModule, other: fx.GraphModule | None) -> dict[str, str]:
+        theirs = (subgraphs(other), constants_of(other)) if other is not None else ({}, {})
+        told = {name: str(described(graph, theirs[0].get(name))) for name, graph in subgraphs(gm).items()}
+        for name, value in constants_of(gm).items():
+            if name in theirs[1] and not same_constant(value, theirs[1][name]):
+                told[name] = f" {id(value)}"
+        found = {n.name: f"{n.op} {n.target} {n.args} {n.kwargs}" for n in gm.graph.nodes}
+        for node in gm.graph.nodes if told else ():
+            for value in (node, *node.all_input_nodes):
+                if value.op == "get_attr":
+                    found[node.name] += told.get(str(value.target), "")
+        return found
+
+    old, new = described(before, after), described(after, before)
+    return (
+        {name for name, text in old.items() if new.get(name) != text},
+        {name for name, text in new.items() if old.get(name) != text},
+    )
+
+
 def changes(
     before: fx.GraphModule, after: fx.GraphModule, changed: tuple[Collection[str], Collection[str]]
 ) -> list[Change]:
@@ -40,7 +73,7 @@ def changes(
     Args:
         before: the graph before.
         after: the graph after.
-        changed: names of the changed nodes of each, as :func:`~fxpasses.checking.values.changed_nodes` finds them.
+        changed: names of the changed nodes of each, as :func:`changed_nodes` finds them.
     """
     old, new = (
         _with_items(gm, set(names) - {"output"}) for gm, names in zip((before, after), changed, strict=True)
@@ -157,6 +190,31 @@ def _given(
     found = {(n, n): None for n in _taken_elsewhere(after, theirs) if n in mine}
     found |= {pair: None for pair in _returned_pairs(before, after) if pair[0] in mine or pair[1] in theirs}
     return tuple(found)
+
+
+def taken_pairs(
+    before: fx.GraphModule, after: fx.GraphModule, changed: tuple[Collection[str], Collection[str]]
+) -> list[tuple[str, str]] | None:
+    """The values on which it depends whether two graphs return the same: pairs of names, before and after.
+
+    Args:
+        before: the graph before.
+        after: the graph after.
+        changed: names of the changed nodes of each.
+
+    Returns:
+        The pairs; ``None`` where the graphs return other numbers of values, or other ones that are no nodes.
+    """
+    results = list(zip(graph_outputs(before), graph_outputs(after), strict=False))
+    if len(graph_outputs(before)) != len(graph_outputs(after)):
+        return None
+    if any(a != b for a, b in results if not (isinstance(a, fx.Node) and isinstance(b, fx.Node))):
+        return None
+    mine, theirs = (
+        _with_items(gm, set(names) - {"output"}) for gm, names in zip((before, after), changed, strict=True)
+    )
+    moved = [(a, b) for a, b in _returned_pairs(before, after) if a != b]
+    return list(dict.fromkeys([*_given(before, after, mine, theirs), *moved]))
 
 
 def _returned_pairs(before: fx.GraphModule, after: fx.GraphModule) -> list[tuple[str, str]]:

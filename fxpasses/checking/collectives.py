@@ -4,7 +4,7 @@ The others may look at other graphs, or at none, so that a real collective would
 process a reduction that is left out, or a mean for a sum, cannot be seen. So each run behaves as if there were three
 processes, of which the others hold multiples of what this one, the first, holds.
 
-Which operators these are is read from their schemas (:func:`communicates`), so that those of other libraries count, too. A
+Which operators these are is read from their schemas (:func:`fxpasses.graphs.communication.communicates`), so that those of other libraries count, too. A
 graph with one that :data:`_MODELS` cannot make up is not run at all (:func:`refuse_unknown`). Each model gets the
 arguments by name: the older namespace has the same collectives with other arguments. A model only knows what this
 process holds, so that a sum that is scattered and then gathered is not the sum: a rewrite of one kind of collective
@@ -20,25 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses._torch import HigherOrderOperator, OpOverload, OpOverloadPacket
+from fxpasses._torch import HigherOrderOperator, OpOverload
 from fxpasses.checking.inputs import Unsupported
+from fxpasses.graphs.communication import NAMESPACES, communicates
 from fxpasses.graphs.rewriting import subgraphs
 
-__all__ = ["UnknownCollective", "collectives", "communicates", "refuse_unknown", "simulated"]
+__all__ = ["UnknownCollective", "collectives", "refuse_unknown", "simulated"]
 
 _OTHERS = (0.5, -2.0)
 """The values of the other ranks, as multiples: integers are multiplied and rounded."""
-
-_NAMESPACES = {
-    "_c10d_functional",
-    "_c10d_functional_autograd",
-    "c10d_functional",
-    "c10d",
-    "_dtensor",
-    "symm_mem",
-}
-_GROUPS = {"group_name", "process_group", "ranks"}
-"""Names of arguments that say with whom an operator speaks, in torch and in libraries that follow it."""
 
 _Named = Mapping[str, Any]
 
@@ -52,27 +42,6 @@ class UnknownCollective(Unsupported):
             "wait for ever"
         )
         self.target = target
-
-
-@functools.cache
-def communicates(target: Any) -> bool:
-    """Whether an operator speaks with other processes: by its namespace, or because it is given a group of them.
-
-    In the graphs that Dynamo makes, functions of ``torch.distributed`` do, too.
-
-    >>> communicates(torch.ops._c10d_functional.all_reduce.default), communicates(torch.ops.aten.sin.default)
-    (True, False)
-    """
-    if isinstance(target, OpOverloadPacket):
-        target = getattr(target, target.overloads()[0])
-    if not isinstance(target, OpOverload):
-        return str(getattr(target, "__module__", "")).startswith("torch.distributed")
-    arguments = target._schema.arguments
-    return (
-        target.namespace in _NAMESPACES
-        or any(a.name in _GROUPS for a in arguments)
-        or any("classes.c10d" in str(a.type) for a in arguments)
-    )
 
 
 @functools.cache
@@ -100,7 +69,7 @@ def simulated(target: Any) -> Any:
 
 
 def _model(target: Any) -> Callable[[Any, _Named], Any] | None:
-    if not isinstance(target, OpOverload) or target.namespace not in _NAMESPACES - {
+    if not isinstance(target, OpOverload) or target.namespace not in NAMESPACES - {
         "c10d",
         "symm_mem",
     }:  # those hand over handles, and memory of others

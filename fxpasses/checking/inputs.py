@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses._torch import shape_env_of, symbol_hints
+from fxpasses.exact.samples import Family, sample_input
 from fxpasses.graphs.rewriting import value_of
 
 __all__ = [
     "Unsupported",
     "cloned",
     "inputs_from_hints",
+    "made_up",
     "other_sizes",
     "placeholders",
     "resized_inputs",
@@ -131,6 +133,34 @@ def inputs_from_hints(inputs: Sequence[fx.Node]) -> list[Any]:
 
     with torch.no_grad():
         return [one(node) for node in inputs]
+
+
+def made_up(
+    values: Sequence[Any], family: Family, generator: torch.Generator, scale: float = 1.0
+) -> list[Any]:
+    """Copies of inputs with other values: of their sizes, strides and types.
+
+    Args:
+        values: real inputs.
+        family: which kind of values.
+        generator: of random numbers.
+        scale: a factor for floating values.
+
+    Raises:
+        Unsupported: for an input that cannot be copied.
+    """
+    copies = cloned(values)
+    with torch.no_grad():
+        for copy in copies:
+            if not isinstance(copy, Tensor) or not copy.numel() or _overlaps_itself(copy):
+                continue
+            real = torch.view_as_real(copy.conj() if copy.is_conj() else copy) if copy.is_complex() else copy
+            real.copy_(sample_input(real.cpu(), family, generator, scale))
+    return copies
+
+
+def _overlaps_itself(value: Tensor) -> bool:
+    return any(s == 0 and n > 1 for n, s in zip(value.shape, value.stride(), strict=True))
 
 
 def other_sizes(inputs: Sequence[fx.Node], real: Bindings) -> Iterator[dict[sympy.Symbol, int]]:

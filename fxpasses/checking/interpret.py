@@ -11,24 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
-from torch.utils._pytree import tree_map
 
+from fake.seam.pytree import tree_map
 from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
-from fxpasses.checking.collectives import communicates, refuse_unknown, simulated
-from fxpasses.checking.reordered import Parts, only_moves_elements, parts, parts_of_call
-from fxpasses.checking.rounding import perturbed, spacing
+from fxpasses.checking.collectives import refuse_unknown, simulated
+from fxpasses.checking.rounding import perturbed
 from fxpasses.graphs.aliasing import is_mutating, is_random
+from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import subgraphs
 
 __all__ = [
-    "ORDERS",
     "ExactRun",
-    "NoisyExactRun",
     "Poison",
     "RoundedMode",
     "RoundedRun",
@@ -45,10 +43,6 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 Poison = Literal["nan", "huge"]
 """The contents of uninitialised memory: NaN (for integers the largest value), or huge numbers (the smallest)."""
-
-Reordered = Literal["no", "parts", "any"]
-"""In which order sums may be made instead."""
-ORDERS: tuple[Reordered, ...] = get_args(Reordered)
 
 _UNINITIALISED = {
     aten.empty.memory_format,
@@ -142,6 +136,33 @@ class Run(fx.Interpreter):
             return self._constants.setdefault(str(target), value.detach().clone())
         return value
 
+    def part(self, names: Collection[str], values: Mapping[str, Any], seed: int = 0) -> dict[str, Any]:
+        """Run some calls only.
+
+        Args:
+            names: of the calls.
+            values: what the other nodes hold, by name.
+            seed: see :meth:`__call__`.
+
+        Returns:
+            The values of these calls, by name.
+        """
+        refuse_unknown(self.module, _RUN_GRAPHS)  # type: ignore[arg-type]
+        self._constants.clear()
+        self.env = {}
+        found = {}
+        with seeded(seed):
+            for node in self.module.graph.nodes:  # type: ignore[union-attr]
+                if node.op != "call_function" or node.name not in names:
+                    continue
+                for value in node.all_input_nodes:
+                    if value not in self.env:
+                        is_held = value.op == "get_attr"
+                        self.env[value] = self.run_node(value) if is_held else values[value.name]
+                self.env[node] = self.run_node(node)
+                found[node.name] = self.env[node]
+        return found
+
     def inner(self, gm: fx.GraphModule) -> Run:
         """The runner of a graph that an operator of this graph calls."""
         return Run(gm, self._poison)
@@ -213,28 +234,6 @@ class ExactRun(Run):
         return result
 
 
-class NoisyExactRun(ExactRun):
-    """Runs a graph in float64 with each result moved by up to half a unit in the last place of float64.
-
-    Where two float64 runs differ by what such noise does, they do not differ: a comparison of two equal numbers, say.
-    """
-
-    def __init__(self, gm: fx.GraphModule, seed: int) -> None:
-        super().__init__(gm, "huge")
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def inner(self, gm: fx.GraphModule) -> Run:
-        run = NoisyExactRun(gm, 0)
-        run.generator = self.generator
-        return run
-
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        if n.op != "call_function" or not _rounds(n.target):
-            return result
-        return tree_map(lambda value: perturbed(value, None, self.generator), result)
-
-
 class RoundedRun(Run):
     """Runs a graph with each result moved by a random amount of the size of the operator's rounding error.
 
@@ -245,48 +244,20 @@ class RoundedRun(Run):
         gm: the graph.
         seed: of the random amounts.
         keep: as for :class:`Run`.
-        reordered: whether sums and products are moved by the rounding of their parts, too (see :mod:`fxpasses.checking.reordered`): made
-            in a few parts, or in any order.
-
-    Attributes:
-        sums: the parts of the values that are sums, for such moves; whoever sets values in ``env`` sets theirs here.
     """
 
-    def __init__(
-        self, gm: fx.GraphModule, seed: int, keep: bool = False, reordered: Reordered = "no"
-    ) -> None:
+    def __init__(self, gm: fx.GraphModule, seed: int, keep: bool = False) -> None:
         super().__init__(gm, "huge", keep)
         self.generator = torch.Generator().manual_seed(seed)
-        self.reordered = reordered
-        self.sums: dict[fx.Node, Parts | None] = {}
 
     def inner(self, gm: fx.GraphModule) -> Run:
-        run = RoundedRun(gm, 0, reordered=self.reordered)
+        run = RoundedRun(gm, 0)
         run.generator = self.generator
         return run
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run a call, and move its results within their rounding. Args: those of :meth:`torch.fx.Interpreter.call_function`."""
-        result = call_with_rounding_noise(target, args, kwargs, self.generator)
-        summed = self._parts(target, args, kwargs, result) if self.reordered != "no" else None
-        if summed is None or not result.is_floating_point() or only_moves_elements(target):
-            return result
-        amount = torch.rand(summed.largest.shape, generator=self.generator, dtype=torch.float64)
-        reach = spacing(summed.largest.nan_to_num(), result.dtype) * summed.walk(
-            result.dtype, self.reordered == "any"
-        )
-        elsewhere = result.double() + (2 * amount.to(reach.device) - 1) * reach
-        # Nothing was summed where there is no part.
-        return torch.where(summed.largest > 0, elsewhere.to(result.dtype), result)
-
-    def _parts(self, target: Any, args: Any, kwargs: Any, result: Any) -> Parts | None:
-        """The parts of the current call's result, where it is a sum."""
-        node = self.current
-        if node is None:
-            return parts(target, args, kwargs)
-        sums = [self.sums.get(a) if isinstance(a, fx.Node) else None for a in node.args[:2]]
-        self.sums[node] = found = parts_of_call(target, args, kwargs, sums, result)
-        return found
+        return call_with_rounding_noise(target, args, kwargs, self.generator)
 
 
 _SAME_IN_FLOAT64 = 1e-6

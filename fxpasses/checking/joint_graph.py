@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
 from fxpasses.checking.inputs import placeholders
+from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import value_of
 
 __all__ = ["joined_graph"]
@@ -48,17 +51,39 @@ def joined_graph(
         by_name[node.name].meta = dict(node.meta)
     for node in placeholders(forward):
         inner[node] = by_name[node.name]
-    outputs = graph.graph_copy(forward.graph, inner)
-    assert isinstance(outputs, (list, tuple))
-    values = list(outputs)[count:]
+    outputs = _copied(forward.graph, graph, inner)
+    values = outputs[count:]
     ordered = [*rest, *symbols]
     inner = {node: by_name[node.name] for node in taken if node not in handed}
     inner.update(zip(ordered, values, strict=True))
-    results = graph.graph_copy(backward.graph, inner)
-    assert isinstance(results, (list, tuple))
-    graph.output([*list(outputs)[:count], *results])
+    results = _copied(backward.graph, graph, inner)
+    graph.output([*outputs[:count], *results])
     attributes = {**_attributes(forward), **_attributes(backward)}
     return fx.GraphModule(attributes, graph)
+
+
+def _copied(source: fx.Graph, graph: fx.Graph, inner: dict[fx.Node, fx.Node]) -> list[Any]:
+    """Copy the calls of a graph into another one under their names; returns copies of its outputs.
+
+    A call that is there already, of the same values, is not copied: what is recomputed has the bits that it had.
+    """
+    there = {node.name: node for node in graph.nodes}
+    writes = any(map(is_mutating, source.nodes))
+    for node in source.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), inner.__getitem__)
+        same = there.get(node.name)
+        if same is None or writes or is_random(node):
+            name = node.name if same is None else f"{node.name}_again"
+            inner[node] = graph.create_node(node.op, node.target, args, kwargs, name)
+        elif (same.op, same.target, same.args, same.kwargs) == (node.op, node.target, args, kwargs):
+            inner[node] = same
+        else:
+            inner[node] = graph.create_node(node.op, node.target, args, kwargs, f"{node.name}_again")
+        inner[node].meta = dict(node.meta)
+    (output,) = source.find_nodes(op="output")
+    return list(fx.node.map_arg(output.args[0], inner.__getitem__))  # type: ignore[arg-type]
 
 
 def _attributes(gm: fx.GraphModule) -> dict[str, object]:

@@ -81,7 +81,7 @@ def _wrong_values(reference: Reference, got: Sequence[Any]) -> str:
         name = f"output {position}" if position < outputs else f"input {position - outputs} after the run"
         if (native.shape, native.dtype) != (value.shape, value.dtype):
             return f"{name}: {native.dtype}{tuple(native.shape)} became {value.dtype}{tuple(value.shape)}"
-        samples = [sample[position] for sample in reference.samples(_SAMPLES)]
+        samples = [sample[position] for sample in reference.rounded(_SAMPLES)]
         how = deviation(
             native, reference.exact[position], samples, value, limit=kernel_tolerance(native.dtype)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from fxpasses.compiling.pipeline import Compiler, Pipeline
 from fxpasses.errors import OptionsError
 from fxpasses.regional import compiled_callable, hold_regions, with_regions
 
-__all__ = ["ModelCheck", "StageCheck", "check"]
+__all__ = ["Collector", "ModelCheck", "StageCheck", "check", "judged"]
 
 _SAMPLES = 4
 
@@ -196,7 +196,7 @@ class _Stages:
         self._exact = self._in_float64()
         self._samples = self._steps.samples()
         self._varies = self._steps.variation(self._eager)
-        self._found.append(self._stage("eager", self._eager))
+        self._found.append(judged("eager", self._eager, self._eager, self._exact, self._samples))
         if self._varies:
             self._notes.append(f"{self._varies}, so that only graphs are compared with graphs")
         operators = dataclasses.replace(self._quiet, compiler="eager")
@@ -219,7 +219,7 @@ class _Stages:
 
     def _passes(self, operators: Options) -> None:
         """Each pass, and the partition, graph by graph."""
-        collector = _Collector(self._options.repro_directory(), self._tell, self._seconds)
+        collector = Collector(self._options.repro_directory(), self._tell, self._seconds)
         self._compiled("passes", operators, _eager, values=collector.of_next_graph)
         self._found += collector.stages()
         self._notes += collector.told()
@@ -260,7 +260,7 @@ class _Stages:
         got = self._compiled(name, options, compiler, regions=regions)
         if self._varies or (regions is not None and not regions.found):
             return
-        stage = self._stage(name, got)
+        stage = judged(name, got, self._eager, self._exact, self._samples)
         if regions is not None and any(p.startswith("output") for p in stage.problems):
             stage = dataclasses.replace(stage, module=regions.first_wrong_module())
         self._found.append(stage)
@@ -311,29 +311,41 @@ class _Stages:
             self._notes.append(f"the model does not run in float64 ({why}): errors are distances from eager")
             return None
 
-    def _stage(self, name: str, got: Results) -> StageCheck:
-        problems: list[str] = []
-        module, largest, most = "", 0.0, 0.0
-        for key, usual in self._eager.items():
-            value = got.get(key)
-            if value is None or (value.shape, value.dtype) != (usual.shape, usual.dtype):
-                problems.append(f"{key} is missing or of another type")
-                continue
-            center = None if self._exact is None else self._exact.get(key)
-            center = center if center is not None and center.shape == usual.shape else None
-            samples = [s[key] for s in self._samples if key in s and s[key].shape == usual.shape]
-            largest = max(largest, largest_error(usual if center is None else center, value))
-            if got is self._eager:
-                continue
-            most = max(most, rounding_multiple(usual, center, samples, value))
-            limit = kernel_tolerance(usual.dtype) if name.startswith("inductor") else WORSE
-            how = deviation(usual, center, samples, value, limit=limit)
-            if how is not None:
-                problems.append(f"{key}: {how}")
-                if not module:
-                    module = key.removeprefix("gradient of ").removeprefix("buffer ").rpartition(".")[0]
-        problems += [f"{key}: eager has none" for key in got if key not in self._eager]
-        return StageCheck(name, largest, most, module, tuple(problems))
+
+def judged(
+    name: str, got: Results, eager: Results, exact: Results | None, samples: Sequence[Results]
+) -> StageCheck:
+    """The results of a step compared with eager's.
+
+    Args:
+        name: of the stage; where it begins with ``inductor``, results may be as far off as its kernels round.
+        got: the results to judge.
+        eager: those of the step in eager.
+        exact: those in float64, where it can be run so.
+        samples: those with the rounding of operators resampled.
+    """
+    problems: list[str] = []
+    module, largest, most = "", 0.0, 0.0
+    for key, usual in eager.items():
+        value = got.get(key)
+        if value is None or (value.shape, value.dtype) != (usual.shape, usual.dtype):
+            problems.append(f"{key} is missing or of another type")
+            continue
+        center = None if exact is None else exact.get(key)
+        center = center if center is not None and center.shape == usual.shape else None
+        rounded = [s[key] for s in samples if key in s and s[key].shape == usual.shape]
+        largest = max(largest, largest_error(usual if center is None else center, value))
+        if got is eager:
+            continue
+        most = max(most, rounding_multiple(usual, center, rounded, value))
+        limit = kernel_tolerance(usual.dtype) if name.startswith("inductor") else WORSE
+        how = deviation(usual, center, rounded, value, limit=limit)
+        if how is not None:
+            problems.append(f"{key}: {how}")
+            if not module:
+                module = key.removeprefix("gradient of ").removeprefix("buffer ").rpartition(".")[0]
+    problems += [f"{key}: eager has none" for key in got if key not in eager]
+    return StageCheck(name, largest, most, module, tuple(problems))
 
 
 def _calls(count: int) -> str:
@@ -348,11 +360,25 @@ def _eager(options: Options, gm: Any, inputs: Any) -> Compiler:
     return EagerCompiler(options, decompose=True)
 
 
-class _Collector:
-    """Collects the findings of the value checks of a model's graphs instead of raising them."""
+class Collector:
+    """Collects the findings of the value checks of a model's graphs instead of raising them.
 
-    def __init__(self, directory: Path, tell: ProgressLine, seconds: float | None) -> None:
+    Args:
+        directory: where repro files go.
+        tell: says what is looked at.
+        seconds: after how long made-up inputs are left out.
+        only: the names of the passes that are looked at; ``None`` for all, and the partition.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        tell: Callable[..., None],
+        seconds: float | None,
+        only: Collection[str] | None = None,
+    ) -> None:
         self._directory, self._tell = directory, tell
+        self.only = only
         self._until = None if seconds is None else time.monotonic() + seconds
         self._seconds = seconds
         self._graphs = 0
@@ -414,13 +440,17 @@ class _Collector:
 class _GraphCheck(ValueCheck):
     """The value check of one graph, for a collector."""
 
-    def __init__(self, collector: _Collector, number: int, directory: Path) -> None:
+    def __init__(self, collector: Collector, number: int, directory: Path) -> None:
         super().__init__(directory)
         self._collector, self._number = collector, number
         self._blamed: set[str] = set()
 
     def has_time(self, rewrite: Rewrite) -> bool:
         return self._collector.has_time(rewrite)
+
+    def rewrites(self, kind: str) -> list[Rewrite]:
+        found, only = super().rewrites(kind), self._collector.only
+        return found if only is None else [r for r in found if r.item is not None and r.item.name in only]
 
     def cannot_examine(self, rewrite: Rewrite, why: str) -> None:
         self._collector.note(f"{_stage_name(rewrite)} is not compared by value: {why}")
@@ -464,6 +494,6 @@ def _errors(reference: Reference, after: fx.GraphModule) -> tuple[float, float]:
         exact = reference.exact[position]
         error = max(error, largest_error(native if exact is None else exact, value))
         if not same_bits(native, value):
-            samples = [run[position] for run in reference.samples(_SAMPLES)]
+            samples = [run[position] for run in reference.rounded(_SAMPLES)]
             times = max(times, rounding_multiple(native, exact, samples, value))
     return error, times

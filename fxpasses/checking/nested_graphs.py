@@ -3,63 +3,102 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map
 
+from fake.seam.pytree import tree_map
+from fxpasses.checking.changes import changed_nodes
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run
-from fxpasses.checking.values import changed_nodes
 from fxpasses.graphs.rewriting import subgraphs
 
-__all__ = ["inner_rewrite"]
+__all__ = ["InnerRewrite", "inner_rewrites"]
 
 _SEED = 20
 
 
-def inner_rewrite(
+@dataclass(frozen=True)
+class InnerRewrite:
+    """A nested graph that a pass changed.
+
+    Attributes:
+        name: of the attribute that holds it.
+        before: the nested graph before.
+        after: the nested graph after.
+        inputs: what it is called with first; for a branch that is not taken, what it would be called with.
+        called: whether it is called.
+        caller: name of the call that is given it.
+    """
+
+    name: str
+    before: fx.GraphModule
+    after: fx.GraphModule
+    inputs: list[Any]
+    called: bool
+    caller: str
+
+
+def inner_rewrites(
     before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]
-) -> tuple[fx.GraphModule, fx.GraphModule, list[Any]] | None:
-    """Find the nested graph that a pass changed.
+) -> list[InnerRewrite]:
+    """Find the nested graphs that a pass changed, and what they are given on some inputs.
 
     Args:
         before: the graph before.
         after: the graph after.
         inputs: of the outer graph.
-
-    Returns:
-        The nested graph before and after, and the inputs of its first call. ``None`` when none was changed, or when the changed one
-        is not called with these inputs.
     """
     graphs = subgraphs(after)
-    changed = [
-        (graph, graphs[name])
+    changed = {
+        name: (graph, graphs[name])
         for name, graph in subgraphs(before).items()
         if name in graphs and any(changed_nodes(graph, graphs[name]))
-    ]
+    }
     if not changed:
-        return None
+        return []
     run = _RecordingRun(before)
     run(cloned(inputs), _SEED)
-    return next(((mine, theirs, run.called[mine]) for mine, theirs in changed if mine in run.called), None)
+    found = []
+    for name, (mine, theirs) in changed.items():
+        given = run.called.get(mine, run.offered.get(mine))
+        if given is not None:
+            found.append(InnerRewrite(name, mine, theirs, given, mine in run.called, run.callers[mine]))
+    return found
 
 
 class _RecordingRun(Run):
-    """Remembers what each graph inside is called with first."""
+    """Remembers what each graph inside is called with first, and a branch of ``cond`` would be."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         super().__init__(gm)
         self.called: dict[fx.GraphModule, list[Any]] = {}
+        self.offered: dict[fx.GraphModule, list[Any]] = {}
+        self.callers: dict[fx.GraphModule, str] = {}
 
     def _runnable(self, gm: fx.GraphModule) -> Callable[..., Any]:
         inner = super()._runnable(gm)
 
         def call(*args: Any) -> Any:
-            self.called.setdefault(gm, list(tree_map(_copied, args)))
+            self._remember(self.called, gm, args)
             return inner(*args)
 
         return call
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call. Args: those of :meth:`torch.fx.Interpreter.call_function`."""
+        if str(target) == "cond" and self.current is not None:
+            for branch in self.current.args[1:3]:
+                self._remember(self.offered, self.fetch_attr(str(branch.target)), args[3])  # type: ignore[union-attr]
+        return super().call_function(target, args, kwargs)
+
+    def _remember(
+        self, where: dict[fx.GraphModule, list[Any]], gm: fx.GraphModule, args: Sequence[Any]
+    ) -> None:
+        where.setdefault(gm, list(tree_map(_copied, args)))
+        if self.current is not None:
+            self.callers.setdefault(gm, self.current.name)
 
 
 def _copied(value: Any) -> Any:

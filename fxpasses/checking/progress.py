@@ -17,11 +17,15 @@ class ProgressLine:
     Args:
         shown: whether anything is printed.
         console: where; standard error by default.
+        name: begins each line that stays.
     """
 
-    def __init__(self, shown: bool = True, console: Console | None = None) -> None:
+    def __init__(
+        self, shown: bool = True, console: Console | None = None, name: str = "fxpasses.check"
+    ) -> None:
         self._shown, self._console = shown, console or Console(stderr=True)
         self._status: Status | None = None
+        self._name = name
         self._since = time.monotonic()
         self._last = ""
 
@@ -46,5 +50,5 @@ class ProgressLine:
         if self._status is not None:
             self._status.update(f"{after}  {what}" + (f": {detail}" if detail else ""))
         elif what != self._last:
-            self._console.print(f"fxpasses.check {after}  {what}", markup=False, highlight=False)
+            self._console.print(f"{self._name} {after}  {what}", markup=False, highlight=False)
         self._last = what

@@ -17,11 +17,11 @@ from fxpasses.checking.interpret import ExactRun
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.observing import Observer, RegionCheck
 from fxpasses.compiling.options import Options
+from fxpasses.counters import Fallback, counters
 from fxpasses.errors import StageError
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.regional.aliases import outputs_of, return_only, separate_aliases
 from fxpasses.regional.runtime import Exact, Source
-from fxpasses.stats import Fallback, counters
 
 __all__ = ["RegionChecks", "RegionValueCheck"]
 

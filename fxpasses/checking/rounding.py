@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["perturbed", "perturbed_by_ulp", "spacing"]
+__all__ = ["perturbed", "spacing"]
 
 
 def perturbed(result: Any, exact: Any, generator: torch.Generator) -> Any:
@@ -39,27 +38,6 @@ def perturbed(result: Any, exact: Any, generator: torch.Generator) -> Any:
     # What is exact stays, and zero is exact nearly always: a mask, a clamp, a product with zero.
     elsewhere = torch.where((got == 0) | (error == 0) | ~got.isfinite(), got, elsewhere)
     return torch.empty_like(result).copy_(elsewhere)
-
-
-def perturbed_by_ulp(value: Tensor, fake: Any, generator: torch.Generator) -> Tensor:
-    """Move each element at random by up to one unit in the last place.
-
-    Numbers with few significant digits (half of those that the type has) stay as they are: a count, a half, a power of two was not
-    rounded.
-
-    Args:
-        value: a floating-point tensor.
-        fake: its fake value in the graph, whose dtype decides on the unit; any other object leaves that to ``value``.
-        generator: of the random amounts.
-    """
-    dtype = fake.dtype if isinstance(fake, Tensor) and fake.is_floating_point() else value.dtype
-    wide = value.double()
-    amount = torch.rand(wide.shape, generator=generator, dtype=torch.float64).to(wide.device)
-    unit = spacing(wide.nan_to_num(), dtype)
-    elsewhere = wide + (2 * amount - 1) * unit
-    digits = -math.frexp(torch.finfo(dtype).eps)[1] + 2
-    short = wide.nan_to_num().remainder(unit * 2.0 ** (digits // 2)) == 0
-    return torch.empty_like(value).copy_(torch.where(short | ~wide.isfinite(), wide, elsewhere))
 
 
 def spacing(value: Tensor, dtype: torch.dtype) -> Tensor:

@@ -19,8 +19,8 @@ from unittest import mock
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
+from fake.seam.pytree import tree_leaves
 from fxpasses._torch import functorch_config, outside_tracing, reset_code
 from fxpasses.checking.collectives import collectives
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders

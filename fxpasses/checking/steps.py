@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses import _torch
 from fxpasses.checking._torch_dynamo import nothing_left_behind
 from fxpasses.checking.interpret import RoundedMode

@@ -115,10 +115,6 @@ def deviation(
     candidate: Tensor,
     bitwise: bool = False,
     limit: float = WORSE,
-    dtype: torch.dtype | None = None,
-    reordered: Sequence[Tensor] = (),
-    stable: Sequence[Tensor] = (),
-    lenient: bool = False,
 ) -> Deviation | None:
     """The deviation of ``candidate`` from the reference; ``None`` when rounding explains it.
 
@@ -129,16 +125,11 @@ def deviation(
         candidate: what to judge; of the same shape and dtype.
         bitwise: whether every bit has to be equal.
         limit: see :data:`WORSE`.
-        dtype: the type whose units count, when it is not that of ``native``.
-        reordered: samples with sums moved by the rounding of their parts, too: another order of a sum rounds numbers larger than the
-            sum, where this one happens to be exact, by luck or since all of its terms have few digits.
-        stable: such samples with what the calls take rounded once more. They count for single elements only.
     """
     if not native.numel() or same_bits(native, candidate, bitwise):
         return None
     if native.is_complex():
         native, candidate, *samples = map(_as_real, (native, candidate, *samples))
-        reordered, stable = list(map(_as_real, reordered)), list(map(_as_real, stable))
         exact = _as_real(exact) if exact is not None else None
     undefined = _undefined(native, samples)
     if bitwise or not native.is_floating_point():
@@ -148,27 +139,18 @@ def deviation(
     # Where the reference overflows its type, or is NaN itself, there is no distance to compare.
     broken = (got.isnan() != usual.isnan()) | (got.isinf() & usual.isfinite())
     broken &= ~undefined & ~(usual.isinf() | center.isinf())
-    if lenient:
-        broken &= usual.isfinite()
     if exact is not None and exact.dtype is not native.dtype:
         broken |= usual.isinf() & (center == usual) & (got != usual)  # infinite in float64, too: no overflow
     counts = usual.isfinite() & center.isfinite() & got.isfinite() & ~undefined
-    unit = spacing(center.nan_to_num(), dtype or native.dtype)
+    unit = spacing(center.nan_to_num(), native.dtype)
     error = torch.where(broken, math.inf, (got - center).abs())
-    single = _allowed(limit, 1)
-
-    def multiples(runs: Sequence[Tensor]) -> Tensor:
-        found = torch.zeros_like(center)
-        rounding = _rounding(native, center, runs, dtype or native.dtype)
-        found[counts] = (error[counts] / rounding[counts]).nan_to_num(math.inf, math.inf)
-        found[broken] = math.inf
-        return found
-
-    times = multiples([*samples, *reordered])
-    single_times = multiples([*samples, *reordered, *stable]) if stable else times
-    typical = times[counts].clamp(max=single) if stable else times[counts]
-    rms = typical.square().mean().sqrt().item() if counts.any() else 0.0
-    bad = single_times > single
+    times = torch.zeros_like(center)
+    times[counts] = (error / _rounding(native, center, samples, native.dtype))[counts].nan_to_num(
+        math.inf, math.inf
+    )
+    times[broken] = math.inf
+    rms = times[counts].square().mean().sqrt().item() if counts.any() else 0.0
+    bad = times > _allowed(limit, 1)
     if not bad.any() and rms <= _allowed(limit, int(counts.sum())):
         return None
     worst = int(times.argmax())

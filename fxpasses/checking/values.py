@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
 
+from fxpasses.checking.changes import changed_nodes
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import ExactRun, Poison, RoundedRun, Run, allocates
-from fxpasses.checking.local import wrong_changes
-from fxpasses.checking.low_precision import Rewritten, focused_deviations, has_low_precision
+from fxpasses.checking.less_precise import less_precise
+from fxpasses.checking.same_function import Relation, Rewriting
 from fxpasses.checking.tolerance import Deviation, deviation, same_bits
-from fxpasses.graphs.aliasing import is_mutating
-from fxpasses.graphs.rewriting import constants_of, same_constant, subgraphs
 
-__all__ = ["Mismatch", "Outcome", "Reference", "changed_nodes", "compare", "largest_error", "value_names"]
+__all__ = ["Mismatch", "Outcome", "Reference", "compare", "largest_error", "value_names"]
 
 _SAMPLES, _MORE_SAMPLES = 4, 24
 _SEED = 20
@@ -69,15 +68,19 @@ class Reference:
     Args:
         gm: the graph.
         inputs: its inputs; they are copied for each run.
+        samples: how many random samples of them are looked at in exact arithmetic as well.
 
     Raises:
         Unsupported: for inputs that cannot be copied.
     """
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], samples: int = 2) -> None:
         self.gm = gm
         self.inputs = cloned(inputs)
-        self._samples: list[list[Any]] = []
+        self.samples = samples
+        self.windows: dict[Hashable, Relation] = {}
+        """What is known of windows of the graph on these inputs."""
+        self._rounded: list[list[Any]] = []
 
     @functools.cached_property
     def native(self) -> Outcome:
@@ -102,13 +105,20 @@ class Reference:
         except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError):
             return [None] * len(self.native.values)
 
-    def samples(self, count: int) -> list[list[Any]]:
+    @functools.cached_property
+    def kept(self) -> dict[str, Any]:
+        """The values of all nodes, by name."""
+        run = Run(self.gm, keep=True)
+        run(cloned(self.inputs), _SEED)
+        return run.values
+
+    def rounded(self, count: int) -> list[list[Any]]:
         """The results of ``count`` runs with the rounding resampled."""
-        while len(self._samples) < count:
+        while len(self._rounded) < count:
             inputs = cloned(self.inputs)
-            outputs = RoundedRun(self.gm, len(self._samples))(inputs, _SEED)
-            self._samples.append([*outputs, *inputs])
-        return self._samples[:count]
+            outputs = RoundedRun(self.gm, len(self._rounded))(inputs, _SEED)
+            self._rounded.append([*outputs, *inputs])
+        return self._rounded[:count]
 
 
 def compare(
@@ -119,8 +129,8 @@ def compare(
 ) -> list[Mismatch]:
     """The mismatches of ``candidate`` with ``reference`` on its inputs; empty when there are none.
 
-    Where an input holds NaN, a candidate that need not have the same bits may lose NaN and infinities, but not have more
-    of them; flags and integers are not looked at.
+    Where an input holds NaN or infinity, a candidate that need not have the same bits may lose NaN and infinities, but not have more
+    of them; nothing else is looked at.
 
     Args:
         reference: the graph before, with inputs.
@@ -132,9 +142,8 @@ def compare(
         Unsupported: when the reference cannot be run on the inputs.
     """
     expected = reference.native
-    lenient = not bitwise and _holds_nan(reference.inputs)
-    poisons: list[Poison] = ["nan", "huge"] if allocates(candidate) else ["nan"]
-    for poison in poisons:
+    same = True
+    for poison in ("nan", "huge") if allocates(candidate) else ("nan",):
         try:
             got = _run(candidate, reference.inputs, poison)
         except Unsupported:  # not run, which says nothing about it
@@ -142,70 +151,70 @@ def compare(
         except Exception as error:  # noqa: BLE001  (whatever a wrong graph raises is the finding)
             return [Mismatch("error", "", -1, f"the graph now raises {type(error).__name__}: {error}")]
         found = [*_shapes(expected, got, names), *_memory(expected, got, names)]
-        if not any(m.fault == "metadata" for m in found):
-            local = (
-                None
-                if bitwise or lenient or len(poisons) > 1
-                else _at_places(reference, candidate, got, names)
-            )
-            found += _numbers(reference, got, names, bitwise, lenient) if local is None else local
-            if not found and local is not None:
-                # Writes are seen by what the graph leaves in its inputs, wherever they stand.
-                # What is infinite in the graph's own types may not be so in float64, in which the changes were judged.
-                if any(map(is_mutating, candidate.graph.nodes)):
-                    return _numbers(reference, got, names)
-                infinite = _newly_infinite(reference, got)
-                return (
-                    [m for m in _numbers(reference, got, names) if m.position in infinite] if infinite else []
-                )
+        if bitwise and not any(m.fault == "metadata" for m in found):
+            found += _numbers(reference, got, names, bitwise)
         if found:
             return found
-    return [] if bitwise or lenient else _looked_at_closely(reference, candidate, got, names)
-
-
-def _holds_nan(values: Sequence[Any]) -> bool:
-    return any(isinstance(v, Tensor) and v.is_floating_point() and bool(v.isnan().any()) for v in values)
-
-
-def _at_places(
-    reference: Reference, candidate: fx.GraphModule, got: Outcome, names: Sequence[str]
-) -> list[Mismatch] | None:
-    """The results that a rewrite makes wrong, judged change by change; ``None`` where that is not possible."""
-    values = reference.native.values
-    pairs = zip(values, got.values, strict=True)
-    if all(same_bits(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs):
+        same &= _are_same(expected, got, bitwise)
+    if same and not reference.samples:
         return []
-    changed = changed_nodes(reference.gm, candidate)
-    found = wrong_changes(reference.gm, candidate, changed, reference.inputs, values)
-    if found is None:
-        return None
-    return [
-        Mismatch("value", names[f.position], f.position, str(f.deviation), f.deviation, f.change.names)
-        for f in found
-    ]
-
-
-def changed_nodes(before: fx.GraphModule, after: fx.GraphModule) -> tuple[set[str], set[str]]:
-    """Names of the nodes of each graph that the other has not, or has with another target or other arguments."""
-
-    def described(gm: fx.GraphModule, other: fx.GraphModule | None) -> dict[str, str]:
-        theirs = (subgraphs(other), constants_of(other)) if other is not None else ({}, {})
-        told = {name: str(described(graph, theirs[0].get(name))) for name, graph in subgraphs(gm).items()}
-        for name, value in constants_of(gm).items():
-            if name in theirs[1] and not same_constant(value, theirs[1][name]):
-                told[name] = f" {id(value)}"
-        found = {n.name: f"{n.op} {n.target} {n.args} {n.kwargs}" for n in gm.graph.nodes}
-        for node in gm.graph.nodes if told else ():
-            for value in (node, *node.all_input_nodes):
-                if value.op == "get_attr":
-                    found[node.name] += told.get(str(value.target), "")
-        return found
-
-    old, new = described(before, after), described(after, before)
-    return (
-        {name for name, text in old.items() if new.get(name) != text},
-        {name for name, text in new.items() if old.get(name) != text},
+    if not bitwise and _is_broken(reference.inputs):
+        return _newly_infinite(reference, got, names)
+    rewriting = Rewriting(
+        reference.gm,
+        candidate,
+        changed_nodes(reference.gm, candidate),
+        reference.inputs,
+        reference.samples,
+        bitwise,
+        reference.windows,
+        lambda: reference.kept,
     )
+    differences = rewriting.differences()
+    if differences is None:
+        return _numbers(reference, got, names)
+    if differences:
+        return [
+            Mismatch(
+                "value", names[d.position] if d.position >= 0 else "", d.position, d.problem, calls=d.calls
+            )
+            for d in differences
+        ]
+    if bitwise or same:
+        return []
+    return _newly_infinite(reference, got, names) or _less_precise(reference, rewriting, names)
+
+
+def _are_same(expected: Outcome, got: Outcome, signs: bool) -> bool:
+    pairs = zip(expected.values, got.values, strict=True)
+    return all(same_bits(a, b, signs) if isinstance(a, Tensor) else a == b for a, b in pairs)
+
+
+def _is_broken(values: Sequence[Any]) -> bool:
+    """Whether there is NaN or infinity: minus infinity is what masks hold."""
+    return any(
+        isinstance(v, Tensor) and v.is_floating_point() and bool((v.isnan() | v.isposinf()).any())
+        for v in values
+    )
+
+
+def _less_precise(reference: Reference, rewriting: Rewriting, names: Sequence[str]) -> list[Mismatch]:
+    """The results that the rewrite rounds worse than it may: of each window, or of the graph where windows cannot be judged alone."""
+    windows = rewriting.windows
+    if windows is None or rewriting.suspects:
+        found = less_precise(reference.gm, rewriting.after, reference.inputs)
+        return [Mismatch("value", names[how.position], how.position, str(how)) for how in found]
+    return [
+        Mismatch(
+            "value",
+            f"value of {window.change.given[how.position][0]}",
+            -1,
+            str(how),
+            calls=window.change.names,
+        )
+        for window in windows
+        for how in less_precise(window.before, window.after, window.inputs)
+    ]
 
 
 def value_names(gm: fx.GraphModule, kind: str) -> list[str]:
@@ -291,23 +300,16 @@ def _memory(expected: Outcome, got: Outcome, names: Sequence[str]) -> list[Misma
 
 
 def _numbers(
-    reference: Reference, got: Outcome, names: Sequence[str], bitwise: bool = False, lenient: bool = False
+    reference: Reference, got: Outcome, names: Sequence[str], bitwise: bool = False
 ) -> list[Mismatch]:
+    """The results that have other bits, or are farther from the reference than its rounding takes it."""
     found = []
     for position, (native, value) in enumerate(zip(reference.native.values, got.values, strict=True)):
         if not isinstance(native, Tensor) or same_bits(native, value, bitwise):
             continue
-        if lenient and not native.is_floating_point():
-            continue
         for count in (_SAMPLES, _MORE_SAMPLES):  # a suspicion is looked into with more samples
-            how = deviation(
-                native,
-                reference.exact[position],
-                [sample[position] for sample in reference.samples(count)],
-                value,
-                bitwise,
-                lenient=lenient,
-            )
+            samples = [sample[position] for sample in reference.rounded(count)]
+            how = deviation(native, reference.exact[position], samples, value, bitwise)
             if how is None or how.is_clear:
                 break
         if how is not None:
@@ -315,32 +317,19 @@ def _numbers(
     return found
 
 
-def _looked_at_closely(
-    reference: Reference, candidate: fx.GraphModule, got: Outcome, names: Sequence[str]
-) -> list[Mismatch]:
-    """The deviations that the ordinary comparison does not see in low precision: see :mod:`fxpasses.checking.low_precision`."""
-    pairs = zip(reference.native.values, got.values, strict=True)
-    if all(not isinstance(a, Tensor) or same_bits(a, b) for a, b in pairs) or not has_low_precision(
-        reference.gm
-    ):
-        return []
-    old, new = changed_nodes(reference.gm, candidate)
-    rewritten = Rewritten(frozenset(old), frozenset(new))
-    outputs = reference.native.values[: len(reference.native.values) - len(reference.inputs)]
-    found = focused_deviations(reference.gm, candidate, rewritten, reference.inputs, outputs)
-    note = "with float64 behind the rewritten calls"
-    return [Mismatch("value", names[at], at, f"{how}, {note}", how) for at, how in found.items()]
-
-
-def _newly_infinite(reference: Reference, got: Outcome) -> set[int]:
-    """Positions of results that hold NaN or infinities where the reference holds numbers."""
-    return {
-        position
-        for position, (native, value) in enumerate(zip(reference.native.values, got.values, strict=True))
-        if isinstance(native, Tensor)
-        and native.is_floating_point()
-        and bool((native.isfinite() & ~value.isfinite()).any())
-    }
+def _newly_infinite(reference: Reference, got: Outcome, names: Sequence[str]) -> list[Mismatch]:
+    """Results that hold NaN or infinities where the reference holds numbers."""
+    found = []
+    for position, (native, value) in enumerate(zip(reference.native.values, got.values, strict=True)):
+        if isinstance(native, Tensor) and (native.is_floating_point() or native.is_complex()):
+            broken = native.isfinite() & ~value.isfinite()
+            if broken.any():
+                at = tuple(
+                    int(i) for i in torch.unravel_index(broken.flatten().long().argmax().cpu(), native.shape)
+                )
+                problem = f"element {list(at)}: {native[at].item():.9g} became {value[at].item():.9g}"
+                found.append(Mismatch("value", names[position], position, problem))
+    return found
 
 
 def _shared(values: Sequence[Any], outputs: int) -> frozenset[tuple[int, int]]:

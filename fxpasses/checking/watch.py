@@ -25,7 +25,7 @@ from fxpasses.checking.blame import (
 from fxpasses.checking.calls import FirstCalls, Rewrite, Trial
 from fxpasses.checking.inputs import Unsupported, inputs_from_hints, placeholders
 from fxpasses.checking.joint_graph import joined_graph
-from fxpasses.checking.nested_graphs import inner_rewrite
+from fxpasses.checking.nested_graphs import inner_rewrites
 from fxpasses.checking.repro import make_repro
 from fxpasses.checking.staged import stage_repro
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
@@ -258,8 +258,10 @@ class ValueCheck(RewriteCheck):
             except OSError as failure:
                 return None, 0, f"the file cannot be written: {failure}"
 
-        inner = inner_rewrite(rewrite.before, after, inputs) if after is not None else None
-        file, calls, why = attempt(*inner) if inner is not None else (None, 0, "")
+        file, calls, why = None, 0, ""
+        for inner in inner_rewrites(rewrite.before, after, inputs) if after is not None else ():
+            if file is None:
+                file, calls, why = attempt(inner.before, inner.after, inner.inputs)
         if file is None:
             file, calls, why = attempt(rewrite.before, after, inputs)
         if file is None and with_others:

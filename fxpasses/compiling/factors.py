@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,18 +13,10 @@ import torch
 from torch import fx
 
 from fxpasses._torch import dynamo_config, functorch_config, inductor_config
-from fxpasses.compiling.inductor import own_source
+from fxpasses.compiling.environment import deciding_variables, own_source
 from fxpasses.compiling.options import Options
 
-__all__ = ["compile_factors", "graph_text"]
-
-_VARIABLES = (
-    "ATEN_", "CC", "CFLAGS", "CUDA", "CXX", "FXPASSES_", "KMP_", "LDFLAGS", "MKL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_",
-)  # fmt: skip
-"""Prefixes of the environment variables that compilers and kernels read."""
-
-_PRINTING = ("TORCH_LOGS", "TORCH_TRACE", "TORCHDYNAMO_VERBOSE", "TORCH_SHOW", "TORCH_COMPILE_DEBUG")
-"""Those among them that change messages, and nothing else."""
+__all__ = ["compile_factors", "compile_surroundings", "graph_text", "input_names", "qualified"]
 
 
 def compile_factors(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> dict[str, str]:
@@ -40,12 +31,8 @@ def compile_factors(gm: fx.GraphModule, inputs: Sequence[Any], options: Options)
         Text by the name of the factor, the most general first: versions, environment variables, settings, options, inputs.
     """
     return {
-        **_surroundings(),
-        **{
-            f"environment variable {name}": value
-            for name, value in sorted(os.environ.items())
-            if _decides(name)
-        },
+        **compile_surroundings(),
+        **deciding_variables(),
         "training mode": _training_mode(gm),
         "dynamic sizes": ", ".join(str(size) for size in inputs if isinstance(size, torch.SymInt)) or "none",
         **_settings(options),
@@ -57,7 +44,7 @@ def graph_text(gm: fx.GraphModule) -> str:
     """The calls of a graph, one a line, those of the graphs that it calls included."""
     lines = []
     for node in gm.graph.nodes:
-        target = node.target if isinstance(node.target, str) else _qualified(node.target)
+        target = node.target if isinstance(node.target, str) else qualified(node.target)
         lines.append(f"{node.name} = {node.op} {target} {node.args} {node.kwargs or ''}".rstrip())
     for name, child in gm.named_children():
         if isinstance(child, fx.GraphModule):
@@ -65,7 +52,8 @@ def graph_text(gm: fx.GraphModule) -> str:
     return "\n".join(lines)
 
 
-def _surroundings() -> dict[str, str]:
+def compile_surroundings() -> dict[str, str]:
+    """Versions, hardware and the state of torch, as text by name."""
     return {
         "torch": str(torch.__version__),
         "python": platform.python_version(),
@@ -90,7 +78,7 @@ def _settings(options: Options) -> dict[str, str]:
         ("functorch", functorch_config, {}),
     ):
         values = {**config.get_config_copy(), **patches}  # type: ignore[attr-defined]
-        found |= {f"{name} setting {key}": repr(value) for key, value in values.items() if _says(value)}
+        found |= {f"{name} setting {key}": _setting(value) for key, value in values.items() if _says(value)}
     for field in dataclasses.fields(options):
         if field.name not in ("passes", "inductor", "report"):
             found[f"option {field.name}"] = repr(getattr(options, field.name))
@@ -100,13 +88,18 @@ def _settings(options: Options) -> dict[str, str]:
 def _inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, str]:
     """``"shape of input x"`` and so on: each property of each input is a factor of its own."""
     found: dict[str, str] = {}
-    names = [_input_name(str(node.target)) for node in gm.graph.find_nodes(op="placeholder")]
+    names = input_names(gm)
     if len(set(names)) < len(inputs):
         names = [str(position) for position in range(len(inputs))]
     for name, value in zip(names, inputs, strict=False):
         if not isinstance(value, torch.SymInt):
             found |= {f"{label} of input {name}": text for label, text in _properties(value)}
     return found
+
+
+def input_names(gm: fx.GraphModule) -> list[str]:
+    """The inputs of a Dynamo graph as the user calls them, in order."""
+    return [_input_name(str(node.target)) for node in gm.graph.find_nodes(op="placeholder")]
 
 
 def _input_name(target: str) -> str:
@@ -119,7 +112,8 @@ def _input_name(target: str) -> str:
 
 def _properties(value: Any) -> Iterator[tuple[str, str]]:
     if not isinstance(value, torch.Tensor):
-        yield "value", str(value)
+        # The text of any other object may be long, or read tensors whose memory is freed (parameters of FSDP2).
+        yield "value", str(value) if isinstance(value, _PLAIN) else type(value).__qualname__
         return
     yield "dtype", str(value.dtype)
     yield "shape", str(tuple(value.shape))
@@ -134,6 +128,20 @@ def _properties(value: Any) -> Iterator[tuple[str, str]]:
     )
     yield "device", str(value.device)
     yield "requires_grad", str(value.requires_grad)
+
+
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    torch.dtype,
+    torch.device,
+    torch.SymInt,
+    torch.SymFloat,
+    torch.SymBool,
+)
 
 
 def _training_mode(gm: fx.GraphModule) -> str:
@@ -156,11 +164,8 @@ def _position_of_training(target: Callable[..., Any]) -> int | None:
     return names.index("training") if "training" in names else None
 
 
-def _decides(variable: str) -> bool:
-    return variable.startswith(_VARIABLES) and not variable.startswith(_PRINTING)
-
-
-def _qualified(target: Any) -> str:
+def qualified(target: Any) -> str:
+    """The name of a function with its module, the same in every process."""
     module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
     return f"{module}.{name}" if name else str(target)
 
@@ -172,3 +177,8 @@ def _autocast(device: str) -> str:
 def _says(value: Any) -> bool:
     """Whether the value of a setting reads the same in every process."""
     return " at 0x" not in repr(value)
+
+
+def _setting(value: Any) -> str:
+    """The text of a setting; a set has another order in each process."""
+    return repr(sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value)

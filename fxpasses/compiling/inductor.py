@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from torch import fx
 
 from fake.tracing.compiling import compiling
 from fxpasses import _torch, _torch_inductor
+from fxpasses.compiling.environment import own_source
 from fxpasses.compiling.fixed_sizes import FixedSizes, fixed_graph, with_hints
 from fxpasses.compiling.isolation import Isolation, NotIsolated
 from fxpasses.compiling.options import Options
@@ -30,12 +30,13 @@ from fxpasses.compiling.segments import (
     stitch_segments,
 )
 from fxpasses.compiling.shared_kernels import one_unit, use_shared_units
+from fxpasses.counters import counters
 from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.partitioner import partition
+from fxpasses.partitioner._torch import default_partition
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.pass_manager.limits import limited_lowerings
-from fxpasses.stats import counters
 
 __all__ = [
     "EagerCompiler",
@@ -43,7 +44,6 @@ __all__ = [
     "Partitioner",
     "UnpartitionedCompiler",
     "cache_identity",
-    "own_source",
 ]
 
 log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class InductorCompiler:
         patches = dict(self.patches)
         if scatters_into_new_memory(gm):
             patches.setdefault("reorder_for_peak_memory", False)
-        shared = _torch.rewritten_code(rewrite)
+        shared = _torch_inductor.rewritten_code(rewrite)
         with _torch.inductor_config.patch(patches), limited_lowerings(), shared:
             calls = {
                 node: run for node in gm.graph.nodes if (run := self.compiled_callable(node)) is not None
@@ -313,7 +313,7 @@ class UnpartitionedCompiler(EagerCompiler):
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return _torch.default_partition(joint, joint_inputs, **aot)
+        return default_partition(joint, joint_inputs, **aot)
 
 
 _SCATTERS = {
@@ -349,16 +349,7 @@ def cache_identity(options: Options) -> str | None:
     if any(identity is None for _, identity in identities):
         return None
     text = repr((identities, options.memory_budget, sorted(options.inductor_patches().items(), key=str)))
-    return hashlib.sha256((own_source() + text).encode()).hexdigest()
-
-
-@functools.cache
-def own_source() -> str:
-    """Hash of this package's source: a new version of us never loads what an old one compiled."""
-    digest = hashlib.sha256(torch.__version__.encode())
-    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return hashlib.sha256((torch.__version__ + own_source() + text).encode()).hexdigest()
 
 
 def pass_names(passes: Sequence[Pass]) -> str:

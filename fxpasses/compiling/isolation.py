@@ -28,11 +28,11 @@ from fxpasses import _torch, _torch_inductor
 from fxpasses.compiling.inductor_rng import with_inductor_rng
 from fxpasses.compiling.saved_code import EagerCode, StitchedCode
 from fxpasses.compiling.segments import COPY, Cut, Segment, connect_segment, segment_module, stitch_segments
+from fxpasses.counters import Isolated, counters
 from fxpasses.errors import Location
 from fxpasses.graphs.aliasing import is_alias, is_mutating
 from fxpasses.graphs.provenance import failing_node, locate
 from fxpasses.graphs.rewriting import value_of
-from fxpasses.stats import Isolated, counters
 
 __all__ = ["Isolation", "NotIsolated"]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,7 +15,16 @@ from fxpasses.errors import PassError, StageError, ValueMismatchError
 from fxpasses.pass_manager.contract import Check
 from fxpasses.pass_manager.runs import PassRun
 
-__all__ = ["LoweringCheck", "Observer", "RegionCheck", "RewriteCheck"]
+__all__ = [
+    "LoweringCheck",
+    "Observer",
+    "RankCheck",
+    "Recorder",
+    "RegionCheck",
+    "RewriteCheck",
+    "recorded_by",
+    "recorder",
+]
 
 
 @dataclass
@@ -22,11 +33,17 @@ class Observer:
 
     runs: list[PassRun] = field(default_factory=list)
 
+    def dynamo(self, gm: fx.GraphModule, options: Options) -> None:
+        """Dynamo's graph, before anything is done with it."""
+
     def joint(self, gm: fx.GraphModule) -> None:
         """The joint graph as AOTAutograd traced it, before any pass. Copy it to keep it."""
 
     def graph(self, kind: str, gm: fx.GraphModule) -> None:
         """A joint, forward, backward or inference graph after its passes."""
+
+    def compiled(self, kind: str, compiled: Callable[..., Any]) -> None:
+        """What the compiler made of the graph of that kind."""
 
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
         """The shape environment of Dynamo's graph, once all stages have installed their guards."""
@@ -104,3 +121,38 @@ class LoweringCheck(Protocol):
 
     def failed(self, gm: fx.GraphModule, error: BaseException) -> None:
         """The compiler raised on ``gm``."""
+
+
+class RankCheck(Protocol):
+    """Compares the collectives of each compiled graph between the ranks of a job, before it runs for the first time."""
+
+    def compiling(self, kind: str, gm: fx.GraphModule) -> AbstractContextManager[Callable[[Any], Any]]:
+        """Within, ``gm`` is compiled; gives the function that puts the comparison before what came out."""
+
+
+class Recorder(Protocol):
+    """Records the compilations of one call of a compiled function."""
+
+    def observer(self) -> Observer:
+        """The observer of the graph that Dynamo hands over now."""
+
+    def watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """What the backend returns for that graph, with its calls recorded."""
+
+
+_recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+
+
+def recorder() -> Recorder | None:
+    """The recorder of the block around this, if any."""
+    return _recorder.get()
+
+
+@contextmanager
+def recorded_by(recorder: Recorder) -> Iterator[None]:
+    """What is compiled in this block is recorded."""
+    token = _recorder.set(recorder)
+    try:
+        yield
+    finally:
+        _recorder.reset(token)

@@ -14,7 +14,7 @@ from fxpasses._torch import inductor_config, inductor_mode_options
 from fxpasses.errors import OptionsError, unknown_name
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.pass_manager.specification import parse_pass
-from fxpasses.passes import DEFAULT_PASSES, default_passes
+from fxpasses.passes import DEFAULT_PASSES, TUNED_PASSES, TunedPasses, default_passes
 from fxpasses.passes.registry import active_passes, available_passes
 
 __all__ = ["Options", "check_regions"]
@@ -22,6 +22,7 @@ __all__ = ["Options", "check_regions"]
 Compiler = Literal["inductor", "eager"]
 OnFailure = Literal["raise", "eager", "isolate"]
 CheckLevel = Literal["structure", "values", "off"]
+Ranks = Literal["check", "off"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Options:
     Attributes:
         passes: the passes to run: :class:`~fxpasses.Pass` objects, or names of available passes with their options
             (``"fold_constants{max_bytes=1024}"``); the word ``"default"`` stands for the default pipeline. ``[]``
-            runs none. Those of surrounding :func:`fxpasses.use_passes` blocks are added. They run in this order
+            runs none. ``"tuned"`` alone stands for what is measured best (see :func:`fxpasses.tune`). Those of surrounding :func:`fxpasses.use_passes` blocks are added. They run in this order
             where their contracts allow it.
         memory_budget: between 0.0 and 1.0. How much of what an unconstrained minimum cut would save for
             the backward pass may be saved. Less memory costs more recomputation. ``None`` takes torch's own
@@ -49,7 +50,7 @@ class Options:
             where another stage fails the whole graph does.
         check: what is checked after each pass: the ``"structure"`` of the graph, also its ``"values"`` on the inputs of
             the first calls and on others (see :mod:`fxpasses.checking`; slow), or nothing (``"off"``).
-        report: a directory for the captured graphs as readable files, or ``None``.
+        report: a directory for the captured graphs as readable files, and as data for ``fxpasses report``, or ``None``.
         accelerate: whether the tracing of Dynamo and of AOTAutograd runs on ``fake``'s dispatch cache: the same graphs
             and guards in less time. Without effect on a version of torch that ``fake`` does not know.
         regions: which repeated layers are compiled once and called wherever they occur: ``"auto"`` those that save
@@ -58,6 +59,8 @@ class Options:
         compiled_autograd: whether the backward passes that go through what is compiled here are captured as
             one graph each, hooks and gradient accumulation included, and compiled with the same options (see
             :mod:`compiled_autograd`); those that cannot be captured run as they would without.
+        ranks: whether the processes of a job ``"check"``, before a compiled graph with collectives runs for the first time, that all of them
+            compiled the same collectives; a rank that differs, or does not come, is named (:class:`~fxpasses.errors.RankMismatchError`).
 
     >>> Options.parse({"memory_budget": 0.5}).memory_budget
     0.5
@@ -74,6 +77,7 @@ class Options:
     accelerate: bool = True
     regions: Literal["auto", "off", "always"] | tuple[str, ...] = "auto"
     compiled_autograd: bool = False
+    ranks: Ranks = "check"
 
     @classmethod
     def names(cls) -> list[str]:
@@ -112,7 +116,10 @@ class Options:
 
     def inductor_patches(self) -> dict[str, Any]:
         """The settings of ``torch._inductor.config`` that these options stand for."""
-        return {**(inductor_mode_options(self.mode) if self.mode else {}), **self.inductor}
+        told = (
+            {"trace.provenance_tracking_level": 1} if self.report else {}
+        )  # which kernel computes which node
+        return {**told, **(inductor_mode_options(self.mode) if self.mode else {}), **self.inductor}
 
 
 def _hint(name: str) -> str:
@@ -126,6 +133,8 @@ def _inductor_options() -> dict[str, Any]:
 
 
 def _check_passes(name: str, value: Any) -> tuple[Pass, ...]:
+    if value == TUNED_PASSES or isinstance(value, TunedPasses):
+        return default_passes()  # to begin with
     if isinstance(value, (str, Pass)) or not isinstance(value, Sequence):
         raise OptionsError(name, value, "a list of passes and pass names")
     chosen: list[Pass] = []
@@ -251,4 +260,5 @@ _CHECKS = {
     "accelerate": _check_flag,
     "regions": check_regions,
     "compiled_autograd": _check_flag,
+    "ranks": _check_choice(get_args(Ranks)),
 }

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 from torch import fx
@@ -23,10 +23,11 @@ from torch import fx
 from fake.tracing.compiling import compiling
 from fxpasses import _torch, _torch_inductor
 from fxpasses.compiling.inductor_rng import with_inductor_rng
-from fxpasses.compiling.observing import LoweringCheck, Observer, RewriteCheck
+from fxpasses.compiling.observing import LoweringCheck, Observer, RankCheck, RewriteCheck
 from fxpasses.compiling.options import Options
 from fxpasses.compiling.saved_code import EagerCode, as_output_code
 from fxpasses.compiling.unmatched import Unmatched
+from fxpasses.counters import Fallback, counters
 from fxpasses.dynamo.tracing import accelerated
 from fxpasses.errors import (
     CaptureError,
@@ -38,8 +39,8 @@ from fxpasses.errors import (
 )
 from fxpasses.graphs.provenance import annotate, failing_node
 from fxpasses.graphs.rewriting import copy_graph
+from fxpasses.partitioner._torch import BackwardState
 from fxpasses.pass_manager.manager import PassManager
-from fxpasses.stats import Fallback, counters
 
 __all__ = ["Compiler", "Pipeline"]
 
@@ -91,6 +92,7 @@ class Pipeline:
         *,
         counts: bool = True,
         lowered: LoweringCheck | None = None,
+        ranks: RankCheck | None = None,
         advises: bool = False,
     ) -> None:
         """Put the stages together.
@@ -102,9 +104,11 @@ class Pipeline:
             values: compares the graphs before and after each rewrite when they first run.
             counts: false for a subgraph of a graph that is counted already.
             lowered: looks at the compiler's work.
+            ranks: compares collectives with those of other processes.
             advises: whether errors reach somebody who gave options to ``torch.compile``.
         """
         self._lowered = lowered
+        self._ranks = ranks
         self._advises = advises
         self.options = options
         self._counts = counts
@@ -197,6 +201,9 @@ class Pipeline:
 
     def _backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         counters.count("backward")
+        if any(isinstance(value, BackwardState) for value in inputs):
+            # It runs as part of a captured pass, which compiles it, or is called from there: Inductor cannot call its hooks.
+            return as_output_code(_torch.make_boxed_func(with_inductor_rng(gm).forward), "it calls hooks")
         # AOTAutograd may come here as late as in the first backward pass, when nothing is accelerated
         # any more and other threads compile.
         with compiling(), accelerated(self.options.accelerate):
@@ -218,13 +225,16 @@ class Pipeline:
         try:
             self._run_passes(gm, kind)
             handed_over = copy_graph(gm) if self._lowered is not None else gm
+            ranks = self._ranks.compiling(kind, gm) if self._ranks is not None else nullcontext(_unchanged)
             try:
-                with self._stage(HandoverError, gm, kind):
-                    compiled = compile()
+                with self._stage(HandoverError, gm, kind), ranks as gated:
+                    compiled = gated(compile())
             except HandoverError as error:
                 if self._lowered is not None:
                     self._lowered.failed(handed_over, error.__cause__ or error)
                 raise
+            for observer in self.observers:
+                observer.compiled(kind, compiled)
             if self._lowered is not None:
                 compiled = self._lowered.watch(handed_over, compiled)
             if self._values is not None:
@@ -327,3 +337,7 @@ class Pipeline:
         compile_id = _torch.CompileContext.current_compile_id()
         if compile_id is not None and compile_id.frame_compile_id:
             counters.count("recompiles")
+
+
+def _unchanged(compiled: Any) -> Any:
+    return compiled

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fxpasses import _torch
+from fxpasses import _torch, _torch_inductor
 
 __all__ = ["AsyncCompile", "Kernel", "is_lone_function", "one_unit", "shared_source", "use_shared_units"]
 
@@ -116,7 +116,8 @@ class AsyncCompile(_torch.AsyncCompile):
     def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
         """A C++ kernel: a placeholder until :meth:`wait`, or what torch gives for one that has to stay on its own."""
         if not is_lone_function(source_code) or None in map(_argument, argtypes, range(len(argtypes))):
-            return super().cpp_pybinding(argtypes, source_code)
+            submit = self.submit if _torch.compile_threads() > 1 else None
+            return _torch_inductor.load_cpp_kernel(argtypes, source_code, submit)
         return Kernel(argtypes, source_code)
 
     def wait(self, scope: dict[str, Any]) -> None:
@@ -150,7 +151,7 @@ def one_unit() -> Iterator[None]:
         yield
     finally:
         _open.slots = outer
-    with _torch.cache_for_code():
+    with _torch_inductor.cache_for_code():
         _fill(slots)
 
 
@@ -159,11 +160,11 @@ def _fill(slots: Sequence[_Slot]) -> None:
     threads = _torch.compile_threads()
     if len(slots) == 1:
         ((scope, name, kernel),) = slots
-        scope[name] = _torch.load_cpp_kernel(kernel.argtypes, kernel.source)
+        scope[name] = _torch_inductor.load_cpp_kernel(kernel.argtypes, kernel.source, None)
         return
     units = _units(slots, threads)
     submit = AsyncCompile.submit if len(units) > 1 else None
-    started = [_torch.load_cpp(shared_source([k for _, _, k in unit]), submit) for unit in units]
+    started = [_torch_inductor.load_cpp(shared_source([k for _, _, k in unit]), submit) for unit in units]
     for unit, load in zip(units, started, strict=True):
         module = load()
         for number, (scope, name, _) in enumerate(unit):
@@ -215,7 +216,7 @@ def shared_source(kernels: Sequence[Kernel]) -> str:
         functions.append(_FUNCTION.format(number=number, count=count, arguments=arguments))
         methods.append(_METHOD.format(number=number))
     binding = _BINDING.replace("FUNCTIONS", "".join(functions), 1).replace("METHODS", "".join(methods), 1)
-    return "\n\n".join([_HEADER, *bodies, binding.replace("ENTRY", _torch.CPP_ENTRY)])
+    return "\n\n".join([_HEADER, *bodies, binding.replace("ENTRY", _torch_inductor.CPP_ENTRY)])
 
 
 def _units(slots: Sequence[_Slot], threads: int) -> list[list[_Slot]]:

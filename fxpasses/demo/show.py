@@ -3,39 +3,98 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
+from fxpasses.counters import stats
 from fxpasses.demo.agreement import FACTOR, Verdict, judge, step_gradient_distance
 from fxpasses.demo.training import DemoSettings, Run, train
-from fxpasses.stats import stats
 
-__all__ = ["run_demo"]
+__all__ = ["Demo", "run_demo", "show_demo"]
 
 
-def run_demo(settings: DemoSettings, console: Console | None = None) -> int:
-    """Train, print, and return the exit status: 0 when fxpasses agrees with eager, 1 when not."""
-    console = console or Console()
+@dataclass(frozen=True)
+class Demo:
+    """A demo that has run.
+
+    Attributes:
+        settings: of the model and the training.
+        runs: the contestants: float64, eager, fxpasses, Inductor.
+        verdict: fxpasses compared with eager.
+        theirs: Inductor compared with eager.
+    """
+
+    settings: DemoSettings
+    runs: tuple[Run, ...]
+    verdict: Verdict
+    theirs: Verdict
+
+    def summary(self) -> dict[str, Any]:
+        """The figures, without gradients."""
+        contestants = {
+            run.name: {
+                "losses": run.losses,
+                "seconds": run.seconds,
+                "compile_seconds": run.compile_seconds,
+                "step_seconds": run.step_seconds,
+                "graphs": run.graphs,
+                "recompiles": run.recompiles,
+            }
+            for run in self.runs
+        }
+        return {
+            "agrees": self.verdict.agrees,
+            "settings": self.settings,
+            "runs": contestants,
+            "fxpasses": self.verdict,
+            "inductor": self.theirs,
+        }
+
+
+def run_demo(settings: DemoSettings) -> Demo:
+    """Train all contestants, with a progress bar on standard error."""
+    console = Console(stderr=True)
     console.print(
         f"Training a {settings.layers}-layer GPT on the standard library's source for {settings.steps} steps: "
         "in eager (float64 and float32), with fxpasses and with Inductor."
     )
     # Compilations are timed with torch's caches off, which torch remarks on.
     warnings.filterwarnings("ignore", message=".*force_disable_caches")
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
     runs: list[Run] = []
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("compiling", total=settings.steps)
         for runs in train(settings):
             progress.update(task, advance=1, description=f"loss {runs[2].losses[-1]:.3f}")
     reference, eager, ours, inductor = runs
-    verdict = judge(ours, eager, reference)
+    return Demo(settings, tuple(runs), judge(ours, eager, reference), judge(inductor, eager, reference))
+
+
+def show_demo(demo: Demo, console: Console | None = None) -> None:
+    """Print losses, times and the verdict."""
+    console = console or Console()
+    _, eager, ours, inductor = demo.runs
     console.print(_losses(eager, ours))
-    console.print(_summary(eager, ours, inductor, verdict, judge(inductor, eager, reference)))
-    _print_verdict(console, verdict, settings)
-    return 0 if verdict.agrees else 1
+    console.print(_summary(eager, ours, inductor, demo.verdict, demo.theirs))
+    _print_verdict(console, demo.verdict, demo.settings)
 
 
 def _losses(eager: Run, ours: Run) -> Table:

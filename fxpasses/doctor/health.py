@@ -12,13 +12,13 @@ from importlib import metadata
 import torch
 
 import fake
-import fxpasses.backend  # noqa: F401 - puts itself around the compilations of Dynamo
 from compiled_autograd._torch import hook_problem
+from fake.seam.patches import LEDGER, When
 from fxpasses import _torch
+from fxpasses.backend import PATCHES
 from fxpasses.dynamo import _torch as dynamo
-from fxpasses.dynamo import _torch_reading
 
-__all__ = ["Finding", "examine", "versions"]
+__all__ = ["Finding", "examine", "patches", "versions"]
 
 _INSTALL = "install a release of torch that is known: constraints.txt and constraints-2.15.txt name two"
 
@@ -69,7 +69,7 @@ def versions() -> dict[str, str]:
 
 def examine() -> list[Finding]:
     """Look at everything that may be off without an error."""
-    return [_looked(look) for look in _LOOKS]
+    return [*map(_looked, _LOOKS), *patches()]
 
 
 def _looked(look: Callable[[], Finding]) -> Finding:
@@ -78,6 +78,24 @@ def _looked(look: Callable[[], Finding]) -> Finding:
     except fake.MissingTorchNameError as missing:
         what = look.__name__.strip("_").replace("_", " ")
         return Finding(what, str(missing), cost="what needs that name raises the same error", advice=_INSTALL)
+
+
+def patches() -> list[Finding]:
+    """What is put into torch, and when, and what of it does not fit the torch that is here; from the ledger of patches."""
+    groups: dict[tuple[When, str, str], list[str]] = {}
+    for entry in LEDGER.entries:
+        now = ", now" if LEDGER.is_in_force(entry) else ""
+        groups.setdefault((entry.when, entry.lost, entry.problem()), []).append(f"{entry.name}{now}")
+    return [
+        Finding(
+            f"put into torch {when.value}: {', '.join(names)}",
+            problem,
+            f"(without: {lost})",
+            cost=lost,
+            advice=_INSTALL if "known to fit" in problem or "no such attribute" in problem else "",
+        )
+        for (when, lost, problem), names in groups.items()
+    ]
 
 
 def _acceleration() -> Finding:
@@ -98,10 +116,8 @@ def _copies() -> Finding:
     problem = ""
     if not dynamo.CAN_REPLAY:
         problem = "Dynamo does not say of its guards how values are compared"
-    elif not dynamo.is_surrounded():
-        problem = (
-            "Dynamo compiles frames in another way than is known, or fxpasses.dynamo.uninstall() was called"
-        )
+    elif any(patch.problem() for patch in PATCHES):
+        problem = next(patch.problem() for patch in PATCHES if patch.problem())
     elif not _acceleration().on:
         problem = "they need fake.accelerate"
     return Finding(
@@ -110,11 +126,6 @@ def _copies() -> Finding:
         cost="Dynamo traces every layer anew: its time grows with their number; graphs and results are the same",
         advice=_INSTALL,
     )
-
-
-def _settings() -> Finding:
-    problem = "" if _torch_reading.knows_settings() else "settings of torch have fields that are not known"
-    return Finding("quick reads of torch's settings", problem, cost="a few percent of Dynamo's time")
 
 
 def _engine() -> Finding:
@@ -164,7 +175,6 @@ def _fake_cache() -> Finding:
 _LOOKS: tuple[Callable[[], Finding], ...] = (
     _acceleration,
     _copies,
-    _settings,
     _engine,
     _compiler,
     _compile_caches,

@@ -1,13 +1,14 @@
-"""The names of torch that the seam files (``_torch*.py``) use, read from their source: whether the installed torch has them.
+"""The names of torch that the seam files (``fake/seam``, ``_torch*.py``) use, read from their source: whether the installed torch has them.
 
-There is no list to keep: an import, a chain of attributes that begins at one, ``getattr`` with a constant name and an attribute
-that is replaced are uses; ``hasattr`` and ``getattr`` with a default say that a name is not in every release. A call is held
-against the signature of what it calls.
+There is no list to keep: an import, a chain of attributes that begins at one and ``getattr`` with a constant name are uses;
+``hasattr`` and ``getattr`` with a default say that a name is not in every release. A call is held against the signature of
+what it calls, and what the ledger of patches puts into torch against the signature of what stands there.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 from collections.abc import Iterable
@@ -16,10 +17,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fake.seam.missing import PACKAGES, is_seam
+from fake.seam.patches import LEDGER, Entry, Patch, is_known_version
+
 __all__ = ["SeamReport", "Use", "check_seam", "resolve", "seam_files", "uses_in"]
 
-_PACKAGES = ("fake", "compiled_autograd", "fxpasses")
 _ABSENT = object()
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,6 @@ class Use:
         call: how many arguments by position and which by name it is called with; ``None`` if it is not called here, or with
             a number that depends.
         optional: whether the file asks first whether torch has it.
-        replaced_by: what its replacement takes: how many arguments by position (-1 for any number), and
-            which by name (``"**"`` for any).
     """
 
     file: str
@@ -42,7 +44,6 @@ class Use:
     name: str
     call: tuple[int, tuple[str, ...]] | None = None
     optional: bool = False
-    replaced_by: tuple[int, tuple[str, ...]] | None = None
 
     @property
     def location(self) -> str:
@@ -91,16 +92,24 @@ class SeamReport:
 
 def seam_files() -> list[Path]:
     """The files of the three packages that may use private names of torch."""
-    root = Path(__file__).resolve().parents[2]
-    return sorted(path for package in _PACKAGES for path in (root / package).rglob("_torch*.py"))
+    return sorted(
+        path
+        for package in PACKAGES
+        for path in (_ROOT / package).rglob("*.py")
+        if is_seam(".".join(path.relative_to(_ROOT).with_suffix("").parts))
+    )
 
 
-def check_seam(files: Iterable[Path] | None = None) -> SeamReport:
-    """Hold the names and calls of the seam files against the installed torch; imports none of the files."""
+def check_seam(files: Iterable[Path] | None = None, entries: Iterable[Entry] | None = None) -> SeamReport:
+    """Hold the names and calls of the seam files against the installed torch, and the patches of the ledger.
+
+    Args:
+        files: instead of all seam files; they are not imported.
+        entries: instead of those on the ledger.
+    """
     report = SeamReport()
-    root = Path(__file__).resolve().parents[2]
     for path in seam_files() if files is None else files:
-        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
+        name = path.relative_to(_ROOT).as_posix() if path.is_relative_to(_ROOT) else path.name
         uses = uses_in(path.read_text(), name)
         report.names[name] = len({use.name for use in uses})
         for use in uses:
@@ -109,9 +118,14 @@ def check_seam(files: Iterable[Path] | None = None) -> SeamReport:
                 (report.absent if use.optional else report.missing).append(use)
             else:
                 why = "" if use.call is None else _misfit(found, *use.call)
-                why = why or ("" if use.replaced_by is None else _not_taken(found, *use.replaced_by))
                 if why:
                     report.unfit.append((use, why))
+    for entry in LEDGER.entries if entries is None else entries:
+        if isinstance(entry, Patch) and (entry.versions is None or is_known_version(entry.versions)):
+            left = ", ".join(_not_taken(*entry.both()))
+            why = entry.problem() or (left and f"its replacement does not take {left}")
+            if why:
+                report.unfit.append((Use("ledger of patches", 0, entry.name), why))
     return report
 
 
@@ -121,7 +135,6 @@ def uses_in(source: str, file: str = "") -> list[Use]:
     reader = _Reader(file)
     reader.bind_imports(tree)
     reader.bind_assignments(tree)
-    reader.functions = {n.name: n.args for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
     reader.visit(tree)
     asked = {use.name for use in reader.found if use.optional}
     found = [replace(use, optional=use.optional or use.name in asked) for use in dict.fromkeys(reader.found)]
@@ -158,17 +171,35 @@ def _misfit(function: Any, positional: int, keywords: tuple[str, ...]) -> str:
     return ""
 
 
-def _not_taken(function: Any, positional: int, keywords: tuple[str, ...]) -> str:
-    """The arguments of a function that its replacement does not take, in words; "" when there are none."""
+def _not_taken(original: Any, ours: Any) -> list[str]:
+    """The arguments of a function that its replacement does not take."""
+    original, ours = getattr(original, "__func__", original), getattr(ours, "__func__", ours)
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except (ValueError, TypeError):
-        return ""
-    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    beyond = [] if positional < 0 else [p.name for p in by_position[positional:]]
-    beyond += [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-    left = [] if "**" in keywords else [name for name in beyond if name not in keywords]
-    return f"its replacement does not take {', '.join(left)}" if left else ""
+        theirs = inspect.signature(original).parameters.values()
+        takes = inspect.signature(ours, follow_wrapped=False).parameters.values()
+    except (ValueError, TypeError):  # no functions, or written in C++
+        return []
+    names, kinds = {p.name for p in takes}, {p.kind for p in takes}
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        return []
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    many = len(theirs) if inspect.Parameter.VAR_POSITIONAL in kinds else 0
+    positional = max(many, sum(p.kind in by_position for p in takes))
+    return [
+        p.name
+        for i, p in enumerate(theirs)
+        if p.name not in names and (p.kind is p.KEYWORD_ONLY or (p.kind in by_position and i >= positional))
+    ]
+
+
+@functools.cache
+def _names_of(module: str) -> dict[str, str]:
+    """The names of a seam file that stand for names of torch."""
+    reader, tree = _Reader(module), ast.parse((_ROOT / f"{module.replace('.', '/')}.py").read_text())
+    tree.body = [part for part in tree.body if not isinstance(part, ast.FunctionDef | ast.ClassDef | ast.If)]
+    reader.bind_imports(tree)
+    reader.bind_assignments(tree)
+    return reader.bound
 
 
 class _Reader(ast.NodeVisitor):
@@ -178,16 +209,18 @@ class _Reader(ast.NodeVisitor):
         self.file = file
         self.bound: dict[str, str] = {}
         self.found: list[Use] = []
-        self.functions: dict[str, ast.arguments] = {}
 
     def bind_imports(self, tree: ast.AST) -> None:
-        """Take down the imports from torch, each of which is a use."""
+        """Take down the imports from torch, each of which is a use, and those from other seam files."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     if _is_torch(alias.name):
                         self.bound[alias.asname or "torch"] = alias.name if alias.asname else "torch"
                         self._note(node, alias.name)
+            elif isinstance(node, ast.ImportFrom) and is_seam(str(node.module)):
+                names = _names_of(str(node.module))
+                self.bound.update({a.asname or a.name: names[a.name] for a in node.names if a.name in names})
             elif isinstance(node, ast.ImportFrom) and node.level == 0 and _is_torch(node.module or ""):
                 for alias in node.names:
                     self.bound[alias.asname or alias.name] = f"{node.module}.{alias.name}"
@@ -231,10 +264,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         asks = node.func.id if isinstance(node.func, ast.Name) else ""
-        patches = isinstance(node.func, ast.Attribute) and ast.unparse(node.func) == "mock.patch.object"
-        if patches and len(node.args) == 3 and isinstance(node.args[2], ast.Name):
-            self._note_replacement(node, *node.args)
-        if len(node.args) >= 2 and (asks in ("getattr", "hasattr") or patches):
+        if len(node.args) >= 2 and asks in ("getattr", "hasattr"):
             optional = asks == "hasattr" or (asks == "getattr" and len(node.args) == 3)
             self._note_attribute(node, node.args[0], node.args[1], optional)
         path = self._path(node.func)
@@ -243,24 +273,6 @@ class _Reader(ast.NodeVisitor):
             if len(keywords) == len(node.keywords):
                 self._note(node, path, (len(node.args), keywords))
         self.generic_visit(node)
-
-    def _note_replacement(self, node: ast.Call, owner: ast.AST, name: ast.AST, function: ast.AST) -> None:
-        """``mock.patch.object(owner, "name", function)`` with a function of the file."""
-        path = self._path(owner)
-        takes = self.functions.get(function.id) if isinstance(function, ast.Name) else None
-        attribute = name.value if isinstance(name, ast.Constant) else None
-        if path is None or takes is None or not isinstance(attribute, str):
-            return
-        positional = [*takes.posonlyargs, *takes.args]
-        keywords = [a.arg for a in (*positional, *takes.kwonlyargs)] + (["**"] if takes.kwarg else [])
-        self.found.append(
-            Use(
-                self.file,
-                node.lineno,
-                f"{path}.{attribute}",
-                replaced_by=(-1 if takes.vararg else len(positional), tuple(keywords)),
-            )
-        )
 
     def _note_attribute(self, node: ast.AST, owner: ast.AST, name: ast.AST, optional: bool = False) -> None:
         path = self._path(owner)

@@ -5,6 +5,6 @@ Tracing is the part of ``torch.compile`` whose time grows with every layer of a 
 says when, :mod:`.copies` how). Compilations for other backends are left as they are.
 """
 
-from fxpasses.dynamo.tracing import install, uninstall
+from fxpasses.dynamo.tracing import around_compilations, warn_of_torch
 
-__all__ = ["install", "uninstall"]
+__all__ = ["around_compilations", "warn_of_torch"]

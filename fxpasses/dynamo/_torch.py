@@ -10,22 +10,19 @@ import inspect
 import itertools
 import operator
 import re
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import CodeType
 from typing import Any
-from unittest import mock
 
 import torch
+import torch._dynamo.exc
 from torch import fx
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo import config, convert_frame, guards
+from torch._dynamo import guards
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import TypeSource, is_from_source
 from torch._dynamo.utils import set_example_value
 from torch._dynamo.variables import base as variable_bases
-from torch._dynamo.variables import builder as variable_builder
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import TupleVariable
@@ -33,13 +30,23 @@ from torch._dynamo.variables.nn_module import (
     UnspecializedBuiltinNNModuleVariable,
     UnspecializedNNModuleVariable,
 )
-from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
-from torch._guards import Guard
-from torch._ops import HigherOrderOperator
+from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.symbolic_shapes import StatefulSymbolicContext
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_map
+
+from fake.seam.dispatch import (
+    HigherOrderOperator,
+    enable_python_dispatcher,
+    function_mode_depth,
+    get_dynamic_layer_stack_depth,
+    is_functorch_wrapped_tensor,
+)
+from fake.seam.dynamo import TensorVariable, config, convert_frame
+from fake.seam.dynamo import builder as variable_builder
+from fake.seam.guards import Guard
+from fake.seam.patches import LEDGER, Patch, ThreadPatch, When
+from fake.seam.pytree import tree_map
 
 __all__ = [
     "CAN_REPLAY",
@@ -61,12 +68,10 @@ __all__ = [
     "is_asked_about",
     "is_from_class",
     "is_functorch_wrapped_tensor",
-    "is_surrounded",
     "made_so_far",
     "plain_module",
     "read_in_order",
     "readable_path",
-    "restore_compilations",
     "running_on_fakes",
     "surround_compilations",
     "tensor_variable",
@@ -76,7 +81,6 @@ __all__ = [
 ]
 
 VariableTracker = variable_bases.VariableTracker
-_ORIGINAL = "_fxpasses_original"
 _CHILD = re.compile(r"\._(?:modules|parameters|buffers)\[(['\"])([^'\"\]]+)\1\]")
 _COMPARISONS: Mapping[str, Any] = getattr(guards, "GUARD_VALUE_DISPATCH", {})
 
@@ -84,42 +88,52 @@ CAN_REPLAY = bool(_COMPARISONS) and hasattr(variable_builder, "handle_traced_out
 """Whether this version of torch says of its guards how a value is compared with what it was."""
 
 
-def surround_compilations(around: Callable[[Any, Mapping[str, Any]], AbstractContextManager[Any]]) -> bool:
-    """Have every compilation of a frame by Dynamo run inside of ``around(backend function, its keyword arguments)``.
+Unsupported = torch._dynamo.exc.Unsupported
+"""What Dynamo raises for a frame that it leaves as it is."""
+
+
+def surround_compilations(
+    around: Callable[[CodeType | None, Any, Mapping[str, Any]], AbstractContextManager[Any]],
+) -> Patch:
+    """Have every compilation of a frame by Dynamo run inside of ``around(code, backend function, its keyword arguments)``;
+    the code is ``None`` where a frame that cannot be compiled is an error (``fullgraph=True``).
 
     ``convert_frame._compile`` is what Dynamo's entry points call by its global name, once for each frame, with the
     backend as ``compiler_fn``. Callbacks of ``torch._dynamo.callback`` are not told the backend, and
     ``torch._dynamo.reset()`` forgets them.
 
-    Returns: whether it is done; not where this version of torch has another signature.
+    Returns: the entry of the ledger.
     """
-    original = convert_frame._compile
-    if hasattr(original, _ORIGINAL):
-        return True
-    names = list(inspect.signature(original).parameters)
-    if "compiler_fn" not in names:
-        return False
-    position = names.index("compiler_fn")
 
-    @functools.wraps(original)
-    def compile_frame(*args: Any, **kwargs: Any) -> Any:
-        given = args[position] if position < len(args) else kwargs["compiler_fn"]
-        with around(*_backend(given)):
-            return original(*args, **kwargs)
+    def surrounded(original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
 
-    setattr(compile_frame, _ORIGINAL, original)
-    convert_frame._compile = compile_frame
-    return True
+        @functools.wraps(original)
+        def compile_frame(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs).arguments
+            code = None if given["one_graph"] else given["code"]
+            with around(code, *_backend(given["compiler_fn"])):
+                return original(*args, **kwargs)
 
+        return compile_frame
 
-def is_surrounded() -> bool:
-    """Whether :func:`surround_compilations` is in force."""
-    return hasattr(convert_frame._compile, _ORIGINAL)
+    def unfit() -> str:
+        known = inspect.signature(convert_frame._compile).parameters
+        return (
+            ""
+            if {"code", "compiler_fn", "one_graph"} <= known.keys()
+            else "Dynamo compiles frames in another way than is known"
+        )
 
-
-def restore_compilations() -> None:
-    """Undo :func:`surround_compilations`."""
-    convert_frame._compile = getattr(convert_frame._compile, _ORIGINAL, convert_frame._compile)
+    return Patch(
+        convert_frame,
+        "_compile",
+        surrounded,
+        when=When.BACKEND,
+        versions=None,
+        unfit=unfit,
+        lost="time: Dynamo traces for the backend without fake's dispatch cache, and every repeated module anew",
+    )
 
 
 def _backend(given: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -133,11 +147,10 @@ def _backend(given: Any) -> tuple[Any, Mapping[str, Any]]:
         given = inner
 
 
-@contextmanager
 def watch_tracing(
     module_called: Callable[[Callable[..., Any], Any, Any, Any, Any], Any],
     mutated: Callable[[Any, Any], None],
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """While this is open, Dynamo calls modules and mutates objects through us.
 
     Dynamo holds its compile lock meanwhile, so no other thread traces.
@@ -147,11 +160,9 @@ def watch_tracing(
             given first.
         mutated: told of every mutation of an object that is older than the trace, before it is made, with Dynamo's graph.
     """
-    call = UnspecializedNNModuleVariable.call_function
-    mutation, store_attr = SideEffects.mutation, SideEffects.store_attr
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        return module_called(call, self, tx, args, kwargs)
+        return module_called(_CALLS.torchs, self, tx, args, kwargs)
 
     def tell(effects: Any, item: Any) -> None:
         if type(item.mutation_type).__name__.endswith("Existing"):
@@ -159,18 +170,30 @@ def watch_tracing(
 
     def mutates(self: Any, item: Any) -> Any:
         tell(self, item)
-        return mutation(self, item)
+        return _MUTATIONS.torchs(self, item)
 
     def stores_attr(self: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
         tell(self, item)
-        return store_attr(self, item, *args, **kwargs)
+        return _STORES.torchs(self, item, *args, **kwargs)
 
-    with (
-        mock.patch.object(UnspecializedNNModuleVariable, "call_function", call_function),
-        mock.patch.object(SideEffects, "mutation", mutates),
-        mock.patch.object(SideEffects, "store_attr", stores_attr),
-    ):
-        yield
+    return LEDGER.using((_CALLS, call_function), (_MUTATIONS, mutates), (_STORES, stores_attr))
+
+
+_CALLS, _MUTATIONS, _STORES = LEDGER.add(
+    *(
+        ThreadPatch(
+            owner,
+            name,
+            when=When.COMPILATION,
+            lost="time: Dynamo traces every repeated module anew",
+        )
+        for owner, name in (
+            (UnspecializedNNModuleVariable, "call_function"),
+            (SideEffects, "mutation"),
+            (SideEffects, "store_attr"),
+        )
+    )
+)
 
 
 def plain_module(variable: Any) -> bool:
@@ -195,9 +218,9 @@ def global_state(tx: Any) -> tuple[Any, ...] | None:
         torch.get_default_dtype(),
         torch.get_default_device(),
         torch.are_deterministic_algorithms_enabled(),
-        torch._C._len_torch_function_stack(),
+        function_mode_depth(),
         len(tx.symbolic_torch_function_state.mode_stack),
-        torch._C._functorch.get_dynamic_layer_stack_depth(),
+        get_dynamic_layer_stack_depth(),
         torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
     )
 
@@ -329,13 +352,23 @@ def without_function_metadata(gm: fx.GraphModule) -> AbstractContextManager[Any]
     graphs = [module.graph for module in gm.modules() if isinstance(module, fx.GraphModule)]
     if any(node.target in _SIZES for graph in graphs for node in graph.nodes):
         return nullcontext()
-    original, thread = proxy_tensor.TorchFunctionMetadataMode, threading.get_ident()
 
     def mode(tracer: Any) -> Any:
-        unread = type(tracer) is proxy_tensor.PythonKeyTracer and threading.get_ident() == thread
-        return nullcontext() if unread else original(tracer)
+        return (
+            nullcontext() if type(tracer) is proxy_tensor.PythonKeyTracer else _METADATA_MODE.torchs(tracer)
+        )
 
-    return mock.patch.object(proxy_tensor, "TorchFunctionMetadataMode", mode)
+    return LEDGER.using((_METADATA_MODE, mode))
+
+
+(_METADATA_MODE,) = LEDGER.add(
+    ThreadPatch(
+        proxy_tensor,
+        "TorchFunctionMetadataMode",
+        when=When.COMPILATION,
+        lost="time: each attribute of a tensor that AOTAutograd reads calls back into Python",
+    )
+)
 
 
 _SIZES = (torch.ops.aten.size, torch.ops.aten.size.default)

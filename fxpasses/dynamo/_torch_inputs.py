@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.side_effects import AttributeMutationNew
 from torch._dynamo.variables.builder import GraphArg, is_dynamic_source
-from torch._dynamo.variables.tensor import TensorVariable
-from torch._guards import Guard, TracingContext
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatefulSymbolicContext
 from torch.utils.weak import TensorWeakRef
+
+from fake.seam.dispatch import dispatch_keys, enable_python_dispatcher
+from fake.seam.dynamo import TensorVariable
+from fake.seam.guards import Guard, TracingContext
 
 __all__ = ["inputs_like"]
 
@@ -87,7 +88,7 @@ def _decides_alike(value: Any, other: Any) -> bool:
         and not value._is_view()
         and value.grad is None
         and other.grad is None
-        and torch._C._dispatch_keys(value) == torch._C._dispatch_keys(other)
+        and dispatch_keys(value) == dispatch_keys(other)
         and value.__dict__.items() <= _MARKS.items()
         and other.__dict__ == _MARKS
     )

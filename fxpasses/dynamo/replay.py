@@ -22,10 +22,10 @@ from typing import Any
 
 from torch import fx
 
-from fxpasses.dynamo import _torch, _torch_reading
+from fxpasses.counters import counters
+from fxpasses.dynamo import _torch
 from fxpasses.dynamo.copies import copy_trace
 from fxpasses.dynamo.traces import Trace, Unknown, is_confirmed, leaves_of, matched_sources
-from fxpasses.stats import counters
 
 __all__ = ["Replay"]
 
@@ -56,7 +56,7 @@ class Replay:
         if not _torch.CAN_REPLAY:
             yield
             return
-        with _torch.watch_tracing(self._call, self._on_mutation), _torch_reading.quick_sources():
+        with _torch.watch_tracing(self._call, self._on_mutation):
             yield
         counters.count("copied_calls", self.copied)
         log.debug("%d calls of modules traced, %d copied", self.traced, self.copied)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import functools
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import CodeType
 from typing import Any
 
-import torch
 from torch import fx
 
 import fake
+from compiled_autograd.session.node_sessions import capture_later
 from fake.seam.missing import missing_names
-from fxpasses.dynamo import _torch, _torch_reading
+from fake.seam.patches import Patch
+from fxpasses.counters import Fallback, counters
+from fxpasses.dynamo import _torch
 from fxpasses.dynamo.replay import Replay
 from fxpasses.errors import UnknownTorchWarning
 
-__all__ = ["accelerated", "install", "uninstall", "warn_of_torch"]
+__all__ = ["accelerated", "around_compilations", "warn_of_torch"]
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -53,31 +59,50 @@ def warn_of_torch(found: str) -> None:
     )
 
 
-def install(backend: Callable[..., Any]) -> None:
-    """From now on, what Dynamo compiles for ``backend`` is traced with acceleration and :class:`.Replay`, unless its options
-    say no.
-
-    Process-wide, and without effect on other backends; :func:`uninstall` undoes it.
+def around_compilations(backend: Callable[..., Any]) -> Patch:
+    """The entry of the ledger by which what Dynamo compiles for ``backend`` is traced with acceleration and :class:`.Replay`,
+    unless its options say no. It has no effect on other backends.
     """
 
     @contextmanager
-    def around(compiling: Any, keywords: Mapping[str, Any]) -> Iterator[None]:
-        wanted = compiling is backend and _accelerates(keywords.get("options"))
-        with accelerated(wanted) as on, ExitStack() as stack:
+    def around(code: CodeType | None, compiling: Any, keywords: Mapping[str, Any]) -> Iterator[None]:
+        ours, options = compiling is backend, keywords.get("options")
+        with accelerated(ours and _accelerates(options)) as on, ExitStack() as stack:
+            if ours and _captures_backward(options):
+                stack.enter_context(capture_later())
             if on:
-                stack.enter_context(_torch_reading.quick_settings())
                 stack.enter_context(Replay().watching())
-            yield
+            try:
+                yield
+            except _torch.Unsupported as error:
+                if ours and code is not None:
+                    _count_eager(code, error)
+                raise
 
-    if not _torch.surround_compilations(around):
-        warn_of_torch(torch.__version__)
+    return _torch.surround_compilations(around)
 
 
-def uninstall() -> None:
-    """Let Dynamo trace for this backend as for any other."""
-    _torch.restore_compilations()
+def _count_eager(code: CodeType, error: Exception) -> None:
+    """Count a function that Dynamo leaves as it is: it runs in eager, and so does all that it does itself."""
+    said, _, where = str(error).partition("\nfrom user code")
+    found = [line for line in said.splitlines() if line and not line.startswith((" ", "*", "For more"))]
+    reason = ", because of: ".join(reversed(found))
+    lines = where.splitlines()
+    own = [i + 1 for i, line in enumerate(lines[:-1]) if line.endswith(f", in {code.co_name}")]
+    if own:  # not what it calls: torch's wrappers of functions, say
+        reason += f" (at {lines[own[-1]].strip()})"
+    location = f"{code.co_filename}:{code.co_firstlineno}, {code.co_name}"
+    fallback = Fallback("dynamo", reason, location)
+    if fallback not in counters.snapshot().fallbacks:
+        counters.add_fallback(fallback)
+        log.warning("%s is not compiled and runs in eager, except for what it calls: %s", location, reason)
 
 
 def _accelerates(options: Any) -> bool:
     """Whether the options, which are not checked yet, leave acceleration on."""
     return not isinstance(options, Mapping) or options.get("accelerate", True) is True
+
+
+def _captures_backward(options: Any) -> bool:
+    """Whether the options have the backward passes through the result captured."""
+    return isinstance(options, Mapping) and options.get("compiled_autograd") is True

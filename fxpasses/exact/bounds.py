@@ -1,7 +1,7 @@
 """Integers at the ends of what a graph takes: what indexes a table is wrong first at the table's ends.
 
-Nothing in a graph says that an input is an index. So the graph runs, on plain tensors, with one element of the input further and further
-out, until it refuses. Candidates are the sizes that occur in it, on either side of zero.
+Nothing in a graph says that an input is an index. So what is computed from it runs, on plain tensors, with all of its elements further and
+further out, until something refuses. Candidates are the sizes that occur in the graph, on either side of zero.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
+from fake.seam.pytree import tree_leaves
 from fxpasses._torch import OpOverload
+from fxpasses.exact.samples import symbol_values, with_values
 
 __all__ = ["at_bounds"]
 
@@ -38,8 +39,9 @@ _CHECK_INDICES = {
 }
 """Operators whose kernels refuse an index out of bounds, or mask it. Others (custom ones, those that take offsets) may read beyond their memory."""
 
-_FAR = 1009
-"""An integer that the graph takes this far out is no index."""
+_FAR = (1009, 2**20 + 3, 2**40 + 5)
+"""An integer that the graph takes this far out is no index: it may be any."""
+_EQUALITIES = (aten.eq.Scalar, aten.ne.Scalar)
 
 
 def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
@@ -52,27 +54,118 @@ def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
     Returns:
         The inputs, or ``None`` where none is a tensor of integers that could be an index.
     """
-    if any(n.op == "call_function" and not _is_pure(n.target) for n in gm.graph.nodes):
-        return None  # collectives and custom operators are not called for a question about indices
     leaves = [leaf for node in gm.graph.nodes for leaf in tree_leaves(node.meta.get("val"))]
     sizes = {size for leaf in leaves if isinstance(leaf, Tensor) for size in leaf.shape if type(size) is int}
     generator = torch.Generator().manual_seed(len(inputs))
     found, any_index = list(inputs), False
     for at, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         value = inputs[at]
-        if not _is_integer(value) or not value.numel() or not _is_checked(node):
+        if not _is_integer(value) or not value.numel():
             continue
-        low, high = _range(gm, found, at, sizes)
+        uses = _Uses.of(gm, node, found)
+        if uses is None or not uses.take(value):
+            continue
+        low, high = _range(uses, value, sizes)
         if (low, high) == (int(value.min()), int(value.max())):
             continue
-        any_index = True
         # The lowest alone may be what it is taken for: -5 and 0 are the same row of five.
         ends = torch.tensor([high, min(low + 1, high), low, int(value.view(-1)[0])])
         made = ends[torch.arange(value.numel()) % len(ends)].to(value.dtype)
         made = made[torch.randperm(value.numel(), generator=generator)].view(value.shape)
+        made = _with_compared(gm, uses, made)
         is_sorted = value.dim() == 1 and bool((value.diff() >= 0).all())
-        found[at] = made.sort().values if is_sorted else made
-    return found if any_index and _runs(gm, found) else None
+        made = made.sort().values if is_sorted else made
+        if uses.take(made):
+            found[at], any_index = made, True
+    return found if any_index else None
+
+
+class _Uses:
+    """What is computed from one integer input, up to what indexes with it; of the rest of the graph, only integers are evaluated.
+
+    Args:
+        gm: the graph.
+        node: the input.
+        inputs: of the graph.
+        wanted: the nodes that are evaluated.
+        sizes: the value of each symbol.
+    """
+
+    def __init__(
+        self, gm: fx.GraphModule, node: fx.Node, inputs: Sequence[Any], wanted: set[fx.Node], sizes: Any
+    ) -> None:
+        self._gm, self._node, self._inputs, self._wanted, self._sizes = gm, node, inputs, wanted, sizes
+
+    @classmethod
+    def of(cls, gm: fx.GraphModule, node: fx.Node, inputs: Sequence[Any]) -> _Uses | None:
+        """The uses of an input; ``None`` where one does not check indices, or takes sizes that are not known."""
+        below = _checked(node)
+        if below is None:
+            return None
+        wanted, queue = set(below), list(below)
+        while queue:
+            for value in queue.pop().all_input_nodes:
+                if value not in wanted and value is not node and _is_evaluated(value):
+                    wanted.add(value)
+                    queue.append(value)
+        found = cls(gm, node, inputs, wanted, symbol_values(gm, inputs))
+        try:
+            edge = {v for n in wanted for v in n.all_input_nodes if v not in wanted and v is not node}
+            for value in edge:
+                found._blank(value)
+        except (TypeError, AttributeError):  # no tensor, or a size that depends on data
+            return None
+        return found
+
+    def _blank(self, node: fx.Node) -> Any:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            raise TypeError(node)
+        return torch.zeros([with_values(size, self._sizes) for size in value.shape], dtype=value.dtype)
+
+    def take(self, value: Tensor) -> bool:
+        """Whether nothing refuses this value of the input."""
+        env: dict[fx.Node, Any] = dict(
+            zip(self._gm.graph.find_nodes(op="placeholder"), self._inputs, strict=True)
+        )
+        env[self._node] = value.clone()
+        run = fx.Interpreter(self._gm)
+
+        def known(node: fx.Node) -> Any:
+            if node not in env:
+                env[node] = self._blank(node)
+            return env[node]
+
+        try:
+            with torch.no_grad(), torch.random.fork_rng():
+                for node in self._gm.graph.nodes:
+                    if node in self._wanted and node not in env:
+                        args, kwargs = fx.node.map_arg((node.args, node.kwargs), known)
+                        env[node] = getattr(run, node.op)(node.target, args, kwargs)
+        except (RuntimeError, IndexError, ValueError):
+            return False
+        return True
+
+
+def _is_evaluated(node: fx.Node) -> bool:
+    """Whether an operand is evaluated: integers, sizes and what holds several values are, floats are blank."""
+    if node.op == "call_function" and not _is_pure(node.target):
+        return False  # collectives and custom operators are not called for a question about indices
+    value = node.meta.get("val")
+    return node.op in ("placeholder", "get_attr") or not (
+        isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    )
+
+
+def _with_compared(gm: fx.GraphModule, uses: _Uses, made: Tensor) -> Tensor:
+    """The values with one of the numbers that the graph compares integers with (the label to ignore), where it takes that."""
+    compared = {n.args[1] for n in gm.graph.nodes if n.target in _EQUALITIES and isinstance(n.args[1], int)}
+    for number in sorted(compared)[: made.numel() - 1]:
+        given = made.clone()
+        given.view(-1)[len(compared) % made.numel()] = number
+        if uses.take(given):
+            made = given
+    return made
 
 
 def _is_integer(value: Any) -> bool:
@@ -87,48 +180,43 @@ def _is_pure(target: Any) -> bool:
     )
 
 
-def _is_checked(node: fx.Node) -> bool:
-    """Whether what is computed from integers, up to what indexes with them, is elementwise, a view, or checks indices."""
+def _checked(node: fx.Node) -> set[fx.Node] | None:
+    """What is computed from integers, up to what indexes with them; ``None`` unless all of it is elementwise, of integers, a view, or checks indices."""
     seen, queue = {node}, [node]
     while queue:
         for user in queue.pop().users:
-            if user in seen or user.op == "output" or user.target in _CHECK_INDICES:
+            if user in seen or user.op == "output":
                 continue
             seen.add(user)
             if not isinstance(user.target, OpOverload):
-                return False
+                return None
             is_view = any(returned.alias_info is not None for returned in user.target._schema.returns)
-            if torch.Tag.pointwise not in user.target.tags and not is_view:
-                return False
-            if _is_integer(user.meta.get("val")):
+            is_index = user.target in _CHECK_INDICES
+            if torch.Tag.pointwise not in user.target.tags and not is_view and not is_index:
+                return None
+            value = user.meta.get("val")
+            if _is_integer(value):
                 queue.append(user)
-    return True
+            elif not is_index and isinstance(value, Tensor) and value.is_floating_point():
+                return None  # a number that floats are made of: far out, nothing is left of them
+    return seen - {node}
 
 
-def _range(gm: fx.GraphModule, inputs: Sequence[Any], at: int, sizes: set[int]) -> tuple[int, int]:
-    """The smallest and the largest value that one input may hold."""
-    low, high = int(inputs[at].min()), int(inputs[at].max())
-    info = torch.iinfo(inputs[at].dtype)
-    above = sorted({v for v in (*(s - 1 for s in sizes), _FAR) if high < v <= info.max})
-    below = sorted({v for v in (*(-s for s in sizes), -1, -_FAR) if info.min <= v < low}, reverse=True)
+def _range(uses: _Uses, value: Tensor, sizes: set[int]) -> tuple[int, int]:
+    """The smallest and the largest value that an input may hold."""
+    low, high = int(value.min()), int(value.max())
+    info = torch.iinfo(value.dtype)
+    far = info.max if info.bits < 64 else _FAR[-1]
+    above = sorted({v for v in (*(s - 1 for s in sizes), *_FAR, far) if high < v <= info.max})
+    below = sorted(
+        {v for v in (*(-s for s in sizes), 0, -1, *(-f for f in _FAR), -far - 1) if info.min <= v < low},
+        reverse=True,
+    )
 
-    def runs(extreme: int) -> bool:
-        given = list(inputs)
-        given[at] = given[at].clone()
-        given[at].view(-1)[-1:] = extreme
-        return _runs(gm, given)
+    def takes(extreme: int) -> bool:
+        return uses.take(torch.full_like(value, extreme))
 
     # Whoever refuses a value refuses those further out.
-    high = [high, *above][bisect.bisect_left(above, True, key=lambda v: not runs(v))]
-    low = [low, *below][bisect.bisect_left(below, True, key=lambda v: not runs(v))]
+    high = [high, *above][bisect.bisect_left(above, True, key=lambda v: not takes(v))]
+    low = [low, *below][bisect.bisect_left(below, True, key=lambda v: not takes(v))]
     return low, high
-
-
-def _runs(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
-    given = [v.clone() if isinstance(v, Tensor) else v for v in inputs]
-    try:
-        with torch.no_grad(), torch.random.fork_rng():
-            fx.Interpreter(gm).run(*given, enable_io_processing=False)
-    except (RuntimeError, IndexError, ValueError):
-        return False
-    return True

@@ -32,6 +32,8 @@ _CHAINS = (
 LEVELS = 3
 """Number of levels of a value."""
 
+_FEW = 64
+"""So many logarithms are computed without a table of all."""
 _LOWEST_EXPONENT = -1140
 _HIGHEST_EXPONENT = 1030
 
@@ -99,6 +101,10 @@ class Field:
     def log(self, level: int, value: Tensor) -> Tensor:
         """The logarithm of an element of ``level``, as an element of level ``level + 1``; that of ``x`` and ``-x`` is the same."""
         p, q = self.primes[level], self.primes[level + 1]
+        squared = value * value % p  # the generator generates squares only
+        half = (q + 1) // 2
+        if level not in self._logarithms and value.numel() <= _FEW:
+            return self._logarithms_of_few(level, squared) * half % q
         if level not in self._logarithms:
             powers = torch.ones(1, dtype=torch.int64)
             while len(powers) < q:
@@ -106,8 +112,17 @@ class Field:
             table = torch.zeros(p, dtype=torch.int32)
             table[powers[:q]] = torch.arange(q, dtype=torch.int32)
             self._logarithms[level] = table
-        squared = value * value % p  # the generator generates squares only
-        return self._logarithms[level][squared].long() * ((q + 1) // 2) % q
+        return self._logarithms[level][squared].long() * half % q
+
+    def _logarithms_of_few(self, level: int, squares: Tensor) -> Tensor:
+        """The same without a table, by baby and giant steps."""
+        p, flat = self.primes[level], squares.flatten()
+        low, order = self._low_powers[level].sort()
+        steps = flat[:, None] * self.inverse(level, self._high_powers[level]) % p
+        at = torch.searchsorted(low, steps).clamp(max=len(low) - 1)
+        giant = (low[at] == steps).long().argmax(1)
+        found = giant * 4096 + order[at.gather(1, giant[:, None])[:, 0]]
+        return torch.where(flat == 0, 0, found).view(squares.shape) % self.primes[level + 1]
 
     def hash(self, level: int, name: str, value: Tensor) -> Tensor:
         """Apply an uninterpreted function to each element: equal elements give equal results, others almost surely others.

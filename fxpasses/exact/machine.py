@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
+from fake.seam.pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from fxpasses import _torch
 from fxpasses.exact.arithmetic import Arithmetic, Dual
 from fxpasses.exact.fields import LEVELS, Field

@@ -7,13 +7,13 @@ an index that is in bounds for the example is in bounds for every sample.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, fx
 
-__all__ = ["EDGES", "Family", "sample_input", "with_other_sizes"]
+__all__ = ["EDGES", "Family", "sample_input", "symbol_values", "with_other_sizes", "with_values"]
 
 Edge = Literal[
     "ties", "rows", "not a number", "infinity", "zeros", "signs", "extreme integers", "index bounds"
@@ -93,7 +93,11 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
     if positive and family != "signs":  # a variance, say
         value = value.abs() + 0.25
     value = (value * _BITS).round() / _BITS
-    if family == "ties":
+    if family == "signs" and value.dim():  # rows of either sign, and mixed ones
+        rows = value.view(-1, value.shape[-1])
+        rows[::3] = -rows[::3].abs()
+        rows[1::3] = rows[1::3].abs()
+    elif family == "ties":
         value = torch.randint(-3, 4, example.shape, generator=generator) / 2.0 + (2.0 if positive else 0.0)
     elif family == "zeros":
         chance = torch.rand(example.shape, generator=generator)
@@ -104,13 +108,34 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
         rows[-1] = 1.0 if positive else 0.0
         value = rows.view(example.shape)
     elif family in ("not a number", "infinity"):
-        # Several in one row: where a mask hides one, it shows another, and what is summed over rows is finite in the others.
+        # One in each row of the first half, which a mask may hide, and several in some row, of which it shows one. What is summed over
+        # rows stays finite in the others.
         rows = value.view(-1, value.shape[-1] if value.dim() else 1)
+        bad = math.nan if family == "not a number" else math.inf
+        for number in range(len(rows) // 2):
+            rows[number, int(torch.randint(rows.shape[1], (1,), generator=generator))] = bad
         row = rows[int(torch.randint(len(rows), (1,), generator=generator))]
         at = torch.rand(row.shape, generator=generator) < 0.5
         at[int(torch.randint(len(row), (1,), generator=generator))] = True
-        row[at] = math.nan if family == "not a number" else math.inf
+        row[at] = bad
     return value * scale
+
+
+def symbol_values(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[Any, int]:
+    """The value of each symbol that is a size of an input, or an input."""
+    found: dict[Any, int] = {}
+    for node, given in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        value = node.meta.get("val")
+        sizes = zip(value.shape, given.shape, strict=True) if isinstance(value, Tensor) else [(value, given)]
+        for symbolic, size in sizes:
+            if isinstance(symbolic, torch.SymInt) and symbolic.node.expr.is_Symbol:
+                found[symbolic.node.expr] = int(size)
+    return found
+
+
+def with_values(size: Any, values: Mapping[Any, int]) -> int:
+    """A size with numbers for its symbols. Raises: TypeError: where one is not known."""
+    return int(size.node.expr.xreplace(values)) if isinstance(size, torch.SymInt) else int(size)
 
 
 def with_other_sizes(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
@@ -118,26 +143,16 @@ def with_other_sizes(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | N
 
     Elements are those of the given inputs, repeated.
     """
-    expected = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
-    bindings: dict[Any, int] = {}
-    for value, given in zip(expected, inputs, strict=True):
-        sizes = zip(value.shape, given.shape, strict=True) if isinstance(value, Tensor) else [(value, given)]
-        for symbolic, size in sizes:
-            if isinstance(symbolic, torch.SymInt) and symbolic.node.expr.is_Symbol:
-                bindings[symbolic.node.expr] = int(size)
-    if not bindings:
+    larger = {symbol: size + 1 for symbol, size in symbol_values(gm, inputs).items()}
+    if not larger:
         return None
-    larger = {symbol: size + 1 for symbol, size in bindings.items()}
-
-    def bound(size: Any) -> int:
-        return int(size.node.expr.xreplace(larger)) if isinstance(size, torch.SymInt) else int(size)
-
     found: list[Any] = []
-    for value, given in zip(expected, inputs, strict=True):
+    for node, given in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
+        value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
-            found.append(bound(value))
+            found.append(with_values(value, larger))
         elif isinstance(value, Tensor) and given.numel():
-            shape = [bound(size) for size in value.shape]
+            shape = [with_values(size, larger) for size in value.shape]
             at = torch.arange(math.prod(shape)) % given.numel()
             found.append(given.detach().flatten()[at].view(shape))
         else:

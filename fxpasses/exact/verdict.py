@@ -195,11 +195,13 @@ class Original:
         edges: Sequence[Family] = EDGES,
         overflow: bool = True,
         signed_zeros: bool = False,
+        example: bool = True,
     ) -> Verdict:
         """Decide whether a graph computes the same: see :func:`equivalent`.
 
         Args:
             after: the graph that is to stand in the place of this one.
+            example: whether to look at the inputs themselves, too.
             samples: how many random samples of the inputs.
             edges: families of values at which rewrites go wrong.
             overflow: whether to look at inputs so large that this graph only just stands them.
@@ -210,7 +212,7 @@ class Original:
         """
         _check_inputs(after, self.inputs)
         verdict = Verdict(calls=len([n for n in after.graph.nodes if n.op == "call_function"]))
-        families: list[Family] = ["example"]
+        families: list[Family] = ["example"] if example or not samples else []
         families += ["random"] * samples
         self._decide(verdict, after, families, signed_zeros)
         if verdict.kind == "EQUAL":

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_arg
-from torch.utils._pytree import tree_leaves, tree_map
 
+from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses._torch import (
     FakeTensor,
     LazyGraphModule,

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.fx as fx
-from torch._functorch import config as functorch_config
 from torch._functorch import partitioners as _partitioners
 from torch._functorch._activation_offloading.activation_offloading import enable_activation_offloading
 from torch._functorch._aot_autograd.descriptors import (
@@ -55,16 +54,19 @@ from torch._functorch.partitioners import (
     must_recompute,
     thread_graphsafe_rng_from_hops,
 )
-from torch._inductor import config as inductor_config
-from torch._inductor.custom_graph_pass import CustomPartitionerFn, get_hash_for_files
+from torch._inductor.custom_graph_pass import get_hash_for_files
 from torch._library.fake_class_registry import FakeScriptObject
-from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.proxy_tensor import is_sym_node, py_sym_types
-from torch.utils import _pytree as pytree
 from torch.utils._ordered_set import OrderedSet
 from torch.utils.flop_counter import flop_registry
+
+from fake.seam import pytree
+from fake.seam.aot_autograd import config as functorch_config
+from fake.seam.dispatch import HigherOrderOperator, OpOverload
+from fake.seam.inductor import CustomPartitionerFn
+from fake.seam.inductor import config as inductor_config
 
 __all__ = [
     "BackwardState",

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 import torch.fx as fx
-from torch.utils import _pytree as pytree
 
+from fake.seam import pytree
 from fxpasses.partitioner import _torch
 
 __all__ = ["CostModel"]

@@ -1,6 +1,6 @@
 """Limits of a compilation: the switches that a search for the guilty stage, pass, site or lowering turns.
 
-The environment variable ``FXPASSES_LIMITS`` holds them, as JSON, in the processes that ``python -m fxpasses bisect``
+The environment variable ``FXPASSES_LIMITS`` holds them, as JSON, in the processes that ``fxpasses bisect``
 starts. Nobody else sets it.
 """
 

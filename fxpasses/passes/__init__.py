@@ -8,7 +8,7 @@
 
 Those are the default. Beyond them, by name:
 
-* ``bucket_collectives``: many small reductions between processes become one
+* ``bucket_collectives``: many small messages between processes become one
 * ``chunk_logits``: the loss of a large vocabulary, a chunk of rows at a time
 * ``concat_matmuls``: matmuls with the same weight become one
 * ``downcast_saved_activations``: activations are saved in bfloat16
@@ -51,6 +51,7 @@ from fxpasses.passes.skip_zero_rows import SkipZeroRows
 
 __all__ = [
     "DEFAULT_PASSES",
+    "TUNED_PASSES",
     "BucketCollectives",
     "ChunkLogits",
     "ConcatMatmuls",
@@ -70,12 +71,21 @@ __all__ = [
     "RemoveRepeatKv",
     "ReplaceOneHotMatmul",
     "SkipZeroRows",
+    "TunedPasses",
     "default_passes",
     "library",
 ]
 
 DEFAULT_PASSES = "default"
 """The word that stands for :func:`default_passes` in a list of passes."""
+
+
+TUNED_PASSES = "tuned"
+"""The word that, in the place of a list, stands for what is measured best."""
+
+
+class TunedPasses:
+    """Stands in the place of :data:`TUNED_PASSES` where it is also said how to measure."""
 
 
 def default_passes() -> tuple[Pass, ...]:

@@ -1,13 +1,16 @@
-"""Many small reductions between processes become a few large ones."""
+"""Many small messages between processes become a few large ones."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import fx
 
+from fake.seam.dispatch import collectives
 from fxpasses.graphs.aliasing import AliasInfo, is_mutating
 from fxpasses.graphs.rewriting import replace, value_of
 from fxpasses.pass_manager.contract import Contract, Pass
@@ -19,16 +22,18 @@ __all__ = ["BucketCollectives"]
 
 aten = torch.ops.aten
 
-_REDUCE = torch.ops._c10d_functional.all_reduce.default
-_WAIT = torch.ops._c10d_functional.wait_tensor.default
+_REDUCE = collectives.all_reduce.default
+_GATHER = collectives.all_gather_into_tensor.default
+_SCATTER = collectives.reduce_scatter_tensor.default
+_WAIT = collectives.wait_tensor.default
 
 
 @dataclass(frozen=True)
 class BucketCollectives(Pass):
-    """Reduce several tensors over the processes with one message.
+    """Reduce, gather, or reduce and scatter several tensors over the processes with one message.
 
-    Each ``all_reduce`` costs a round trip whatever its size; the gradients of biases and norms are small and many.
-    Reductions of the same kind, type and group are copied into one buffer and reduced together.
+    Each message costs a round trip whatever its size; the gradients of biases and norms are small and many, and so are the shards of parameters that are
+    gathered where they are used. Collectives of the same kind, type and group are copied into one buffer and sent together.
 
     Before::
 
@@ -44,70 +49,84 @@ class BucketCollectives(Pass):
         a_done = aten.slice(done, 0, 0, 1000).view(10, 100)
         b_done = aten.slice(done, 0, 1000, 1010)
 
-    A bucket ends where the next reduction depends on one of its results, and at ``max_bytes``. Every process
+    What is gathered comes as one row for each process, of which the columns of each tensor are copied out; what is scattered is
+    packed in such rows. No rank is written into the graph: one cache entry serves all of them. A bucket ends where the next collective depends on one of its
+    results, and at ``max_bytes``, which is also what may be gathered before it is needed. Every process
     must compile the same graph, as for any collective. A sum over processes may add in another order: equal up to rounding.
 
     Attributes:
-        max_bytes: size of the largest bucket, in bytes; larger tensors are reduced alone.
+        max_bytes: size of the largest bucket, in bytes of whole (gathered) tensors; larger ones are sent alone.
     """
 
     name: ClassVar[str] = "bucket_collectives"
-    contract: ClassVar[Contract] = Contract(("joint", "backward", "inference"), numerics="tolerance")
+    contract: ClassVar[Contract] = Contract(("forward", "backward", "inference"), numerics="tolerance")
     max_bytes: int = 25 << 20
 
     def __post_init__(self) -> None:
         require_at_least(self, max_bytes=1)
 
     def apply(self, gm: fx.GraphModule) -> bool:
-        aliases = AliasInfo(gm.graph)
         changed = False
-        bucket = _Bucket()
+        buckets: dict[Any, _Bucket] = {}
+        waits: dict[fx.Node, frozenset[_Bucket]] = {}
+        needs: dict[fx.Node, frozenset[_Bucket]] = {}
         for node in list(gm.graph.nodes):
-            if bucket.barrier is None and any(n in bucket.waits for n in node.all_input_nodes):
-                bucket.barrier = node
-            if not is_call(node, _REDUCE) or not _may_move(node, aliases):
+            needed: frozenset[_Bucket] = frozenset().union(
+                *(needs.get(n, frozenset()) for n in node.all_input_nodes)
+            )
+            for bucket in needed:
+                bucket.barrier = bucket.barrier or node
+            needs[node] = needed | waits.get(node, frozenset())
+            if not is_call(node, _REDUCE, _GATHER, _SCATTER) or not _may_move(node):
                 continue
-            if not self._fits(bucket, node) or not bucket.reach(node):
-                changed |= bucket.merge(aliases)
-                bucket = _Bucket()
+            key = _kind(node)
+            open_one = buckets.get(key)
+            # What needs results that are still to come cannot be brought to where others are needed.
+            stays = open_one is not None and open_one.barrier is not None and bool(needed)
+            if open_one is not None and (stays or not self._fits(open_one, node) or not open_one.reach(node)):
+                del buckets[key]
+                changed |= open_one.merge(buckets.values())
+            bucket = buckets.setdefault(key, _Bucket())
             bucket.members.append(node)
-        return bucket.merge(aliases) or changed
+            (wait,) = node.users
+            waits[wait] = frozenset([bucket])
+        for bucket in buckets.values():
+            changed |= bucket.merge(buckets.values())
+        return changed
 
     def _fits(self, bucket: _Bucket, node: fx.Node) -> bool:
-        if not bucket.members:
-            return True
-        first = bucket.members[0]
-        alike = list(first.args[1:]) == list(node.args[1:]) and _kind(first) == _kind(node)
-        return alike and sum(value_of(n).nbytes for n in (*bucket.members, node)) <= self.max_bytes
+        return sum(_whole_bytes(member) for member in (*bucket.members, node)) <= self.max_bytes
 
 
-def _kind(node: fx.Node) -> tuple[torch.dtype, torch.device]:
-    return value_of(node).dtype, value_of(node).device
+def _kind(node: fx.Node) -> Any:
+    """What has to be equal for collectives to be sent together: operator, reduction, group, dtype, device."""
+    source = value_of(node.args[0])  # type: ignore[arg-type]
+    return node.target, tuple(node.args[1:]), source.dtype, source.device
 
 
-def _may_move(node: fx.Node, aliases: AliasInfo) -> bool:
-    """Whether a reduction's result is only waited for, once, and its input can be copied as a row."""
+def _whole_bytes(node: fx.Node) -> int:
+    return max(value_of(node).nbytes, value_of(node.args[0]).nbytes)  # type: ignore[arg-type]
+
+
+def _may_move(node: fx.Node) -> bool:
+    """Whether a collective's result is only waited for, once, and its input can be copied as a row."""
     source, waits = node.args[0], list(node.users)
-    if shape_of(source) is None or not value_of(source).is_contiguous():  # type: ignore[arg-type]
+    if shape_of(source) is None or shape_of(node) is None or not value_of(source).is_contiguous():  # type: ignore[arg-type]
         return False
     return len(waits) == 1 and is_call(waits[0], _WAIT)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Bucket:
-    """Reductions that will be one.
+    """Collectives that will be one.
 
     Attributes:
-        members: the reductions, in order.
+        members: the collectives, in order.
         barrier: the first call that needs one of their results, or None so far.
     """
 
     members: list[fx.Node] = field(default_factory=list)
     barrier: fx.Node | None = None
-
-    @property
-    def waits(self) -> set[fx.Node]:
-        return {user for node in self.members for user in node.users}
 
     def reach(self, node: fx.Node) -> bool:
         """Whether ``node``'s input can be there when the bucket is reduced; moves it there."""
@@ -122,26 +141,47 @@ class _Bucket:
         writes = [n for n in point.graph.nodes if is_mutating(n) and n is not point]
         return any(aliases.written_by(write) & roots and write < latest for write in writes)
 
-    def merge(self, aliases: AliasInfo) -> bool:
-        """Reduce all members with one message, before the barrier; whether the graph changed."""
+    def merge(self, others: Iterable[_Bucket]) -> bool:
+        """Send all members with one message, before the barrier; whether the graph changed.
+
+        Members go, and may be what the results of ``others`` were needed by first.
+        """
         if len(self.members) < 2 or not claim(self.members[0]):
             return False
         last = self.members[-1]
         point = self.barrier or last.next
+        aliases = AliasInfo(last.graph)  # as other buckets have left it
         if self._is_written_before(point, aliases):
             return False
         call = calls_before(point, like=last)
-        parts = [call(aten.view.default, node.args[0], [-1]) for node in self.members]
-        done = call(_WAIT, call(_REDUCE, call(aten.cat.default, parts, 0), *last.args[1:]))
+        rows = [_ranks(last)] if last.target is _SCATTER else []
+        parts = [call(aten.view.default, node.args[0], [*rows, -1]) for node in self.members]
+        for other in others:
+            if other.barrier in self.members:
+                other.barrier = parts[0]
+        flat = call(aten.cat.default, parts, len(rows))
+        if rows:
+            flat = call(aten.view.default, flat, [-1])
+        done = call(_WAIT, call(last.target, flat, *last.args[1:]))
+        rows = [_ranks(last)] if last.target is _GATHER else []
+        if rows:
+            done = call(aten.view.default, done, [*rows, -1])
         start = 0
         for node in self.members:
             (wait,) = node.users
-            end = start + value_of(node).numel()
-            part = call(aten.slice.Tensor, done, 0, start, end)
+            end = start + value_of(node).numel() // math.prod(rows)
+            part = call(aten.slice.Tensor, done, len(rows), start, end)
+            if rows:  # columns
+                part = call(aten.clone.default, part, memory_format=torch.contiguous_format)
             part = call(aten.view.default, part, list(value_of(node).shape))
-            if aliases.roots(wait) & aliases.output:  # what is returned has memory of its own
+            if not rows and aliases.roots(wait) & aliases.output:  # what is returned has memory of its own
                 part = call(aten.clone.default, part)
             replace(wait, part)
             node.graph.erase_node(node)
             start = end
         return True
+
+
+def _ranks(node: fx.Node) -> int:
+    """The number of processes that a gathering or scattering collective is told."""
+    return node.args[1 if node.target is _GATHER else 2]  # type: ignore[return-value]

@@ -208,13 +208,22 @@ class _Subgraph:
         bounds = [self.rows * i // chunks for i in range(chunks + 1)]
         parts = [_Chunk(0, a, b, {}) for a, b in itertools.pairwise(bounds)]
         made: list[fx.Node] = []
-        for half, part in itertools.product(halves, parts):
-            if not self._copy(half, part, made):
-                for call_made in reversed(made):
-                    self.graph.erase_node(call_made)
-                return False
-        for leaving in self._leaving():
-            self._leave(leaving, parts, halves[1].anchor)
+        early, late = halves
+        leaving = self._leaving()
+        totals: dict[fx.Node, list[fx.Node]] = {node: [] for node in leaving}
+        copied = all(self._copy(early, part, made) for part in parts)
+        for part in parts if copied else ():
+            copied = copied and self._copy(late, part, made)
+            # What leaves a chunk is made at once, so that its gradient is dropped before the next one.
+            for node in leaving if copied else ():
+                self._leave(node, part, totals[node], _recording(calls_before(late.anchor, like=node), made))
+        if not copied:
+            for call_made in reversed(made):
+                self.graph.erase_node(call_made)
+            return False
+        for node, rows in totals.items():
+            whole = calls_before(late.anchor, like=node)
+            replace(node, whole(aten.cat.default, rows, 0) if len(rows) > 1 else rows[0])
         for half in halves:
             self._hand_out(half, parts)
         self._erase()
@@ -286,29 +295,27 @@ class _Subgraph:
                 late.add(node)
         return late
 
-    def _leave(self, leaving: fx.Node, parts: list[_Chunk], anchor: fx.Node) -> None:
-        """One of the sums over rows, or the gradient of the rows, from the chunks."""
-        call = calls_before(anchor, like=leaving)
+    def _leave(
+        self, leaving: fx.Node, part: _Chunk, made: list[fx.Node], call: Callable[..., fx.Node]
+    ) -> None:
+        """What one of the sums over rows, or the gradient of the rows, takes from a chunk.
+
+        Args:
+            leaving: the sum, or the gradient.
+            part: the chunk.
+            made: the sum so far, or the rows so far.
+            call: makes a call.
+        """
         source: Any = leaving.args[0]
         if leaving.target is aten.sum.dim_IntList:
-            terms = [
-                call(leaving.target, p.copies[source], *leaving.args[1:], **leaving.kwargs) for p in parts
-            ]
+            term = call(leaving.target, part.copies[source], *leaving.args[1:], **leaving.kwargs)
         elif untransposed(source) is not None:
-            gradient = untransposed(source)
-            flipped = [call(aten.permute.default, p.copies[gradient], [1, 0]) for p in parts]  # type: ignore[index]
-            terms = [
-                call(leaving.target, left, part.of(leaving.args[1], call))  # type: ignore[arg-type]
-                for left, part in zip(flipped, parts, strict=True)
-            ]
+            flipped = call(aten.permute.default, part.copies[untransposed(source)], [1, 0])  # type: ignore[index]
+            term = call(leaving.target, flipped, part.of(leaving.args[1], call))  # type: ignore[arg-type]
         else:
-            rows = [call(leaving.target, p.copies[source], leaving.args[1]) for p in parts]
-            replace(leaving, call(aten.cat.default, rows, 0))
+            made.append(call(leaving.target, part.copies[source], leaving.args[1]))
             return
-        total = terms[0]
-        for term in terms[1:]:
-            total = call(aten.add.Tensor, total, term)
-        replace(leaving, total)
+        made[:] = [call(aten.add.Tensor, made[0], term) if made else term]
 
 
 def _recording(call: Callable[..., fx.Node], made: list[fx.Node]) -> Callable[..., fx.Node]:

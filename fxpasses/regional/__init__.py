@@ -11,7 +11,7 @@ from fxpasses.regional._torch_floats import floats_of_one_graph
 from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionContractError, RegionGraphError
 from fxpasses.regional.explain import RegionReport, RepeatedSubgraph, regions
-from fxpasses.regional.region_operators import compiled_callable
+from fxpasses.regional.region_operators import communicating_graph, compiled_callable
 from fxpasses.regional.runtime import hold_regions
 from fxpasses.regional.stitch import with_regions
 
@@ -21,6 +21,7 @@ __all__ = [
     "RegionGraphError",
     "RegionReport",
     "RepeatedSubgraph",
+    "communicating_graph",
     "compiled_callable",
     "floats_of_one_graph",
     "hold_regions",

@@ -11,23 +11,32 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.utils import detect_fake_mode
-from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd.schemas import OutputType
-from torch._guards import TracingContext, tracing
-from torch._inductor import config as inductor_config
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._prims_common import get_computation_dtype as computation_dtype
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
-from torch.utils._sympy.functions import Max
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
-from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+from fake.seam.aot_autograd import OutputType
+from fake.seam.aot_autograd import config as functorch_config
+from fake.seam.dispatch import (
+    DispatchKey,
+    DispatchKeySet,
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    enable_python_dispatcher,
+    get_dynamic_layer_stack_depth,
+    is_functorch_wrapped_tensor,
+    set_grad_enabled,
+)
+from fake.seam.dynamo import detect_fake_mode
+from fake.seam.fake_tensor import FakeTensor, FunctionalTensor, FunctionalTensorMode, from_functional_tensor
+from fake.seam.guards import TracingContext, tracing
+from fake.seam.inductor import config as inductor_config
+from fake.seam.symbolic_shapes import Max, SymT, symbol_is_type
+from fxpasses.regional._torch_dtensor import local_of
 
 __all__ = [
     "FakeTensor",
@@ -74,7 +83,6 @@ __all__ = [
 
 _ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
 _EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
-_SET_GRAD = torch._C._set_grad_enabled
 
 INLINED_OPERATORS = frozenset({"tag_activation_checkpoint", "autograd_function_apply"})
 """Higher-order operators that AOTAutograd traces through: their bodies are part of the graph around them."""
@@ -92,18 +100,17 @@ def exits_autocast(node: fx.Node) -> bool:
 
 def sets_grad_mode(node: fx.Node) -> bool:
     """Whether this node turns recording of gradients on or off."""
-    return node.target is _SET_GRAD
+    return node.target is set_grad_enabled
 
 
-_KEYS = torch._C.DispatchKey
-_LAZY = [torch._C.DispatchKeySet(key) for key in (_KEYS.Conjugate, _KEYS.Negative, _KEYS.ZeroTensor)]
+_LAZY = [DispatchKeySet(key) for key in (DispatchKey.Conjugate, DispatchKey.Negative, DispatchKey.ZeroTensor)]
 
 
 def as_outside_of_modes() -> Any:
     """A context in which operators resolve lazy conjugates and negatives: under a dispatch mode (AOTAutograd's check of custom
     operators in the first call, a user's own) a kernel in Python runs without, and takes ``x.conj()`` for ``x``."""
     left_out = torch._C._dispatch_tls_local_exclude_set()
-    if not left_out.has(_KEYS.Conjugate):
+    if not left_out.has(DispatchKey.Conjugate):
         return contextlib.nullcontext()
     kept = functools.reduce(operator.sub, _LAZY, left_out)
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), kept)
@@ -111,7 +118,7 @@ def as_outside_of_modes() -> Any:
 
 def context_calls() -> tuple[Any, Any, Any]:
     """The functions that enter autocast, leave it, and set whether gradients are recorded."""
-    return _ENTER_AUTOCAST, _EXIT_AUTOCAST, _SET_GRAD
+    return _ENTER_AUTOCAST, _EXIT_AUTOCAST, set_grad_enabled
 
 
 def in_transforms(calls: Sequence[fx.Node]) -> tuple[list[bool], list[int]]:
@@ -212,8 +219,9 @@ def of_sizes(value: Any) -> bool:
 
 def storage_of(tensor: torch.Tensor) -> int:
     """An identity that tensors share when they share memory; one inside of a function transform has that of what it wraps."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    while is_functorch_wrapped_tensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
+    tensor = local_of(tensor)
     return tensor.untyped_storage()._cdata
 
 
@@ -307,7 +315,7 @@ def trying_out(fake_mode: Any) -> Iterator[None]:
     ignoring = contextlib.nullcontext() if shape_env is None else shape_env.ignore_fresh_unbacked_symbols()
     # Without the Python dispatcher, composite operators would ask for symbolic sizes as numbers.
     with ignoring, fake_mode, enable_python_dispatcher(), torch.no_grad():
-        depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+        depth = get_dynamic_layer_stack_depth()
         try:
             yield
         finally:  # it may fail inside of a vmap
@@ -327,7 +335,7 @@ def inside_of(tensors: Sequence[Any], mode: Any) -> list[torch.Tensor]:
         mode._sync_view_replay_annotations((views,), {})
     for tensor in tensors:
         torch._sync(tensor)
-    return [torch._from_functional_tensor(tensor.elem) for tensor in tensors]
+    return [from_functional_tensor(tensor.elem) for tensor in tensors]
 
 
 def functional(tensor: torch.Tensor, mode: Any) -> Any:

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
-from torch.utils._sympy.symbol import SymT, symbol_is_type
 
+from fake.seam.dynamo import TensorifyScalarRestartAnalysis
+from fake.seam.symbolic_shapes import SymT, symbol_is_type
 from fxpasses.regional._torch import backed_values
 
 __all__ = ["floats_are_settled", "floats_of_one_graph", "trace_again_with_constants"]

@@ -15,7 +15,8 @@ from fxpasses.regional.runtime import PREVIOUS, Source, Step, TensorSpec
 
 __all__ = ["outputs_of", "return_only", "separate_aliases", "spec_of"]
 
-_UNDECLARED_VIEWS = {torch.ops.aten._unsafe_view.default, torch.ops.aten.lift_fresh.default}
+aten = torch.ops.aten
+_UNDECLARED_VIEWS = {aten._unsafe_view.default, aten.lift_fresh.default}
 """Operators that give a view though their schema does not say so."""
 
 

@@ -18,6 +18,8 @@ from fxpasses.compiling.options import Options
 from fxpasses.compiling.pipeline import Compiler, Pipeline
 from fxpasses.compiling.shared_kernels import one_unit
 from fxpasses.errors import StageError
+from fxpasses.graphs.communication import communicates
+from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.regional import _torch
 from fxpasses.regional.aliases import outputs_of, return_only, separate_aliases, spec_of
 from fxpasses.regional.errors import RegionRefused
@@ -70,6 +72,7 @@ def compile_region(
             raise refused from error
         raise
     region = recorder.region()
+    region.grad_placements = [wrap.grad_placements if wrap else None for wrap in region_graph.wraps]
     text = region_graph.text + recorder.text + str(cache_identity(own)) + repr(region_metadata(region))
     region.key = hashlib.sha256(text.encode()).hexdigest()[:32]
     region.seconds = time.perf_counter() - start
@@ -80,7 +83,7 @@ def region_metadata(region: CompiledRegion) -> Any:
     """All that the graph around a region relies on."""
     return (
         region.forward_specs, region.backward_specs, region.outputs, region.saved, region.gradients, region.tangents,
-        region.differentiable, region.random,
+        region.differentiable, region.random, region.grad_placements,
     )  # fmt: skip
 
 
@@ -165,6 +168,7 @@ class _Recorder:
         return_only(gm, returned)
         random = any(_is_random(node) for node in gm.graph.nodes)
         self.text += gm.graph.python_code("self").src
+        communicating = self._communicating(gm)
         exact = {"forward": self._values.exact_run(gm)} if self._values is not None else {}
         with _torch.output_strides() as strides:
             compiled = self._compile_forward(gm, inputs, visible, inference)
@@ -181,6 +185,7 @@ class _Recorder:
             saved=sources[count:],  # type: ignore[arg-type]
             saved_sizes=[_torch.expression(n.meta["val"]) for n in sizes],
             exact=exact,
+            communicating={"forward": communicating} if communicating else {},
         )
         return _never
 
@@ -211,6 +216,9 @@ class _Recorder:
         returned, sources = separate_aliases(gm, outputs_of(gm))
         return_only(gm, returned)
         self.text += gm.graph.python_code("self").src
+        communicating = self._communicating(gm)
+        if communicating is not None:
+            region.communicating["backward"] = communicating
         if self._values is not None:
             region.exact["backward"] = self._values.exact_run(gm)
         with _torch.output_strides() as strides:
@@ -230,6 +238,16 @@ class _Recorder:
         if all(type(s) is int for s in value.stride()) and tuple(value.stride()) != stride:
             return value.as_strided(value.shape, stride)
         return value
+
+    def _communicating(self, gm: fx.GraphModule) -> fx.Graph | None:
+        """A copy of a graph with collectives in it: ranks compare them where the region is called."""
+        if not any(node.op == "call_function" and communicates(node.target) for node in gm.graph.nodes):
+            return None
+        if self._values is not None:
+            raise RegionRefused(
+                "its collectives are made up where values are checked, which takes a graph that shows them"
+            )
+        return copy_graph(gm).graph
 
     def _refuse(self) -> None:
         reason = _torch.unsupported_metadata(_torch.forward_metadata())

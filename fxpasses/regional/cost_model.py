@@ -16,7 +16,8 @@ import torch
 from torch import fx
 
 from fxpasses.regional import _torch
-from fxpasses.regional.facts import GraphFacts, is_static, value_of
+from fxpasses.regional.facts import GraphFacts, value_of
+from fxpasses.regional.parameters import is_static
 from fxpasses.regional.writes import target_name
 
 __all__ = ["CostModel", "Estimate"]
@@ -48,6 +49,8 @@ _CHEAP = frozenset(
         "item",
         "dim",
         "detach",
+        "from_local",
+        "to_local",
     }
 )
 _KERNELS_OF_THEIR_OWN = (

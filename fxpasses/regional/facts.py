@@ -21,7 +21,9 @@ import sympy
 import torch
 from torch import fx
 
-from fxpasses.regional import _torch
+from fxpasses.regional import _torch, _torch_dtensor
+from fxpasses.regional._torch_dtensor import FUNCTIONAL
+from fxpasses.regional.parameters import gathered_parameters, is_static
 from fxpasses.regional.sizes import is_literal, literal, sizes_of_inputs, value_of, without_empty
 from fxpasses.regional.writes import target_name
 
@@ -29,7 +31,6 @@ __all__ = [
     "GraphFacts",
     "counts_from_storage",
     "is_literal",
-    "is_static",
     "literal",
     "read_facts",
     "value_of",
@@ -49,9 +50,7 @@ _FORBIDDEN_METHODS = frozenset(
     }
     | {"untyped_storage", "__setattr__", "data_ptr"}
 )
-_FORBIDDEN_NAMES = re.compile(
-    r"^(_assert|_check|manual_seed|set_rng_state|get_rng_state|trace_wrapped|wait_tensor)"
-)
+_FORBIDDEN_NAMES = re.compile(r"^(_assert|_check|manual_seed|set_rng_state|get_rng_state|trace_wrapped)")
 _PLAIN = (int, float, bool, str, complex, type(None), type(Ellipsis))
 _REPR = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 
@@ -71,7 +70,7 @@ class GraphFacts:
         autocast: for each index, the autocast blocks that are open before it.
         grad_mode: for each index, the gradient mode that the graph has set before it (``None`` for the one it began in).
         modules: for each call, the paths of the modules around it, outermost first, each with its address.
-        returns_several: for each call, whether its value is a tuple.
+        returns_several: for each call, whether its value is a tuple, or has to be waited for.
         dynamic: whether any size is symbolic.
         grad_enabled: the gradient mode in which the graph begins.
         vmaps: for each index, how many ``vmap`` are open before it.
@@ -153,10 +152,11 @@ def wiring(facts: GraphFacts, start: int, stop: int) -> tuple[tuple[int, ...], l
 def read_facts(gm: fx.GraphModule) -> GraphFacts:
     """Read a Dynamo graph, or an ATen graph with fake values."""
     sizes = sizes_of_inputs(gm.graph)
+    outside = sizes.keys() | gathered_parameters(gm.graph)
     calls = [
         n
         for n in gm.graph.nodes
-        if n.op not in ("placeholder", "get_attr", "output") and not is_literal(n) and n not in sizes
+        if n.op not in ("placeholder", "get_attr", "output") and not is_literal(n) and n not in outside
     ]
     position = {node: i for i, node in enumerate(calls)}
     reader = _Reader(gm, sizes)
@@ -180,7 +180,7 @@ def read_facts(gm: fx.GraphModule) -> GraphFacts:
         facts.barriers.append(barrier)
         facts.reads.append(reads)
         facts.modules.append(module_paths(node))
-        facts.returns_several.append(isinstance(value_of(node), (list, tuple)))
+        facts.returns_several.append(_is_pending(node) or isinstance(value_of(node), (list, tuple)))
         if _torch.enters_autocast(node):
             open_autocast = (*open_autocast, node)
         elif _torch.exits_autocast(node):
@@ -230,6 +230,7 @@ class _Reader:
         self._unique = 0
         self._values: dict[fx.Node, Any] = {}
         self._modules: dict[str, str] = {}
+        self._meshes: list[Any] = []
         self.dynamic = False
 
     def unique(self) -> int:
@@ -278,8 +279,10 @@ class _Reader:
             raise _Unknown(f"it calls {name}")
         if isinstance(target, _torch.HigherOrderOperator) and not _torch.is_inlined_operator(target):
             raise _Unknown(f"it calls the higher-order operator {target}")
-        if isinstance(target, _torch.OpOverload) and target.namespace in ("_c10d_functional", "c10d"):
-            raise _Unknown("it communicates with other processes")
+        if isinstance(target, _torch.OpOverload) and (
+            target.namespace == "c10d" or (target.namespace in FUNCTIONAL and target._schema.is_mutable)
+        ):
+            raise _Unknown("it communicates with other processes in place")
 
     def _offsets(self, node: fx.Node, reads: Sequence[fx.Node]) -> tuple[Any, ...]:
         """The storage offsets of its operands, for the few calls that depend on them."""
@@ -295,6 +298,10 @@ class _Reader:
             return type(value).__name__, repr(value)
         if isinstance(value, _REPR):
             return repr(value)
+        if _torch_dtensor.is_placement(value):
+            return type(value).__name__, repr(value)
+        if _torch_dtensor.mesh_of(value) is not None:
+            return self._mesh(value)
         if isinstance(value, (list, tuple)):
             return type(value).__name__, tuple(self._constant(v, reads) for v in value)
         if isinstance(value, dict):
@@ -312,6 +319,8 @@ class _Reader:
     def _node(self, node: fx.Node, reads: list[fx.Node]) -> Any:
         if is_literal(node):
             return "number", repr(literal(node))
+        if _torch_dtensor.mesh_of(value_of(node)) is not None:
+            return self._mesh(value_of(node))
         if node.op == "get_attr":
             attribute = _attribute(self._gm, str(node.target))
             if isinstance(attribute, fx.GraphModule):
@@ -364,6 +373,8 @@ class _Reader:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.is_nested or value.is_quantized:
                 raise _Unknown("a value is sparse, nested or quantized")
+            if _torch_dtensor.is_dtensor(value):
+                return self._describe_dtensor(value)
             if isinstance(value, _torch.FakeTensor) or type(value) in (torch.Tensor, torch.nn.Parameter):
                 return (
                     str(value.dtype),
@@ -386,6 +397,29 @@ class _Reader:
             return tuple(self._describe(v) for v in value)
         return (type(value).__name__,)
 
+    def _describe_dtensor(self, value: Any) -> Any:
+        placed = _torch_dtensor.described(value)
+        if placed is None:
+            raise _Unknown("a DTensor is placed in a way that its text does not describe")
+        mesh, placements = placed
+        return (
+            "DTensor",
+            self._mesh(mesh),
+            repr(placements),
+            self._sizes(value.shape),
+            self._sizes(value.stride()),
+            value.requires_grad,
+            self._describe(_torch_dtensor.local_of(value)),
+        )
+
+    def _mesh(self, value: Any) -> Any:
+        """A device mesh: equal ones may have process groups of their own, so that the object decides."""
+        mesh = _torch_dtensor.mesh_of(value)
+        if not any(known is mesh for known in self._meshes):
+            self._meshes.append(mesh)
+        number = next(i for i, known in enumerate(self._meshes) if known is mesh)
+        return "mesh", number, repr(mesh)
+
     def _sizes(self, sizes: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(s if type(s) is int else self._size(s) for s in sizes)
 
@@ -400,17 +434,19 @@ class _Reader:
         return expr
 
 
+def _is_pending(node: fx.Node) -> bool:
+    """Whether a call is a collective whose result another call waits for."""
+    target = node.target
+    return (
+        isinstance(target, _torch.OpOverload)
+        and target.namespace in FUNCTIONAL
+        and "wait" not in target._schema.name
+    )
+
+
 def counts_from_storage(node: fx.Node) -> bool:
     """Whether a call depends on where in its memory an operand begins."""
     return target_name(node).startswith(("as_strided", "storage_offset"))
-
-
-def is_static(node: fx.Node) -> bool:
-    """Whether an input of the graph lives as long as the model: a parameter or a buffer."""
-    if node.op != "placeholder":
-        return node.op == "get_attr"
-    kept = node.meta.get("tensor_dict") or {}
-    return bool(kept.get("_dynamo_static_input_type")) or isinstance(value_of(node), torch.nn.Parameter)
 
 
 def _attribute(gm: fx.GraphModule, target: str) -> Any:

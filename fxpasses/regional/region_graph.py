@@ -18,17 +18,17 @@ import sympy
 import torch
 from torch import fx
 
-from fxpasses.regional import _torch
+from fxpasses.regional import _torch, _torch_dtensor
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.facts import (
     GraphFacts,
     counts_from_storage,
     is_literal,
-    is_static,
     literal,
     value_of,
     wiring,
 )
+from fxpasses.regional.parameters import is_static
 from fxpasses.regional.search import Subgraph
 from fxpasses.regional.writes import target_name, updated_statistics
 
@@ -40,7 +40,7 @@ _VIEWS = frozenset(
         "narrow", "expand", "unsqueeze", "squeeze", "flatten", "unflatten", "contiguous", "to", "detach",
         "movedim", "dropout", "swapaxes", "diagonal", "view_as", "expand_as", "real", "imag", "size", "getattr",
         "float", "type_as", "slice", "tensor_split", "hsplit", "vsplit", "mul", "add", "sub", "floordiv", "neg",
-        "numel", "sym_size", "double",
+        "numel", "sym_size", "double", "to_local", "from_local",
     }
 )  # fmt: skip
 """Calls that may be made once more outside: they give a view or a number, and write nothing."""
@@ -54,6 +54,7 @@ class RegionGraph:
         gm: symbols and tensors to the outputs, then the new values of the inputs in ``written``.
         symbols: the symbols in its sizes, in the order in which it takes them.
         inputs: a fake tensor for each tensor input.
+        wraps: for each tensor input that is a DTensor outside, what makes one of the local tensor that the region takes; else ``None``.
         static: which tensor inputs live as long as the model.
         written: which tensor inputs the subgraph writes to.
         outputs: indices in the subgraph of the values that it returns.
@@ -67,6 +68,7 @@ class RegionGraph:
     gm: fx.GraphModule
     symbols: list[sympy.Symbol]
     inputs: list[torch.Tensor]
+    wraps: list[_torch_dtensor.WrapLocal | None]
     static: list[bool]
     written: list[int]
     outputs: list[int]
@@ -79,6 +81,13 @@ class RegionGraph:
     def example_inputs(self) -> list[Any]:
         """Symbolic sizes and fake tensors, in the order of ``gm``'s placeholders."""
         return [node.meta["example_value"] for node in self.gm.graph.find_nodes(op="placeholder")]
+
+    @property
+    def meshes(self) -> tuple[int, ...]:
+        """The identities of the device meshes in it: what their text does not say."""
+        held = [value_of(node) for node in self.gm.graph.find_nodes(op="get_attr")]
+        found = [wrap.spec.mesh for wrap in self.wraps if wrap] + [_torch_dtensor.mesh_of(v) for v in held]
+        return tuple(id(mesh) for mesh in found if mesh is not None)
 
     @property
     def digest(self) -> str:
@@ -131,9 +140,27 @@ class _Cutter:
             if not isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int)):
                 raise RegionRefused(f"it takes {node.name}, which is a {type(value).__name__}")
         self._refuse_storage_offsets()
-        self.fake_mode: Any = _torch.detect_fake_mode([_tensor(n, facts) for n in self.tensors])
+        locals_ = [_torch_dtensor.local_of(_tensor(n, facts)) for n in self.tensors]
+        self.fake_mode: Any = _torch.detect_fake_mode(locals_)
         if self.fake_mode is None:
             raise RegionRefused("the graph has no fake values")
+        self.wraps = [self._wrap(node) for node in self.tensors]
+
+    def _wrap(self, node: fx.Node) -> _torch_dtensor.WrapLocal | None:
+        """What makes the DTensor of its local tensor inside, if a value is one."""
+        value = _tensor(node, self.facts)
+        if not _torch_dtensor.is_dtensor(value):
+            return None
+        self._refuse_dtensor(node)
+        return _torch_dtensor.WrapLocal(value)
+
+    def _refuse_dtensor(self, node: fx.Node) -> None:
+        """Across the boundary a DTensor is its local tensor and a placement, which both sides have to know."""
+        value = _tensor(node, self.facts)
+        if _torch_dtensor.described(value) is None:
+            raise RegionRefused(f"{node.name} is a DTensor with the placements {value.placements}")
+        if any(_torch.free_symbols(size) for size in value.shape):
+            raise RegionRefused(f"{node.name} is a DTensor of symbolic size")
 
     def _refuse_storage_offsets(self) -> None:
         """Inside of a region, inputs begin where their memory does."""
@@ -164,6 +191,9 @@ class _Cutter:
         symbols = self._symbols()
         written = self._written(symbols, inputs)
         outputs, copied, same = self._sort(needed, written)
+        for position in outputs:
+            if _torch_dtensor.is_dtensor(value_of(self.calls[position])):
+                self._refuse_dtensor(self.calls[position])
         if not outputs and not written:
             raise RegionRefused("nothing that it computes is used")
         gm = self._graph(symbols, inputs, written, outputs)
@@ -175,7 +205,17 @@ class _Cutter:
         )
         static = [is_static(node) for node in self.tensors]
         return RegionGraph(
-            gm, symbols, inputs, static, written, outputs, copied, same, self._shared(written), text
+            gm,
+            symbols,
+            inputs,
+            self.wraps,
+            static,
+            written,
+            outputs,
+            copied,
+            same,
+            self._shared(written),
+            text,
         )
 
     def _shared(self, written: list[int]) -> list[bool]:
@@ -213,9 +253,10 @@ class _Cutter:
         return self.subgraph.start, self.subgraph.stop
 
     def _fresh(self, value: torch.Tensor) -> torch.Tensor:
-        """A fake tensor with the same metadata, a leaf with memory of its own."""
+        """A fake tensor with the same (local) metadata, a leaf with memory of its own."""
+        local = _torch_dtensor.local_of(value)
         with self.fake_mode, torch.no_grad():
-            fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+            fresh = torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device=local.device)
         return fresh.requires_grad_(value.requires_grad)
 
     def _written(self, symbols: list[sympy.Symbol], inputs: list[torch.Tensor]) -> list[int]:
@@ -232,6 +273,8 @@ class _Cutter:
         slot = {node: i for i, node in enumerate(self.tensors)}
         written |= {slot[n] for call in self.calls for n in updated_statistics(call) if n in slot}
         for index in sorted(written):
+            if self.wraps[index] is not None:
+                raise RegionRefused(f"it writes to {self.tensors[index].name}, a DTensor")
             if inputs[index].requires_grad and self.tensors[index].op == "placeholder":
                 raise RegionRefused(f"it writes to {self.tensors[index].name}, which needs a gradient")
             for subgraph in self.subgraphs:
@@ -321,6 +364,11 @@ class _Cutter:
             values[node].meta["example_value"] = value
             if is_static(node):
                 values[node].meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
+        for node, value, wrap in zip(self.tensors, inputs, self.wraps, strict=True):
+            if wrap is not None:
+                values[node] = graph.call_function(wrap, (values[node],))
+                with self.fake_mode:
+                    values[node].meta["example_value"] = wrap(value)
         opened = self._open_contexts(graph)
         for i in written:
             before = values[self.tensors[i]]
@@ -332,6 +380,12 @@ class _Cutter:
                 return values[node]
             if is_literal(node):
                 return literal(node)
+            mesh = _torch_dtensor.mesh_of(value_of(node))
+            if mesh is not None:
+                attributes[f"mesh_{len(attributes)}"] = mesh
+                values[node] = graph.get_attr(f"mesh_{len(attributes) - 1}")
+                values[node].meta["example_value"] = mesh
+                return values[node]
             if node.op == "get_attr":
                 attributes[str(node.target)] = self.gm.get_submodule(str(node.target))
                 values[node] = graph.get_attr(str(node.target))
@@ -348,9 +402,12 @@ class _Cutter:
         for node in self.calls:
             values[node] = graph.node_copy(node, argument)
         self._close_contexts(graph, opened)
-        graph.output(
-            tuple(values[self.calls[p]] for p in outputs) + tuple(values[self.tensors[i]] for i in written)
-        )
+        results = [values[self.calls[p]] for p in outputs]
+        for number, node in enumerate(results):
+            if _torch_dtensor.is_dtensor(value_of(node)):
+                results[number] = graph.call_function(_torch_dtensor.unwrap, (node,))
+                results[number].meta["example_value"] = _torch_dtensor.local_of(value_of(node))
+        graph.output((*results, *(values[self.tensors[i]] for i in written)))
         region = fx.GraphModule(attributes, graph)
         _torch.mark_as_dynamo_graph(region)
         return region

@@ -20,7 +20,7 @@ from fxpasses.regional.recording import functionalize_region_call, trace_region_
 from fxpasses.regional.runtime import CompiledRegion, Size, table
 from fxpasses.regional.sizes import without_empty
 
-__all__ = ["REGION", "compiled_callable", "region_call"]
+__all__ = ["REGION", "communicating_graph", "compiled_callable", "region_call"]
 
 _library = torch.library.Library("fxpasses", "DEF")
 _SIGNATURE = "(str key, Tensor[] tensors, SymInt[] sizes) -> Tensor[]"
@@ -128,6 +128,15 @@ def compiled_callable(node: fx.Node) -> Callable[..., Any] | None:
         return table[str(node.args[0])].run_forward
     if node.target is torch.ops.fxpasses.region_backward.default:
         return table[str(node.args[0])].run_backward
+    return None
+
+
+def communicating_graph(node: fx.Node) -> fx.Graph | None:
+    """The graph behind a call of a region's operator, if there are collectives in it: sizes, then tensors, to its results."""
+    if node.target in _FORWARD:
+        return table[str(node.args[0])].communicating.get("forward")
+    if node.target is torch.ops.fxpasses.region_backward.default:
+        return table[str(node.args[0])].communicating.get("backward")
     return None
 
 

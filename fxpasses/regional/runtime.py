@@ -15,6 +15,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch import fx
 
 from fxpasses.regional import _torch
 from fxpasses.regional.errors import RegionContractError
@@ -154,6 +155,8 @@ class CompiledRegion:
         exact: for ``"forward"`` and ``"backward"``, how to run it on wider types than it was compiled for. The value check
             does, which is why this is empty without it.
         inner: the regions that it calls itself.
+        communicating: for ``"forward"`` and ``"backward"``, the graph, if there are collectives in it.
+        grad_placements: for each tensor input, the placements of the gradient of the DTensor that it is the local tensor of, or ``None``.
     """
 
     symbols: list[sympy.Symbol]
@@ -172,6 +175,8 @@ class CompiledRegion:
     seconds: float = 0.0
     exact: dict[str, Exact] = field(default_factory=dict)
     inner: list[CompiledRegion] = field(default_factory=list)
+    communicating: dict[str, fx.Graph] = field(default_factory=dict)
+    grad_placements: list[tuple[Any, ...] | None] = field(default_factory=list)
     _mend: dict[str, list[int] | None] = field(default_factory=dict)
 
     def bindings(self, sizes: Sequence[Size]) -> dict[sympy.Symbol, Size]:

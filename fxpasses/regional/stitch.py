@@ -15,9 +15,10 @@ from torch import fx
 from fxpasses._torch_inductor import saves_compiled_code
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
+from fxpasses.counters import Fallback, counters
 from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError
 from fxpasses.graphs.rewriting import copy_graph
-from fxpasses.regional import _torch, region_operators
+from fxpasses.regional import _torch, _torch_dtensor, region_operators
 from fxpasses.regional.compile import compile_region
 from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionRefused
@@ -28,7 +29,6 @@ from fxpasses.regional.region_graph import RegionGraph, extract_region, outside_
 from fxpasses.regional.runtime import CompiledRegion
 from fxpasses.regional.search import Search, Subgraph, search
 from fxpasses.regional.writes import written_by
-from fxpasses.stats import Fallback, counters
 
 __all__ = ["RegionalizedGraph", "regionalize", "with_regions"]
 
@@ -228,7 +228,8 @@ def _compile(
     """The graph of isomorphic subgraphs, compiled, with repeated subgraphs inside of it first."""
     region_graph = extract_region(work, found.facts, subgraphs, symbols)
     calls = found.facts.calls[subgraphs[0].start : subgraphs[0].stop]
-    same = region_graph.text, tuple(id(node.target) for node in calls)  # functions of one name may differ
+    # Functions of one name may differ, and so may equal meshes.
+    same = region_graph.text, tuple(id(node.target) for node in calls), region_graph.meshes
     if same in known:
         return region_graph, known[same]
     own = [observer.of_region() for observer in observers]
@@ -309,6 +310,10 @@ class _Stitcher:
         tensors = [self._now(node) for node in outside]
         values: dict[fx.Node, fx.Node] = {}
         with self.graph.inserting_before(calls[-1].next):
+            tensors = [
+                self._local(node, region.grad_placements[i]) if region_graph.wraps[i] else node
+                for i, node in enumerate(tensors)
+            ]
             given = list(tensors)
             for index in {s.index for s in region.saved if s.is_input}:
                 # The backward pass wants the value of now, not what is written there later.
@@ -319,7 +324,7 @@ class _Stitcher:
             results = self._call(calls[0], region_operators.REGION, (region.key, given, sizes), None)
             for number, call_index in enumerate(region_graph.outputs):
                 example = value_of(calls[call_index])
-                values[calls[call_index]] = self._call(calls[0], operator.getitem, (results, number), example)
+                values[calls[call_index]] = self._result(calls[0], results, number, example)
             for number, index in enumerate(region_graph.written):
                 example = value_of(outside[index])
                 position = len(region_graph.outputs) + number
@@ -328,7 +333,7 @@ class _Stitcher:
                 copy.meta["example_value"] = example
             for call_index, original in region_graph.same.items():
                 values[calls[call_index]] = (
-                    tensors[-1 - original] if original < 0 else values[calls[original]]
+                    self._now(outside[-1 - original]) if original < 0 else values[calls[original]]
                 )
             for call_index in region_graph.copied:
                 values[calls[call_index]] = self.graph.node_copy(
@@ -339,6 +344,21 @@ class _Stitcher:
         self.replaced.update(values)
         for node in reversed(calls):
             self.graph.erase_node(node)
+
+    def _local(self, node: fx.Node, grad_placements: Any) -> fx.Node:
+        """The local tensor of a DTensor that a region takes; the region says how the gradient is placed that it gives back."""
+        local = self.graph.call_method("to_local", (node,), {"grad_placements": grad_placements})
+        local.meta = {name: node.meta[name] for name in _INHERITED if name in node.meta}
+        local.meta["example_value"] = _torch_dtensor.local_of(value_of(node))
+        return local
+
+    def _result(self, like: fx.Node, results: fx.Node, number: int, example: Any) -> fx.Node:
+        """One of the values that a region returns, as what it is outside."""
+        local = _torch_dtensor.local_of(example)
+        value = self._call(like, operator.getitem, (results, number), local)
+        if local is example:
+            return value
+        return self._call(like, _torch_dtensor.FromLocal(example), (value,), example)
 
     def _call(self, like: fx.Node, target: Any, args: tuple[Any, ...], example: Any) -> fx.Node:
         node = self.graph.call_function(target, args)

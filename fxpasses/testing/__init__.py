@@ -1,5 +1,12 @@
 """For the authors of passes: is a rewrite right, decided in exact arithmetic at each of its match sites."""
 
-from fxpasses.testing.proof import NoSiteError, PassProof, SiteProof, WrongPassError, prove
+from typing import TYPE_CHECKING
+
+from fake.seam.lazy import lazy_names
+
+if TYPE_CHECKING:  # and when somebody asks for one of them: pytest imports the plugin beside this, wherever fxpasses is installed
+    from fxpasses.testing.proof import NoSiteError, PassProof, SiteProof, WrongPassError, prove
 
 __all__ = ["NoSiteError", "PassProof", "SiteProof", "WrongPassError", "prove"]
+
+__getattr__, __dir__ = lazy_names(__name__)

@@ -1,14 +1,16 @@
-"""``prove``: run a pass on the graphs of a model, and decide for each match site whether the graph is the same function."""
+"""``prove``: run a pass on the graphs of a model, or of programs of many kinds, and decide for each match site whether the graph is the same function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from fake.seam.pytree import tree_leaves
+from fxpasses.checking.less_precise import LessPrecise, less_precise
 from fxpasses.compiling.capture import Captured, capture
 from fxpasses.errors import FxPassesError, Location
 from fxpasses.exact import Original, Verdict
@@ -16,6 +18,9 @@ from fxpasses.graphs.rewriting import copy_graph, value_of
 from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.manager import PassManager
 from fxpasses.pass_manager.sites import collect_sites
+from fxpasses.patterns.pattern_pass import PatternPass
+from fxpasses.patterns.pattern_tracing import ExampleTensor
+from fxpasses.testing.programs import PROGRAMS, Program, settings, with_setting
 
 __all__ = ["NoSiteError", "PassProof", "SiteProof", "WrongPassError", "prove"]
 
@@ -34,19 +39,32 @@ class SiteProof:
 
     Attributes:
         graph: the kind of graph.
+        program: what the graph was captured from, where :func:`prove` was given no model.
+        setting: how, in words: types, sizes, strides.
         site: position among the sites that the pass claims there; ``None`` for a pass that claims none, whose whole run is judged.
         location: the node and the user's line, where a site was claimed.
         verdict: of the graphs before and after this rewrite alone.
+        rounding: where it rounds worse than it may: see :func:`~fxpasses.checking.less_precise.less_precise`.
     """
 
     graph: GraphKind
     site: int | None
     location: Location | None
     verdict: Verdict
+    rounding: tuple[LessPrecise, ...] = ()
+    program: str = ""
+    setting: str = ""
+
+    @property
+    def said(self) -> str:
+        """The verdict in one or two words."""
+        return "LESS PRECISE" if self.rounding and self.verdict.kind == "EQUAL" else self.verdict.kind
 
     def __str__(self) -> str:
         where = "whole run" if self.site is None else f"site {self.site}: {self.location}"
-        return f"{self.graph} graph, {where}: {self.verdict}"
+        made = f"{self.program}, {self.setting}: " if self.program else ""
+        rounded = "".join(f"\n  output {how.position}: {how}" for how in self.rounding)
+        return f"{made}{self.graph} graph, {where}: {self.verdict}{rounded}"
 
 
 @dataclass(frozen=True)
@@ -56,15 +74,44 @@ class PassProof:
     Attributes:
         name: of the pass.
         sites: one verdict for each match site, and one for all of them together.
+        idle: programs and settings in which the pass changes nothing, of those in which it does otherwise.
     """
 
     name: str
     sites: tuple[SiteProof, ...]
+    idle: tuple[tuple[str, str], ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether every rewrite is the same function."""
-        return all(site.verdict.kind == "EQUAL" for site in self.sites)
+        """Whether every rewrite is the same function, and rounds no worse than it may."""
+        return all(site.said == "EQUAL" for site in self.sites)
+
+    @property
+    def conditions(self) -> list[str]:
+        """What has to hold: settings in which the pass is not right, or changes nothing, though it is and does otherwise."""
+        by_setting: dict[tuple[str, str], set[str]] = {}
+        for site in self.sites:
+            by_setting.setdefault((site.program, site.setting), set()).add(site.said)
+        right = {program for (program, _), said in by_setting.items() if said == {"EQUAL"}}
+        found = [
+            f"{program}: {', '.join(sorted(said - {'EQUAL'}))} where: {setting}"
+            for (program, setting), said in by_setting.items()
+            if said != {"EQUAL"} and program in right
+        ]
+        return [*found, *(f"{program}: changes nothing where: {setting}" for program, setting in self.idle)]
+
+    def table(self) -> str:
+        """The verdicts as a table in Markdown, for the page of the pass: one row for each program and setting."""
+        rows: dict[tuple[str, str], list[SiteProof]] = {}
+        for site in self.sites:
+            rows.setdefault((site.program, site.setting), []).append(site)
+        lines = ["| program | setting | graphs | verdict |", "|---|---|---|---|"]
+        for (program, setting), sites in rows.items():
+            graphs = ", ".join(dict.fromkeys(site.graph for site in sites))
+            said = ", ".join(dict.fromkeys(site.said for site in sites))
+            lines.append(f"| {program or 'the model'} | {setting or 'as it is'} | {graphs} | {said} |")
+        lines += [f"| {program} | {setting} | | changes nothing |" for program, setting in self.idle]
+        return "\n".join(lines)
 
     def raise_if_wrong(self) -> None:
         """Raise unless no rewrite is another function.
@@ -72,7 +119,7 @@ class PassProof:
         Raises:
             WrongPassError: naming the sites that are.
         """
-        wrong = [str(site) for site in self.sites if site.verdict.kind == "DIFFERENT"]
+        wrong = [str(site) for site in self.sites if site.said in ("DIFFERENT", "LESS PRECISE")]
         if wrong:
             raise WrongPassError(f"pass '{self.name}' computes something else:\n" + "\n".join(wrong))
 
@@ -82,7 +129,7 @@ class PassProof:
 
 def prove(
     item: Pass,
-    model: Callable[..., Any],
+    model: Callable[..., Any] | None = None,
     *inputs: Any,
     dynamic: bool | None = None,
     decompose: bool = True,
@@ -95,7 +142,9 @@ def prove(
 
     Args:
         item: the pass.
-        model: a function or module; it is captured, forward and backward, and not changed.
+        model: a function or module; it is captured, forward and backward, and not changed. If not given, the pass is tried on
+            programs of many kinds (a pass made of a pattern: on its pattern), in several types, sizes and strides, with and
+            without gradients.
         *inputs: its positional arguments.
         dynamic: whether sizes are symbolic, as for ``torch.compile``; other sizes are then tried as well.
         decompose: whether the pass sees the operators that it sees under ``torch.compile``, or those of ATen.
@@ -117,6 +166,8 @@ def prove(
     >>> proof.ok
     True
     """
+    if model is None:
+        return _survey(item, decompose, samples)
     found: list[SiteProof] = []
     kinds: set[str] = set()
     for kind, gm, values in _graphs(item, model, inputs, keywords, dynamic, decompose):
@@ -129,6 +180,81 @@ def prove(
             "something to rewrite, or look at the graphs with fxpasses.capture(..., decompose=True)"
         )
     return PassProof(item.name, tuple(found))
+
+
+def _programs(item: Pass) -> tuple[Program, ...]:
+    if not isinstance(item, PatternPass):
+        return PROGRAMS
+    pattern, examples = item.pattern, item.inputs
+
+    def make() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        generator = torch.Generator().manual_seed(0)
+        tensors = [v for v in examples if isinstance(v, ExampleTensor)]
+        made = iter([_drawn(v, generator) for v in tensors])
+
+        def program(*given: Any) -> Any:
+            values = iter(given)
+            return pattern(*(next(values) if isinstance(v, ExampleTensor) else v for v in examples))
+
+        return program, tuple(made)
+
+    return (Program("its pattern", make),)
+
+
+def _drawn(example: ExampleTensor, generator: torch.Generator) -> Tensor:
+    if example.dtype.is_floating_point:
+        return torch.randn(example.shape, generator=generator).to(example.dtype)
+    return torch.randint(0, 2, example.shape, generator=generator).to(example.dtype)
+
+
+def _survey(item: Pass, decompose: bool, samples: int) -> PassProof:
+    """The proof on all programs in which the pass finds something to rewrite: in all settings on the first, in the usual ones on others."""
+    if isinstance(item, PatternPass):
+        item = replace(item, expect_match=False)
+    differentiated = bool(set(item.contract.graphs) & {"joint", "forward", "backward"})
+    found: list[SiteProof] = []
+    idle: list[tuple[str, str]] = []
+    for program in _programs(item):
+        first, tried = True, settings(program.make()[1], differentiated)
+        for setting in [setting for setting in tried if not found or setting.is_usual]:
+            model, inputs = with_setting(*program.make(), setting)
+            if not _runs(model, inputs, setting.gradients):
+                continue
+            dynamic = setting.dynamic or None
+            try:
+                proof = prove(item, model, *inputs, dynamic=dynamic, decompose=decompose, samples=samples)
+            except NoSiteError:
+                if first:
+                    break
+                idle.append((program.name, setting.name))
+                continue
+            finally:
+                first = False
+            found += [replace(site, program=program.name, setting=setting.name) for site in proof.sites]
+    if not found:
+        raise NoSiteError(
+            f"pass '{item.name}' changes nothing in any of the programs that are tried: "
+            f"{', '.join(program.name for program in _programs(item))}; give it a model in which it has something to rewrite"
+        )
+    return PassProof(item.name, tuple(found), tuple(idle))
+
+
+def _runs(model: Callable[..., Any], inputs: Sequence[Any], gradients: bool) -> bool:
+    """Whether eager takes these inputs: sizes of one may not fit, and not every operator has every type."""
+    try:
+        result = model(*inputs)
+        wanted = [v for v in tree_leaves(result) if isinstance(v, Tensor) and v.requires_grad]
+        if gradients and wanted:
+            torch.autograd.grad(
+                [v.sum() for v in wanted], [v for v in inputs if _wants(v)], allow_unused=True
+            )
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return False
+    return True
+
+
+def _wants(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
 
 
 def _proofs(
@@ -150,7 +276,9 @@ def _proofs(
                 yield SiteProof(kind, site.index, site.location, verdict)
     one = claimed[0] if len(claimed) == 1 else None
     verdict = original.equivalent(whole, samples=samples)
-    yield SiteProof(kind, one.index if one else None, one.location if one else None, verdict)
+    is_judged = verdict.kind == "EQUAL" and item.contract.numerics != "none"
+    rounding = tuple(less_precise(gm, whole, inputs)) if is_judged else ()
+    yield SiteProof(kind, one.index if one else None, one.location if one else None, verdict, rounding)
 
 
 def _rewrite_one(item: Pass, gm: fx.GraphModule, index: int) -> bool:

@@ -1,6 +1,7 @@
 """Backward graphs of functions that torch.compile made, inlined into captured passes."""
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -267,3 +268,61 @@ def test_saved_tensor_hooks_around_a_compiled_function_unpack_once_each() -> Non
         yield log
 
     assert check(function, keep).inlined > 0
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_hook_that_raises_leaves_the_gradients_that_eager_leaves(compiler: Any) -> None:
+    """Leaves of a compiled function take their turns as in the function that was compiled."""
+
+    def run(make: Callable[..., Any]) -> tuple[list[int], list[Any]]:
+        torch.manual_seed(0)
+        model, seen = mlp(), []
+
+        def note(index: int, _: torch.Tensor) -> None:
+            seen.append(index)
+            assert index != 2, "stop"
+
+        for index, parameter in enumerate(model.parameters()):
+            parameter.register_post_accumulate_grad_hook(functools.partial(note, index))
+        loss = make(model)(torch.ones(2, 4)).sum()
+        with pytest.raises(AssertionError, match="stop"):
+            loss.backward()
+        return seen, grads(model)
+
+    expected = run(lambda model: model)
+    with fresh(compiler):
+        seen, gradients = run(compiled)
+    assert seen == expected[0]
+    torch.testing.assert_close(gradients, expected[1])
+    assert None in gradients
+
+
+def test_a_leaf_of_a_compiled_function_whose_turn_is_to_come_gets_no_hook() -> None:
+    model = mlp()
+    first, last = list(model.parameters())[:: len(list(model.parameters())) - 1]
+    last.register_hook(lambda _: first.register_hook(lambda grad: grad * 2) and None)
+    with fresh(keep), pytest.raises(compiled_autograd.LateHookError):
+        compiled(model)(torch.ones(2, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("compiler", [keep, "inductor"], ids=["keep", "inductor"])
+def test_dropout_that_is_computed_again_draws_the_mask_of_the_forward(compiler: Any) -> None:
+    """Inductor's forward draws from a seed, which eager's kernels ignore."""
+    weight = torch.ones(64, requires_grad=True)
+
+    def dropped(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x * weight, 0.5).sin()
+
+    @torch.compile(backend="inductor")
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(dropped, x, use_reentrant=False)
+
+    with fresh(compiler):
+        for _ in range(2):
+            weight.grad = None
+            out = function(torch.full((64,), 0.3))
+            out.sum().backward()
+            assert 0 < int((out == 0).sum()) < 64
+            assert torch.equal(weight.grad == 0, out == 0)
+    (reason,) = compiled_autograd.stats().called_reasons
+    assert "seed" in reason

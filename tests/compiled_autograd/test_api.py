@@ -16,6 +16,7 @@ from compiled_autograd.errors import (
     UnboundOperatorError,
 )
 from compiled_autograd.program import cudagraphs
+from compiled_autograd.session import fallback
 from tests.compiled_autograd.support import fresh, keep
 
 
@@ -342,7 +343,7 @@ def test_an_unknown_torch_runs_in_eager_and_says_so_once(monkeypatch, recwarn):
     problem = _torch.hook_problem(OtherProtocol)
     assert "begin_capture(self, everything) has other parameters than we know" in problem
     monkeypatch.setattr(_torch, "HOOK_PROBLEM", problem)
-    api._warn_of_unknown_torch.cache_clear()
+    fallback._warn_of_unknown_torch.cache_clear()
     try:
         for _ in range(2):
             with compiled_autograd.enable(keep):
@@ -352,7 +353,7 @@ def test_an_unknown_torch_runs_in_eager_and_says_so_once(monkeypatch, recwarn):
         assert compiled_autograd.stats().captures == 0
         assert len([w for w in recwarn if "everything runs in eager" in str(w.message)]) == 1
     finally:
-        api._warn_of_unknown_torch.cache_clear()
+        fallback._warn_of_unknown_torch.cache_clear()
 
 
 def test_together_with_torchs_own_compiled_autograd():

@@ -102,12 +102,16 @@ def test_several_gradients_and_inputs_that_are_no_tensors(compiler):
     check(mixed, compiler, captures=1)
 
 
+@pytest.mark.parametrize("by", ["method", "attribute"])
 @pytest.mark.parametrize("materialize", [True, False])
-def test_missing_gradients_are_materialized_or_not(materialize):
+def test_missing_gradients_are_materialized_or_not(materialize, by):
     class Two(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
-            ctx.set_materialize_grads(materialize)
+            if by == "method":
+                ctx.set_materialize_grads(materialize)
+            else:
+                ctx.materialize_grads = materialize
             return x * 2, x * 3
 
         @staticmethod

@@ -12,7 +12,6 @@ from torch.fx._symbolic_trace import is_fx_tracing
 
 import compiled_autograd
 from compiled_autograd.capture.hook import GraphCompiler
-from compiled_autograd.session.session import Installation
 from fake.tracing.compiling import compiling
 from tests.compiled_autograd.support import dynamo_eager, keep
 
@@ -152,18 +151,3 @@ def test_a_trace_of_another_thread_is_not_anomaly_mode():
     with torch.autograd.detect_anomaly(check_nan=False):
         training(2, keep, (3,))
     assert compiled_autograd.stats().fallback_reasons == {"anomaly mode": 1}
-
-
-def test_a_finalizer_may_come_in_while_sessions_are_counted():
-    installation, events = Installation(), []
-
-    def install():
-        events.append("on")
-        installation.release_from_finalizer()  # as the garbage collector would, in the middle
-        return lambda: events.append("off")
-
-    installation.acquire()
-    installation.install = install
-    installation.release()
-    installation.acquire()
-    assert events == ["on", "off"]

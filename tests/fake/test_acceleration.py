@@ -11,14 +11,12 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils import _pytree as pytree
 
 import fake
 from fake import acceleration
 from fake.acceleration import accelerated_cache_info
 from fake.seam.patches import LEDGER
 from fake.symbols.node import OPERATORS
-from fake.tracing.shortcuts import leaves_of_arguments
 from tests.fake.support import structure
 
 
@@ -243,28 +241,6 @@ def test_texts_of_graphs_are_made_only_if_they_are_read(log, monkeypatch):
     finally:
         torch._logging.set_logs()
     assert bool(made) == (log is not None)
-
-
-ARGUMENTS = {
-    "nested": ((1, [2.5, None]), {"a": (torch.float32, {"b": "c"})}),
-    "immutable": (torch.fx.immutable_collections.immutable_list([1, 2]), slice(1, None, 2)),
-    "named tuple": (torch.return_types.max((1, 2)), torch.Size([3, 4])),
-    "empty": ((), {}, [[]]),
-}
-
-
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_leaves_of_arguments_are_pytrees(name):
-    assert list(leaves_of_arguments(ARGUMENTS[name])) == list(pytree.tree_iter(ARGUMENTS[name]))
-
-
-@pytest.mark.skipif(
-    "tree_iter" not in torch.fx.Graph.create_node.__code__.co_names, reason="this torch does not warn"
-)
-def test_raw_symbolic_numbers_are_still_warned_of():
-    number = fake.FakeTensorMode(shape_env=fake.ShapeEnv()).from_tensor(torch.zeros(5, 3), name="x").shape[0]
-    with fake.accelerate(), pytest.warns(UserWarning, match="Raw SymInt value"):
-        torch.fx.Graph().create_node("call_function", torch.add, (1, [number]))
 
 
 def test_a_transposition_in_place_meets_the_size_of_a_storage():

@@ -15,7 +15,7 @@ import fake
 from fake import FakeTensorMode
 from fake.seam.patches import LEDGER
 from fake.symbols.node import OPERATORS, LeanNode
-from fake.tracing.collector import RarerCollection
+from fake.tracing.collector import YOUNG_COLLECTIONS
 from tests.fake.support import dynamic
 
 OPERATIONS = [operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, max, min]
@@ -89,9 +89,9 @@ def test_operators_are_torchs_where_no_mode_has_symbols_and_nothing_is_compiled(
 def test_the_collector_is_put_back():
     before = gc.get_threshold()
     with fake.accelerate():
-        assert gc.get_threshold()[0] == RarerCollection.OBJECTS
+        assert gc.get_threshold() == (*before[:2], YOUNG_COLLECTIONS)
         with fake.accelerate():
-            assert gc.get_threshold()[0] == RarerCollection.OBJECTS
+            assert gc.get_threshold() == (*before[:2], YOUNG_COLLECTIONS)
     assert gc.get_threshold() == before
     try:
         with fake.accelerate():

@@ -327,6 +327,9 @@ def test_real_tensors_travel_along_if_asked():
                 assert torch.equal(y.real_tensor, torch.tensor([2.0, 0.0, 4.0]))
             assert type(y) is FakeTensor
             assert torch.nonzero(y).real_tensor.shape == (2, 1)
+        with FakeTensorMode():
+            branch = torch.cond(torch.ones(3).sum() > 0, torch.sin, torch.cos, (torch.ones(3),))
+        assert (type(branch), branch.shape) == (FakeTensor, (3,))
 
 
 def test_item_is_remembered_until_the_tensor_is_written():

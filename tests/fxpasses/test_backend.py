@@ -93,6 +93,7 @@ def test_report_writes_readable_files(tmp_path):
         "backward.py",
         "passes.txt",
         "partition.txt",
+        "graph.json",
     }
     text = (folder / "backward.py").read_text()
     assert "gradient of" in text

@@ -14,7 +14,9 @@ from torch import nn
 import compiled_autograd
 import fake
 from compiled_autograd.session.node_sessions import node_sessions
-from compiled_autograd.session.session import installation
+from fake.seam.patches import LEDGER, When
+from tests.compiled_autograd.support import assert_same
+from tests.compiled_autograd.test_traced_hooks import trained
 
 OPTIONS = {"compiled_autograd": True, "compiler": "eager"}
 
@@ -163,17 +165,18 @@ def training_step(run: Any, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("whole", [False, True], ids=["model", "step"])
 def test_nothing_stays_installed_once_the_compiled_graphs_are_gone(whole: bool) -> None:
     gc.collect()
-    assert installation._users == len(node_sessions._sessions) == 0
+    entry = LEDGER.of(When.SESSION)[0]
+    assert LEDGER.users(entry) == len(node_sessions._sessions) == 0
     what = training_step if whole else model()
     compiled: Any = torch.compile(what, backend="fxpasses", options=OPTIONS)
     for batch in (3, 4, 5):
         compiled(model(), torch.ones(batch, 4)) if whole else training_step(compiled, torch.ones(batch, 4))
-    assert installation._users > 0
+    assert LEDGER.users(entry) > 0
     del compiled, what
     torch._dynamo.reset()
     compiled_autograd.reset()
     gc.collect()
-    assert installation._users == len(node_sessions._sessions) == 0
+    assert LEDGER.users(entry) == len(node_sessions._sessions) == 0
 
 
 def test_only_python_nodes_can_be_named() -> None:
@@ -181,3 +184,26 @@ def test_only_python_nodes_can_be_named() -> None:
         compiled_autograd.capture_through(
             type((torch.ones(1, requires_grad=True) * 2).grad_fn), lambda graph: graph
         )
+
+
+@pytest.mark.parametrize("options", [OPTIONS, {"compiled_autograd": True}], ids=["eager", "inductor"])
+def test_hooks_of_one_graph_run_in_the_captured_pass(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Dynamo meets the hooks before the backend is asked for anything."""
+    expected = trained(lambda model: model)
+    got = trained(lambda model: torch.compile(model, backend="fxpasses", fullgraph=True, options=options))
+    assert_same(expected, got)
+    stats = compiled_autograd.stats()
+    assert stats.captures
+    assert not stats.fallbacks
+    assert not stats.called_reasons
+    assert not stats.uncompiled_reasons
+    assert "failed to eagerly compile backwards" not in caplog.text
+    torch._dynamo.reset()
+    gc.collect()  # hooks and graphs are cycles; what they hold keeps capturing installed
+
+
+def test_hooks_of_one_graph_that_is_compiled_while_capturing_is_off() -> None:
+    with compiled_autograd.disable(), pytest.raises(torch._dynamo.exc.Unsupported, match="backwards hooks"):
+        trained(lambda model: torch.compile(model, backend="fxpasses", fullgraph=True, options=OPTIONS))

@@ -4,9 +4,11 @@ import pytest
 import torch
 
 import fxpasses
-from fxpasses.cli import main
-from fxpasses.demo import DemoSettings, Run, judge, train
+from fxpasses.commands.main import main
+from fxpasses.demo import training
+from fxpasses.demo.agreement import judge
 from fxpasses.demo.data import batches, standard_library_bytes
+from fxpasses.demo.training import DemoSettings, Run, train
 from fxpasses.passes import FuseScatterAdd
 
 SMALL = ["--steps", "3", "--layers", "1", "--width", "16", "--heads", "2", "--context", "16"]
@@ -27,6 +29,31 @@ def test_the_command_ends_with_the_table_and_succeeds(capsys, tmp_path):
         assert word in printed
     assert "agrees with eager" in printed
     assert (tmp_path / "graph_0" / "backward.py").exists()
+
+
+def test_a_step_that_compiles_is_no_measure_of_a_step(monkeypatch):
+    model = torch.nn.Linear(2, 1)
+    calls = []
+
+    def call(tokens, targets):
+        calls.append(tokens)
+        return model(tokens).sum()
+
+    monkeypatch.setattr(training, "_graphs", lambda: min(len(calls), 1))
+    made = Run("x", model, call)
+    made.step(torch.ones(3, 2), torch.ones(3))
+    assert made.compiled == [True]
+    made.time_again(torch.ones(3, 2), torch.ones(3))
+    assert made.step_seconds == made.repeated
+    assert made.compile_seconds == max(0.0, made.seconds[0] - made.repeated)
+    made.step(torch.ones(3, 2), torch.ones(3))
+    assert made.compiled == [True, False]
+    assert made.step_seconds == made.seconds[1]
+    made.time_again(torch.ones(3, 2), torch.ones(3))
+    assert len(calls) == 3
+    mixed = Run("x", torch.nn.Identity(), lambda *_: torch.zeros(()))
+    mixed.seconds, mixed.compiled = [40.0, 1.0, 20.0, 3.0], [True, False, True, False]
+    assert (mixed.step_seconds, mixed.compile_seconds) == (3.0, 37.0 + 17.0)
 
 
 def run(losses, gradient):
@@ -81,7 +108,12 @@ def test_the_text_is_real_and_the_batches_change():
     assert len({t for _, t in shapes}) > 5
 
 
-@pytest.mark.parametrize("wrong", [["--steps", "0"], ["--width", "10", "--heads", "4"], ["--stepz", "3"]])
+def test_a_width_that_the_heads_do_not_divide(capsys):
+    assert main(["demo", "--width", "10", "--heads", "4"]) == 2
+    assert "--width 10 must be a multiple of --heads 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [["--steps", "0"], ["--stepz", "3"]])
 def test_wrong_arguments(wrong):
     with pytest.raises(SystemExit) as caught:
         main(["demo", *wrong])

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor.codecache import CppPythonBindingsCodeCache
+from torch._inductor.cpp_builder import is_gcc
 
 from fxpasses import _torch
 from fxpasses.compiling import shared_kernels as kernels
@@ -56,6 +58,27 @@ def test_kernels_of_a_unit_take_tensors_and_numbers(threads: int) -> None:
     assert y.tolist() == [0.5, 1.0, 1.5, 2.0, 5.0]
     assert scope["other"] == 7
     assert scope["add"].__self__ is scope["scale"].__self__  # one module
+
+
+def test_local_arrays_of_kernels_do_not_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GCC 12.2 gives a tile that is still to be transposed the memory of what is gathered for its next row.
+    flags: list[tuple[str, ...]] = []
+    load = CppPythonBindingsCodeCache.load_async
+
+    def recorded(*args: Any, extra_flags: tuple[str, ...] = (), **kwargs: Any) -> Any:
+        flags.append(tuple(extra_flags))
+        return load(*args, extra_flags=extra_flags, **kwargs)
+
+    monkeypatch.setattr(CppPythonBindingsCodeCache, "load_async", recorded)
+    compiler = kernels.AsyncCompile()
+    sources = {"one": ADD, "two": SCALE, "three": WITH_HELPER}
+    types = {
+        "one": ["const float*", "float*", "const int64_t"],
+        "two": ["float*", "const int64_t", "const double"],
+    }
+    for chosen in (["one"], ["one", "two"], ["three"]):  # a unit of one, a unit, and what stays on its own
+        wait(compiler, **{k: compiler.cpp_pybinding(types.get(k, ["float*"]), sources[k]) for k in chosen})
+    assert flags == [("-fstack-reuse=none",) if is_gcc() else ()] * 3
 
 
 def test_errors_of_kernels_and_of_callers_are_python_errors() -> None:

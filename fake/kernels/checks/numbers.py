@@ -10,18 +10,21 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import OpOverload, no_dispatch
-from fake.kernels.checks.registry import check_for, refuse
+from fake.kernels.checks.registry import check_for, is_refused, refuse
 from fake.kernels.dtypes import result_type
 
 __all__ = [
     "bins_are_finite",
+    "drops_nothing",
     "ends_can_be_held",
+    "has_integer_exponents",
     "has_range",
     "has_uniform_range",
     "indices_are_filled_with_real_numbers",
     "numbers_can_be_held",
     "overflows",
     "real_numbers",
+    "softens_in_own_dtype",
     "sorted_numbers_are_real",
 ]
 
@@ -58,7 +61,7 @@ _CONVERTED_IF_ANY = {
     ("scatter", "scatter_", "index_fill", "index_fill_"): ("value",),
     ("addmm", "addmm_", "addbmm", "addbmm_", "baddbmm", "baddbmm_", "addmv", "addmv_", "addr", "addr_"): ("beta", "alpha"),
 }  # fmt: skip
-
+_CONVERTED_NAMES_IF_ANY = frozenset(name for names in _CONVERTED_IF_ANY for name in names)
 
 _NOT_CONVERTED = frozenset(
     f"{name}{suffix}"
@@ -105,6 +108,8 @@ def real_numbers(func: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
     ((None, None, 2.0), {})
     """
     converted = _converted_by(func)
+    if func._schema.name == "aten::full" and kwargs.get("dtype") is None and kwargs.get("out") is None:
+        return args, kwargs  # the number decides the dtype
     if func._schema.name in ("aten::clamp", "aten::clamp_") and args[0].is_floating_point():
         converted = frozenset(("min", "max"))
     names = [argument.name for argument in func._schema.arguments]
@@ -136,12 +141,24 @@ def _numbers(func: OpOverload, given: dict[str, Any]) -> Iterator[tuple[str, Any
             )
 
 
-def _converts_nothing(func: OpOverload, given: dict[str, Any]) -> bool:
-    """Whether eager looks at the numbers only if there are elements, and there are none."""
-    name = func._schema.name.split("::")[1]
-    return any(name in names for names in _CONVERTED_IF_ANY) and any(
+def _is_refused(func: OpOverload, given: dict[str, Any], argument: str, dtype: torch.dtype) -> bool:
+    """Whether eager refuses a number that it converts to ``dtype``."""
+    value, name = given[argument], func._schema.name.split("::")[1]
+    if name in _CONVERTED_NAMES_IF_ANY and any(
         value.numel() == 0 for value in given.values() if isinstance(value, torch.Tensor)
-    )
+    ):
+        return False  # not looked at
+    if dtype is torch.complex32 and name.startswith(("fill", "full", "new_full")):
+        dtype = torch.complex64  # what half of it does not hold becomes infinite
+    integral = type(value) is int and dtype is not torch.bool and not dtype.is_floating_point
+    if _is_clamp(func) and integral and not is_refused(_wide_bound):
+        ends = torch.iinfo(dtype)  # a bound that nothing can pass is none
+        return value > ends.max if argument == "min" else value < ends.min
+    return overflows(_as_used(func, value), dtype)
+
+
+def _wide_bound() -> torch.Tensor:
+    return torch.clamp(torch.ones(1, dtype=torch.uint8), max=300)
 
 
 @check_for(*{name for table in (_CONVERTED, _CONVERTED_IF_ANY) for names in table for name in names})
@@ -153,7 +170,7 @@ def numbers_can_be_held(func: OpOverload, given: dict[str, Any]) -> None:
     if dtype is not None and not (_is_clamp(func) and any(value != value for value in values)):
         for name, value in numbers:
             refuse(
-                overflows(_as_used(func, value), dtype) and not _converts_nothing(func, given), func,
+                _is_refused(func, given, name, dtype), func,
                 f"value {value!r} of argument {name!r} cannot be converted to type {dtype} without overflow",
             )  # fmt: skip
 
@@ -165,7 +182,7 @@ def _computed_in(func: OpOverload, given: dict[str, Any], numbers: list[Any]) ->
         dtype = given.get("dtype") or torch.get_default_dtype()
         return torch.float64 if dtype in _LOW_PRECISION else dtype
     if name == "full":
-        return given.get("dtype") if given.get("out") is None else given["out"].dtype
+        return given["out"].dtype if given.get("out") is not None else given["dtype"] or result_type(numbers)
     if name in ("full_like", "new_full"):
         return given.get("dtype") or given["self"].dtype
     if name in (
@@ -325,3 +342,35 @@ def has_range(func: OpOverload, given: dict[str, Any]) -> None:
     for name, value in (("from", low), ("to - 1", high - 1)):
         if isinstance(value, int):  # sizes are held by any dtype that indices have
             refuse(not limits[0] <= value <= limits[1], func, f"{name} is out of bounds for {dtype}")
+
+
+@check_for("_scaled_dot_product_flash_attention_for_cpu")
+def drops_nothing(func: OpOverload, given: dict[str, Any]) -> None:
+    """The CPU's kernel has no dropout."""
+    dropout = given["dropout_p"]
+    refuse(
+        dropout != 0.0, func, f"currently does not support dropout > 0 (argument 'dropout_p' is {dropout})"
+    )
+
+
+@check_for("_softmax", "_log_softmax")
+def softens_in_own_dtype(func: OpOverload, given: dict[str, Any]) -> None:
+    """Only GPUs' kernels convert on the way."""
+    refuse(
+        given["half_to_float"] and given["self"].device.type == "cpu", func,
+        "softmax with half to float conversion is not supported on CPU (argument 'half_to_float')",
+    )  # fmt: skip
+
+
+@check_for("frexp")
+def has_integer_exponents(func: OpOverload, given: dict[str, Any]) -> None:
+    """Exponents are written as integers of 32 bits, in releases whose kernel does not cast them."""
+    exponents = given.get("exponent")
+    refuse(
+        exponents is not None and exponents.dtype is not torch.int32 and is_refused(_wide_exponents), func,
+        f"expects exponent to have dtype torch.int32 but got {None if exponents is None else exponents.dtype}",
+    )  # fmt: skip
+
+
+def _wide_exponents() -> Any:
+    return torch.frexp(torch.ones(1), out=(torch.ones(1), torch.ones(1, dtype=torch.int64)))

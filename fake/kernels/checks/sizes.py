@@ -35,6 +35,7 @@ __all__ = [
     "pools_something",
     "random_numbers_are_floating",
     "reduces_dimension",
+    "reduces_segments",
     "reduces_something",
     "sorts_along_a_dimension",
     "spaces_are_numbers",
@@ -436,3 +437,41 @@ def spaces_are_numbers(func: OpOverload, given: dict[str, Any]) -> None:
         "not implemented for torch.bool (argument 'dtype')",
         NotImplementedError,
     )
+
+
+@check_for("segment_reduce")
+def reduces_segments(func: OpOverload, given: dict[str, Any]) -> None:
+    """Segments are told by integers, along the last dimension of these, and there are some."""
+    data, axis, reduce = given["data"], given["axis"], given["reduce"]
+    name = "lengths" if given["lengths"] is not None else "offsets"
+    segments = given[name]
+    refuse(
+        reduce not in ("sum", "mean", "max", "min", "prod"), func,
+        f"reduce argument must be either sum, prod, mean, max or min, got {reduce}",
+    )  # fmt: skip
+    if segments is None:
+        return
+    refuse(
+        name == "lengths" and not given["unsafe"] and segments.numel() == 0, func,
+        f"expected reduction dim to be specified for {name}.numel() == 0: there is no segment",
+    )  # fmt: skip
+    if data.numel() == 0:
+        return
+    axis = wrapped_dim(func, axis, data.dim())
+    refuse(
+        axis != segments.dim() - 1, func,
+        f"expected axis to be the last dimension of {name} but got {axis} for {segments.dim()} dimensions",
+    )  # fmt: skip
+    if data.device.type == "cpu":
+        integral = segments.dtype in (torch.int32, torch.int64)
+        refuse(
+            not integral, func,
+            f"not implemented for {segments.dtype} (argument '{name}')",
+            NotImplementedError,
+        )  # fmt: skip
+        refuse(
+            not data.dtype.is_floating_point,
+            func,
+            f"not implemented for {data.dtype} (argument 'data')",
+            NotImplementedError,
+        )

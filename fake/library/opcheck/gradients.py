@@ -81,8 +81,13 @@ def check(op: Any, call: Call) -> str:
 
 # --- values ----------------------------------------------------------------------------------------
 def _calls(op: Any, call: Call) -> Iterator[Call]:
-    """The calls for which the formula is compared: the sample, other sizes, other numbers."""
+    """The calls for which the formula is compared: the sample, other signs, other sizes, other numbers."""
     yield call
+    yield call.map(
+        lambda t: (-t.detach()).requires_grad_(t.requires_grad) if differentiable(t) else t,
+        "values negated",
+        "value",
+    )
     whole = with_defaults(op._schema, call)
     needs = [t.requires_grad for t in whole.tensors]
 
@@ -118,7 +123,7 @@ def _check_values(op: Any, call: Call, claimed: bool) -> list[str]:
         if doubtful:
             # The sample may sit on a kink; what is wrong there must be wrong beside it, too.
             moved = {c.name: c for c in reversed(compare_formula(op, jittered(double)) or []) if _bad(c)}
-            if not moved and any(c.verdict == "undecided" for c in doubtful):
+            if not moved and variation.kind != "value" and any(c.verdict == "undecided" for c in doubtful):
                 notes["the operator's values do not decide the gradient of " + doubtful[0].name] = None
             _raise_wrong(op, variation, [moved[c.name] for c in doubtful if c.name in moved], claimed)
         compared += 1

@@ -66,6 +66,10 @@ class _CheckNamesError(LibraryError, ValueError):
     """Unknown names of checks, or tolerances that do not belong together."""
 
 
+class _SampleError(LibraryError, TypeError):
+    """A sample that is not a list of arguments."""
+
+
 def resolve(op: Any) -> Any:
     """The ``OpOverload`` that ``op`` stands for.
 
@@ -116,6 +120,7 @@ def opcheck(
         CheckFailure: a check failed and ``raise_exception`` is true. It is an `OpCheckError` with the problem, the
             evidence and a fix.
         ValueError: ``op`` is no operator, a check's name is unknown, or one tolerance is missing.
+        TypeError: ``args`` is no tuple or list, as when one tensor is passed as it is, or ``kwargs`` no mapping.
 
     >>> import torch
     >>> print(opcheck(torch.ops.aten.sin.default, (torch.randn(3),), test_utils="test_schema"))
@@ -125,6 +130,12 @@ def opcheck(
     if (rtol is None) != (atol is None):
         raise _CheckNamesError("opcheck(op, ...): if you specify one of rtol/atol, you must specify both")
     overload = resolve(op)
+    if not isinstance(args, (tuple, list)) or not (kwargs is None or isinstance(kwargs, Mapping)):
+        wrong = ("args", args) if not isinstance(args, (tuple, list)) else ("kwargs", kwargs)
+        raise _SampleError(
+            f"opcheck({_torch.op_overload_name(overload)}, ...): {wrong[0]} is a {type(wrong[1]).__name__}; pass the sample "
+            "as opcheck(op, (x, y), {'name': value}), a tuple also for one argument: (x,)"
+        )
     if test_utils is None:
         names: tuple[str, ...] = DEFAULT_TEST_UTILS
     elif test_utils == "ALL":

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fake.library import _torch
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors
 from fake.library.opcheck.result import CheckFailure, Evidence
 from fake.library.opcheck.sizes import plan_sizes
+from fake.seam.dispatch import TorchDispatchMode
 
 __all__ = ["NAME", "check"]
 

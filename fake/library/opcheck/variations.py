@@ -173,7 +173,7 @@ def _other_values(name: str, value: Any, rank: int, strings: tuple[str, ...]) ->
             return [dim for dim in range(-rank, rank) if dim != value]
         return [new for new in dict.fromkeys((value + 1, value - 1, 2 * value)) if new >= min(value, 0)]
     if isinstance(value, float):
-        return [new for new in dict.fromkeys((value * 0.5, value + 1.0, 0.25)) if new != value]
+        return [new for new in dict.fromkeys((-value, value * 0.5, value + 1.0, 0.25)) if new != value]
     if isinstance(value, str):
         return [new for new in strings if new != value]
     if isinstance(value, torch.dtype):

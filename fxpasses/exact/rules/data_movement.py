@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
+from fake.seam.dispatch import collectives
+from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses.exact.arithmetic import Arithmetic, Dual
 from fxpasses.exact.fields import LEVELS
 from fxpasses.exact.rules.table import named, rule
@@ -86,7 +87,7 @@ def _is_integer(value: Any) -> bool:
         "squeeze_copy unsqueeze_copy slice_copy select_copy expand_copy transpose_copy t_copy detach_copy alias_copy index_copy "
         "swapaxes swapdims im2col channel_shuffle rot90 _to_dense"
     ),
-    *named("wait_tensor", torch.ops._c10d_functional),
+    *named("wait_tensor", collectives),
 )
 def _moved(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
     kwargs.pop("memory_format", None)

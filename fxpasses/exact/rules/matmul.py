@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fake.seam.dispatch import collectives
 from fxpasses.exact.arithmetic import Arithmetic, Dual, stacked
 from fxpasses.exact.rules.table import named, rule
 
@@ -126,7 +127,7 @@ def _adaptive_avg_pool2d(m: Arithmetic, op: Any, a: Dual, output_size: Any) -> D
     return stacked(cells, -1).map(lambda t: t.reshape(size))
 
 
-@rule(*named("all_reduce", torch.ops._c10d_functional))
+@rule(*named("all_reduce", collectives))
 def _all_reduce(m: Arithmetic, op: Any, a: Dual, how: str, group: Any) -> Any:
     # Each element depends on the elements at its place in all processes; of how, only the reduction and the group are known.
     if not isinstance(a, Dual):

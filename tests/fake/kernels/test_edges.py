@@ -25,7 +25,16 @@ NUMBERS = [
     1j,
     2 + 0j,
 ]
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.int8, torch.uint8, torch.int64, torch.complex64]
+DTYPES = [
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.int8,
+    torch.uint8,
+    torch.int64,
+    torch.complex32,
+    torch.complex64,
+]
 
 
 def zeros(dtype, *sizes):
@@ -37,6 +46,9 @@ WITH_A_NUMBER = {
     "where, first": lambda d, n: torch.where(zeros(torch.bool), n, zeros(d)),
     "scalar_tensor": lambda d, n: torch.scalar_tensor(n, dtype=d),
     "full": lambda d, n: torch.full((2,), n, dtype=d),
+    "full_like": lambda d, n: torch.full_like(zeros(d), n),
+    "clamp": lambda d, n: torch.clamp(zeros(d), max=n),
+    "clamp_min": lambda d, n: zeros(d).clamp_min(n),
     "fill_": lambda d, n: zeros(d).fill_(n),
     "masked_fill": lambda d, n: zeros(d).masked_fill(zeros(torch.bool), n),
     "index_fill": lambda d, n: zeros(d).index_fill(0, zeros(torch.int64), n),
@@ -63,7 +75,7 @@ def outcome(call):
 def test_numbers_at_the_edge_of_a_dtype(name):
     call, seen = WITH_A_NUMBER[name], set()
     for dtype in [d for d in DTYPES if "lerp" not in name or d.is_floating_point or d.is_complex]:
-        for number in NUMBERS:
+        for number in (*NUMBERS, 2**63):
             expected = outcome(lambda: call(dtype, number))  # noqa: B023 - called at once
             with fake.FakeTensorMode():
                 assert outcome(lambda: call(dtype, number)) == expected, (dtype, number)  # noqa: B023
@@ -79,6 +91,11 @@ ACCEPTED = {
     "to the right": lambda: zeros(torch.bool, 2, 3).t() >> 1,
     "no labels": lambda: F.cross_entropy(zeros(torch.float32, 0, 3), zeros(torch.int64, 0)),
     "no labels, summed": lambda: F.nll_loss(zeros(torch.half, 0, 3), zeros(torch.int64, 0), reduction="sum"),
+    "a number that decides the dtype": lambda: tuple(torch.full((2,), n) for n in (1 + 0j, 2, True, 0.5)),
+    "a complex number in a mask": lambda: zeros(torch.bool).masked_fill(zeros(torch.bool), 2j),
+    "a complex tensor in a mask": lambda: zeros(torch.half).masked_fill(
+        zeros(torch.bool), torch.ones((), dtype=torch.complex32)
+    ),
     "no labels, smoothed": lambda: F.cross_entropy(
         zeros(torch.float32, 0, 3), zeros(torch.int64, 0), label_smoothing=0.1
     ),
@@ -142,6 +159,28 @@ REFUSED = {
     "negative padding": lambda: F.unfold(torch.ones(1, 1, 4, 4), 2, padding=-1),
     "no factor": lambda: F.pixel_shuffle(torch.ones(1, 4, 2, 2), 0),
     "no dimension": lambda: torch.mvlgamma(torch.ones(3), 0),
+    "more than the default dtype holds": lambda: torch.full((2,), 1e300),
+    "more than an integer holds": lambda: torch.full((2,), 2**63),
+    "dropout below zero": lambda: F.scaled_dot_product_attention(
+        *[torch.ones(1, 1, 2, 8)] * 3, dropout_p=-0.1
+    ),
+    "another dtype on the way": lambda: torch.ops.aten._softmax(zeros(torch.half), 0, True),
+    "gradients of another dtype": lambda: torch.ops.aten._softmax_backward_data(
+        torch.ones(3), zeros(torch.half), 0, torch.float32
+    ),
+    "no bins": lambda: torch.histogramdd(torch.ones(4, 2), [0, 3]),
+    "a range from right to left": lambda: torch.histogramdd(
+        torch.ones(4, 2), [1, 1], range=[1.0, 0.0, 0.0, 1.0]
+    ),
+    "segments without a name": lambda: torch.segment_reduce(torch.ones(5), "bad", lengths=torch.tensor([5])),
+    "segments across": lambda: torch.segment_reduce(
+        torch.ones(2, 5), "max", lengths=torch.tensor([[5], [5]])
+    ),
+    "segments of integers": lambda: torch.segment_reduce(torch.arange(5), "sum", lengths=torch.tensor([5])),
+    "segments of some length": lambda: torch.segment_reduce(
+        torch.ones(1), "sum", lengths=torch.tensor([1.0])
+    ),
+    "no segments": lambda: torch.segment_reduce(torch.ones(0), "sum", lengths=zeros(torch.int64, 0)),
     "a complex boundary": lambda: torch.bucketize(2 + 0j, torch.ones(3)),
 }
 
@@ -153,15 +192,47 @@ def test_what_eager_refuses(name):
         assert outcome(REFUSED[name]) == "refused"
 
 
-def test_groups_with_gaps():
-    """Some releases of torch refuse them."""
+AS_IN_EAGER = {
+    "groups with gaps": lambda: torch.native_group_norm(torch.ones(1, 2, 4).mT, None, None, 1, 4, 2, 2, 1e-5),
+    "wide exponents": lambda: torch.frexp(torch.ones(3), out=(torch.ones(3), zeros(torch.int64))),
+    "a bound below all": lambda: zeros(torch.uint8).clamp(max=-1),
+}
+"""What some releases of torch refuse."""
 
-    def call():
-        return torch.native_group_norm(torch.ones(1, 2, 4).mT, None, None, 1, 4, 2, 2, 1e-5)
 
-    expected = outcome(call)
+@pytest.mark.parametrize("name", AS_IN_EAGER)
+def test_what_some_releases_refuse(name):
+    expected = outcome(AS_IN_EAGER[name])
     with fake.FakeTensorMode():
-        assert outcome(call) == expected
+        assert outcome(AS_IN_EAGER[name]) == expected
+
+
+VIEWS = {
+    "view": lambda x: x.view(1, *x.shape),
+    "flatten": lambda x: x.flatten(),
+    "ravel": torch.ravel,
+    "unflatten": lambda x: x.unflatten(-1, (1, -1, 1)),
+    "unfold": lambda x: x.unfold(-1, 1, 1),
+    "einsum": lambda x: torch.einsum("...i,ij->...j", x, torch.ones(x.shape[-1], 2)),
+    "kron": lambda x: torch.kron(x, x),
+    "rot90": torch.rot90,
+    "back": lambda x: torch.rot90(x, 3, (1, 0)),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_strides_where_a_size_is_one(name):
+    """They say nothing, and are eager's all the same."""
+    for shape, stride in (
+        ((1, 3), (7, 1)),
+        ((1, 1), (12, 12)),
+        ((2, 1, 3), (3, 0, 1)),
+        ((1, 2, 1), (1, 1, 2)),
+    ):
+        expected = outcome(lambda: VIEWS[name](torch.empty_strided(shape, stride)))  # noqa: B023 - called at once
+        assert expected != "refused"
+        with fake.FakeTensorMode():
+            assert outcome(lambda: VIEWS[name](torch.empty_strided(shape, stride))) == expected, shape  # noqa: B023
 
 
 @pytest.mark.parametrize("name", ["weight", "bias"])

@@ -31,10 +31,13 @@ def test_same_as_dispatcher(name):
     op_name, scenario = SCENARIOS[name]
     op = OPS[op_name]
     op.fast_call.refresh()
-    op(*[t()] * (2 if op_name == "add_into" else 1), *{"join": [[]], "pair": [True]}.get(op_name, []))
     expected = observe(scenario, op._opoverload)
-    actual = observe(scenario, op)
-    assert actual == expected
+    for _ in range(2):  # the first call learns the kernel, the second the tensors
+        op(
+            *[t() for _ in range(2 if op_name == "add_into" else 1)],
+            *{"join": [[]], "pair": [True]}.get(op_name, []),
+        )
+        assert observe(scenario, op) == expected
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,18 @@ def test_fast_path_is_taken(op_name, args):
     with CountingDispatcher(op) as dispatcher:
         op(*args())
     assert dispatcher.count == 0
+
+
+def test_each_kind_of_tensor_is_tested_for_itself():
+    op = OPS["add_into"]
+    x = t()
+    for _ in range(3):
+        for out, added in ((t(), x), (t().double(), x.double()), (t().reshape(1, -1), x), (x, x)):
+            expected = out + 3 * added
+            with CountingDispatcher(op) as dispatcher:
+                op(out, added, 3)
+            assert dispatcher.count == 0
+            assert torch.equal(out, expected)
 
 
 def test_other_registrations_do_not_end_the_fast_path():

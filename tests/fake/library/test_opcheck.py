@@ -64,6 +64,11 @@ def test_bad_calls_of_opcheck():
         opcheck(torch.ops.aten.sin.default, (x,), rtol=1.0)
     with pytest.raises(RuntimeError, match="overloads"):
         opcheck(torch.ops.aten.add, (x, x))
+    for sample in (x, None, "x", {"x": x}):
+        with pytest.raises(TypeError, match=r"opcheck\(aten::sin, ...\): args is a .*\(x,\)"):
+            opcheck(torch.ops.aten.sin.default, sample)
+    with pytest.raises(TypeError, match="kwargs is a Tensor"):
+        opcheck(torch.ops.aten.sin.default, (x,), x)
 
 
 # --- faults that torch's own checks find -----------------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,9 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from benchmarks.probe import functional_operators, score_operator
 from fake.library import custom_op, opcheck, probe
 from fake.library.errors import ProbeError
-from fake.library.opcheck.cli import main as opcheck_command
 from fake.library.probe import UndecidedError
-from fake.library.probe.cli import main as probe_command
 from tests.fake.library.support import fresh_name
 
 r = torch.randn
@@ -223,43 +219,3 @@ def test_blind_on_torchs_operators():
     assert sum(s.found for s in scores) >= 0.8 * len(scores), json.dumps(
         [s.__dict__ for s in scores], indent=1
     )
-
-
-def test_commands(tmp_path):
-    (tmp_path / "samples.py").write_text(
-        "import torch\nfrom torch import Tensor\nfrom fake.library import custom_op\n"
-        "@custom_op('probe_command::double', mutates_args=())\n"
-        "def double(x: Tensor) -> Tensor:\n    return x * 2\n"
-        "double.register_fake(torch.empty_like)\n"
-        "samples = [(torch.randn(2, 3),), ((torch.randn(4),), {})]\n"
-    )
-    for module, expected in (("probe.cli", "def fake_kernel(x):"), ("opcheck.cli", "2 of 2 samples passed")):
-        command = [sys.executable, "-m", f"fake.library.{module}", "probe_command::double", "--samples"]
-        done = subprocess.run(
-            [*command, str(tmp_path / "samples.py")], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert expected in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text", "message"),
-    [
-        (["ns::op"], "samples = []", "holds no call"),
-        (["ns::op"], "samples = 3", "holds no call"),
-        (["ns::op"], "import torch\nsamples = [torch.ones(2)]", "not a tuple of arguments"),
-        (["ns::op"], "pass", "must define `samples`"),
-        (["aten::sinn"], "samples = [(1,)]", "there is no operator"),
-        (["no_such_module:op"], "samples = [(1,)]", "there is no module"),
-        (["torch:sinn"], "samples = [(1,)]", "did you mean sin"),
-        (["aten::sin"], None, "there is no file"),
-    ],
-)
-@pytest.mark.parametrize("command", [opcheck_command, probe_command])
-def test_commands_that_would_do_nothing(command, arguments, text, message, tmp_path, capsys):
-    if text is not None:
-        (tmp_path / "samples.py").write_text(text)
-    with pytest.raises(SystemExit) as caught:
-        command([*arguments, "--samples", str(tmp_path / "samples.py")])
-    assert caught.value.code == 2
-    assert message in capsys.readouterr().err

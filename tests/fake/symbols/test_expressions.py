@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import sympy
 import torch
 from hypothesis import given, settings
@@ -187,6 +188,20 @@ def test_unbacked_answers_hold_for_all_values_that_were_checked(
         assert truth == {True}, (name, left[0], right[0])
     if not guard_or_true(asked):
         assert truth == {False}, (name, left[0], right[0])
+
+
+def test_an_expression_in_which_sympy_recurses_without_end_stays_open() -> None:
+    shape_env = ShapeEnv()
+    FakeTensorMode(shape_env=shape_env)
+    a, b = shape_env.create_unbacked_symint(), shape_env.create_unbacked_symint()
+    for size, (low, high) in zip((a, b), RANGES.values(), strict=True):
+        torch._check(size >= low)
+        torch._check(size <= high)
+    asked = -b % a == a
+    assert not guard_or_false(asked)
+    assert guard_or_true(asked)
+    with pytest.raises(torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode):
+        bool(asked)
 
 
 def test_the_floor_of_a_negative_division_has_a_value() -> None:

@@ -105,21 +105,3 @@ def test_a_context_for_another_rank_is_refused_as_by_torch() -> None:
     with fake.accelerate(), pytest.raises(AssertionError) as found:
         converted(torch.rand(4, 6), dynamic_sizes=[STATIC])
     assert str(found.value) == str(expected.value)
-
-
-def test_texts_of_expressions_are_evaluated_as_by_torch() -> None:
-    env = ShapeEnv()
-    real = torch.rand(4, 6)
-    FakeTensorMode(shape_env=env).from_tensor(
-        real,
-        source=LocalSource("x"),
-        symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DYNAMIC, STATIC]),
-    )
-    symbol = str(next(iter(env.var_to_range)))
-    readers = [name for name in ("evaluate_symexpr", "deserialize_symexpr") if hasattr(env, name)]
-    for code in ("0", "128", symbol, f"2*{symbol} + 1", "-3", f"{symbol}**2", "7"):
-        expected = [getattr(env, name)(code) for name in readers]
-        with fake.accelerate():
-            found = [getattr(env, name)(code) for name in readers]
-        assert [str(value) for value in found] == [str(value) for value in expected]
-        assert [type(value) for value in found] == [type(value) for value in expected]

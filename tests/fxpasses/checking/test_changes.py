@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from fxpasses.checking.changes import changes
-from fxpasses.checking.local import wrong_changes
-from fxpasses.checking.values import changed_nodes
+from fxpasses.checking.changes import changed_nodes, changes
+from fxpasses.checking.values import Reference, compare
 
 aten = torch.ops.aten
 
@@ -75,14 +74,12 @@ def test_rounding_that_leaves_a_place_and_comes_back_is_no_fault():
         return scaled, call("masked", aten.mul.Tensor, d, inner)
 
     before, after = graph(scaled_then_masked), graph(reassociated)
-    inputs = [a, b, c, d, e]
-    results = [*before(*inputs), *inputs]
-    assert wrong_changes(before, after, changed_nodes(before, after), inputs, results) == []
+    reference, names = Reference(before, [a, b, c, d, e]), ["scaled", "masked", *"abcde"]
+    assert compare(reference, after, names) == []
 
     def wrong(call, a, b, c, d, e):
         scaled, masked = reassociated(call, a, b, c, d, e)
         return scaled, call("more", aten.mul.Tensor, masked, 1.2)
 
-    after = graph(wrong)
-    found = wrong_changes(before, after, changed_nodes(before, after), inputs, results)
-    assert [f.position for f in found] == [1]
+    (found,) = compare(reference, graph(wrong), names)
+    assert (found.value, found.position) == ("masked", 1)

@@ -14,7 +14,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fxpasses.checking.collectives import (
     UnknownCollective,
     collectives,
-    communicates,
     refuse_unknown,
     simulated,
 )
@@ -23,6 +22,7 @@ from fxpasses.checking.interpret import ExactRun, RoundedRun, Run
 from fxpasses.checking.lowered import differences
 from fxpasses.checking.staged import stage_repro
 from fxpasses.checking.values import Reference, compare
+from fxpasses.graphs.communication import communicates
 
 functional = torch.ops._c10d_functional
 X = torch.tensor([1.0, -4.0])

@@ -9,7 +9,6 @@ from torch import nn
 import fxpasses
 from fxpasses import StructureError, ValueMismatchError
 from fxpasses.checking.inputs import other_sizes, placeholders, symbol_bindings
-from fxpasses.checking.integers import index_bounds
 from tests.fxpasses.checking import hidden_plants as plants
 from tests.fxpasses.checking.repros import in_this_process
 
@@ -151,11 +150,6 @@ def test_a_pass_that_changed_a_branch_only_has_changed_the_graph():
     assert run.changed
     assert all(name.endswith(".sin") for name in run.modified)
     assert len(run.modified) == 2
-
-
-def test_indices_that_are_only_looked_up_are_known():
-    captured = fxpasses.capture(Lookup(), torch.arange(5))
-    assert list(index_bounds(captured.forward).values()) == [30]
 
 
 def test_sizes_are_tried_in_a_model_with_symbolic_floats():

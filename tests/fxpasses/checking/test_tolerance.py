@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import fx
@@ -58,7 +60,7 @@ def test_a_factor_is_wrong_where_the_type_can_tell(dtype, factor):
         lambda x: (aten.sin.default(x),), lambda x: (aten.mul.Tensor(aten.sin.default(x), factor),), x
     )
     assert found.fault == "value"
-    assert found.deviation.reference_error < found.deviation.error
+    assert "became" in found.problem
 
 
 def test_what_cancels_may_be_off_by_its_terms():
@@ -191,7 +193,7 @@ def test_complex_results_are_compared_whether_or_not_they_are_conjugated_in_memo
     assert not differences(conjugated, lambda x: (aten.conj_physical.default(x),), x)
     (found,) = differences(conjugated, lambda x: (aten.clone.default(x),), x)
     assert found.fault == "value"
-    assert "5 elements" in found.problem
+    assert "element [0]" in found.problem
 
 
 def test_complex_sums_in_another_order_are_right():
@@ -218,8 +220,8 @@ def test_an_error_is_told_for_the_element_that_is_named():
         lambda x: (aten.sin.default(x), aten.add.Tensor(aten.mul.Tensor(x, 3.0), 0.25)),
         x,
     )
-    assert found.deviation.index == (1,)
-    assert found.deviation.error == pytest.approx(0.25)
+    assert found.position == 1
+    assert re.search(r"element \[\d\]: (3000000 became 3000000.25|3 became 3.25)", found.problem)
 
 
 def test_zeros_in_float64_are_neither_a_finding_nor_hide_one():

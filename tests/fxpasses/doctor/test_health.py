@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fake
+from fxpasses.commands.main import main
 from fxpasses.doctor import examine
-from fxpasses.doctor.cli import main
 from fxpasses.dynamo import tracing
 from fxpasses.errors import UnknownTorchWarning
 
@@ -34,7 +34,7 @@ def step(model, x):
 
 
 def test_here_everything_that_speeds_tracing_is_on(capsys):
-    assert main([]) == 0
+    assert main(["doctor"]) == 0
     told = capsys.readouterr().out
     assert f"torch {torch.__version__}" in told
     found = {finding.name: finding for finding in examine()}
@@ -62,7 +62,7 @@ def test_an_unknown_torch_is_told_once_and_compiles_without_what_rests_on_privat
 
 
 def test_the_doctor_says_why_what_it_costs_and_what_to_do(unknown_torch, capsys):
-    assert main([]) == 0
+    assert main(["doctor"]) == 0
     told = capsys.readouterr().out
     assert f"OFF  {TRACING}: fake.accelerate() knows torch" in told
     assert f"OFF  {COPIES}: they need fake.accelerate" in told

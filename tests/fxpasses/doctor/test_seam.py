@@ -4,9 +4,11 @@ import textwrap
 
 import pytest
 import torch
+from torch._guards import ChainedSource
 
+from fake.seam.patches import Patch, When, always
+from fxpasses.commands.main import main
 from fxpasses.doctor import check_seam
-from fxpasses.doctor.cli import main
 from fxpasses.doctor.seam import uses_in
 
 ABSENT = {
@@ -27,7 +29,6 @@ SOURCE = """
     from torch import _C
     from torch._guards import Source as base, nobody
     from torch._dynamo.utils import set_example_value
-    from unittest import mock
 
     here = torch._C._dispatch_keys
     gone = _C._gone
@@ -40,33 +41,38 @@ SOURCE = """
     def call(settings, node):
         set_example_value(node)
         return settings.anything
-
-    def get_value(self, globals_):
-        return None
-
-    def patched():
-        with mock.patch.object(base, "get_value", get_value):
-            yield
 """
 
 
 def test_what_is_missing_does_not_fit_or_is_asked_for_is_found(tmp_path):
     file = tmp_path / "_torch.py"
     file.write_text(textwrap.dedent(SOURCE))
-    report = check_seam([file])
+    patch = Patch(
+        ChainedSource, "get_value", always(lambda self, globals_: None), when=When.COMPILATION, lost="a test"
+    )
+    unfit = Patch(
+        torch.nn.Module,
+        "forward",
+        always(print),
+        unfit=lambda: "forward is no function",
+        when=When.COMPILATION,
+        lost="a test",
+    )
+    report = check_seam([file], [patch, unfit])
     assert {use.name for use in report.missing} == {
         "torch._guards.nobody",
         "torch._C._gone",
         "torch._C._lost",
     }
     assert {use.name for use in report.absent} == {"torch._dynamo.config.not_there", "torch._C._perhaps"}
-    (call, missing_argument), (replaced, not_taken) = report.unfit
+    (call, missing_argument), (replaced, not_taken), (_, reason) = report.unfit
     assert call.name == "torch._dynamo.utils.set_example_value"
     assert "example_value" in missing_argument
-    assert replaced.name == "torch._guards.Source.get_value"
+    assert replaced.name == "torch._guards.ChainedSource.get_value"
     assert "locals, cache" in not_taken
+    assert reason == "forward is no function"
     assert not report.ok
-    assert f"{file.name}:10: torch._C._gone" in str(report)
+    assert f"{file.name}:9: torch._C._gone" in str(report)
 
 
 def test_a_variable_of_a_function_is_not_the_module_of_that_name():
@@ -77,7 +83,7 @@ def test_a_variable_of_a_function_is_not_the_module_of_that_name():
 
 @pytest.mark.skipif(RELEASE not in ABSENT, reason="a release of torch that was not ported to")
 def test_the_seam_fits_this_release(capsys):
-    assert main(["--torch"]) == 0
+    assert main(["doctor", "--torch"]) == 0
     told = capsys.readouterr().out.splitlines()
     names = int(told[1].split()[0])
     assert names > 700

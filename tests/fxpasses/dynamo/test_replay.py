@@ -359,3 +359,14 @@ def test_off_by_option():
     model, x = Stack(), torch.randn(3, 8)
     agree(model, compiled(model, accelerate=False), x)
     assert stats().copied_calls == 0
+
+
+def test_another_size_of_a_copied_layers_parameter_is_seen():
+    model = Stack()
+    call = compiled(model, dynamic=True)
+    agree(model, call, torch.randn(4, 8))
+    last = model.layers[-1]
+    last.linear.weight = torch.nn.Parameter(torch.randn(1, 8))  # its result is broadcast over eight columns
+    last.linear.bias = torch.nn.Parameter(torch.randn(1))
+    agree(model, call, torch.randn(4, 8))
+    agree(model, call, torch.randn(6, 8))

@@ -11,6 +11,7 @@ from torch import nn
 from fxpasses import Contract, Pass, claim, pattern_pass
 from fxpasses.passes import EliminateCommonSubexpressions
 from fxpasses.testing import NoSiteError, WrongPassError, prove
+from fxpasses.testing.plugin import prove_pass  # noqa: F401  (a fixture)
 
 aten = torch.ops.aten
 
@@ -74,3 +75,44 @@ def test_pattern_passes_and_modules():
 def test_a_pass_that_rewrites_nothing_is_no_proof():
     with pytest.raises(NoSiteError, match="changes nothing"):
         prove(HalfRight(), operator.neg, torch.randn(3))
+
+
+def test_without_a_model_a_pattern_is_proved_on_itself():
+    right = pattern_pass(
+        lambda x, y: torch.sigmoid(x) * x + y,
+        lambda x, y: nn.functional.silu(x) + y,
+        (torch.randn(2, 3),) * 2,
+        name="silu",
+    )
+    proof = prove(right, decompose=False)
+    assert proof.ok, proof
+    assert {site.setting for site in proof.sites} >= {
+        "as it is",
+        "bfloat16",
+        "not contiguous",
+        "symbolic sizes",
+        "1 for 3",
+    }
+    assert "| its pattern | bfloat16 | inference | EQUAL |" in proof.table()
+
+
+def test_conditions_under_which_a_pass_is_right_are_found():
+    flips = pattern_pass(
+        lambda x: x.exp().sum(-1),
+        lambda x: x.exp()[..., : x.shape[-1] // 2 * 2].sum(-1),
+        (torch.randn(2, 4),),
+        name="pairs",
+    )
+    proof = prove(flips, decompose=False)
+    assert [c for c in proof.conditions if "DIFFERENT where: odd sizes" in c], proof
+    with pytest.raises(WrongPassError, match="odd sizes"):
+        proof.raise_if_wrong()
+
+
+def test_the_plugin_fails_the_tests_of_wrong_passes(prove_pass):  # noqa: F811
+    def times(number):
+        return pattern_pass(lambda x: x.exp() * 2, lambda x: x.exp() * number, [torch.ones(2)], name="p")
+
+    assert prove_pass(times(2.0), lambda x: x.exp() * 2, torch.randn(2)).ok
+    with pytest.raises(WrongPassError, match="computes something else"):
+        prove_pass(times(3), lambda x: x.exp() * 2, torch.randn(2))

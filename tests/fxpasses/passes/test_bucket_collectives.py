@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import fx
 
 dist = pytest.importorskip("torch.distributed")
 if not dist.is_available():
@@ -15,6 +18,8 @@ if not dist.is_available():
 import torch.distributed._functional_collectives as collectives  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
+from fxpasses.checking.collectives import simulated  # noqa: E402
+from fxpasses.graphs.rewriting import copy_graph  # noqa: E402
 from fxpasses.passes import BucketCollectives  # noqa: E402
 from tests.fxpasses.passes.support import assert_golden, assert_left_alone, captured, rewrite  # noqa: E402
 
@@ -88,6 +93,82 @@ def test_left_alone(function):
     assert_left_alone(PASS, function, X, Y, Z)
 
 
+def gather(x):
+    return collectives.all_gather_tensor(x, 0, dist.group.WORLD)
+
+
+def scatter(x):
+    return collectives.reduce_scatter_tensor(x, "sum", 0, dist.group.WORLD)
+
+
+class _AmongThree(fx.Interpreter):
+    """Runs a graph as the first of several processes, of which the others' values are made up."""
+
+    def call_function(self, target, args, kwargs):
+        return super().call_function(simulated(target), args, kwargs)
+
+
+X_ROWS, Y_ROWS = torch.randn(2, 3), torch.randn(4)
+
+
+def messages(gm):
+    return [n.target for n in gm.graph.nodes if "gather" in str(n.target) or "scatter" in str(n.target)]
+
+
+def test_gathered_and_scattered():
+    """Of three gathers and two scatters one of each is left; the checks make up what other ranks hold."""
+
+    def f(x, y, z):
+        a, b, c = gather(x), gather(y), gather(z)
+        return a.sin(), b * 2, c + 1, scatter(a.cos()), scatter(b.tan())
+
+    gm = captured(f, X, Y, Z)
+    assert rewrite(PASS, gm)
+    assert len(messages(gm)) == 2
+
+
+def test_kinds_that_depend_on_each_other():
+    def f(x, y, z):
+        total = reduce(x) * 2
+        return gather(total), scatter(gather(y) + 1), reduce(z) + total.sum()
+
+    gm = captured(f, X, Y, Z)
+    assert rewrite(PASS, gm)
+    assert reductions(gm) == 1
+
+
+@given(
+    st.lists(
+        st.sampled_from(["reduce", "gather", "scatter", "gathered sum", "of the last"]),
+        min_size=2,
+        max_size=8,
+    )
+)
+@settings(max_examples=25, deadline=None)
+def test_any_sequence(kinds):
+    """Collectives of all kinds, of inputs and of one another, in any order: what is computed stays."""
+    makers = {
+        "reduce": reduce,
+        "gather": gather,
+        "scatter": scatter,
+        "gathered sum": lambda x: reduce(gather(x)),
+    }
+
+    def f(x, y):
+        last, results = x, []
+        for number, kind in enumerate(kinds):
+            given = last if kind == "of the last" else (x, y)[number % 2] + number
+            last = makers.get(kind, gather)(given).exp().sum() * torch.ones(2, 3)
+            results.append(last)
+        return tuple(results)
+
+    gm = captured(f, torch.ones(2, 3), torch.ones(4))
+    before = _AmongThree(copy_graph(gm)).run(X_ROWS, Y_ROWS)
+    rewrite(PASS, gm)
+    for one, other in zip(before, _AmongThree(gm).run(X_ROWS, Y_ROWS), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 PROGRAM = """
 import os
 import sys
@@ -103,14 +184,20 @@ inputs = [torch.arange(n, dtype=torch.float32) * (rank + 1) for n in (3, 5, 2)]
 
 
 def f(*tensors):
-    return [collectives.all_reduce(t * 2, "sum", dist.group.WORLD) + 1 for t in tensors]
+    gathered = [collectives.all_gather_tensor(t, 0, dist.group.WORLD) for t in tensors]
+    scattered = [collectives.reduce_scatter_tensor(t * 2, "sum", 0, dist.group.WORLD) for t in gathered]
+    sums = [collectives.all_reduce(t * 2, "sum", dist.group.WORLD) + 1 for t in tensors]
+    return *sums, *[t + 0 for t in gathered], *[t + 0 for t in scattered]
 
 
 options = {"passes": ["default", "bucket_collectives", "default"], "compiler": "eager"}
 results = torch.compile(f, backend=backend, options=options)(*inputs)
 assert stats().pass_changes["bucket_collectives"] == 1
-for n, result in zip((3, 5, 2), results):
-    assert torch.equal(result, torch.arange(n) * 6.0 + 1), result
+for n, total, gathered, scattered in zip((3, 5, 2), results, results[3:], results[6:]):
+    row = torch.arange(n, dtype=torch.float32)
+    assert torch.equal(total, row * 6 + 1), total
+    assert torch.equal(gathered, torch.cat([row, row * 2])), gathered
+    assert torch.equal(scattered, row * (1 + rank) * 4), scattered
 dist.barrier()
 os._exit(0)  # destructors of process groups may wait for threads that want the GIL
 """

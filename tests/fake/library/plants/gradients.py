@@ -191,3 +191,43 @@ right(
     lambda x, scale: torch.empty_like(x),
     lambda ctx, g: (g, None),
 )
+
+scaled = "(Tensor x, float s) -> Tensor"
+positive = lambda: ((r(3, 4).abs() + 0.5).requires_grad_(), 2.0)
+scale = lambda x, s: x.abs() * s
+right(
+    "scaled, whatever the signs",
+    positive,
+    scaled,
+    scale,
+    like,
+    lambda ctx, g: (g * ctx.others[0] * ctx.saved_tensors[0].sign(), None),
+    save,
+)
+wrong(
+    "the scale's absolute value",
+    positive,
+    scaled,
+    scale,
+    like,
+    lambda ctx, g: (g * abs(ctx.others[0]) * ctx.saved_tensors[0].sign(), None),
+    save,
+)
+wrong(
+    "the sign of x left out",
+    positive,
+    scaled,
+    scale,
+    like,
+    lambda ctx, g: (g * ctx.others[0], None),
+    save,
+)
+right(
+    "a logarithm, which has no value for other signs",
+    positive,
+    scaled,
+    lambda x, s: x.log() * s,
+    like,
+    lambda ctx, g: (g * ctx.others[0] / ctx.saved_tensors[0], None),
+    save,
+)

@@ -1,0 +1,84 @@
+"""What a call costs besides its compiled code: checks and wrappers of ``torch.compile`` and of a plan of ``fxpasses.compile``.
+
+``python -m benchmarks call_overhead``. Microseconds of CPU a call, medians of interleaved rounds; the compiled code is replaced by a
+function that returns what it returned once. With ``--whole`` the code runs, too (Inductor's takes long to compile).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fxpasses
+from fxpasses.demo.gpt import GPT
+
+CALLS = 20
+
+
+def main(argv: list[str]) -> int:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--whole", action="store_true")
+    options = parser.parse_args(argv)
+    torch.manual_seed(0)
+    model = GPT(options.layers, 8, 2, 4, 16)
+    tokens, targets = (torch.zeros(1, 4, dtype=torch.long) for _ in range(2))
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o700)
+        plan = fxpasses.compile(model, cache=directory)
+        calls: dict[str, Any] = {"eager": model, "plan": plan}
+        if options.whole:
+            calls["inductor"] = torch.compile(model)
+        training = {name: lambda call=call: call(tokens, targets).backward() for name, call in calls.items()}
+        with torch.no_grad():
+            inference = {name: lambda call=call: call(tokens, targets) for name, call in calls.items()}
+            _show("inference, whole", _times(inference, options.rounds))
+        _show("training, whole", _times(training, options.rounds))
+        with torch.no_grad():
+            result = model(tokens, targets)
+            torch._dynamo.reset()
+            dynamo = torch.compile(model, backend=lambda gm, inputs: lambda *args: (result,))
+            _return_at_once(plan, tokens, targets)
+            times = _times(
+                {"torch.compile": lambda: dynamo(tokens, targets), "plan": lambda: plan(tokens, targets)},
+                options.rounds,
+            )
+        _show("inference, around the code", times)
+        print(f"plan / torch.compile: {times['plan'] / times['torch.compile']:.2f}")
+    return 0
+
+
+def _return_at_once(compiled: fxpasses.Compiled[Any], *arguments: torch.Tensor) -> None:
+    """Put the results of one call in the place of the code of the plan."""
+    compiled(*arguments)
+    assert compiled._armed is not None
+    for _, _, plan in compiled._armed._quick:
+        outputs = plan._run(plan._inputs_of(arguments))
+        plan._run = lambda inputs, outputs=outputs: outputs
+
+
+def _times(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    for call in calls.values():
+        for _ in range(3):
+            call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.process_time()
+            for _ in range(CALLS):
+                call()
+            times[name].append((time.process_time() - start) / CALLS * 1e6)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _show(what: str, times: dict[str, float]) -> None:
+    print(f"{what}: " + ", ".join(f"{name} {value:.0f} us" for name, value in times.items()))

@@ -1,0 +1,164 @@
+"""What tuning gains: step times of tuned models over those of plain Inductor, and of the default passes over Inductor, in turns in one process.
+
+Models of transformers with random weights. Each line has the median ratio with its interval (95%), how long tuning took, what it kept,
+and how long tuning took the second time. ``--record FILE`` adds each model's ledger to a JSON file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import fxpasses
+from benchmarks._transformers import Built, build
+from fxpasses.tuning.intervals import Interval
+from fxpasses.tuning.measuring import duel
+
+_WIDE: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+}
+_TEXT: dict[str, Any] = {**_WIDE, "vocab_size": 4000}
+_IMAGE: dict[str, Any] = {**_WIDE, "image_size": 112}
+
+MODELS: dict[str, Callable[[bool], Built]] = {
+    "bert": lambda training: build("bert", "eager", 2, 128, training, **_TEXT),
+    "gpt2": lambda training: build(
+        "gpt2", "sdpa", 2, 128, training, n_embd=256, n_head=4, n_positions=256, vocab_size=4000
+    ),
+    "llama": lambda training: build("llama", "sdpa", 2, 128, training, **_TEXT, num_key_value_heads=2),
+    "gpt_neox": lambda training: build("gpt_neox", "eager", 2, 128, training, **_TEXT),
+    "t5": lambda training: build("t5", "sdpa", 2, 64, training, d_model=256, d_ff=1024, d_kv=64, vocab_size=4000),
+    "vit": lambda training: _with_images(build("vit", "sdpa", 2, 0, training, **_IMAGE), 112),
+    "resnet": lambda training: _with_images(
+        build("resnet", batch=2, training=training, embedding_size=32, hidden_sizes=[32, 64, 128], depths=[2, 2, 2]), 64
+    ),
+    "mixtral": lambda training: build(
+        "mixtral", "sdpa", 2, 64, training, **_TEXT, num_key_value_heads=2, num_local_experts=4
+    ),
+}  # fmt: skip
+
+
+def _with_images(built: Built, size: int) -> Built:
+    return Built(built.model, (torch.randn(2, 3, size, size),))
+
+
+def step(
+    compiled: Callable[..., Tensor], model: nn.Module, inputs: tuple[Any, ...], training: bool
+) -> Callable[[], None]:
+    """One training step or one call of a model."""
+    parameters = list(model.parameters())
+
+    def train() -> None:
+        for parameter in parameters:
+            parameter.grad = None
+        compiled(*inputs).float().pow(2).mean().backward()
+
+    def infer() -> None:
+        with torch.no_grad():
+            compiled(*inputs)
+
+    return train if training else infer
+
+
+def measure(name: str, training: bool, seconds: float, goal: Any, allow: list[str]) -> dict[str, Any]:
+    """Tune one model, and compare it with plain Inductor and with the default passes."""
+    torch.manual_seed(0)
+    built = MODELS[name](training)
+    model, inputs = built.model, built.inputs
+    with tempfile.TemporaryDirectory() as cache, torch.set_grad_enabled(training):
+        how = {
+            "seconds": seconds,
+            "goal": goal,
+            "allow": allow,
+            "clock": time.process_time,
+            "cache": cache,
+            "show": False,
+        }
+        start = time.process_time()
+        tuned = fxpasses.tune(model, inputs, **how)
+        took = time.process_time() - start
+        start = time.process_time()
+        again = fxpasses.tune(model, inputs, **how)
+        second = time.process_time() - start
+        found = {}
+        plain = step(torch.compile(_own(model)), model, inputs, training)
+        default = step(torch.compile(_own(model), backend="fxpasses"), model, inputs, training)
+        ours = step(tuned, model, inputs, training)
+        for label, run in (("tuned", ours), ("default", default)):
+            found[label] = duel(plain, run, clock=time.process_time, settled=lambda _: False)
+    return {
+        "model": name, "training": training, "tuned": found["tuned"], "default": found["default"], "cpu_seconds": took,
+        "second_cpu_seconds": second, "again": again.reused, "kept": list(tuned.steps), "left": [s for k in tuned.graphs for s in k.left],
+        "ledger": [entry.to_data() for entry in tuned.ledger],
+    }  # fmt: skip
+
+
+def _own(model: nn.Module) -> Callable[..., Any]:
+    """A function of its own around the model: Dynamo keeps its compilations there."""
+    return lambda *inputs: model(*inputs)
+
+
+def _mean(found: list[dict[str, Any]], label: str) -> float:
+    return math.exp(sum(math.log(one[label].middle) for one in found) / len(found))
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks tuned", description=__doc__)
+    parser.add_argument("models", nargs="*", help=f"of {', '.join(MODELS)}; all by default")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for tuning, each model")
+    parser.add_argument("--goal", default="time", choices=("time", "memory", "both"))
+    parser.add_argument(
+        "--allow", action="append", default=[], help="a pass whose results need not be eager's"
+    )
+    parser.add_argument("--only", choices=("training", "inference"))
+    parser.add_argument("--record", type=Path, help="a JSON file for figures and ledgers")
+    arguments = parser.parse_args(argv)
+    unknown = [name for name in arguments.models if name not in MODELS]
+    if unknown:
+        parser.error(f"no model is called {', '.join(unknown)}; there are {', '.join(MODELS)}")
+    console = Console(width=160)
+    table = Table(title="Processor time of a step over plain Inductor's", title_justify="left", box=None)
+    for heading in ("model", "tuned", "default passes", "tuning took", "again", "kept", "no time for"):
+        table.add_column(heading)
+    found = []
+    for name in arguments.models or MODELS:
+        for training in (True, False):
+            if arguments.only == ("inference" if training else "training"):
+                continue
+            torch._dynamo.reset()
+            one = measure(name, training, arguments.seconds, arguments.goal, arguments.allow)
+            found.append(one)
+            row = (
+                f"{name}, {'training' if training else 'inference'}", str(one["tuned"]), str(one["default"]),
+                f"{one['cpu_seconds']:.0f} s", f"{one['second_cpu_seconds']:.1f} s", ", ".join(one["kept"]) or "default",
+                ", ".join(one["left"]),
+            )  # fmt: skip
+            console.print(*row, sep="  ", highlight=False)
+            table.add_row(*row)
+            if arguments.record is not None:
+                arguments.record.write_text(json.dumps(found, default=_data, indent=1))
+    console.print(table)
+    means = {label: _mean(found, label) for label in ("tuned", "default")}
+    console.print(
+        f"geometric mean: tuned {means['tuned']:.3f}, default {means['default']:.3f}", highlight=False
+    )
+    return 0
+
+
+def _data(value: Any) -> Any:
+    assert isinstance(value, Interval)
+    return [value.low, value.middle, value.high]

@@ -1,0 +1,63 @@
+"""Operators, and the dispatcher that calls them: its keys, modes, and the kernels that torch has in Python."""
+
+from __future__ import annotations
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch._C import _DisableAutocast as DisableAutocast
+from torch._C import _dispatch_has_kernel_for_dispatch_key as has_kernel
+from torch._C import _dispatch_keys as dispatch_keys
+from torch._C import _dispatch_tls_is_dispatch_key_excluded as is_key_excluded
+from torch._C import _dispatch_tls_is_dispatch_key_included as is_key_included
+from torch._C import _get_dispatch_mode as get_dispatch_mode
+from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
+from torch._C import _len_torch_dispatch_stack as dispatch_mode_depth
+from torch._C import _len_torch_function_stack as function_mode_depth
+from torch._C import _set_grad_enabled as set_grad_enabled
+from torch._C import _TorchDispatchModeKey as TorchDispatchModeKey
+from torch._C._functorch import (
+    get_dynamic_layer_stack_depth,
+    is_functorch_wrapped_tensor,
+    peek_interpreter_stack,
+)
+from torch._decomp import decomposition_table, meta_table
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+
+__all__ = [
+    "DisableAutocast",
+    "DispatchKey",
+    "DispatchKeySet",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OpOverloadPacket",
+    "TorchDispatchMode",
+    "TorchDispatchModeKey",
+    "check",
+    "collectives",
+    "decomposition_table",
+    "disable_current_modes",
+    "dispatch_keys",
+    "dispatch_mode_depth",
+    "enable_python_dispatcher",
+    "function_mode_depth",
+    "get_dispatch_mode",
+    "get_dynamic_layer_stack_depth",
+    "has_kernel",
+    "is_any_autocast_enabled",
+    "is_functorch_wrapped_tensor",
+    "is_key_excluded",
+    "is_key_included",
+    "meta_table",
+    "no_dispatch",
+    "peek_interpreter_stack",
+    "set_grad_enabled",
+]
+
+collectives = torch.ops._c10d_functional
+"""The operators of functional collectives."""
+check = torch._check
+"""``check(condition, message)``: raises eager's ``RuntimeError`` where a condition does not hold."""

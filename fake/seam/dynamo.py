@@ -1,0 +1,25 @@
+"""``torch._dynamo``: its settings, its backends and what it compiles frames with."""
+
+from __future__ import annotations
+
+from torch._dynamo import config, convert_frame
+from torch._dynamo.backends import registry
+from torch._dynamo.eval_frame import reset_code
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.utils import counters, detect_fake_mode
+from torch._dynamo.variables import builder
+from torch._dynamo.variables.tensor import TensorVariable
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+
+__all__ = [
+    "LazyGraphModule",
+    "TensorVariable",
+    "TensorifyScalarRestartAnalysis",
+    "builder",
+    "config",
+    "convert_frame",
+    "counters",
+    "detect_fake_mode",
+    "registry",
+    "reset_code",
+]

@@ -1,0 +1,73 @@
+"""Packages whose names are imported when somebody asks for them: ``import package`` then costs next to nothing.
+
+The package writes its imports once, where type checkers read them::
+
+    if TYPE_CHECKING:
+        from package.module import name
+
+    __getattr__, __dir__ = lazy_names(__name__)
+
+>>> import sys, types
+>>> package = types.ModuleType("package")
+>>> sys.modules["package"] = package
+>>> package.__getattr__, package.__dir__ = lazy_names("package", "if TYPE_CHECKING:\\n    from math import tau as circle")
+>>> round(package.circle, 2), "circle" in dir(package)
+(6.28, True)
+>>> del sys.modules["package"]
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["lazy_names"]
+
+
+def lazy_names(
+    package: str, source: str | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The ``__getattr__`` and ``__dir__`` of a package: names that it imports under ``if TYPE_CHECKING``, and its submodules.
+
+    Args:
+        package: its name; it is being imported.
+        source: its text, by default what its loader gives.
+    """
+    module = sys.modules[package]
+
+    @functools.cache
+    def homes() -> dict[str, tuple[str, str]]:
+        text = source
+        if text is None:
+            assert module.__spec__ is not None
+            text = module.__spec__.loader.get_source(package)  # type: ignore[union-attr]
+        assert text is not None, f"the source of {package} is not there"
+        return {
+            alias.asname or alias.name: (str(statement.module), alias.name)
+            for block in ast.parse(text).body
+            if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+            for statement in block.body
+            if isinstance(statement, ast.ImportFrom)
+            for alias in statement.names
+        }
+
+    def get(name: str) -> Any:
+        if name in homes():
+            home, original = homes()[name]
+            value = getattr(importlib.import_module(home), original)
+        elif not name.startswith("_") and importlib.util.find_spec(f"{package}.{name}") is not None:
+            return importlib.import_module(f"{package}.{name}")
+        else:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=module)
+        setattr(module, name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(module), *homes()})
+
+    return get, names

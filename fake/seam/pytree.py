@@ -1,0 +1,25 @@
+"""``torch.utils._pytree``: arguments and results taken apart and put together again."""
+
+from __future__ import annotations
+
+from torch.utils._pytree import (
+    TreeSpec,
+    arg_tree_leaves,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    tree_unflatten,
+)
+
+__all__ = [
+    "TreeSpec",
+    "arg_tree_leaves",
+    "tree_flatten",
+    "tree_flatten_with_path",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "tree_unflatten",
+]

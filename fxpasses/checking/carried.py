@@ -1,0 +1,99 @@
+"""Values of nodes on one set of inputs, carried from the graph before one pass to the graph before the next one.
+
+Only what a pass changed is run: where all that the rest of the graph takes from it has the same bits, so have the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, fx
+
+from fxpasses.checking.changes import changed_nodes, taken_pairs
+from fxpasses.checking.inputs import Unsupported, cloned
+from fxpasses.checking.interpret import Run
+from fxpasses.checking.tolerance import same_bits
+from fxpasses.checking.windows import can_be_cut
+from fxpasses.graphs.aliasing import is_mutating
+
+__all__ = ["Carried", "Step"]
+
+_SEED = 20
+
+
+class Step:
+    """What a rewrite changed; found once, for all inputs.
+
+    Args:
+        before: the graph before.
+        after: the graph after.
+        bitwise: whether 0.0 and -0.0 are two values.
+        last: the rewrite before this one, of a graph of the same kind.
+    """
+
+    def __init__(
+        self, before: fx.GraphModule, after: fx.GraphModule, bitwise: bool, last: Step | None = None
+    ) -> None:
+        self.before, self.after, self.bitwise = before, after, bitwise
+        changed = changed_nodes(before, after)
+        self.names = changed[1]
+        self.follows = last is not None and not any(changed_nodes(last.after, before))
+        writes = any(n.users for gm in (before, after) for n in gm.graph.nodes if is_mutating(n))
+        is_pure = not writes and can_be_cut(before, after, changed)
+        self.taken = taken_pairs(before, after, changed) if is_pure else None
+
+
+class Carried:
+    """The values of a graph on one set of inputs.
+
+    Args:
+        inputs: of the graph.
+    """
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self._inputs = inputs
+        self.values: dict[str, Any] | None = None
+        """The values of the graph before the latest step, by name; ``None`` where they are not known."""
+
+    def agrees(self, step: Step) -> bool:
+        """Whether a rewritten graph is known to give the same bits; the steps are asked about in their order.
+
+        Raises:
+            Unsupported: the graph before cannot be run on the inputs.
+        """
+        if self.values is None or not step.follows:
+            self.values = _kept(step.before, self._inputs)
+        if step.taken is None:
+            self.values = None
+            return False
+        try:
+            made = Run(step.after).part(step.names, self.values, _SEED)
+        except Exception:  # noqa: BLE001  (the whole graph is run then, and shows whether it raises)
+            self.values = None
+            return False
+        old, new = self.values, {**self.values, **made}
+        if not all(_are_same(old[a], new[b], step.bitwise) for a, b in step.taken):
+            self.values = None
+            return False
+        self.values = new
+        return True
+
+
+def _kept(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
+    run = Run(gm, keep=True)
+    try:
+        run(cloned(inputs), _SEED)
+    except Unsupported:
+        raise
+    except Exception as error:
+        raise Unsupported(f"the graph itself raises {type(error).__name__}: {error}") from error
+    return run.values
+
+
+def _are_same(a: Any, b: Any, signs: bool) -> bool:
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(_are_same(x, y, signs) for x, y in zip(a, b, strict=True))
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and same_bits(a, b, signs)
+    return type(a) is type(b) and a == b

@@ -1,0 +1,381 @@
+"""Is a rewritten graph the same function: asked in exact arithmetic first, window by window, and in float64 where that has no answer.
+
+A window that is another function is suspected only: later calls may cancel what it does (the bias in front of a batch norm), or its inputs
+may depend on each other. Then what lies between the suspects is judged with them, and then the whole graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses.checking.changes import Change, changes, join_changes, merge_changes, taken_pairs
+from fxpasses.checking.collectives import collectives
+from fxpasses.checking.inputs import cloned
+from fxpasses.checking.interpret import ExactRun, allocates
+from fxpasses.checking.nested_graphs import inner_rewrites
+from fxpasses.checking.rounding import spacing
+from fxpasses.checking.windows import Window, can_be_cut, cut
+from fxpasses.exact import Original, Verdict
+from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT
+from fxpasses.graphs.rewriting import constants_of, copy_graph
+
+__all__ = ["Difference", "Relation", "Rewriting"]
+
+log = logging.getLogger(__name__)
+
+_SEED = 20
+_MOST_ELEMENTS = 20_000_000
+"""Values of a graph that are evaluated exactly: each takes 32 bytes and some twenty times the time that it takes in floats."""
+_CANNOT_RUN = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
+_CLEAR = 1e-3
+"""Results that differ so much in float64, relative to the largest of their tensor, are another function: nothing exact is asked."""
+Relation = Literal["same", "unproved", "other"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What shows that a graph is another function.
+
+    Attributes:
+        position: of the result, -1 where that is not known.
+        problem: in words: element, both values, on which inputs.
+        calls: names of the calls that make the difference, where that is known.
+    """
+
+    position: int
+    problem: str
+    calls: frozenset[str] = frozenset()
+
+
+class Rewriting:
+    """A graph, what a pass made of it, and inputs.
+
+    Args:
+        before: the graph before.
+        after: the graph after.
+        changed: names of the changed nodes of each.
+        inputs: what to look at them on.
+        samples: how many random samples of the inputs are looked at as well.
+        signed_zeros: whether 0.0 and -0.0 are two values.
+        known: what was found out about windows of this graph on these inputs; added to.
+        values: gives the values of the graph before, by name.
+    """
+
+    def __init__(
+        self,
+        before: fx.GraphModule,
+        after: fx.GraphModule,
+        changed: tuple[set[str], set[str]],
+        inputs: Sequence[Any],
+        samples: int,
+        signed_zeros: bool,
+        known: dict[Hashable, Relation],
+        values: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.before, self.after, self.changed, self.inputs = before, after, changed, inputs
+        self._samples, self._signed_zeros = samples, signed_zeros
+        self._known, self._values = known, values
+
+    @functools.cached_property
+    def windows(self) -> list[Window] | None:
+        """What changed, cut out; ``None`` where it cannot be."""
+        if not can_be_cut(self.before, self.after, self.changed):
+            return None
+        taken = taken_pairs(self.before, self.after, self.changed)
+        found = [change for change in changes(self.before, self.after, self.changed) if change.given]
+        if taken is None or not {pair for change in found for pair in change.given}.issuperset(taken):
+            return None
+        windows = [self._cut(change) for change in found]
+        return None if None in windows else windows  # type: ignore[return-value]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values of the graph before, by name."""
+        return self._values()
+
+    def _cut(self, change: Change) -> Window | None:
+        return cut(self.before, self.after, change, self.values)
+
+    @functools.cached_property
+    def suspects(self) -> list[Window]:
+        """The windows that are not the same function of their inputs."""
+        return [window for window in self.windows or () if self.relation(window) == "other"]
+
+    def relation(self, window: Window) -> Relation:
+        """How the two sides of a window are related as functions of its inputs."""
+        if window.key is None:
+            return self._related(window)
+        key = window.key, self._signed_zeros
+        if key not in self._known:
+            self._known[key] = self._related(window)
+        return self._known[key]
+
+    def _related(self, window: Window) -> Relation:
+        # On the inputs themselves both sides are compared in floats, anyway: random samples are what proves.
+        verdict = self._exact(window.before, window.after, window.inputs, example=False)
+        if verdict is not None and verdict.kind != "UNPROVED":
+            if verdict.kind == "EQUAL":
+                return "same"
+            return "same" if _explained_by_constants(window) else "other"
+        if verdict is not None:
+            log.debug("not proved: %s", verdict)
+        found = _differences_in_float64(window.before, window.after, window.inputs)
+        return "unproved" if found is not None and not found else "other"
+
+    def _is_let_off(self, verdict: Verdict) -> bool:
+        finding = verdict.finding
+        return (
+            not self._signed_zeros
+            and finding is not None
+            and finding.comparison.relation == "where not finite"
+        )
+
+    def _exact(
+        self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any], example: bool = True
+    ) -> Verdict | None:
+        """The exact verdict; ``None`` where there can be none."""
+        if (
+            any(True for gm in (before, after) for _ in collectives(gm))
+            or allocates(before)
+            or allocates(after)
+        ):
+            return None
+        if any(_is_exotic(value) for value in inputs) or self._is_large(before, inputs):
+            return None
+        try:
+            original = Original(before, [v.cpu() if isinstance(v, Tensor) else v for v in inputs])
+            return original.equivalent(
+                after,
+                samples=self._samples,
+                edges=(),
+                overflow=False,
+                signed_zeros=self._signed_zeros,
+                example=example,
+            )
+        except ValueError as error:
+            log.debug("there is no exact verdict: %s", error)
+            return None
+
+    def _is_large(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+        held = [self.values.get(node.name) for node in gm.graph.nodes if node.op == "call_function"]
+        return sum(v.numel() for v in (*held, *inputs) if isinstance(v, Tensor)) > _MOST_ELEMENTS
+
+    def differences(self) -> list[Difference] | None:
+        """What shows that the graph after is another function; ``None`` where neither can be run in float64."""
+        if not any(self.changed):
+            return []
+        hidden = self._in_branches_not_taken()
+        if hidden:
+            return hidden
+        if self.windows is not None and not self.suspects:
+            return []
+        clear = _differences_in_float64(self.before, self.after, self.inputs, _CLEAR)
+        if clear and not self._is_explained_by_constants():
+            return [_with_calls(difference, self._first_wrong()) for difference in clear]
+        if self.windows is not None and len(self.suspects) > 1:
+            joined = self._cut(join_changes(self.before, self.after, [w.change for w in self.suspects]))
+            if joined is not None and self.relation(joined) != "other":
+                return []
+        return self._on_the_whole()
+
+    def _in_branches_not_taken(self) -> list[Difference]:
+        """Nested graphs that these inputs do not reach, and that are other functions of what they are given."""
+        found = []
+        for inner in inner_rewrites(self.before, self.after, self.inputs):
+            if inner.called:
+                continue
+            verdict = self._exact(inner.before, inner.after, inner.inputs)
+            if verdict is not None and verdict.kind != "UNPROVED":
+                said = str(verdict.finding) if verdict.kind == "DIFFERENT" else ""
+            else:
+                said = "; ".join(
+                    d.problem for d in _differences_in_float64(inner.before, inner.after, inner.inputs) or ()
+                )
+            if said:
+                problem = f"the branch {inner.name}, which these inputs do not take: {said}"
+                found.append(Difference(-1, problem, frozenset({inner.caller})))
+        return found
+
+    def _first_wrong(self) -> frozenset[str]:
+        """The calls of the first window that is clearly another function."""
+        for window in self.windows or ():
+            if _differences_in_float64(window.before, window.after, window.inputs, _CLEAR):
+                return window.change.names
+        return frozenset()
+
+    def _is_explained_by_constants(self) -> bool:
+        return _explained_by_constants(Window(merge_changes([]), self.before, self.after, list(self.inputs)))
+
+    def _on_the_whole(self) -> list[Difference] | None:
+        verdict = self._exact(self.before, self.after, self.inputs)
+        calls = self.suspects[0].change.names if self.windows is not None and self.suspects else frozenset()
+        if verdict is not None and verdict.kind == "EQUAL":
+            return []
+        found = _differences_in_float64(self.before, self.after, self.inputs)
+        if verdict is None or verdict.kind == "UNPROVED" or self._is_let_off(verdict):
+            return found if found is None else [_with_calls(d, calls) for d in found]
+        finding = verdict.finding
+        assert finding is not None
+        if finding.node:
+            calls = next(
+                (w.change.names for w in self.suspects if finding.node in w.change.names),
+                calls or frozenset({finding.node}),
+            )
+        if self._is_explained_by_constants():
+            return []
+        return [Difference(_position(self.before, finding.output), str(finding).partition(", ")[2], calls)]
+
+
+def _with_calls(difference: Difference, calls: frozenset[str]) -> Difference:
+    return Difference(difference.position, difference.problem, calls)
+
+
+def _position(gm: fx.GraphModule, output: str) -> int:
+    """The position of a result, outputs first and then inputs."""
+    kind, _, rest = output.partition(" ")
+    if kind == "output":
+        return int(rest)
+    names = [node.name for node in gm.graph.find_nodes(op="placeholder")]
+    (returned,) = gm.graph.find_nodes(op="output")
+    count = len(returned.args[0]) if isinstance(returned.args[0], (list, tuple)) else 1
+    name = rest.removesuffix(" after the run")
+    return count + names.index(name) if kind == "input" and name in names else -1
+
+
+def _is_exotic(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_complex() or value.is_quantized)
+
+
+def _results_in_float64(gm: fx.GraphModule, inputs: Sequence[Any], poison: Any = "nan") -> list[Any] | None:
+    run = ExactRun(gm, poison)
+    try:
+        return [*run(cloned(inputs), _SEED), *run.inputs]
+    except _CANNOT_RUN:
+        return None
+
+
+def _differences_in_float64(
+    before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any], least: float = DRIFT
+) -> list[Difference] | None:
+    """The results that differ in float64 by more than it rounds; ``None`` where the graphs do not run in it."""
+    mine = _results_in_float64(before, inputs)
+    huge = _results_in_float64(before, inputs, "huge") if allocates(before) else None
+    poisons = ("nan", "huge") if allocates(after) else ("nan",)
+    drift = max(least, DRIFT if _is_plain(before) and _is_plain(after) else KERNEL_DRIFT)
+    for poison in poisons:
+        theirs = _results_in_float64(after, inputs, poison)
+        if mine is None or theirs is None or len(mine) != len(theirs):
+            return None
+        scale = 1e-4 * min(max(1.0, *(_largest(v) for v in (*mine, *inputs))), 1e3)
+        found = []
+        for position, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+            if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
+                if isinstance(a, Tensor) or isinstance(b, Tensor) or a != b:
+                    found.append(Difference(position, f"{a} became {b}"))
+                continue
+            undefined = None if huge is None else torch.isnan(a) & ~torch.isnan(huge[position])
+            wrong = _wrong_elements(a, b, drift, scale)
+            if undefined is not None:
+                wrong &= ~undefined
+            if wrong.any():
+                at = tuple(
+                    int(i) for i in torch.unravel_index(wrong.flatten().long().argmax().cpu(), a.shape)
+                )
+                where = f"element {list(at)}: " if at else ""
+                found.append(
+                    Difference(position, f"{where}{a[at].item():.9g} became {b[at].item():.9g}, in float64")
+                )
+        if found:
+            return found
+    return []
+
+
+def _is_plain(gm: fx.GraphModule) -> bool:
+    """Whether all operators are torch's own, which do not round to less than float64."""
+    return all(
+        getattr(node.target, "namespace", "aten") in ("aten", "prims", "_c10d_functional")
+        for node in gm.graph.nodes
+        if node.op == "call_function"
+    )
+
+
+def _largest(value: Any) -> float:
+    if (
+        not isinstance(value, Tensor)
+        or not value.numel()
+        or not (value.is_floating_point() or value.is_complex())
+    ):
+        return 0.0
+    return float(value.abs().double().nan_to_num(0.0, 0.0, 0.0).max())
+
+
+def _wrong_elements(a: Tensor, b: Tensor, drift: float, scale: float) -> Tensor:
+    if a.is_complex():
+        a, b = (torch.view_as_real(value.resolve_conj()) for value in (a, b))
+        return _wrong_elements(a, b, drift, scale).any(-1)
+    if not a.is_floating_point():
+        return a != b
+    both = a.isfinite() & b.isfinite()
+    size = max(_largest(torch.where(both, a, 0.0)), scale)
+    wrong = both & ((a - b).abs() > drift * size)
+    # What was not finite may become finite, and what was infinite NaN: a pass that keeps bits is held to them in its own types.
+    return wrong | (a.isfinite() & ~b.isfinite())
+
+
+def _explained_by_constants(window: Window) -> bool:
+    """Whether the sides differ by no more than half a unit in the last place of the constants that only one of them holds."""
+    held = [constants_of(gm) for gm in (window.before, window.after)]
+    fresh = {
+        name
+        for mine, others in (held, held[::-1])
+        for name, value in mine.items()
+        if value.is_floating_point() and not (name in others and torch.equal(others[name], value))
+    }
+    if not fresh:
+        return False
+    mine, theirs = (_results_in_float64(gm, window.inputs) for gm in (window.before, window.after))
+    if mine is None or theirs is None:
+        return False
+    moved = [
+        [_results_in_float64(_with_moved_constants(gm, fresh, seed), window.inputs) for seed in range(4)]
+        for gm in (window.before, window.after)
+    ]
+    for position, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        if not isinstance(a, Tensor) or not a.is_floating_point() or a.shape != b.shape:
+            if not isinstance(a, Tensor) and a == b:
+                continue
+            if not (isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b)):
+                return False
+            continue
+        reach = torch.zeros_like(a)
+        for own, runs in ((a, moved[0]), (b, moved[1])):
+            for run in runs:
+                if run is not None:
+                    reach = torch.maximum(reach, (run[position] - own).abs().nan_to_num(0.0))
+        # Four samples of a uniform distribution reach 0.8 of the way, and several constants add up.
+        allowed = 4 * reach.square().mean().sqrt() + 4 * reach
+        if bool(((a - b).abs().nan_to_num(0.0) > allowed + DRIFT * _largest(a)).any()):
+            return False
+    return True
+
+
+def _with_moved_constants(gm: fx.GraphModule, names: set[str], seed: int) -> fx.GraphModule:
+    """The graph with each element of some constants moved by up to half a unit in the last place."""
+    generator = torch.Generator().manual_seed(seed)
+    copy = copy_graph(gm, constants=True)
+    for name, value in constants_of(gm).items():
+        if name in names:
+            amount = torch.rand(value.shape, generator=generator, dtype=torch.float64).to(value.device) - 0.5
+            wide = value.double()
+            parent, _, last = name.rpartition(".")
+            module = copy.get_submodule(parent)
+            delattr(module, last)
+            setattr(module, last, wide + amount * spacing(wide.nan_to_num(), value.dtype))
+    return copy

@@ -1,0 +1,174 @@
+"""Windows: what a rewrite changed, cut out of both graphs, so that it can be judged alone.
+
+A window has the values of the graph before as its inputs. Where each window is the same function of its inputs, so are the
+graphs; and what a window rounds is measured where it is rounded, before the rest of the graph hides it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from fxpasses.checking.changes import Change
+from fxpasses.checking.interpret import allocates
+from fxpasses.graphs.aliasing import is_mutating, is_random
+from fxpasses.graphs.rewriting import value_of
+
+__all__ = ["Window", "can_be_cut", "cut"]
+
+_STEPS = 8
+"""How many calls back the two sides are followed to common inputs."""
+_MOST_FIXED = 50
+
+
+@dataclass(frozen=True)
+class Window:
+    """A change as two graphs of the same inputs.
+
+    Attributes:
+        change: the calls.
+        before: the calls of the graph before; returns what the rest of the graph takes from them.
+        after: those of the graph after.
+        inputs: the values that the inputs have in the graph before.
+    """
+
+    change: Change
+    before: fx.GraphModule
+    after: fx.GraphModule
+    inputs: list[Any]
+
+    @functools.cached_property
+    def key(self) -> Hashable | None:
+        """Equal for windows of one graph that make the same calls of the same values; ``None`` where they hold tensors."""
+        names = tuple(n.name for n in self.before.graph.find_nodes(op="placeholder"))
+        told = [_told(gm) for gm in (self.before, self.after)]
+        return None if None in told else (names, *told)
+
+
+def _told(gm: fx.GraphModule) -> Hashable | None:
+    if gm.graph.find_nodes(op="get_attr"):
+        return None
+    numbers = {node: f"%{number}" for number, node in enumerate(gm.graph.nodes)}
+    return tuple(
+        (node.op, str(node.target), str(fx.node.map_arg((node.args, node.kwargs), numbers.__getitem__)))
+        for node in gm.graph.nodes
+        if node.op != "placeholder"
+    )
+
+
+def can_be_cut(
+    before: fx.GraphModule, after: fx.GraphModule, changed: tuple[Collection[str], Collection[str]]
+) -> bool:
+    """Whether what changed is pure: nothing there calls the RNG, writes, or makes uninitialised memory, and the order of the others that do is the same.
+
+    Args:
+        before: the graph before.
+        after: the graph after.
+        changed: names of the changed nodes of each.
+    """
+    order = []
+    for gm, names in zip((before, after), changed, strict=True):
+        special = [n for n in gm.graph.nodes if n.op == "call_function" and (is_random(n) or is_mutating(n))]
+        if any(n.name in names for n in special) or allocates(gm, names):
+            return False
+        order.append([n.name for n in special])
+    return order[0] == order[1]
+
+
+def cut(
+    before: fx.GraphModule, after: fx.GraphModule, change: Change, values: Mapping[str, Any]
+) -> Window | None:
+    """Make a window of a change.
+
+    Args:
+        before: the graph before.
+        after: the graph after.
+        change: what changed.
+        values: the values of the graph before, by name.
+
+    Returns:
+        The window; ``None`` where it would take values that are no tensors or numbers.
+    """
+    names = [set(change.before), set(change.after)]
+    wanted = [[pair[side] for pair in change.given] for side in (0, 1)]
+    graphs = [{node.name: node for node in gm.graph.nodes} for gm in (before, after)]
+    for step in itertools.count():
+        parts = [_live(*side) for side in zip(graphs, names, wanted, strict=True)]
+        taken = [part[1] for part in parts]
+        # What only one side takes may be computed from what the other one takes; and no window takes several values in one.
+        odd = {
+            name
+            for mine, others in (taken, taken[::-1])
+            for name, node in mine.items()
+            if node.op == "call_function"
+            and not (is_random(node) or is_mutating(node))
+            and (
+                isinstance(values.get(name), (list, tuple))
+                or (name not in others and (step < _STEPS or _is_fixed(node)))
+            )
+        }
+        if not odd:
+            break
+        for side in names:
+            side |= odd
+    inputs = {**taken[0], **taken[1]}
+    if any(isinstance(values.get(name), (list, tuple)) or name not in values for name in inputs):
+        return None
+    made = [
+        _part(gm, part[0], inputs, out) for gm, part, out in zip((before, after), parts, wanted, strict=True)
+    ]
+    return Window(change, made[0], made[1], [values[name] for name in inputs])
+
+
+def _is_fixed(node: fx.Node) -> bool:
+    """Whether a call depends on no input, by few calls: both sides know its value, however far it is to be followed."""
+    seen, queue = {node}, [node]
+    while queue:
+        for value in queue.pop().all_input_nodes:
+            if value.op == "placeholder" or len(seen) > _MOST_FIXED:
+                return False
+            if value not in seen:
+                seen.add(value)
+                queue.append(value)
+    return True
+
+
+def _live(
+    nodes: Mapping[str, fx.Node], names: Collection[str], outputs: Collection[str]
+) -> tuple[set[str], dict[str, fx.Node]]:
+    """What a part of a graph computes its outputs with: the names of its own nodes, and the others that it takes."""
+    inside: set[str] = set()
+    taken: dict[str, fx.Node] = {}
+    queue = [nodes[name] for name in reversed(list(outputs))]
+    while queue:
+        node = queue.pop()
+        if node.name in inside or node.name in taken:
+            continue
+        if node.name not in names and node.op != "get_attr":
+            taken[node.name] = node
+            continue
+        inside.add(node.name)
+        queue += reversed(node.all_input_nodes)
+    return inside, taken
+
+
+def _part(
+    gm: fx.GraphModule, names: Collection[str], inputs: Mapping[str, fx.Node], outputs: Sequence[str]
+) -> fx.GraphModule:
+    graph = fx.Graph()
+    made: dict[str, fx.Node] = {}
+    for name in inputs:
+        made[name] = graph.placeholder(name)
+    for node in gm.graph.nodes:
+        if node.name in names and node.name not in made:
+            made[node.name] = graph.node_copy(node, lambda n: made[n.name])
+            made[node.name].meta = {"val": value_of(node)}
+    for name, node in inputs.items():
+        made[name].meta = {"val": value_of(node)}
+    graph.output(tuple(made[name] for name in outputs))
+    return fx.GraphModule(gm, graph)

@@ -1,0 +1,217 @@
+"""The caches on disk: those of compiled graphs (Inductor's directory), plans and results of tuning (FXPASSES_CACHE_DIR), and that of
+fake tensors' dispatch (FAKE_DISPATCH_CACHE). "list" sizes them up, "verify" reads each entry and exits with 1 if one is damaged, "clear" removes them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickletools
+import shutil
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fxpasses.commands.outcome import Outcome, UsageError, working
+from fxpasses.plans.errors import PlanFileError
+from fxpasses.plans.store import cache_directory, check_owner, read_sections
+from fxpasses.tuning.kept import read_result
+
+HELP = "list, verify or clear the caches on disk"
+_CACHES = ("inductor", "plans", "tuned", "fake")
+_OWN_FILES = {
+    "fake": ("*.segment",),
+    "plans": ("*/*.plan", "kernels/*.so", "sources/*"),
+    "tuned": ("tuned/*/*.json",),
+}
+_PICKLED = ("aotautograd", "fxgraph")
+"""Folders of Inductor's directory whose files are pickles."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One folder of a cache, or for ``verify`` one file that is not used.
+
+    Attributes:
+        cache: one of the words of ``--only``.
+        path: the folder or file.
+        files: how many there are in it.
+        bytes: their size.
+        problem: what is wrong, or why it is not used.
+    """
+
+    cache: str
+    path: str
+    files: int
+    bytes: int
+    problem: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what to do, and with which cache."""
+    parser.add_argument("action", choices=("list", "verify", "clear"))
+    parser.add_argument("--only", choices=_CACHES, help="this cache only")
+    parser.add_argument(
+        "--fake-directory",
+        metavar="DIR",
+        default=os.environ.get("FAKE_DISPATCH_CACHE"),
+        help="of the dispatch cache (default: FAKE_DISPATCH_CACHE)",
+    )
+    parser.add_argument("--yes", action="store_true", help="clear without being asked")
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Do it."""
+    roots = _roots(arguments)
+    if arguments.action == "verify":
+        return _verify(roots)
+    entries = [entry for cache, root in roots.items() for entry in _folders(cache, root)]
+    if arguments.action == "list":
+        return Outcome(0, entries, lambda: _show(roots, entries))
+    if entries and not arguments.yes:
+        _confirm(entries)
+    for entry in entries:
+        path = Path(entry.path)
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    size = sum(entry.bytes for entry in entries)
+    return Outcome(
+        0, entries, lambda: print(f"removed {_size(size)} in {sum(e.files for e in entries)} files")
+    )
+
+
+def _confirm(entries: list[Entry]) -> None:
+    size = _size(sum(entry.bytes for entry in entries))
+    if not sys.stdin.isatty():
+        raise UsageError(f"this removes {size}: say so with --yes")
+    where = ", ".join(sorted({str(Path(entry.path).parent) for entry in entries}))
+    print(f"Remove {size} in {where}? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("nothing was removed")
+
+
+def _roots(arguments: argparse.Namespace) -> dict[str, Path]:
+    wanted = [arguments.only] if arguments.only else [*_CACHES]
+    roots = {}
+    if "inductor" in wanted:
+        with working("importing torch"):
+            from fxpasses._torch import compile_cache_directory
+        roots["inductor"] = Path(compile_cache_directory())
+    directory = cache_directory("auto")
+    roots |= {name: directory for name in ("plans", "tuned") if name in wanted and directory is not None}
+    if "fake" in wanted and arguments.fake_directory:
+        roots["fake"] = Path(arguments.fake_directory)
+    elif arguments.only == "fake":
+        raise UsageError(
+            "name the directory of the dispatch cache with --fake-directory, or in FAKE_DISPATCH_CACHE"
+        )
+    return roots
+
+
+def _folders(cache: str, root: Path) -> list[Entry]:
+    """What is cleared: all of Inductor's directory, by folder; of others, which the user may have named, our own files only."""
+    if cache in _OWN_FILES:
+        return [
+            Entry(cache, str(p), 1, p.stat().st_size)
+            for pattern in _OWN_FILES[cache]
+            for p in sorted(root.glob(pattern))
+            if p.is_file()
+        ]
+    found = []
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+        found.append(Entry(cache, str(path), len(files), sum(p.stat().st_size for p in files)))
+    return found
+
+
+def _verify(roots: dict[str, Path]) -> Outcome:
+    problems, looked_at = [], 0
+    with working("reading the caches") as tell:
+        for path in (
+            path
+            for folder in _PICKLED
+            if "inductor" in roots
+            for path in sorted((roots["inductor"] / folder).rglob("*"))
+            if path.is_file() and not path.name.endswith(".lock")
+        ):
+            looked_at += 1
+            tell(str(path))
+            problem = _problem_of_pickle(path)
+            if problem:
+                problems.append(Entry("inductor", str(path), 1, path.stat().st_size, problem))
+        if "fake" in roots:
+            from fake.cache.disk import segments
+
+            for segment in segments(roots["fake"]):
+                looked_at += 1
+                if segment.problem:
+                    problem = ("damaged: " if segment.damaged else "not used: ") + segment.problem
+                    problems.append(Entry("fake", str(segment.path), 1, segment.bytes, problem))
+        for cache in ("plans", "tuned"):
+            for entry in _folders(cache, roots[cache]) if cache in roots else ():
+                looked_at += 1
+                problem = _problem_of_file(Path(entry.path))
+                if problem:
+                    problems.append(replace(entry, problem=problem))
+    damaged = sum(entry.problem.startswith("damaged") for entry in problems)
+
+    def show() -> None:
+        for entry in problems:
+            print(f"{entry.path}: {entry.problem}")
+        print(f"{looked_at} files read, {damaged} damaged")
+
+    return Outcome(int(damaged > 0), {"files": looked_at, "damaged": damaged, "problems": problems}, show)
+
+
+def _problem_of_file(path: Path) -> str:
+    """Why a plan or a result of tuning is left aside, or ""."""
+    try:
+        if path.suffix == ".plan":
+            read_sections(path)
+        elif path.suffix == ".json":
+            read_result(path)
+        else:
+            check_owner(path)
+    except (PlanFileError, OSError) as error:
+        return f"damaged: {error}"
+    return ""
+
+
+def _problem_of_pickle(path: Path) -> str:
+    """Why a file is not one whole pickle, or ""; read through without being loaded: nothing in it runs."""
+    try:
+        for _ in pickletools.genops(path.read_bytes()):
+            pass
+    except (ValueError, OSError, UnicodeDecodeError) as error:
+        return f"damaged: {error}"
+    return ""
+
+
+def _show(roots: dict[str, Path], entries: list[Entry]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    for cache, root in roots.items():
+        mine = [entry for entry in entries if entry.cache == cache]
+        table = Table(box=None, header_style="bold", title=f"{cache}: {root}", title_justify="left")
+        table.add_column("entry")
+        table.add_column("files", justify="right")
+        table.add_column("size", justify="right")
+        largest = sorted(mine, key=lambda entry: -entry.bytes)
+        for entry in largest[:15]:
+            table.add_row(Path(entry.path).name, str(entry.files), _size(entry.bytes))
+        if len(largest) > 15:
+            rest = largest[15:]
+            table.add_row(
+                f"{len(rest)} more", str(sum(e.files for e in rest)), _size(sum(e.bytes for e in rest))
+            )
+        table.add_row("all", str(sum(e.files for e in mine)), _size(sum(e.bytes for e in mine)), style="bold")
+        Console().print(table)
+    if "fake" not in roots:
+        print("fake: no directory is named (FAKE_DISPATCH_CACHE)")
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

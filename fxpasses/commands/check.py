@@ -1,0 +1,103 @@
+"""Compare a model in eager, after each stage of the compilation, and compiled: results and gradients. Exits with 1 when a
+stage is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import importlib.util
+import runpy
+from pathlib import Path
+from typing import Any
+
+from fxpasses.commands.outcome import Outcome, UsageError, plain_data, working
+
+HELP = "compare a model in eager, after each stage, and compiled"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the model and how it is compiled."""
+    parser.add_argument(
+        "model",
+        help="MODULE:FUNCTION or FILE.py:FUNCTION; the function returns a model and a tuple of inputs",
+    )
+    parser.add_argument("--compiler", choices=["inductor", "eager"], default="inductor")
+    parser.add_argument("--dynamic", action="store_true", help="with symbolic sizes")
+    parser.add_argument("--no-backward", action="store_true", help="without gradients")
+    parser.add_argument(
+        "--seconds", type=float, help="how long passes are tried on made-up inputs (as long as it takes)"
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        type=_option,
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the backend, such as regions=always or memory_budget=0.5; may be given several times",
+    )
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Make the model, and check it; the table is printed when it is done."""
+    make = function_named(arguments.model)
+    with working("importing torch"):
+        from fxpasses.checking.model import check
+    made = make()
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise UsageError(
+            f"{make.__name__}() returned {type(made).__name__}; it has to return a pair: the model, and a tuple of its inputs"
+        )
+    model, inputs = made
+    result = check(
+        model,
+        inputs,
+        options={"compiler": arguments.compiler, **dict(arguments.option)},
+        dynamic=arguments.dynamic or None,
+        backward=not arguments.no_backward,
+        seconds=arguments.seconds,
+    )
+    return Outcome(0 if result.ok else 1, {"ok": result.ok, **plain_data(result)})
+
+
+def function_named(text: str) -> Any:
+    """The function that ``MODULE:NAME`` or ``FILE.py:NAME`` names. Raises: UsageError: where there is no such function."""
+    found = object_named(text, "function")
+    if not callable(found):
+        source, _, name = text.rpartition(":")
+        raise UsageError(f"{source!r} has no function {name!r}")
+    return found
+
+
+def object_named(text: str, what: str) -> Any:
+    """What ``MODULE:NAME`` or ``FILE.py:NAME`` names. Raises: UsageError: where there is no such thing."""
+    source, _, name = text.rpartition(":")
+    if not source:
+        raise UsageError(f"{text!r} has no ':{what.upper()}' at its end")
+    if source.endswith(".py"):
+        if not Path(source).is_file():
+            raise UsageError(f"there is no file {source!r}")
+        found = runpy.run_path(source)
+    else:
+        if importlib.util.find_spec(source.partition(".")[0]) is None:
+            raise UsageError(f"there is no module {source!r}; for a file, write {source}.py:{name}")
+        try:
+            found = vars(importlib.import_module(source))
+        except ModuleNotFoundError as error:
+            if error.name is None or not source.startswith(error.name):
+                raise  # the module itself imports something that is not there
+            raise UsageError(f"there is no module {error.name!r}") from error
+    if name not in found:
+        raise UsageError(f"{source!r} has no {what} {name!r}")
+    return found[name]
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """``regions=always`` as a name and a value: a Python literal, or else text."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value

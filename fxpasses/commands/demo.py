@@ -1,0 +1,37 @@
+"""Train a small GPT on the standard library's source, with the same steps in eager, fxpasses and Inductor, and compare
+losses, gradients and times. Exits with 1 when fxpasses disagrees with eager."""
+
+from __future__ import annotations
+
+import argparse
+
+from fxpasses.commands.outcome import Outcome, UsageError, positive, working
+
+HELP = "train a small GPT through the backend, next to eager and Inductor, and compare"
+_SIZES = (
+    ("steps", positive, 50, "training steps"),
+    ("layers", positive, 6, "blocks of the model"),
+    ("width", positive, 128, "width of the model"),
+    ("heads", positive, 4, "attention heads"),
+    ("context", positive, 128, "longest sequence"),
+    ("seed", int, 0, "seed of weights and batches"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the sizes of the model and of the training."""
+    for name, kind, default, text in _SIZES:
+        parser.add_argument(f"--{name}", type=kind, default=default, help=f"{text} (default {default})")
+    parser.add_argument("--report", metavar="DIR", help="write what was compiled to this directory")
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Train; the tables are printed at the end."""
+    if arguments.width % arguments.heads:
+        raise UsageError(f"--width {arguments.width} must be a multiple of --heads {arguments.heads}")
+    with working("importing torch"):
+        from fxpasses.demo.show import run_demo, show_demo
+        from fxpasses.demo.training import DemoSettings
+    sizes = {name: getattr(arguments, name) for name, *_ in _SIZES}
+    done = run_demo(DemoSettings(**sizes, report=arguments.report))
+    return Outcome(0 if done.verdict.agrees else 1, done.summary(), lambda: show_demo(done))

@@ -1,0 +1,39 @@
+"""Tell what is in force with this torch, compiler and cache, what is not, why, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+
+from fxpasses.commands.outcome import Outcome, plain_data, working
+
+HELP = "tell what is in force with this torch and compiler, what is not, and why"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--torch``."""
+    parser.add_argument(
+        "--torch",
+        action="store_true",
+        help="hold every name of torch that this package uses, and every call, against the installed torch: where a "
+        "port to another release begins; exits with 1 if something is missing",
+    )
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Look."""
+    with working("looking at torch and this machine"):
+        from fxpasses.doctor.health import examine, versions
+        from fxpasses.doctor.seam import check_seam
+
+        found = versions()
+        head = ", ".join(f"{name} {version}" for name, version in found.items())
+        if arguments.torch:
+            seam = check_seam()
+            data = {"versions": found, "ok": seam.ok, **plain_data(seam)}
+            return Outcome(0 if seam.ok else 1, data, lambda: print(head, seam, sep="\n"))
+        findings = examine()
+    data = {
+        "versions": found,
+        "findings": [{"on": finding.on, **plain_data(finding)} for finding in findings],
+    }
+    return Outcome(0, data, lambda: print(head, *findings, sep="\n"))

@@ -1,0 +1,46 @@
+"""A file of fxpasses.save: what it was made from, for which calls and which machine. All of its checksums are verified, nothing in it is run.
+The exit status is 1 if it is damaged, or the signature does not fit the key."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fxpasses.commands.outcome import Outcome
+from fxpasses.plans.archive import Archive, read_archive
+from fxpasses.plans.errors import PlanFileError
+
+HELP = "tell what is in a file of plans (model.fxp)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the file and the key."""
+    parser.add_argument("file", metavar="FILE")
+    parser.add_argument("--public-key", metavar="PEM", help="check the signature with this key")
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Read it."""
+    try:
+        archive = read_archive(Path(arguments.file), arguments.public_key)
+    except PlanFileError as error:
+        text = str(error)
+        return Outcome(1, {"problem": text}, lambda: print(text))
+    signature = "fits the key" if arguments.public_key else "not checked" if archive.signed else "none"
+    return Outcome(0, {**archive.manifest, "signature": signature}, lambda: _show(archive, signature))
+
+
+def _show(archive: Archive, signature: str) -> None:
+    manifest = archive.manifest
+    print(f"{manifest['model']}, {len(manifest['plans'])} plans, signature: {signature}")
+    for name, value in manifest["made by"].items():
+        print(f"  {name}: {value}")
+    for number, plan in enumerate(manifest["plans"]):
+        kernels = sum(name.startswith("kernel ") for name in plan["sections"])
+        print(f"plan {number}: {plan['kind']}, {kernels} libraries of kernels")
+        for name, value in [*plan["arguments"].items(), *plan["options"].items()]:
+            print(f"  {name}: {value}")
+        if plan["reads"]:
+            print(f"  reads: {', '.join(plan['reads'])}")
+    size = sum(facts["bytes"] for facts in manifest["files"].values())
+    print(f"{len(manifest['files'])} members, {size} bytes, all as the manifest says")

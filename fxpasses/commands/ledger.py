@@ -1,0 +1,59 @@
+"""What tuning found on this machine: each pass and setting that was tried on each graph, what it gave, and what the checks say.
+With --against, what became of each since another ledger; exits with 1 if a step does worse than there."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fxpasses.commands.outcome import Outcome
+from fxpasses.plans.store import cache_directory
+from fxpasses.tuning.kept import ledger_file
+from fxpasses.tuning.ledger import Entry, changes, table_of_changes, table_of_entries
+
+HELP = "print what tuning found, or compare it with another ledger"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare which ledgers."""
+    parser.add_argument(
+        "ledger",
+        nargs="?",
+        help="a directory of caches, or a file that --json wrote (default: this user's directory)",
+    )
+    parser.add_argument(
+        "--against", metavar="LEDGER", help="the ledger to compare with, given in the same way"
+    )
+    parser.add_argument("--step", help="only steps whose names begin with this: a pass, or a setting")
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Read, and compare if that is asked for."""
+    own = cache_directory("auto")
+    assert own is not None
+    entries = _read(Path(arguments.ledger) if arguments.ledger else own, arguments.step)
+    if arguments.against is None:
+        return Outcome(0, [entry.to_data() for entry in entries], lambda: _show(table_of_entries(entries)))
+    found = changes(_read(Path(arguments.against), arguments.step), entries)
+    told = [
+        {
+            "change": change.word,
+            "before": change.before and change.before.to_data(),
+            "now": change.after and change.after.to_data(),
+        }
+        for change in found
+    ]
+    worse = any(change.word == "loses" for change in found)
+    return Outcome(int(worse), told, lambda: _show(table_of_changes(found)))
+
+
+def _read(path: Path, step: str | None) -> list[Entry]:
+    if not path.exists() and path == cache_directory("auto"):
+        return []
+    return [entry for entry in ledger_file(path) if entry.step.startswith(step or "")]
+
+
+def _show(table: object) -> None:
+    from rich.console import Console
+
+    Console().print(table)

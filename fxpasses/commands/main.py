@@ -1,0 +1,157 @@
+"""Graphs, passes and compilers between eager PyTorch and Inductor.
+
+exit status: 0 all is well; 1 something is wrong with what was looked at (a check failed, the demo disagrees with eager, a pass
+was found guilty, a cache file is damaged, a step does worse than in another ledger); 2 the command line is wrong; 3 an exception was raised, by your program or here;
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import metadata
+
+import fxpasses
+from fxpasses.commands import (
+    bisect,
+    cache,
+    check,
+    demo,
+    doctor,
+    inspect,
+    ledger,
+    opcheck,
+    passes,
+    probe,
+    prove,
+    report,
+)
+from fxpasses.commands.outcome import Command, UsageError, end_quietly, plain_data
+from fxpasses.errors import BisectError, OptionsError, ReportError
+
+__all__ = ["main", "make_parser"]
+
+COMMANDS: dict[str, Command] = {
+    "demo": demo,
+    "doctor": doctor,
+    "report": report,
+    "inspect": inspect,
+    "check": check,
+    "bisect": bisect,
+    "passes": passes,
+    "prove": prove,
+    "opcheck": opcheck,
+    "probe": probe,
+    "ledger": ledger,
+    "cache": cache,
+}
+SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")
+_MISTAKES = (
+    UsageError,
+    OptionsError,
+    BisectError,
+    ReportError,
+    FileNotFoundError,
+    NotADirectoryError,
+    PermissionError,
+)
+"""What a user's mistake raises: told in one line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Returns:
+        The exit status, as ``fxpasses --help`` lists them.
+
+    Raises:
+        SystemExit: with 2 for a command line that is wrong, with 0 after ``--help`` and ``--version``.
+    """
+    arguments = make_parser().parse_args(argv)
+    if arguments.command == "completion":
+        return _print_completion(arguments.shell)
+    parser: argparse.ArgumentParser = arguments.parser
+    try:
+        with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+            outcome = arguments.run(arguments)
+        if arguments.json:
+            print(json.dumps(plain_data(outcome.data), indent=2))
+        else:
+            outcome.show()
+        sys.stdout.flush()
+        return outcome.status
+    except KeyboardInterrupt:
+        if arguments.debug:
+            raise
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        end_quietly()
+        return 0
+    except _MISTAKES as error:
+        if arguments.debug:
+            raise
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        if arguments.debug:
+            raise
+        print(_told(parser.prog, error), file=sys.stderr)
+        return 3
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="fxpasses", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=_versions())
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        added = commands.add_parser(name, help=command.HELP, description=command.__doc__, allow_abbrev=False)
+        command.add_arguments(added)
+        added.add_argument("--json", action="store_true", help="print what was found as JSON")
+        added.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        added.set_defaults(run=command.run, parser=added)
+    completion = commands.add_parser(
+        "completion",
+        help="print the completion script of a shell",
+        description='For bash: eval "$(fxpasses completion bash)"; see your shell for where such scripts are kept.',
+    )
+    completion.add_argument("shell", choices=SHELLS)
+    return parser
+
+
+def _versions() -> str:
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = "not installed"
+    return f"fxpasses {fxpasses.__version__} (torch {torch}, Python {sys.version.split()[0]})"
+
+
+def _print_completion(shell: str) -> int:
+    import shtab
+
+    print(shtab.complete(make_parser(), shell))
+    return 0
+
+
+def _told(prog: str, error: Exception) -> str:
+    """An exception in a few lines: what, where in the user's files, what was noted."""
+    ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((ours, "<")) and "site-packages" not in frame.filename
+    ]
+    frames = [frame for frame in frames if not frame.filename.startswith(os.path.dirname(os.__file__))]
+    where = [f'  File "{frame.filename}", line {frame.lineno}: {frame.line}' for frame in frames[-1:]]
+    text = f"{type(error).__name__}: {error}"
+    notes = getattr(error, "__notes__", [])
+    return "\n".join([f"{prog}: {text}", *where, *notes, "(--debug shows the traceback)"])

@@ -1,0 +1,104 @@
+"""List the passes that can be asked for by name, with their contracts and options; or tell all about some of them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from fxpasses.commands.outcome import Outcome, UsageError, plain_data, working
+
+HELP = "list the passes that can be asked for by name"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the names."""
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="tell all about these: 'fold_constants{max_bytes=16}' eliminate_dead_code (commas do as well)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Look them up."""
+    if not all(name.strip(" ,") for name in arguments.names):
+        raise UsageError("no pass is named; leave the names out for a list of all")
+    with working("importing torch"):
+        from fxpasses.pass_manager.specification import parse_pass, split_pipeline
+        from fxpasses.passes.registry import available_passes
+    available = available_passes()
+    if not arguments.names:
+        return Outcome(0, [_described(n, p) for n, p in available.items()], lambda: _show_table(available))
+    chosen = [parse_pass(text, available) for text in split_pipeline(",".join(arguments.names))]
+    return Outcome(0, [_described(str(item), item) for item in chosen], lambda: _show_each(chosen))
+
+
+def _described(name: str, item: Any) -> dict[str, Any]:
+    documented = _documented(item)
+    return {
+        "name": name,
+        "options": {key: plain_data(value) for key, value in _options(item).items()},
+        **plain_data(_contract(item)),
+        "documentation": inspect.getdoc(documented) or "",
+    }
+
+
+def _show_table(available: Mapping[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for heading in ("pass", "graphs", "numerics", "options", "what it does"):
+        table.add_column(heading, overflow="fold")
+    for name, item in available.items():
+        options = " ".join(f"{key}={value!r}" for key, value in _options(item).items())
+        summary = (inspect.getdoc(_documented(item)) or "").partition("\n")[0]
+        table.add_row(name, _graphs(item), _contract(item).numerics, options, summary)
+    Console().print(table)
+
+
+def _show_each(chosen: list[Any]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    for item in chosen:
+        console.print(str(item), style="bold", markup=False, highlight=False)
+        for field in dataclasses.fields(_contract(item)):
+            value = getattr(_contract(item), field.name)
+            described = value if isinstance(value, str) else ", ".join(sorted(value))
+            if described:
+                console.print(f"  {field.name}: {described}", markup=False, highlight=False)
+        console.print(inspect.getdoc(_documented(item)) or "", markup=False, highlight=False)
+
+
+def _contract(item: Any) -> Any:
+    from fxpasses.pass_manager.contract import Pass
+
+    return (
+        item.contract
+        if isinstance(item, Pass) or not isinstance(item.contract, property)
+        else item().contract
+    )
+
+
+def _graphs(item: Any) -> str:
+    from fxpasses.pass_manager.contract import GRAPH_KINDS
+
+    graphs = _contract(item).graphs
+    return "any" if set(graphs) == set(GRAPH_KINDS) else ", ".join(k for k in GRAPH_KINDS if k in graphs)
+
+
+def _options(item: Any) -> dict[str, Any]:
+    from fxpasses.pass_manager.contract import Pass, option_fields
+
+    values = vars(item) if isinstance(item, Pass) else {}
+    return {field.name: values.get(field.name, field.default) for field in option_fields(item)}
+
+
+def _documented(item: Any) -> Any:
+    found = getattr(item, "function", None) or getattr(item, "pattern", None) or item
+    return found if callable(found) or isinstance(found, type) else type(found)

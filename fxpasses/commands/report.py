@@ -1,0 +1,31 @@
+"""Make one HTML page of what was compiled with options={"report": DIRECTORY}: source, graphs, passes, memory, sizes, kernels."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from pathlib import Path
+
+from fxpasses.commands.outcome import Outcome
+
+HELP = "make one HTML page of what was compiled"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the directory and the file."""
+    parser.add_argument("directory", help="what options={'report': ...} named")
+    parser.add_argument("--output", metavar="FILE", help="the page (default DIRECTORY/report.html)")
+    parser.add_argument("--open", action="store_true", help="open it in the browser")
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Write the page; with ``--json`` the data is printed as well."""
+    from fxpasses.reports.page import read_report, write_page
+
+    data = read_report(arguments.directory)
+    file = Path(arguments.output or Path(arguments.directory) / "report.html")
+    if not arguments.json:
+        write_page(data, file)
+        if arguments.open:
+            webbrowser.open(file.resolve().as_uri())
+    return Outcome(0, data, lambda: print(file))

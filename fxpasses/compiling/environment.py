@@ -1,0 +1,46 @@
+"""What outside of a process decides a compilation: environment variables, and the source of these packages. Imports no torch."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from pathlib import Path
+
+__all__ = ["deciding_variables", "own_source"]
+
+_READ = (
+    "ATEN_", "CC", "CFLAGS", "CUDA", "CXX", "FXPASSES_", "KMP_", "LDFLAGS", "MKL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_",
+)  # fmt: skip
+"""Prefixes of the environment variables that compilers and kernels read."""
+
+_WITHOUT_EFFECT = (
+    "TORCH_LOGS", "TORCH_TRACE", "TORCHDYNAMO_VERBOSE", "TORCH_SHOW", "TORCH_COMPILE_DEBUG",  # messages
+    "FXPASSES_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME", "TORCHINDUCTOR_COMPILE_THREADS",  # where, and how many at once
+    "TORCHELASTIC_",  # a launcher gives each process its own
+)  # fmt: skip
+"""Those among them that make no difference to what is compiled."""
+
+
+def deciding_variables() -> dict[str, str]:
+    """The environment variables that compilers and kernels read, and their values, by factor of a compilation."""
+    return {
+        f"environment variable {name}": value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_READ) and not name.startswith(_WITHOUT_EFFECT)
+    }
+
+
+@functools.cache
+def own_source() -> str:
+    """Hash of the source of the three packages: a new version of us never runs what an old one compiled."""
+    digest = hashlib.sha256()
+    root = Path(__file__).resolve().parents[2]
+    for package in ("compiled_autograd", "fake", "fxpasses"):
+        for folder, _, names in sorted(os.walk(root / package)):
+            for name in sorted(names):
+                if name.endswith(".py"):
+                    path = os.path.join(folder, name)
+                    with open(path, "rb") as file:
+                        digest.update(f"{os.path.relpath(path, root)}\0".encode() + file.read())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,53 @@
+"""What this folder uses of torch's private names: process groups by name, their store, and the graphs that Inductor lowers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch.distributed as dist
+from torch import fx
+from torch.distributed import distributed_c10d
+
+from fake.seam.inductor import GraphLowering
+from fake.seam.patches import LEDGER, ThreadPatch, When
+
+__all__ = ["PrefixStore", "Store", "lowered_graphs", "ranks_of", "store"]
+
+Store = dist.Store
+PrefixStore = dist.PrefixStore
+
+
+def ranks_of(group: str) -> list[int]:
+    """The global ranks of a process group of this process, in order; one that cannot talk (``"fake"``) has only this rank."""
+    found = distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+    ranks = list(dist.get_process_group_ranks(found))
+    return ranks if dist.get_backend(found) != "fake" else [dist.get_rank()]
+
+
+def store() -> Any:
+    """The store through which the processes found one another: a ``Store`` with ``clone`` and ``timeout``, which its stub leaves out."""
+    return distributed_c10d._get_default_store()
+
+
+(_RUN,) = LEDGER.add(
+    ThreadPatch(
+        GraphLowering,
+        "run",
+        when=When.COMPILATION,
+        versions=None,
+        lost="ranks that differ because Inductor moved collectives in one of them",
+    )
+)
+
+
+def lowered_graphs(seen: Callable[[fx.Graph], None]) -> AbstractContextManager[None]:
+    """Within, ``seen`` is told each graph that Inductor lowers in this thread, as its own passes have left it; graphs inside not."""
+
+    def run(self: GraphLowering, *args: Any) -> Any:
+        if type(self) is GraphLowering:
+            seen(self.graph)
+        return _RUN.torchs(self, *args)
+
+    return LEDGER.using((_RUN, run))

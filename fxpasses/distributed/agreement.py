@@ -1,0 +1,403 @@
+"""Ranks agree on what they compiled before they run it, or one of them is named.
+
+The protocol, for each process group, and each compiled graph that has collectives in it: before its first call a rank counts itself in
+at the job's key-value store, no collective being used. The first one leaves its signature for the others, who compare; the last one opens the gate.
+That is five operations of the store a rank, whatever their number. Only where signatures differ do two ranks also leave everything that
+decided their compilations, and the first difference is the reason that is given.
+
+A rank that does not come is the harder case: it may still be compiling, or it runs something else and will never come. So each rank
+has a thread that waits at the store for a question, and answers with what its rank does. The first one at the gate asks those who are missing: if one of them
+is inside another compiled graph with collectives, both would wait for ever, and that is the answer.
+
+A graph that is compiled again, with a signature that was accepted for the same code, runs without asking: ranks may recompile alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import datetime
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch import fx
+
+from fxpasses.compiling.history import Compilation, explain_miss
+from fxpasses.distributed import _torch
+from fxpasses.distributed.signature import (
+    CollectiveCall,
+    Signature,
+    first_difference,
+    names_on_every_rank,
+    signatures,
+)
+from fxpasses.errors import RankMismatchError
+
+__all__ = ["Agreement"]
+
+log = logging.getLogger(__name__)
+
+_ASK_AFTER = 1.0
+"""Seconds after which the first rank at the gate asks who is missing."""
+_STUCK_AFTER = 2.0
+"""Seconds inside of another graph with collectives after which a rank will not come."""
+_SILENT_AFTER = 60.0
+"""Seconds without an answer after which a rank counts as gone."""
+_LEAVING_SECONDS = 5.0
+"""Seconds that a process waits at its end for the thread that answers."""
+
+
+@dataclasses.dataclass
+class _Here:
+    """What this rank does now, for ranks that ask."""
+
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    rounds: dict[str, int] = dataclasses.field(default_factory=dict)
+    accepted: set[tuple[str, str, Signature]] = dataclasses.field(default_factory=set)
+    running: str = ""
+    since: float = 0.0
+    calls: Counter[str] = dataclasses.field(default_factory=Counter)
+    answering: Any = None
+    leaves: bool = False
+
+    def state(self) -> dict[str, Any]:
+        """As it is sent: what runs (``""`` if nothing does that communicates), for how many seconds, how many calls each group has seen."""
+        return {
+            "running": self.running,
+            "seconds": time.monotonic() - self.since if self.running else 0.0,
+            "calls": dict(self.calls),
+        }
+
+
+_HERE = _Here()
+
+
+class Agreement:
+    """Compares what the compiled graphs of one Dynamo graph send with what other ranks' send."""
+
+    def __init__(self, made: Compilation, inputs: Sequence[str], code: str) -> None:
+        """Take down what is compiled.
+
+        Args:
+            made: everything that decides the compilation.
+            inputs: the names of the Dynamo graph's inputs, in order; ``""`` for a symbolic size, which not every rank need have.
+            code: which code is compiled: the same text when it is compiled again.
+        """
+        self._made, self._inputs, self._code = made, inputs, code
+
+    @contextmanager
+    def compiling(self, kind: str, gm: fx.GraphModule) -> Iterator[Callable[[Any], Any]]:
+        """Within, ``gm`` is compiled; gives the function that puts the gate before what came out.
+
+        Args:
+            kind: of the graph: forward, backward or inference.
+            gm: as it is handed to the compiler.
+        """
+        names = names_on_every_rank(gm.graph, self._inputs)
+        handed = signatures(gm.graph, names)
+        lowered: list[dict[str, Signature]] = []
+        if not handed:
+            yield lambda compiled: compiled
+            return
+        with _torch.lowered_graphs(lambda graph: lowered.append(signatures(graph, names))):
+            # A cache gives no graph, and several are parts of one: then Inductor's own changes are not compared.
+            yield lambda compiled: self._gated(
+                kind, handed, lowered[0] if len(lowered) == 1 else {}, compiled
+            )
+
+    def _gated(
+        self, kind: str, handed: Mapping[str, Signature], lowered: Mapping[str, Signature], compiled: Any
+    ) -> Any:
+        pending = True
+        what = f"{kind} graph of {self._code}"
+        keys = [_key(group, _torch.ranks_of(group)) for group in handed]
+
+        def run(inputs: Any) -> Any:
+            nonlocal pending
+            if pending:
+                for group, calls in handed.items():
+                    self._agree(group, what, calls, lowered.get(group))
+                pending = False
+            before, _HERE.running, _HERE.since = _HERE.running, what, time.monotonic()
+            _HERE.calls.update(keys)
+            try:
+                return compiled(inputs)
+            finally:
+                _HERE.running = before
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        run.called = [compiled]  # type: ignore[attr-defined]
+        return run
+
+    def _agree(self, group: str, what: str, calls: Signature, lowered: Signature | None) -> None:
+        if not dist.is_initialized():
+            return
+        ranks = _torch.ranks_of(group)
+        if len(ranks) < 2 or (group, what, lowered or calls) in _HERE.accepted:
+            return
+        gate = _Gate.next(group, ranks)
+        gate.come(_Offer(gate.rank, what, _digest(self._inputs), calls, lowered), self._made)
+        _HERE.accepted.add((group, what, lowered or calls))
+
+
+def _key(group: str, ranks: Sequence[int]) -> str:
+    """One name for a group on all of its ranks; groups of other ranks may have the same name."""
+    return f"{group}/{ranks[0]}.{len(ranks)}"
+
+
+class _Gate:
+    """One round at the store, for one process group."""
+
+    def __init__(self, group: str, ranks: Sequence[int], number: int) -> None:
+        self.rank, self.ranks = dist.get_rank(), ranks
+        self.key = _key(group, ranks)
+        self.store = _torch.PrefixStore(f"fxpasses/{self.key}/{number}", _torch.store())
+        self.patience = _torch.store().timeout
+
+    @classmethod
+    def next(cls, group: str, ranks: Sequence[int]) -> _Gate:
+        """The next round: each rank counts its own, and the first calls of its graphs are its rounds."""
+        with _HERE.lock:
+            key = _key(group, ranks)
+            number = _HERE.rounds[key] = _HERE.rounds.get(key, -1) + 1
+            if _HERE.answering is None:
+                _HERE.answering = _Answering.start(dist.get_rank())
+        return cls(group, ranks, number)
+
+    def come(self, offer: _Offer, made: Compilation) -> None:
+        """Wait until all ranks have come with what fits; ``made`` is what decided this rank's.
+
+        Raises:
+            RankMismatchError: a rank came with something else, or does not come.
+        """
+        first = self.store.add("came first", 1) == 1
+        if first:
+            self.store.set("first", offer.to_json())
+        reference = _Offer.from_json(self.store.get("first"))
+        problem = _problem(reference, offer)
+        if problem:
+            self.store.compare_set("differs", "", str(self.rank))
+        self.store.set(f"came/{self.rank}", "")
+        if self.store.add("came", 1) == len(self.ranks):
+            self.store.compare_set("open", "", _YES)
+        if first:
+            self._ask_who_is_missing(offer)
+        else:
+            self._wait(["open"], self.patience, offer.what)
+        verdict = self.store.get("open").decode()
+        if verdict != _YES:
+            missing = json.loads(verdict)
+            raise RankMismatchError(missing["problem"], tuple(missing["ranks"]))
+        if self.store.check(["differs"]):
+            self._tell(reference.rank, int(self.store.get("differs")), problem, made)
+
+    def _wait(self, keys: list[str], patience: datetime.timedelta, what: str) -> None:
+        try:
+            self.store.wait(keys, patience)
+        except dist.DistStoreError:
+            raise RankMismatchError(
+                f"rank {self.rank} waited {patience} for the other ranks to compile the {what}, and nobody said why they did not",
+                (self.rank,),
+            ) from None
+
+    def _ask_who_is_missing(self, offer: _Offer) -> None:
+        """Wait for the last rank; meanwhile find out whether one will never come."""
+        started, heard = time.monotonic(), {}
+        while True:
+            if _came(self.store, "open", _ASK_AFTER):
+                return
+            for rank in self._missing(list(self.ranks))[:_ASKED_AT_ONCE]:
+                state = _Answering.ask(rank)
+                if state is not None:
+                    heard[rank] = time.monotonic()
+                    # One that is behind comes when it has caught up; one that is inside of the call that this one is about to make does not.
+                    ahead = state["calls"].get(self.key, 0) > _HERE.calls[self.key]
+                    if state["running"] and ahead and state["seconds"] > _STUCK_AFTER:
+                        why = f"has been inside of the {state['running']} for {state['seconds']:.0f} s, which it need not compile again"
+                        return self._give_up(rank, offer, why)
+                elif time.monotonic() - heard.get(rank, started) > _SILENT_AFTER:
+                    return self._give_up(
+                        rank, offer, f"has not answered for {_SILENT_AFTER:.0f} s, has ended or hangs"
+                    )
+            if time.monotonic() - started > self.patience.total_seconds():
+                missing = self._missing(list(self.ranks))
+                return self._give_up(missing[0], offer, f"was waited for during {self.patience}")
+
+    def _give_up(self, missing: int, offer: _Offer, why: str) -> None:
+        calls = offer.calls
+        sends = "; ".join(map(str, calls[:_SHOWN])) + (", ..." if len(calls) > _SHOWN else "")
+        problem = (
+            f"rank {self.rank} compiled the {offer.what}, whose collectives are {len(calls)}: {sends}; rank {missing} does not come: it {why}. "
+            "It compiled other code, or did not have to compile again where this rank did: look for what differs between the ranks "
+            "(sizes of inputs, graph breaks, branches on the rank)."
+        )
+        self.store.compare_set("open", "", json.dumps({"problem": problem, "ranks": [missing]}))
+
+    def _missing(self, ranks: list[int]) -> list[int]:
+        """Those of some ranks that have not come: few questions where few are missing."""
+        if self.store.check([f"came/{rank}" for rank in ranks]):
+            return []
+        if len(ranks) == 1:
+            return ranks
+        half = len(ranks) // 2
+        return self._missing(ranks[:half]) + self._missing(ranks[half:])
+
+    def _tell(self, first: int, other: int, problem: str, made: Compilation) -> None:
+        """Raise, on every rank, with the reason that the records of the first one at the gate and of one that differs from it show.
+
+        Args:
+            first: the first one at the gate.
+            other: the first that came with something else.
+            problem: how this rank differs.
+            made: what decided this rank's compilation.
+        """
+        if self.rank in (first, other):
+            self.store.set(f"made/{self.rank}", made.to_json())
+        if self.rank == other:
+            self.store.set("problem", problem)
+        records = []
+        for rank in (first, other):
+            self._wait([f"made/{rank}"], self.patience, "record of a compilation")
+            records.append(Compilation.from_json(self.store.get(f"made/{rank}").decode()))
+        differences = explain_miss(*records).differences
+        message = f"rank {other} and rank {first} compiled collectives that do not fit together. "
+        factor, values = "", ("", "")
+        if differences:
+            factor, values = differences[0].factor, (differences[0].first, differences[0].second)
+            message += f"What differs first between the two compilations (rank {first} -> rank {other}): {differences[0]}. "
+        raise RankMismatchError(message + self.store.get("problem").decode(), (first, other), factor, values)
+
+
+_YES = "all have come"
+_ASKED_AT_ONCE = 4
+_SHOWN = 3
+
+
+class _Answering:
+    """The thread of a rank that answers what it is asked, while the rank itself waits, compiles or hangs."""
+
+    @staticmethod
+    def start(rank: int) -> threading.Thread | None:
+        """Begin to answer; where the store cannot be waited at from a second thread, nobody answers."""
+        try:
+            store = _torch.store().clone()
+        except RuntimeError as error:
+            log.info("this rank does not answer other ranks: %s", error)
+            return None
+        thread = threading.Thread(
+            target=_Answering._answer, args=(store, rank), name="fxpasses ranks", daemon=True
+        )
+        thread.start()
+        # Python ends threads where they come back from C++, which then ends the process with a signal.
+        atexit.register(_Answering._end, thread, store.clone(), rank)
+        return thread
+
+    @staticmethod
+    def _end(thread: threading.Thread, store: _torch.Store, rank: int) -> None:
+        """Wake the thread up, for the last time."""
+        _HERE.leaves = True
+        try:
+            _Answering._pose(store, rank)
+        except (RuntimeError, dist.DistError) as error:  # the store is gone: so is the thread, soon
+            log.debug("the store cannot be reached any more: %s", error)
+        thread.join(_LEAVING_SECONDS)
+
+    @staticmethod
+    def _pose(store: _torch.Store, rank: int) -> int:
+        """Put a question to a rank; gives its number."""
+        number = store.add(f"fxpasses/asked/{rank}", 1)
+        store.set(f"fxpasses/ask/{rank}/{number}", "")
+        return number
+
+    @staticmethod
+    def _answer(store: _torch.Store, rank: int) -> None:
+        number = 1
+        while not _HERE.leaves:
+            try:
+                store.wait([f"fxpasses/ask/{rank}/{number}"], datetime.timedelta(days=7))
+                store.set(f"fxpasses/answer/{rank}/{number}", json.dumps(_HERE.state()))
+            except (RuntimeError, dist.DistError):
+                return  # the store is gone: so is the job
+            number += 1
+
+    @staticmethod
+    def ask(rank: int) -> dict[str, Any] | None:
+        """What a rank does now, or ``None`` if it does not say so within a second."""
+        store = _torch.store()
+        number = _Answering._pose(store, rank)
+        if not _came(store, f"fxpasses/answer/{rank}/{number}", _ASK_AFTER):
+            return None
+        return json.loads(store.get(f"fxpasses/answer/{rank}/{number}"))
+
+
+def _came(store: _torch.Store, key: str, seconds: float) -> bool:
+    """Whether a key is at the store within some time. (A wait with a short timeout would be logged as a failure of the network.)"""
+    end, pause = time.monotonic() + seconds, 0.001
+    while not store.check([key]):
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class _Offer:
+    """What a rank comes to the gate with.
+
+    Attributes:
+        rank: of the process.
+        what: the graph, in words.
+        inputs: stands for the names of the Dynamo graph's inputs; where they are others, collectives carry other values.
+        calls: what the graph sends, as it was handed to the compiler.
+        lowered: as the compiler's passes left it, if it is known.
+    """
+
+    rank: int
+    what: str
+    inputs: str
+    calls: Signature
+    lowered: Signature | None
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: bytes) -> _Offer:
+        found = json.loads(text)
+        for key in ("calls", "lowered"):
+            if found[key] is not None:
+                found[key] = tuple(
+                    CollectiveCall(**{**call, "operands": tuple(call["operands"])}) for call in found[key]
+                )
+        return cls(**found)
+
+
+def _digest(names: Sequence[str]) -> str:
+    return hashlib.sha256(" ".join(sorted(filter(None, names))).encode()).hexdigest()
+
+
+def _problem(first: _Offer, own: _Offer) -> str:
+    """How two signatures differ, in words; ``""`` if they fit."""
+    pairs = ((first.calls, own.calls, ""), (first.lowered, own.lowered, " after the compiler's own passes"))
+    for a, b, when in pairs:
+        if a is None or b is None:
+            continue
+        if first.inputs != own.inputs:  # one of them broke its graph elsewhere
+            a, b = (tuple(dataclasses.replace(call, carries="") for call in calls) for calls in (a, b))
+        number = first_difference(a, b)
+        if number is not None:
+            theirs, ours = (str(calls[number]) if number < len(calls) else "none" for calls in (a, b))
+            return (
+                f"Their collectives{when}: {len(a)} in the {first.what} on rank {first.rank}, {len(b)} in the {own.what} on "
+                f"rank {own.rank}; number {number} is {theirs} on rank {first.rank} and {ours} on rank {own.rank}."
+            )
+    return ""

@@ -1,0 +1,187 @@
+"""Private torch names of plans that are there without Dynamo and Inductor."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C._dynamo import guards as _guards
+
+from fake.seam.autograd_engine import top_saved_tensors_hooks
+from fake.seam.dispatch import (
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    dispatch_mode_depth,
+    function_mode_depth,
+    is_functorch_wrapped_tensor,
+    peek_interpreter_stack,
+)
+from fake.seam.fake_tensor import is_functional_tensor
+
+__all__ = [
+    "NUMERIC_FLAGS",
+    "TRUSTED_MODULES",
+    "assert_size_stride",
+    "changed_settings",
+    "dictionary_state",
+    "is_in_transform",
+    "kernel_environment",
+    "nn_kernels",
+    "numeric_flags",
+    "operator_name",
+    "prelude",
+    "tensor_guards",
+    "unsafe_view",
+    "unusual_state",
+]
+
+nn_kernels = torch._C._nn
+unsafe_view = torch.ops.aten._unsafe_view
+
+TRUSTED_MODULES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "typing_extensions"}) - {"__main__"}
+"""Top-level modules whose classes count with the version of what they belong to."""
+
+
+def _version_or_content(values: dict[Any, Any]) -> Any:
+    """What changes whenever a dictionary does."""
+    return [*map(id, values), *map(id, values.values())]
+
+
+dictionary_state: Callable[[dict[Any, Any]], Any] = (
+    _guards.dict_version if sys.version_info < (3, 12) else _version_or_content
+)
+
+
+def operator_name(value: Any) -> str:
+    """The name of an operator of torch, or ""."""
+    if isinstance(value, (OpOverload, OpOverloadPacket)):
+        return str(value)
+    return value.name() if isinstance(value, HigherOrderOperator) else ""
+
+
+def is_in_transform(tensor: torch.Tensor) -> bool:
+    """Whether a tensor belongs to ``vmap``, ``grad`` or functionalization."""
+    return is_functorch_wrapped_tensor(tensor) or is_functional_tensor(tensor)
+
+
+def tensor_guards(tensors: Sequence[torch.Tensor]) -> Any:
+    """A check in C++ that tensors have the metadata of these."""
+    sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
+    return _guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)  # type: ignore[arg-type]
+
+
+_OF_RECORDING = (
+    "torch._dynamo.config.skip_nnmodule_hook_guards",
+    "torch._functorch.config.enable_autograd_cache",
+)
+"""What recording changes: of a guard more, and of where a result comes from, no plan depends."""
+
+
+def changed_settings() -> dict[str, str]:
+    """The settings of Dynamo, Inductor and AOTAutograd that are not at their defaults; a module that is not loaded has none."""
+    found = {}
+    for name in ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config"):
+        config = sys.modules.get(name)
+        if config is not None:
+            for key in config._config:  # type: ignore[attr-defined]
+                if f"{name}.{key}" not in _OF_RECORDING and not _is_default(config, key):
+                    found[f"{name}.{key}"] = repr(getattr(config, key))
+    return found
+
+
+def _is_default(config: Any, key: str) -> bool:
+    """Whether a setting has its default value: it may have been set, and set back."""
+    if config._is_default(key):
+        return True
+    entry = config._config[key]
+    default: Any = entry.default
+    for given in (entry.env_value_default, entry.env_value_force):
+        if type(given) is type(entry.default) or type(given) in (bool, int, float, str):
+            default = given
+    value = getattr(config, key)
+    return type(value) is type(default) and value == default
+
+
+def unusual_state() -> str:
+    """What makes calls of torch mean something else than usual, or ""."""
+    hooks = torch.nn.modules.module
+    if dispatch_mode_depth() or function_mode_depth():
+        return "a dispatch or function mode is active"
+    if peek_interpreter_stack() is not None:
+        return "inside of a function transform"
+    if hooks._has_any_global_hook():
+        return "hooks on all modules"
+    if top_saved_tensors_hooks(True) is not None:
+        return "hooks on saved tensors"
+    if torch.is_anomaly_enabled():
+        return "anomaly detection"
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return "inside of a distributed job"
+    if torch._C._get_tracing_state() is not None:
+        return "inside of torch.jit.trace"
+    return ""
+
+
+NUMERIC_FLAGS = (
+    "autocast on cpu", "autocast on cuda", "autocast's cache", "memory is filled", "mkldnn", "flash attention", "memory-efficient attention",
+    "plain attention", "mkldnn is deterministic", "precision of float32", "precision of float32 matmuls", "precision of float32 convolutions",
+    "precision of float32 recurrent layers",
+)  # fmt: skip
+"""What the values of :func:`numeric_flags` are."""
+
+
+def numeric_flags() -> tuple[Any, ...]:
+    """Flags that decide which kernels run and in which precision."""
+    return (
+        *(
+            (torch.is_autocast_enabled(device), str(torch.get_autocast_dtype(device)))
+            for device in ("cpu", "cuda")
+        ),
+        torch.is_autocast_cache_enabled(),
+        torch._C._get_deterministic_fill_uninitialized_memory(),
+        torch._C._get_mkldnn_enabled(),
+        torch._C._get_flash_sdp_enabled(),
+        torch._C._get_mem_efficient_sdp_enabled(),
+        torch._C._get_math_sdp_enabled(),
+        torch._C._get_mkldnn_deterministic() if hasattr(torch._C, "_get_mkldnn_deterministic") else None,
+        *(
+            torch._C._get_fp32_precision_getter(backend, kind)
+            for backend, kind in (
+                ("generic", "all"),
+                ("mkldnn", "matmul"),
+                ("mkldnn", "conv"),
+                ("mkldnn", "rnn"),
+            )
+        ),
+    )
+
+
+assert_size_stride = _guards.assert_size_stride  # type: ignore[attr-defined]
+_ASSERTIONS = ("assert_size_stride", "assert_size_stride_grouped", "assert_alignment")
+
+
+def prelude() -> dict[str, Any]:
+    """The names of torch that code generated by Inductor for the CPU uses."""
+    return {
+        "torch": torch,
+        "aten": torch.ops.aten,
+        "math": math,
+        "inf": float("inf"),
+        "nan": float("nan"),
+        "device": torch.device,
+        "empty_strided": torch.empty_strided,
+        **{name: getattr(_guards, name) for name in _ASSERTIONS if hasattr(_guards, name)},
+        "empty_strided_cpu": _guards._empty_strided_cpu,  # type: ignore[attr-defined]
+        "reinterpret_tensor": _guards._reinterpret_tensor,  # type: ignore[attr-defined]
+    }
+
+
+def kernel_environment() -> None:
+    """Tell kernels where torch keeps the data of a tensor: they ask for it when they are loaded."""
+    pointer = str(_guards._torchinductor_pyobject_tensor_data_ptr)  # type: ignore[attr-defined]
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = pointer

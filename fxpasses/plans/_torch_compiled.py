@@ -1,0 +1,213 @@
+"""Private torch names of making plans: what Dynamo, AOTAutograd and Inductor leave behind after a compilation."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.convert_frame import register_bytecode_hook
+from torch._functorch._aot_autograd.schemas import MutationType
+from torch._inductor.output_code import CompiledFxGraph
+from torch._inductor.select_algorithm import extern_kernels
+
+from fake.seam.aot_autograd import OutputType
+from fake.seam.aot_autograd import config as _functorch_config
+from fake.seam.dynamo import config as _dynamo_config
+from fake.seam.dynamo import counters as _dynamo_counters
+from fake.seam.guards import TracingContext
+from fake.symbols._torch import TensorPropertySource
+from fake.symbols.terms import text_of_source
+from fxpasses._torch import get_cpp_compiler
+from fxpasses.plans.errors import NoPlan
+
+__all__ = [
+    "CompiledFxGraph",
+    "compiled_frames",
+    "extern_kernels",
+    "is_plain",
+    "kernel_compiler",
+    "plain_facts",
+    "recorded_compilation",
+    "runtime_facts",
+    "sized_inputs",
+    "traced_codes",
+]
+
+
+def is_plain(compiled: CompiledFxGraph) -> str:
+    """Why a compiled graph is more than its generated code, or ""."""
+    if compiled.constants:
+        return "constants in a compiled graph"
+    if set(compiled.device_types) - {"cpu"}:
+        return "a tensor that is not on the CPU"
+    if compiled.inputs_to_check or compiled.cudagraph_info is not None:
+        return "a graph whose inputs are checked or recorded"
+    return "" if compiled.source_code and compiled.current_callable is not None else "a graph without source"
+
+
+def kernel_compiler() -> str:
+    """The compiler that Inductor builds kernels with."""
+    return str(get_cpp_compiler())
+
+
+def traced_codes() -> list[types.CodeType]:
+    """The code of the functions that Dynamo has traced for the graph that is being compiled."""
+    return list(dict.fromkeys(TracingContext.get().traced_code))
+
+
+@contextlib.contextmanager
+def recorded_compilation() -> Iterator[None]:
+    """A context in which AOTAutograd compiles what it could read from its cache: a plan is made of what is compiled; and in which
+    Dynamo guards on hooks of modules: a hook that comes later is to be noticed by who goes on with the compiled code, too."""
+    with (
+        _functorch_config.patch(enable_autograd_cache=False),
+        _dynamo_config.patch(skip_nnmodule_hook_guards=False),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def compiled_frames() -> Iterator[list[str]]:
+    """Collect, for each frame that Dynamo looks at, why its new code is more than a call of its graph, or ""."""
+    found: list[str] = []
+
+    def hook(code: types.CodeType, new_code: types.CodeType) -> types.CodeType | None:
+        found.append(_more_than_its_graph(new_code))
+        return None
+
+    handle = register_bytecode_hook(hook)
+    before = _dynamo_counters["frames"]["total"]
+    try:
+        yield found
+    finally:
+        handle.remove()
+        found += ["another function runs in Python"] * (
+            _dynamo_counters["frames"]["total"] - before - len(found)
+        )
+
+
+_OPERATIONS = frozenset({
+    "RESUME", "NOP", "POP_TOP", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "LOAD_FAST_LOAD_FAST",
+    "STORE_FAST", "STORE_FAST_STORE_FAST", "STORE_FAST_LOAD_FAST", "DELETE_FAST", "LOAD_CONST", "LOAD_ATTR", "LOAD_METHOD", "BINARY_SUBSCR", "COPY",
+    "SWAP", "PUSH_NULL", "PRECALL", "CALL", "KW_NAMES", "BUILD_LIST", "BUILD_TUPLE", "BUILD_MAP", "BUILD_CONST_KEY_MAP", "LIST_EXTEND",
+    "UNPACK_SEQUENCE", "RETURN_VALUE", "RETURN_CONST", "POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_FORWARD_IF_TRUE",
+    "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE", "POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_FORWARD_IF_NOT_NONE",
+    "JUMP_FORWARD", "IS_OP", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS",
+})  # fmt: skip
+_PROFILING = ("record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit")
+_SIZES = ("call_size", "call_stride", "call_storage_offset")
+_GLOBALS = ("__import_torch_dot__dynamo_dot_utils", "__import_torch_dot_autograd_dot_profiler")
+
+
+def _more_than_its_graph(code: types.CodeType) -> str:
+    """Why the code that Dynamo wrote does something besides calling one graph and putting its results together, or ""."""
+    calls = expected = graphs = 0
+    for instruction in dis.get_instructions(code):
+        name, value = instruction.opname, instruction.argval
+        if name not in _OPERATIONS:
+            return f"the frame does more than its graph: {name}"
+        calls += name == "CALL"
+        expected += name in ("LOAD_ATTR", "LOAD_METHOD") and value in (*_PROFILING, *_SIZES)
+        if name == "LOAD_METHOD" and value not in _PROFILING:
+            return f"the frame calls a method: {value}"
+        if name == "LOAD_GLOBAL":
+            if str(value).startswith("__compiled_fn"):
+                graphs += 1
+            elif value not in _GLOBALS:
+                return f"the frame reads a global: {value}"
+    if graphs != 1:
+        return "the frame has no graph, or several"
+    return "" if calls == expected + 1 else "the frame calls functions"
+
+
+def sized_inputs(graph: fx.Graph) -> tuple[list[str], list[list[Any] | None]]:
+    """The inputs of Dynamo's graph: what each is called in guards, and for numbers which number of which input they are.
+
+    Raises:
+        NoPlan: a number is none of a tensor.
+    """
+    sources = [node.meta["grapharg"].source for node in graph.nodes if node.op == "placeholder"]
+    names = [text_of_source(source) for source in sources]
+    numbers: list[list[Any] | None] = []
+    for source, node in zip(sources, (n for n in graph.nodes if n.op == "placeholder"), strict=True):
+        if isinstance(node.meta.get("example_value"), torch.Tensor):
+            numbers.append(None)
+        elif isinstance(source, TensorPropertySource) and text_of_source(source.base) in names:
+            place = names.index(text_of_source(source.base))
+            numbers.append([source.prop.method_name(), place, source.idx])
+        else:
+            raise NoPlan("a symbolic number that is no size of an input")
+    return names, numbers
+
+
+def runtime_facts() -> dict[str, Any]:
+    """What the steps around the compiled graphs depend on, of the graph that AOTAutograd is compiling now, as plain data; ``refused`` says
+    why a plan cannot take these steps."""
+    metadata: Any = TracingContext.get().fw_metadata
+    return {"metadata": metadata, "refused": _refused(metadata)}
+
+
+def plain_facts(metadata: Any, *, autocast: bool) -> dict[str, Any]:
+    """The same as plain data, once the graphs are compiled."""
+    tangents = []
+    for known in metadata.subclass_tangent_meta:
+        layout = known.memory_format
+        if layout is None:
+            raise NoPlan("a gradient of unknown layout")
+        form = layout.memory_format
+        size, stride = (None, None) if form is not None else (list(layout.size), list(layout.stride))
+        tangents.append([size, stride, None if form is None else str(form)])
+    is_input = list(getattr(metadata, "saved_tensor_is_graph_input", []))
+    return {
+        "outputs": metadata.num_outputs,
+        "requires_grad": [bool(info.requires_grad) for info in metadata.output_info],
+        "unsafe_views": list(metadata.unsafe_view_out_indices),
+        "unchecked": int(metadata.num_tensors_saved_with_no_vc_check or 0),
+        "saved_inputs": is_input,
+        "tangents": tangents,
+        "tangent_outputs": [
+            i
+            for i, info in enumerate(metadata.output_info)
+            if issubclass(info.raw_type, torch.Tensor) and info.requires_grad_for_backward
+        ],
+        "deterministic": metadata.deterministic,
+        "donates": bool(metadata.bw_donated_idxs) and bool(_functorch_config.donated_buffer),
+        "autocast": autocast,
+        "symints": int(metadata.num_symints_saved_for_bw or 0),
+        "changed": [i for i, info in enumerate(metadata.input_info) if info.mutates_data],
+        "changed_for_autograd": list(metadata.mutated_graph_handled_indices_seen_by_autograd),
+    }
+
+
+def _refused(metadata: Any) -> str:
+    for info in metadata.input_info:
+        if info.mutation_type is not MutationType.NOT_MUTATED and (
+            info.mutation_type is not MutationType.MUTATED_IN_GRAPH
+            or info.requires_grad
+            or not info.mutates_data
+        ):
+            return "an input that is changed with its gradient or metadata, or outside of the graph"
+    allowed = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
+    if any(info.output_type not in allowed for info in metadata.output_info):
+        return "an output that shares memory with an input or another output"
+    if metadata.num_intermediate_bases or metadata.tokens or metadata.num_backward_tokens:
+        return "effects whose order matters"
+    if metadata.is_rng_op_functionalized or metadata.num_graphsafe_rng_states:
+        return "random numbers that need a state of their own"
+    if metadata.grad_enabled_mutation is not None:
+        return "the gradient mode is changed"
+    if metadata.num_opaque_objects_saved_for_bw:
+        return "objects saved for the backward pass"
+    if metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw:
+        return "a backward pass that changes inputs"
+    plain = (
+        *metadata.subclass_inp_meta,
+        *metadata.subclass_fw_graph_out_meta,
+        *metadata.subclass_tangent_meta,
+    )
+    return "a tensor subclass" if any(type(m).__name__ != "PlainTensorMeta" for m in plain) else ""

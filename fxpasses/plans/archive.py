@@ -1,0 +1,190 @@
+"""Files of plans to take along: a zip with a readable manifest, and nothing in it used before all of it has been checked.
+
+The manifest lists each member with its length and hash, and has a hash of its own; a signature is one of the manifest, and so of
+everything. No pickle, and this file needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fxpasses.plans.errors import PlanFileError
+from fxpasses.plans.store import write_atomically
+
+__all__ = ["Archive", "read_archive", "write_archive"]
+
+FORMAT = 1
+_MANIFEST, _HASH, _SIGNATURE = "manifest.json", "manifest.sha256", "manifest.ed25519"
+_LARGEST_MANIFEST = 1 << 26
+_BROKEN = (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, KeyError, NotImplementedError, RuntimeError, ValueError,
+           OverflowError, TypeError, AttributeError)  # fmt: skip
+"""What reading a damaged zip or manifest may raise."""
+
+
+class Archive:
+    """A file that was read, and whose hashes hold.
+
+    Attributes:
+        path: the file.
+        manifest: what it says about its plans.
+        signed: whether it has a signature, checked or not.
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any], members: dict[str, bytes], signed: bool) -> None:
+        """Args: those of :class:`Archive`, and the content of the members."""
+        self.path, self.manifest, self.signed = path, manifest, signed
+        self._members = members
+
+    def sections(self, number: int) -> dict[str, bytes]:
+        """The sections of one of its plans."""
+        return {
+            name: self._members[member] for name, member in self.manifest["plans"][number]["sections"].items()
+        }
+
+
+def write_archive(
+    path: Path, manifest: dict[str, Any], plans: Sequence[Mapping[str, bytes]], private_key: object = None
+) -> None:
+    """Write a file so that others see it whole or not at all.
+
+    Args:
+        path: the file.
+        manifest: with an entry in ``plans`` for each plan; the members and the format are added to it.
+        plans: the sections of each.
+        private_key: a file with an Ed25519 key in PEM, or its bytes, to sign with.
+
+    Raises:
+        OSError: the disk refuses.
+        PlanFileError: the key cannot be used.
+    """
+    members: dict[str, bytes] = {}
+    listed = []
+    for number, (entry, sections) in enumerate(zip(manifest["plans"], plans, strict=True)):
+        names = {}
+        for name, data in sections.items():
+            kernel = name.startswith("kernel ")  # plans share these
+            names[name] = (
+                f"kernels/{hashlib.sha256(data).hexdigest()[:32]}.so" if kernel else f"plans/{number}/{name}"
+            )
+            members[names[name]] = data
+        listed.append({**entry, "sections": names})
+    files = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name, data in members.items()
+    }
+    text = json.dumps({"format": FORMAT, **manifest, "plans": listed, "files": files}, indent=1).encode()
+    own = {_MANIFEST: text, _HASH: hashlib.sha256(text).hexdigest().encode()}
+    if private_key is not None:
+        own[_SIGNATURE] = _key(path, private_key, private=True).sign(text)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in (own | members).items():
+            member = zipfile.ZipInfo(name)  # without the time, so that equal plans are equal files
+            member.external_attr = 0o600 << 16
+            archive.writestr(member, data, zipfile.ZIP_DEFLATED if name == _MANIFEST else zipfile.ZIP_STORED)
+    write_atomically(path, buffer.getvalue())
+
+
+def read_archive(path: Path, public_key: object = None) -> Archive:
+    """Read a file and check all of it; nothing in it is run.
+
+    Args:
+        path: the file.
+        public_key: a file with an Ed25519 key in PEM, or its bytes; the signature is checked first of all.
+
+    Raises:
+        PlanFileError: it is not whole, has been changed, or the signature does not fit.
+        OSError: it cannot be read.
+    """
+    key = None if public_key is None else _key(path, public_key, private=False)
+    data = path.read_bytes()
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return _read(path, archive, key)
+    except _BROKEN as error:
+        raise PlanFileError(
+            path, f"it is damaged, or no file of plans ({type(error).__name__}: {error})"
+        ) from None
+
+
+def _read(path: Path, archive: zipfile.ZipFile, key: Any) -> Archive:
+    infos = archive.infolist()
+    if len({info.filename for info in infos}) != len(infos):
+        raise PlanFileError(path, "it has two members of one name")
+    if _MANIFEST not in archive.namelist():
+        raise PlanFileError(path, f"it has no {_MANIFEST}")
+    text = _member(path, archive, _MANIFEST, None)
+    signed = _SIGNATURE in archive.namelist()
+    if key is not None:
+        if not signed:
+            raise PlanFileError(path, "it is not signed")
+        _verify(path, key, _member(path, archive, _SIGNATURE, 64), text)
+    if _member(path, archive, _HASH, 64) != hashlib.sha256(text).hexdigest().encode():
+        raise PlanFileError(path, "its manifest is damaged")
+    manifest = json.loads(text)
+    if manifest["format"] != FORMAT:
+        raise PlanFileError(path, f"it has format {manifest['format']}, this version reads {FORMAT}")
+    files = manifest["files"]
+    if {info.filename for info in infos} - {_MANIFEST, _HASH, _SIGNATURE} != set(files):
+        raise PlanFileError(path, "its members are not those that the manifest lists")
+    members = {}
+    for name, facts in files.items():
+        members[name] = _member(path, archive, name, facts["bytes"])
+        if hashlib.sha256(members[name]).hexdigest() != facts["sha256"]:
+            raise PlanFileError(path, f"its member {name!r} is damaged")
+    return Archive(path, manifest, members, signed)
+
+
+def _member(path: Path, archive: zipfile.ZipFile, name: str, length: int | None) -> bytes:
+    """The content of a member; no more than its length is unpacked."""
+    most = _LARGEST_MANIFEST if length is None else length
+    with archive.open(name) as file:
+        data = file.read(most + 1)
+    if len(data) > most or (length is not None and len(data) != length):
+        raise PlanFileError(path, f"its member {name!r} does not have its length")
+    return data
+
+
+def _key(path: Path, given: object, *, private: bool) -> Any:
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError:
+        raise PlanFileError(
+            path, "signatures need the package 'cryptography' (pip install 'fxpasses[sign]')"
+        ) from None
+    if isinstance(given, bytes):
+        data = given
+    elif isinstance(given, (str, Path)):
+        data = Path(given).read_bytes()
+    else:
+        raise PlanFileError(path, f"a key is a file or bytes in PEM, not {type(given).__name__}")
+    try:
+        key: Any
+        if private:
+            key = serialization.load_pem_private_key(data, password=None)
+        else:
+            key = serialization.load_pem_public_key(data)
+    except (ValueError, TypeError) as error:
+        raise PlanFileError(
+            path, f"the {'private' if private else 'public'} key cannot be read: {error}"
+        ) from None
+    if not isinstance(key, ed25519.Ed25519PrivateKey if private else ed25519.Ed25519PublicKey):
+        raise PlanFileError(path, f"the key is no Ed25519 key but {type(key).__name__}")
+    return key
+
+
+def _verify(path: Path, key: Any, signature: bytes, text: bytes) -> None:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        key.verify(signature, text)
+    except InvalidSignature:
+        raise PlanFileError(path, "its signature does not fit this public key") from None

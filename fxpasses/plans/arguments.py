@@ -1,0 +1,232 @@
+"""What a call is given, as values that compare: its arguments and the options of the compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fxpasses.plans import _torch
+from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.walk import TENSOR_FACTS, tensor_facts
+
+__all__ = [
+    "SameArguments",
+    "argument_difference",
+    "described_arguments",
+    "described_options",
+    "without_sizes",
+]
+
+
+def described_arguments(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], part_of_model: Callable[[torch.Tensor], int | None]
+) -> tuple[Any, list[torch.Tensor]]:
+    """What the arguments are, and the tensors among them.
+
+    Args:
+        args: the arguments.
+        kwargs: those given by name.
+        part_of_model: the number of a tensor in the model, or None.
+
+    Returns:
+        Nested tuples that are equal for calls which the same plan may serve, and the tensors.
+
+    Raises:
+        NoPlan: an argument is of a kind that plans do not know.
+    """
+    seen = _Seen(part_of_model)
+    described = tuple(map(seen.describe, args)), tuple((k, seen.describe(v)) for k, v in kwargs.items())
+    return described, seen.tensors
+
+
+class _Seen:
+    """What a description has met so far."""
+
+    def __init__(self, part_of_model: Callable[[torch.Tensor], int | None]) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._part_of_model = part_of_model
+        self._numbers: dict[int, int] = {}
+        self._storages: dict[int, int] = {}
+
+    def describe(self, value: Any) -> Any:
+        """The description of one value."""
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if value is None or kind in _QUICK:
+            return kind.__name__, repr(value)
+        if kind in (tuple, list):
+            return kind.__name__, *map(self.describe, value)
+        if kind is dict and all(type(key) in (str, int) for key in value):
+            return "dict", *((repr(key), self.describe(item)) for key, item in value.items())
+        raise NoPlan(f"an argument of class {kind.__qualname__}")
+
+    def _tensor(self, value: torch.Tensor) -> Any:
+        if id(value) in self._numbers:
+            return "same", self._numbers[id(value)]
+        self._numbers[id(value)] = len(self.tensors)
+        self.tensors.append(value)
+        facts = tensor_facts(value)
+        pointer = value.untyped_storage().data_ptr() if value.numel() else -1 - len(self._storages)
+        place = self._storages.setdefault(pointer, len(self._storages))
+        if value.__dict__:
+            raise NoPlan("an argument with attributes of its own")
+        return "tensor", place, self._part_of_model(value), *facts
+
+
+class SameArguments:
+    """Asks quickly whether other arguments have the same description as these.
+
+    Args:
+        args: the arguments.
+        kwargs: those given by name.
+        tensors: those among them, as :func:`described_arguments` returns them.
+        part_of_model: as there.
+    """
+
+    @staticmethod
+    def can_compare(
+        args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]
+    ) -> bool:
+        """Whether there is a quick way: flat arguments, different tensors with memory of their own that are not part of the model."""
+        values = (*args, *kwargs.values())
+        return (
+            sum(isinstance(value, torch.Tensor) for value in values) == len(tensors)
+            and all(
+                value is None or type(value) in _QUICK or isinstance(value, torch.Tensor) for value in values
+            )
+            and all(tensor.numel() for tensor in tensors)
+            and len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == len(tensors)
+        )
+
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        tensors: Sequence[torch.Tensor],
+        part_of_model: Callable[[torch.Tensor], int | None],
+    ) -> None:
+        self._count, self._names, self._part_of_model = len(args), tuple(kwargs), part_of_model
+        values = [*args, *kwargs.values()]
+        self._tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
+        self._others = [
+            (i, type(value), repr(value)) for i, value in enumerate(values) if i not in self._tensors
+        ]
+        self._facts = [(t.storage_offset(), t.is_leaf) for t in tensors]
+        self._guards = _torch.tensor_guards(tensors) if tensors else None
+
+    def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
+        """The tensors among the arguments, or None if they may have another description."""
+        if len(args) != self._count or tuple(kwargs) != self._names:
+            return None
+        values = (*args, *kwargs.values()) if kwargs else args
+        for i, kind, text in self._others:
+            if type(values[i]) is not kind or repr(values[i]) != text:
+                return None
+        tensors = [values[i] for i in self._tensors]
+        if self._guards is None:
+            return tensors
+        if not self._guards.check(*tensors):
+            return None
+        for tensor, (offset, is_leaf) in zip(tensors, self._facts, strict=True):
+            if tensor.storage_offset() != offset or tensor.is_leaf is not is_leaf or tensor.__dict__:
+                return None
+            if self._part_of_model(tensor) is not None:
+                return None
+        if len(tensors) > 1 and len({t.untyped_storage().data_ptr() for t in tensors}) != len(tensors):
+            return None
+        return tensors
+
+
+_QUICK = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+def without_sizes(described: Any) -> Any:
+    """A description of arguments that leaves open how large tensors are: only how many dimensions they have."""
+    if not isinstance(described, tuple):
+        return described
+    if described[:1] == ("tensor",) and len(described) == 3 + len(TENSOR_FACTS) and described[2] is None:
+        shape = TENSOR_FACTS.index("sizes") + 3
+        return (*described[:shape], len(described[shape]), None, *described[shape + 2 :])
+    return tuple(map(without_sizes, described))
+
+
+def argument_difference(saved: Any, now: Any) -> tuple[str, str, str]:
+    """The first difference between two descriptions of arguments, as JSON has them: which argument, how it was, how it is."""
+    (args, kwargs), (args_now, kwargs_now) = saved, now
+    if len(args) != len(args_now):
+        return "number of positional arguments", str(len(args)), str(len(args_now))
+    if [name for name, _ in kwargs] != [name for name, _ in kwargs_now]:
+        return (
+            "names of arguments",
+            repr([name for name, _ in kwargs]),
+            repr([name for name, _ in kwargs_now]),
+        )
+    names = [f"argument {i}" for i in range(len(args))] + [f"argument {name}" for name, _ in kwargs]
+    values = [*args, *(value for _, value in kwargs)], [*args_now, *(value for _, value in kwargs_now)]
+    for name, was, value in zip(names, *values, strict=True):
+        if was != value:
+            return _difference(name, was, value)
+    return "arguments", repr(saved), repr(now)
+
+
+def _difference(name: str, was: Any, now: Any) -> tuple[str, str, str]:
+    if was[0] == now[0] == "tensor":
+        for fact, a, b in zip(
+            ("memory", "tensor of the model", *TENSOR_FACTS), was[1:], now[1:], strict=True
+        ):
+            if a != b:
+                return f"{fact} of {name}", _text(a), _text(b)
+    if was[0] == now[0] and was[0] in ("tuple", "list", "dict") and len(was) == len(now):
+        for i, (a, b) in enumerate(zip(was[1:], now[1:], strict=True)):
+            if a != b and was[0] != "dict":
+                return _difference(f"{name}[{i}]", a, b)
+            if a != b and a[0] == b[0]:
+                return _difference(f"{name}[{a[0]}]", a[1], b[1])
+    return name, _brief(was), _brief(now)
+
+
+def _brief(value: Any) -> str:
+    return "a tensor" if value[0] == "tensor" else f"{value[0]} {_text(value[1:])}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "(" + ", ".join(map(_text, value)) + ")"
+    return str(value)
+
+
+def described_options(options: Mapping[str, Any]) -> dict[str, str]:
+    """The options, with passes that are objects by what they do.
+
+    Raises:
+        NoPlan: some of them rule a plan out.
+    """
+    found = {name: repr(value) for name, value in options.items() if name not in ("passes", "report")}
+    if options.get("check") == "values" or options.get("report"):
+        raise NoPlan("graphs that are checked or reported while they are compiled")
+    if options.get("passes") == "tuned":
+        raise NoPlan("passes that are chosen by measuring")
+    if options.get("compiled_autograd"):
+        raise NoPlan("backward passes that are captured")
+    passes = options.get("passes")
+    if isinstance(passes, list):
+        found["passes"] = repr([_described_pass(item) for item in passes])
+    if " at 0x" in repr(found):
+        raise NoPlan("options that cannot be described")
+    return found
+
+
+def _described_pass(item: Any) -> str:
+    if isinstance(item, str):
+        if "::" in item:
+            raise NoPlan("passes of other libraries")
+        return repr(item)
+    from fxpasses.pass_manager.identity import identify  # whoever has a pass has imported all this
+
+    digest = identify(item).digest
+    if digest is None:
+        raise NoPlan("a pass that cannot be identified")
+    return digest

@@ -1,0 +1,241 @@
+"""``fxpasses.compile``: compile a model, or take what an earlier process has compiled of it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+import torch
+
+from fxpasses.counters import counters
+from fxpasses.errors import OptionsError
+from fxpasses.plans.arguments import described_arguments, described_options, without_sizes
+from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.loaded import Armed, Directory, Shelf
+from fxpasses.plans.store import cache_directory
+from fxpasses.plans.surroundings import STATE, state, surroundings
+from fxpasses.plans.walk import Walk
+
+if TYPE_CHECKING:
+    from fxpasses.pass_manager.contract import Pass
+
+__all__ = ["Compiled", "compile"]
+
+log = logging.getLogger(__name__)
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def compile(
+    model: M,
+    *,
+    passes: Sequence[Pass | str] | Literal["tuned"] | None = None,
+    regions: Literal["auto", "off", "always"] | Sequence[str] | None = None,
+    memory_budget: float | None = None,
+    compiler: Literal["inductor", "eager"] | None = None,
+    inductor: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    on_failure: Literal["raise", "eager", "isolate"] | None = None,
+    check: Literal["structure", "values", "off"] | None = None,
+    report: str | os.PathLike[str] | None = None,
+    accelerate: bool | None = None,
+    compiled_autograd: bool | None = None,
+    cache: str | os.PathLike[str] = "auto",
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+) -> Compiled[M]:
+    """Compile a model or function: the results are those of ``torch.compile(model, backend="fxpasses", options=...)``.
+
+    The first call looks for the plan of an earlier process, and runs it where everything that decided it is as it was: neither
+    Dynamo nor Inductor is imported then. Otherwise the call compiles, and writes a plan where that is possible;
+    :func:`fxpasses.stats` counts both, and the reasons where it is not.
+
+    Args:
+        model: a module or function.
+        passes: an option of :class:`fxpasses.Options`, as are those up to ``compiled_autograd``; ``None`` stands for its default.
+        regions: which repeated layers are compiled once.
+        memory_budget: how much may be saved for the backward pass.
+        compiler: who compiles the graphs.
+        inductor: Inductor's own options.
+        mode: a mode of ``torch.compile``.
+        on_failure: what happens when a stage fails.
+        check: what is checked after each pass.
+        report: a directory for the captured graphs.
+        accelerate: whether tracing is accelerated.
+        compiled_autograd: whether backward passes are captured whole.
+        cache: where plans are: a directory, ``"auto"`` (the directory in the environment variable ``FXPASSES_CACHE_DIR``, or one in
+            the directory for temporary files), or ``"off"``.
+        dynamic: as in ``torch.compile``.
+        fullgraph: as in ``torch.compile``.
+
+    Raises:
+        OptionsError: for an argument that is not callable; other wrong options are found by the first call that compiles.
+    """
+    if not callable(model):
+        raise OptionsError("model", model, "a module or function")
+    if not isinstance(cache, (str, os.PathLike)):
+        raise OptionsError("cache", cache, "'auto', 'off' or a directory")
+    given = {
+        "passes": None if passes is None else passes if isinstance(passes, str) else list(passes),
+        "regions": regions, "memory_budget": memory_budget, "compiler": compiler, "inductor": inductor, "mode": mode,
+        "on_failure": on_failure, "check": check, "report": None if report is None else os.fspath(report),
+        "accelerate": accelerate, "compiled_autograd": compiled_autograd,
+    }  # fmt: skip
+    options = {name: value for name, value in given.items() if value is not None}
+    directory = cache_directory(os.fspath(cache))
+    shelf = None if directory is None else Directory(directory)
+    return Compiled(model, options, shelf, dynamic=dynamic, fullgraph=fullgraph)
+
+
+_SHARED = "an argument that shares memory with a model whose tensors are changed"
+
+
+class Compiled(Generic[M]):
+    """What :func:`compile` returns: called like the model, whose attributes it has.
+
+    Attributes:
+        model: the model.
+        plan_files: the files of the plans that it has written or used.
+        why_no_plan: why the last call that was compiled has none, or "".
+    """
+
+    def __init__(
+        self, model: M, options: dict[str, Any], shelf: Shelf | None, *, dynamic: bool | None, fullgraph: bool
+    ) -> None:
+        """Args: those of :func:`compile`, and where plans are looked for."""
+        self.model = model
+        self.plan_files: dict[Path, None] = {}
+        self.why_no_plan = ""
+        self._options, self._shelf, self._dynamic, self._fullgraph = options, shelf, dynamic, fullgraph
+        self._lock = threading.RLock()
+        self._armed: Armed | None = None
+        self._known: set[Any] = set()
+        functools.update_wrapper(self, model, updated=())
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model":
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled[M]:
+        model = copy.deepcopy(self.model, memo)
+        return Compiled(model, self._options, self._shelf, dynamic=self._dynamic, fullgraph=self._fullgraph)
+
+    def __repr__(self) -> str:
+        return f"fxpasses.compile({self.model!r})"
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        return torch.compile(
+            self.model,
+            backend="fxpasses",
+            options=self._options,
+            dynamic=self._dynamic,
+            fullgraph=self._fullgraph,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model, compiled."""
+        if self._shelf is None or torch.compiler.is_compiling():
+            return self._compiled(*args, **kwargs)
+        try:
+            now = state()
+            armed = self._armed
+            if armed is not None:
+                found = armed.call(now, args, kwargs)
+                if found is not None:
+                    return found[0](found[1])
+        except NoPlan as error:
+            return self._without(error, self._shelf, args, kwargs)
+        return self._first(now, self._shelf, args, kwargs)
+
+    def _without(self, error: NoPlan, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.why_no_plan = error.reason
+        shelf.refuse(error)
+        return self._compiled(*args, **kwargs)
+
+    def _first(self, now: Any, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call with no plan at hand: look for one, or compile."""
+        with self._lock:
+            signature = None
+            try:
+                signature = now, described_arguments(args, kwargs, lambda tensor: None)[0]
+                if signature in self._known:
+                    return self._compiled(*args, **kwargs)
+                walk = Walk()
+                digest = walk.add("model", self.model)
+                armed = self._armed
+                if armed is None or armed.digest != digest or not armed.holds():
+                    armed = self._armed = Armed(self.model, walk, digest)
+                tokens, tensors = described_arguments(args, kwargs, armed.place)
+                abouts = [self._about(digest, now, given) for given in (tokens, without_sizes(tokens))]
+                plan = shelf.find(abouts, armed, tensors)
+            except NoPlan as error:
+                if signature is not None:
+                    self._known.add(signature)
+                return self._without(error, shelf, args, kwargs)
+            if plan is not None and plan.may_take(tensors):
+                armed.know(now, tokens, plan)
+                if plan.file is not None:
+                    self.plan_files[plan.file] = None
+                counters.count("plans_used")
+                return plan(tensors)
+            if plan is not None or shelf.target(abouts[0]) is None:
+                self._known.add(signature)
+                return self._without(NoPlan(_SHARED), shelf, args, kwargs)
+            self._known.add(signature)
+            self._armed = None
+            return self._record(walk, tensors, shelf, abouts, signature, args, kwargs)
+
+    def _about(self, digest: str, now: Any, tokens: Any) -> dict[str, Any]:
+        """Everything that the key is made of, as JSON has it."""
+        about = {
+            "surroundings": surroundings(), "options": described_options(self._options), "dynamic": str(self._dynamic),
+            "fullgraph": self._fullgraph, "model": digest, "arguments": tokens,
+            "state": {name: str(value) for name, value in zip(STATE, now, strict=True)},
+        }  # fmt: skip
+        return json.loads(json.dumps(about))  # type: ignore[no-any-return]
+
+    def _record(
+        self,
+        walk: Walk,
+        tensors: list[torch.Tensor],
+        shelf: Shelf,
+        abouts: list[dict[str, Any]],
+        signature: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        from fxpasses.plans.recording import Recording  # imports Dynamo and Inductor, which are needed now
+
+        def target(about: dict[str, Any], content: str) -> Path:
+            folder, again = shelf.target(about), Walk()
+            assert folder is not None
+            if again.add("model", self.model) != about["model"] or surroundings() != about["surroundings"]:
+                raise NoPlan("the model or the settings change while it is compiled")
+            return folder / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.plan"
+
+        def done(path: Path | None, reason: str) -> None:
+            self.why_no_plan = reason
+            if path is None:
+                counters.count_refused_plan(reason)
+                log.info("no plan: %s", reason)
+            else:
+                counters.count("plans_written")
+                log.info("wrote plan %s", path)
+                self.plan_files[path] = None
+                self._known.discard(signature)  # later calls are light ones, too
+
+        recording = Recording(self.model, walk, tensors, target, abouts[0], abouts[1], done)
+        with recording.watching():
+            result = self._compiled(*args, **kwargs)
+        recording.finish(result)
+        return result

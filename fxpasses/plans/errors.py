@@ -1,0 +1,48 @@
+"""Errors of plans."""
+
+from __future__ import annotations
+
+from fxpasses.errors import FxPassesError
+
+__all__ = ["NoPlan", "PlanFileError", "PlanMismatchError"]
+
+
+class NoPlan(Exception):
+    """Something cannot be covered by a plan: the compilation goes on without one.
+
+    Attributes:
+        reason: what, in words that are the same for every program, so that they can be counted.
+        where: the attribute, file or name.
+    """
+
+    def __init__(self, reason: str, where: str = "") -> None:
+        super().__init__(f"{reason}{': ' if where else ''}{where}")
+        self.reason, self.where = reason, where
+
+
+class PlanFileError(FxPassesError):
+    """A file of plans cannot be used: it is damaged, of another format, or not trusted.
+
+    Attributes:
+        path: the file.
+        problem: what is wrong with it.
+    """
+
+    def __init__(self, path: object, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path, self.problem = path, problem
+
+
+class PlanMismatchError(FxPassesError):
+    """A saved plan does not fit the model, the call or the machine.
+
+    Attributes:
+        path: the file.
+        factor: what differs.
+        saved: its value when the plan was made, as text.
+        found: its value now.
+    """
+
+    def __init__(self, path: object, factor: str, saved: str, found: str) -> None:
+        super().__init__(f"{path}: {factor}: {saved} when the plan was made, {found} now")
+        self.path, self.factor, self.saved, self.found = path, factor, saved, found

@@ -1,0 +1,239 @@
+"""Compiled graphs as one module of plain Python that needs neither Inductor nor fxpasses' compiler to run.
+
+Inductor's generated modules are taken apart by their syntax: kernels become entries of shared libraries, classes and functions are
+kept, imports are dropped. Every name that is left has to be one that the runtime of plans knows.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import marshal
+import types
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fxpasses.plans import _torch
+from fxpasses.plans._torch_compiled import CompiledFxGraph, extern_kernels, is_plain
+from fxpasses.plans.code import codes_inside
+from fxpasses.plans.errors import NoPlan
+from fxpasses.regional.runtime import CompiledRegion
+
+__all__ = ["Module", "function_parameters"]
+
+_DROPPED_FUNCTIONS = ("get_args", "benchmark_compiled_module")
+_KNOWN = frozenset({*_torch.prelude(), "extern_kernels", "_kernels", "fitted", "Conforming", "assert_tensor_metadata", "range", "zip", "len", "min", "max", "int",
+                    "float", "bool", "tuple", "list", "print", "AssertionError", "abs", "ZeroDivisionError", "math"})  # fmt: skip
+_NAMESPACES = ("aten", "mkldnn", "mkl", "prims")
+
+
+class Module:
+    """The module of a plan in the making: each compiled graph that is added becomes a function in it."""
+
+    def __init__(self) -> None:
+        self._body: list[ast.stmt] = []
+        self._made: dict[int, str] = {}
+        self._kept: list[Any] = []
+        self._externs: dict[str, str] = {}
+        self._kernels: dict[str, Path] = {}
+
+    def add(self, name: str, compiled: Any) -> None:
+        """Define ``name`` as a compiled graph.
+
+        Raises:
+            NoPlan: it cannot be written as code.
+        """
+        self._body += ast.parse(f"{name} = {self._graph(compiled)}").body
+
+    def add_guards(self, code: str, known: Collection[str]) -> list[str]:
+        """Define ``accepts``, which says whether sizes of inputs are those that the graphs hold for.
+
+        Args:
+            code: of a function of the inputs.
+            known: the parameters of it about which nothing has to be asked.
+
+        Returns:
+            The parameters that are left.
+        """
+        tree: Any = ast.parse(code)
+        function = tree.body[0]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+                node.values = [v for v in node.values if not _names(v) or not _names(v) <= set(known)] or [
+                    ast.Constant(True)
+                ]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.BoolOp) and len(node.values) == 1:
+                node.values.append(ast.Constant(True))
+        function.args.args = [
+            a
+            for a in function.args.args
+            if a.arg not in known or a.arg in _names(ast.Module(function.body, []))
+        ]
+        self._body += tree.body
+        return [a.arg for a in function.args.args]
+
+    def sections(self) -> tuple[bytes, dict[str, bytes], dict[str, str]]:
+        """The code, the shared libraries and the functions of torch: arguments of :func:`fxpasses.plans.runtime.load_code`."""
+        tree = ast.fix_missing_locations(ast.Module(self._body, type_ignores=[]))
+        code = compile(tree, "<plan>", "exec", dont_inherit=True)
+        _check_names(code)
+        return marshal.dumps(code), {n: p.read_bytes() for n, p in self._kernels.items()}, self._externs
+
+    def _graph(self, compiled: Any) -> str:
+        if id(compiled) not in self._made:
+            self._kept.append(compiled)
+            if isinstance(compiled, CompiledFxGraph):
+                body = self._inductor(compiled)
+            elif (
+                getattr(compiled, "source", None) is not None and getattr(compiled, "parts", None) is not None
+            ):
+                body = self._stitched(compiled.source, compiled.parts)
+            else:
+                raise NoPlan("a graph that runs without generated code", type(compiled).__qualname__)
+            name = f"graph_{len(self._made)}"
+            self._made[id(compiled)] = name
+            function: Any = ast.parse(f"def make_{name}():\n    pass").body[0]
+            function.body = body
+            self._body += [function, *ast.parse(f"{name} = make_{name}()").body]
+        return self._made[id(compiled)]
+
+    def _stitched(self, source: str, parts: Mapping[str, Callable[..., Any]]) -> list[ast.stmt]:
+        body: list[ast.stmt] = []
+        for name, part in parts.items():
+            region = getattr(part, "__self__", None)
+            text = (
+                self._region(region, part.__name__)
+                if isinstance(region, CompiledRegion)
+                else self._graph(part)
+            )
+            body += ast.parse(f"{name} = {text}").body
+        return [*body, *ast.parse(source).body, *ast.parse("def f():\n    return call").body[0].body]  # type: ignore[attr-defined]
+
+    def _region(self, region: CompiledRegion, method: str) -> str:
+        if region.symbols or region.saved_sizes:
+            raise NoPlan("symbolic sizes")
+        if region.exact:
+            raise NoPlan("graphs that are checked while they run")
+        forward = method == "run_forward"
+        specs = []
+        for spec in region.forward_specs if forward else region.backward_specs:
+            if spec.device.type != "cpu":
+                raise NoPlan("a tensor that is not on the CPU")
+            specs.append((*(tuple(int(s) for s in sizes) for sizes in (spec.shape, spec.stride)), spec.dtype))  # type: ignore[arg-type]
+        text = ", ".join(f"({shape!r}, {stride!r}, {dtype})" for shape, stride, dtype in specs)
+        return f"Conforming({self._graph(region.forward if forward else region.backward)}, [{text}])"
+
+    def _inductor(self, compiled: CompiledFxGraph) -> list[ast.stmt]:
+        problem = is_plain(compiled)
+        if problem:
+            raise NoPlan(problem)
+        call: Any = compiled.current_callable
+        runner = getattr(call, "__self__", None)
+        known = getattr(call, "__func__", call).__globals__
+        if runner is None or getattr(runner, "partitions", None) != [] or known.get("call") != call:
+            raise NoPlan("a compiled graph that is called in an unknown way")
+        body: list[ast.stmt] = []
+        for statement in ast.parse(compiled.source_code).body:
+            kept = self._statement(statement, known)
+            if kept is not None:
+                body.append(kept)
+        self._resolve_names(body)
+        for statement in body:
+            _WithoutChecksOfInputs().visit(statement)
+        return [*body, *ast.parse("def f():\n    return call").body[0].body]  # type: ignore[attr-defined]
+
+    def _statement(self, statement: ast.stmt, known: Mapping[str, Any]) -> ast.stmt | None:
+        if isinstance(statement, (ast.Import, ast.ImportFrom, ast.If, ast.Delete)):
+            return None
+        if isinstance(statement, ast.Expr):
+            text = ast.unparse(statement)
+            if isinstance(statement.value, ast.Constant) or text == "async_compile.wait(globals())":
+                return None
+            raise NoPlan("generated code with an unknown statement", text[:60])
+        if isinstance(statement, ast.FunctionDef) and statement.name in _DROPPED_FUNCTIONS:
+            return None
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name = statement.targets[0].id
+            text = ast.unparse(statement.value)
+            if (
+                name in _torch.prelude()
+                or text == "AsyncCompile()"
+                or text.startswith(("torch._C.", "torch.ops."))
+            ):
+                return None
+            if text.startswith("async_compile."):
+                return ast.parse(f"{name} = {self._kernel(known[name])}").body[0]
+        return statement
+
+    def _kernel(self, kernel: Any) -> str:
+        library = getattr(kernel, "__self__", None)
+        file = getattr(library, "__file__", None)
+        if not isinstance(kernel, types.BuiltinFunctionType) or file is None:
+            raise NoPlan("a kernel that is not in a shared library")
+        assert isinstance(library, types.ModuleType)
+        path = Path(file)
+        found = next((name for name, known in self._kernels.items() if known == path), None)
+        if found is None:
+            entry = library.__spec__.name if library.__spec__ is not None else library.__name__
+            found = f"{len(self._kernels)} {entry}"
+            self._kernels[found] = path
+        return f"getattr(_kernels[{found!r}], {kernel.__name__!r})"
+
+    def _resolve_names(self, body: list[ast.stmt]) -> None:
+        """Note the functions of torch that are called as ``extern_kernels``; refuse operators that are not torch's own."""
+        for node in (inner for statement in body for inner in ast.walk(statement)):
+            text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+            if text.startswith("extern_kernels.") and text.count(".") == 1:
+                name = text.partition(".")[2]
+                self._externs[name] = _path_in_torch(getattr(extern_kernels, name), name)
+            elif text.startswith("torch.ops.") and text.split(".")[2] not in _NAMESPACES:
+                raise NoPlan("an operator that is not torch's own", text)
+
+
+def function_parameters(code: str) -> list[str]:
+    """The parameters of the function that is defined first."""
+    function: Any = ast.parse(code).body[0]
+    return [argument.arg for argument in function.args.args]
+
+
+def _names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+class _WithoutChecksOfInputs(ast.NodeTransformer):
+    """Drops assertions on sizes and strides of inputs: guards have looked at them, or the graph before has made them."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        """Replace such a statement."""
+        call = node.value
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in (
+            "assert_size_stride",
+            "assert_size_stride_grouped",
+        ):
+            what = call.args[-1]
+            if isinstance(what, ast.Constant) and what.value == "input":
+                return ast.Pass()
+        return node
+
+
+def _path_in_torch(function: Any, name: str) -> str:
+    for path, owner in ((name, torch), (f"_C._nn.{name}", _torch.nn_kernels)):
+        if getattr(owner, name, None) is function:
+            return path
+    raise NoPlan("a kernel that only Inductor has", name)
+
+
+def _check_names(code: types.CodeType) -> None:
+    """Ask that the code reads only names that it defines or the runtime knows."""
+    own = {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_NAME"}
+    for inner in codes_inside(code):
+        for instruction in dis.get_instructions(inner):
+            if instruction.opname in (
+                "LOAD_GLOBAL",
+                "LOAD_NAME",
+            ) and instruction.argval not in own | _KNOWN | {"getattr", "__name__"}:
+                raise NoPlan("generated code that needs Inductor to run", str(instruction.argval))

@@ -1,0 +1,257 @@
+"""Plans that were loaded, and where they are looked for: the directory of plans."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from fxpasses.counters import counters
+from fxpasses.plans import _torch, native
+from fxpasses.plans.arguments import SameArguments, described_arguments, without_sizes
+from fxpasses.plans.errors import NoPlan, PlanFileError
+from fxpasses.plans.reads import still_trusted, walk_reads
+from fxpasses.plans.runtime import callable_of, load_code, load_library, rebuilt
+from fxpasses.plans.store import candidates, read_sections
+from fxpasses.plans.walk import Walk
+
+__all__ = ["Armed", "Directory", "Plan", "Shelf", "loaded"]
+
+log = logging.getLogger(__name__)
+
+
+class _Checked:
+    """A walk whose findings can be looked at again quickly."""
+
+    def __init__(self, walk: Walk, tensors: Sequence[torch.Tensor]) -> None:
+        self._watch, self._tensors = walk.watch, tensors
+        self._guards = _torch.tensor_guards(tensors) if tensors else None
+
+    def holds(self) -> bool:
+        """Whether everything is as it was."""
+        return self._watch.holds() and (self._guards is None or self._guards.check(*self._tensors))
+
+
+class Plan(_Checked):
+    """A plan that was loaded, for the model that it was checked for: ``walk`` went on from the model's over what it reads.
+
+    Attributes:
+        file: where it is.
+    """
+
+    def __init__(
+        self, content: Mapping[str, Any], names: Mapping[str, Any], walk: Walk, file: Path | None = None
+    ) -> None:
+        super().__init__(walk, walk.tensors[content["model_tensors"] :])
+        self.file = file
+        self._layout = content["layout"]
+        self._run = callable_of(content["facts"], names["forward"], names.get("backward"))
+        self._inputs = [
+            walk.tensors[source[1]] if source[0] == "model" else None for source in content["inputs"]
+        ]
+        sources = list(enumerate(content["inputs"]))
+        self._given = [(i, source[1]) for i, source in sources if source[0] == "argument"]
+        self._numbers = [(i, *source) for i, source in sources if source[0] not in ("argument", "model")]
+        self._accepts = names.get("accepts")
+        self._asked = [walk.tensors[i] if place == "model" else i for place, i in content["asked"] or ()]
+        self._changes = bool(content["facts"]["changed"])
+        self._own = [value for value in self._inputs if value is not None] if self._changes else []
+        self._pointers = [value.data_ptr() for value in self._own]
+        self._storages = {value.untyped_storage().data_ptr() for value in self._own if value.numel()}
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether it is one for many sizes."""
+        return self._accepts is not None
+
+    def holds(self) -> bool:
+        """Whether everything is as it was; where the plan changes tensors, also where the memory of each is."""
+        return super().holds() and [value.data_ptr() for value in self._own] == self._pointers
+
+    def accepts(self, arguments: Sequence[torch.Tensor]) -> bool:
+        """Whether the graphs hold for the sizes of these arguments."""
+        return self._accepts is None or self._accepts(
+            *(arguments[value] if type(value) is int else value for value in self._asked)
+        )
+
+    def may_take(self, arguments: Sequence[torch.Tensor]) -> bool:
+        """Whether no argument shares memory with a tensor of the model, where the plan changes tensors."""
+        return not self._changes or self._storages.isdisjoint(
+            [tensor.untyped_storage().data_ptr() for tensor in arguments if tensor.numel()]
+        )
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> Any:
+        return rebuilt(self._layout, self._run(self._inputs_of(arguments)))
+
+    def _inputs_of(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
+        inputs: list[Any] = self._inputs.copy()
+        for position, index in self._given:
+            inputs[position] = arguments[index]
+        for position, method, index, dim in self._numbers:
+            tensor = arguments[index]
+            inputs[position] = tensor.storage_offset() if dim is None else getattr(tensor, method)(dim)
+        return inputs
+
+
+class Armed(_Checked):
+    """A walk over the model, and the plans that hold as long as nothing of it changes."""
+
+    def __init__(self, model: Any, walk: Walk, digest: str) -> None:
+        super().__init__(walk, walk.tensors)
+        self.model, self.walk, self.digest = model, walk, digest
+        self._plans: dict[Any, Plan] = {}
+        self._dynamic: dict[Any, list[Plan]] = {}
+        self._quick: list[tuple[Any, SameArguments, Plan]] = []
+        self._places = {id(tensor): i for i, tensor in enumerate(walk.tensors)}
+
+    def call(
+        self, now: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Plan, list[torch.Tensor]] | None:
+        """The plan of a call and the tensors among its arguments, if one is known and everything is as it was.
+
+        Args:
+            now: the state of torch.
+            args: the arguments.
+            kwargs: those given by name.
+
+        Raises:
+            NoPlan: an argument is of a kind that plans do not know.
+        """
+        for state, same, plan in self._quick:
+            if state == now and (tensors := same.tensors(args, kwargs)) is not None:
+                return (plan, tensors) if self.holds() and plan.holds() and plan.may_take(tensors) else None
+        tokens, tensors = described_arguments(args, kwargs, self.place)
+        known = self._plans.get((now, tokens)) or self._of_other_sizes(now, tokens, tensors)
+        if known is None or not self.holds() or not known.holds() or not known.may_take(tensors):
+            return None
+        if (
+            len(self._quick) < _QUICKEST
+            and SameArguments.can_compare(args, kwargs, tensors)
+            and all(self.place(tensor) is None for tensor in tensors)
+        ):
+            self._quick.append((now, SameArguments(args, kwargs, tensors, self.place), known))
+        return known, tensors
+
+    def _of_other_sizes(self, now: Any, tokens: Any, tensors: Sequence[torch.Tensor]) -> Plan | None:
+        if not self._dynamic:
+            return None
+        plans = self._dynamic.get((now, without_sizes(tokens)), ())
+        return next((plan for plan in plans if plan.accepts(tensors)), None)
+
+    def know(self, now: Any, tokens: Any, plan: Plan) -> None:
+        """A plan for later calls."""
+        if plan.is_dynamic:
+            self._dynamic.setdefault((now, without_sizes(tokens)), []).append(plan)
+        else:
+            self._plans[now, tokens] = plan
+
+    def place(self, tensor: torch.Tensor) -> int | None:
+        """The number of a tensor that is part of the model."""
+        return self._places.get(id(tensor))
+
+
+_QUICKEST = 8
+"""The most kinds of arguments that are compared one by one."""
+
+
+class Shelf(Protocol):
+    """A place where plans are."""
+
+    def find(
+        self, abouts: Sequence[Mapping[str, Any]], armed: Armed, tensors: Sequence[torch.Tensor]
+    ) -> Plan | None:
+        """The plan that was made of the same, and whose checks hold.
+
+        Args:
+            abouts: the factors of a plan for these sizes, and of one for many.
+            armed: the model.
+            tensors: those among the arguments.
+        """
+
+    def target(self, about: Mapping[str, Any]) -> Path | None:
+        """The folder for a new plan, or None where there are to be none."""
+
+    def refuse(self, error: NoPlan) -> None:
+        """There can be no plan of a call: return, for it to be compiled, or raise."""
+
+
+class Directory:
+    """The plans in a directory; what has none is compiled, and its plan is written there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def target(self, about: Mapping[str, Any]) -> Path:
+        """The folder for a new plan."""
+        return self._path / hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+    def refuse(self, error: NoPlan) -> None:
+        """Count it."""
+        counters.count_refused_plan(error.reason)
+        log.info("no plan: %s", error)
+
+    def find(
+        self, abouts: Sequence[Mapping[str, Any]], armed: Armed, tensors: Sequence[torch.Tensor]
+    ) -> Plan | None:
+        """The plan that was made of the same, and whose checks hold.
+
+        Args:
+            abouts: the factors of a plan for these sizes, and of one for many.
+            armed: the model.
+            tensors: those among the arguments.
+        """
+        found = (self._find(about, armed, tensors) for about in abouts)
+        return next((plan for plan in found if plan is not None), None)
+
+    def _find(self, about: Mapping[str, Any], armed: Armed, tensors: Sequence[torch.Tensor]) -> Plan | None:
+        for path in candidates(self.target(about)):
+            try:
+                sections = read_sections(path)
+                content = json.loads(sections["plan"])
+                if content["about"] != about:
+                    raise PlanFileError(path, "it is the plan of something else")
+            except (PlanFileError, OSError) as error:
+                log.warning("a plan is left aside: %s", error)
+                counters.count_refused_plan("a damaged file")
+                continue
+            walk = armed.walk.fork()
+            if walk_reads(walk, content["reads"]) != content["read"] or not still_trusted(
+                content["functions"]
+            ):
+                continue
+            try:
+                plan = loaded(content, sections, self._path, walk, path)
+                if plan.accepts(tensors):
+                    return plan
+            except (OSError, ImportError, PlanFileError) as error:
+                log.warning("a plan is left aside: %s", error)
+                counters.count_refused_plan("kernels that cannot be loaded")
+        return None
+
+
+def loaded(
+    content: Mapping[str, Any],
+    sections: Mapping[str, bytes],
+    folder: Path | None,
+    walk: Walk,
+    file: Path | None = None,
+) -> Plan:
+    """Load the code and the kernels of a plan whose checks hold.
+
+    Args:
+        content: what its file says.
+        sections: of its file.
+        folder: where kernels are put to be loaded, or None for a place that is gone afterwards.
+        walk: over the model and what the plan reads.
+        file: where it is.
+    """
+    prefix = "kernel "
+    if "check" in sections:
+        native.use(load_library(native.ENTRY, sections["check"], folder))
+    kernels = {n.removeprefix(prefix): data for n, data in sections.items() if n.startswith(prefix)}
+    return Plan(content, load_code(sections["code"], kernels, content["externs"], folder), walk, file)

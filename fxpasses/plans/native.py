@@ -1,0 +1,72 @@
+"""The check of :mod:`fxpasses.plans.watch` in C: built by the compiler of the kernels when a plan is made, and part of its file.
+
+Where there is none (another Python, no compiler or headers), the same check runs in Python.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import types
+from pathlib import Path
+from typing import Any
+
+__all__ = ["ENTRY", "build", "use", "watched"]
+
+log = logging.getLogger(__name__)
+
+ENTRY = "fxpasses_watch"
+_SOURCE = Path(__file__).with_name("watch.c")
+_module: types.ModuleType | None = None
+
+
+@functools.cache
+def build(compiler: str) -> bytes | None:
+    """The shared library, or None where it cannot be built."""
+    if sys.version_info >= (3, 12):
+        return None  # dictionaries have no versions there
+    with tempfile.TemporaryDirectory(prefix="fxpasses-") as folder:
+        made = Path(folder) / "watch.so"
+        command = [
+            compiler,
+            "-O2",
+            "-shared",
+            "-fPIC",
+            f"-I{sysconfig.get_path('include')}",
+            "-x",
+            "c",
+            str(_SOURCE),
+            "-o",
+            str(made),
+        ]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            log.info("checks of plans run in Python: %s", error)
+            return None
+        if done.returncode:
+            log.info("checks of plans run in Python: %s", done.stderr[-300:])
+            return None
+        return made.read_bytes()
+
+
+def use(module: types.ModuleType) -> None:
+    """Check in C from now on."""
+    global _module
+    _module = module
+
+
+def watched(*lists: Any) -> Any:
+    """What ``Watched`` of watch.c makes of these lists, or None where it is not there or cannot look at them."""
+    if _module is None or sys.version_info >= (3, 12):
+        return None
+    try:
+        return _module.Watched(*lists)
+    except (
+        ValueError
+    ):  # a class without a version: Python has none left, or its attributes are looked up in another way
+        return None

@@ -1,0 +1,288 @@
+"""``fxpasses.save`` and ``fxpasses.load``: plans in one file, for other directories, processes and machines of the same kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from fxpasses.errors import OptionsError
+from fxpasses.plans.archive import Archive, read_archive, write_archive
+from fxpasses.plans.arguments import argument_difference
+from fxpasses.plans.compile import Compiled
+from fxpasses.plans.errors import NoPlan, PlanFileError, PlanMismatchError
+from fxpasses.plans.loaded import Armed, Plan, loaded
+from fxpasses.plans.reads import still_trusted, walk_reads
+from fxpasses.plans.store import read_sections
+from fxpasses.plans.surroundings import surroundings
+from fxpasses.plans.walk import TENSOR_FACTS, Walk
+
+__all__ = ["load", "save"]
+
+M = TypeVar("M")
+Story = list[list[Any]]
+
+
+def save(
+    compiled: Compiled[Any],
+    path: str | os.PathLike[str],
+    *,
+    private_key: str | os.PathLike[str] | bytes | None = None,
+) -> None:
+    """Save what was compiled in one file, for :func:`load`.
+
+    Saved are the plans that this object has written or used so far: one for each kind of call (sizes, training or not). Call it
+    for each kind before; for training, backward pass included.
+
+    Args:
+        compiled: what :func:`fxpasses.compile` returned.
+        path: the file, by custom ``name.fxp``.
+        private_key: a file with an Ed25519 key in PEM, or its bytes, to sign the file with.
+
+    Raises:
+        OptionsError: for something else than what :func:`fxpasses.compile` returns, or one that has no plan; it says why.
+        PlanFileError: a plan in the cache is gone or damaged, or the key cannot be used.
+        OSError: the disk refuses; there is no file then, or the one that was there.
+    """
+    if not isinstance(compiled, Compiled):
+        raise OptionsError("compiled", compiled, "what fxpasses.compile returned")
+    target = _path("path", path)
+    if not compiled.plan_files:
+        why = compiled.why_no_plan or "it was not called yet (for training, backward pass included)"
+        raise OptionsError("compiled", compiled, problem=f"there is no plan to save: {why}")
+    plans = [read_sections(file) for file in compiled.plan_files]
+    contents = [json.loads(plan["plan"]) for plan in plans]
+    made_by = contents[0]["about"]["surroundings"]
+    if any(content["about"]["surroundings"] != made_by for content in contents):
+        raise OptionsError(
+            "compiled",
+            compiled,
+            problem="settings or environment variables were changed between its plans: save it in between",
+        )
+    entries = [_entry(content) for content in contents]
+    kind = type(compiled.model) if not hasattr(compiled.model, "__qualname__") else compiled.model
+    manifest = {"model": f"{kind.__module__}.{kind.__qualname__}", "made by": made_by, "plans": entries}
+    write_archive(target, manifest, plans, private_key)
+
+
+def load(
+    path: str | os.PathLike[str],
+    model: M,
+    *,
+    trust: bool = False,
+    public_key: str | os.PathLike[str] | bytes | None = None,
+) -> Compiled[Any]:
+    """Load what :func:`save` wrote, for a model of the same kind; neither Dynamo nor Inductor is imported.
+
+    The file has code that runs in this process. It is run for ``trust=True``, or if it was signed with the key that belongs to
+    ``public_key``; that and all checksums are checked before.
+
+    Args:
+        path: the file.
+        model: a model like the one that was saved: the same classes, attributes and metadata of weights; their values may be others.
+        trust: the file comes from somebody who may run code here.
+        public_key: a file with an Ed25519 key in PEM, or its bytes.
+
+    Returns:
+        A callable like the one that was saved. A call for which there is no plan raises a :class:`PlanMismatchError`.
+
+    Raises:
+        PlanFileError: the file is damaged, not trusted, or of another format.
+        PlanMismatchError: the machine, the versions, the settings or the model differ; it names in what.
+        OptionsError: for a model that cannot be called.
+        OSError: the file cannot be read.
+    """
+    if not callable(model):
+        raise OptionsError("model", model, "a module or function")
+    if type(trust) is not bool:
+        raise OptionsError("trust", trust, "True or False")
+    file = _path("path", path)
+    if not trust and public_key is None:
+        raise PlanFileError(
+            file,
+            "it has code that would run here: load it with trust=True if you know who made it, or with the public_key of who signed it",
+        )
+    saved = _Saved(read_archive(file, public_key))
+    compiled = Compiled(model, {}, saved, dynamic=None, fullgraph=False)
+    try:
+        walk = Walk()
+        saved.check(walk.add("model", model), model)
+    except NoPlan as error:
+        saved.refuse(error)
+    return compiled
+
+
+def _path(name: str, given: Any) -> Path:
+    if not isinstance(given, (str, os.PathLike)) or isinstance(given, bytes):
+        raise OptionsError(name, given, "a file")
+    return Path(given)
+
+
+def _entry(content: Mapping[str, Any]) -> dict[str, Any]:
+    about = content["about"]
+    args, kwargs = about["arguments"]
+    described = {f"argument {i}": value for i, value in enumerate(args)} | {
+        f"argument {name}": value for name, value in kwargs
+    }
+    return {
+        "kind": "training" if content["kind"] == "forward" else "inference",
+        "arguments": {name: _readable(value) for name, value in described.items()},
+        "state": about["state"],
+        "options": {**about["options"], "dynamic": about["dynamic"], "fullgraph": about["fullgraph"]},
+        "reads": [".".join(read) for read in content["reads"]],
+    }
+
+
+def _readable(value: Any) -> Any:
+    if value[0] == "tensor":
+        facts = dict(zip(TENSOR_FACTS, value[3:], strict=True))
+        return f"{facts['dtype']} {facts['sizes']}, strides {facts['strides']}{', requires a gradient' if facts['requires_grad'] else ''}"
+    return [value[0], *value[1:]]
+
+
+class _Saved:
+    """The plans of one file."""
+
+    def __init__(self, archive: Archive) -> None:
+        self.path = archive.path
+        self._plans: list[tuple[dict[str, Any], dict[str, bytes]]] = []
+        for number in range(len(archive.manifest["plans"])):
+            sections = archive.sections(number)
+            self._plans.append((json.loads(sections["plan"]), sections))
+
+    def target(self, about: Mapping[str, Any]) -> None:
+        """None: nothing is compiled."""
+
+    def refuse(self, error: NoPlan) -> None:
+        """Raise: there is nothing to fall back to."""
+        where = f" ({error.where})" if error.where else ""
+        raise PlanMismatchError(self.path, f"{error.reason}{where}", "no", "yes") from None
+
+    def check(self, digest: str, model: Any) -> None:
+        """Ask that the machine and the model fit.
+
+        Raises:
+            PlanMismatchError: they do not.
+        """
+        contents = [content for content, _ in self._plans]
+        self._same(contents[0]["about"]["surroundings"], surroundings())
+        if all(content["about"]["model"] != digest for content in contents):
+            walk = Walk(told=True)
+            walk.add("model", model)
+            story = _part(walk, "model")
+            known = [_saved_part(sections, "model") for _, sections in self._plans]
+            nearest = min(known, key=lambda saved: len({*map(repr, saved)} ^ {*map(repr, story)}))
+            raise PlanMismatchError(self.path, *_first_difference(nearest, story))
+
+    def find(
+        self, abouts: Sequence[Mapping[str, Any]], armed: Armed, tensors: Sequence[torch.Tensor]
+    ) -> Plan:
+        """The plan that was made of the same, and whose checks hold.
+
+        Args:
+            abouts: the factors of a plan for these sizes, and of one for many.
+            armed: the model.
+            tensors: those among the arguments.
+
+        Raises:
+            PlanMismatchError: there is none; it names what differs.
+        """
+        about = abouts[0]
+        self.check(about["model"], armed.model)
+        refused = False
+        for content, sections in self._plans:
+            if not all(_distance(content["about"], wanted) for wanted in abouts):
+                walk = armed.walk.fork()
+                if walk_reads(walk, content["reads"]) != content["read"]:
+                    self._other_reads(content, sections, armed)
+                if not still_trusted(content["functions"]):
+                    raise PlanMismatchError(self.path, "functions of torch", "torch's own", "others")
+                plan = loaded(content, sections, None, walk, self.path)
+                if plan.accepts(tensors):
+                    return plan
+                refused = True
+        if refused:
+            sizes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            raise PlanMismatchError(self.path, "sizes of arguments", "others", sizes)
+        was = min((content["about"] for content, _ in self._plans), key=lambda saved: _distance(saved, about))
+        self._same(was["state"], about["state"])
+        if was["arguments"] != about["arguments"]:
+            raise PlanMismatchError(self.path, *argument_difference(was["arguments"], about["arguments"]))
+        raise PlanMismatchError(self.path, "the content of the model", was["model"], about["model"])
+
+    def _same(self, saved: Mapping[str, str], found: Mapping[str, str]) -> None:
+        for name in sorted({*saved, *found}, key=lambda name: name == "processor"):
+            if saved.get(name) != found.get(name):
+                raise PlanMismatchError(
+                    self.path, name, *(_shown(facts.get(name)) for facts in (saved, found))
+                )
+
+    def _other_reads(self, content: Mapping[str, Any], sections: Mapping[str, bytes], armed: Armed) -> None:
+        walk = Walk(told=True)
+        walk.add("model", armed.model)
+        walk_reads(walk, content["reads"])
+        for read in content["reads"]:
+            name = ".".join(read)
+            was, now = _saved_part(sections, name), _part(walk, name)
+            if was != now:
+                raise PlanMismatchError(self.path, *_first_difference(was, now))
+
+
+def _part(walk: Walk, name: str) -> Story:
+    """What a told walk has met below one name, as JSON has it."""
+    return json.loads(json.dumps([[path, facts] for path, facts in walk.story or () if _below(path, name)]))  # type: ignore[no-any-return]
+
+
+def _saved_part(sections: Mapping[str, bytes], name: str) -> Story:
+    return [
+        [path, facts] for path, facts in json.loads(zlib.decompress(sections["story"])) if _below(path, name)
+    ]
+
+
+def _below(path: str, name: str) -> bool:
+    return path.startswith(name) and path[len(name) : len(name) + 1] in ("", ".", "[", "{")
+
+
+def _distance(saved: Mapping[str, Any], now: Mapping[str, Any]) -> int:
+    state = sum(saved["state"].get(name) != value for name, value in now["state"].items())
+    return state + (saved["arguments"] != now["arguments"]) + 100 * (saved["model"] != now["model"])
+
+
+def _first_difference(saved: Story, now: Story) -> tuple[str, str, str]:
+    """Where two walks differ first: the place, and what each met there."""
+    at = next(
+        (i for i, (was, found) in enumerate(zip(saved, now, strict=False)) if was != found),
+        min(len(saved), len(now)),
+    )
+    paths, paths_now = {path for path, _ in saved}, {path for path, _ in now}
+    for path, _ in now[at:]:
+        if path not in paths:
+            return _place(path), "absent", "there"
+    for path, _ in saved[at:]:
+        if path not in paths_now:
+            return _place(path), "there", "absent"
+    if at == min(len(saved), len(now)):
+        return "the content of the model", f"{len(saved)} facts", f"{len(now)} facts"
+    (path, was), (_, found) = saved[at], now[at]
+    if was[0] == found[0] == "tensor":
+        for fact, a, b in zip(("order", "memory", *TENSOR_FACTS), was[1:], found[1:], strict=True):
+            if a != b:
+                return f"{fact} of {_place(path)}", str(a), str(b)
+    if was[0] == found[0] == "function":
+        return f"code of {_place(path)}", was[-1][:12], found[-1][:12]
+    return _place(path), " ".join(map(str, was)), " ".join(map(str, found))
+
+
+def _place(path: str) -> str:
+    for step in ("._modules", "._parameters", "._buffers"):
+        path = path.replace(step, "")
+    return path
+
+
+def _shown(value: str | None) -> str:
+    return "not set" if value is None else value or "empty"

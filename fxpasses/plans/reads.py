@@ -1,0 +1,173 @@
+"""What traced code reads that belongs to no object of the model: globals, and attributes of modules.
+
+They are listed when a plan is made, by name, and looked up again before it is used. Code that might read something that cannot be
+listed rules a plan out.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from fxpasses.plans import _torch
+from fxpasses.plans.code import attribute_names, code_digest, codes_inside, global_names
+from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.walk import Walk
+
+__all__ = ["Read", "check_covered", "reads_of", "still_trusted", "trusted_functions", "walk_reads"]
+
+Read = tuple[str, ...]
+"""The name of a module, the name of one of its globals, and names of attributes."""
+
+_UNSEEN = frozenset({
+    "globals", "locals", "vars", "eval", "exec", "compile", "__import__", "importlib", "inspect", "sys", "os", "environ", "gc",
+    "time", "random", "datetime", "open", "input", "id", "hash", "memoryview", "ctypes", "threading", "weakref", "contextvars",
+    "grad", "grad_fn", "_version", "data_ptr", "untyped_storage", "storage", "__subclasses__", "_backward_hooks",
+    "__globals__", "__code__", "__closure__", "__builtins__", "setattr", "delattr",
+})  # fmt: skip
+"""Names behind which there is more than a walk over objects sees, or that change what they name."""
+
+_TRUSTED_FOLDERS = tuple(
+    os.path.realpath(folder) + os.sep
+    for folder in (
+        os.path.dirname(torch.__file__),
+        sysconfig.get_path("stdlib"),
+        os.path.dirname(os.path.dirname(__file__)),
+    )
+)
+
+
+def _is_trusted(code: types.CodeType) -> bool:
+    file = os.path.realpath(code.co_filename)
+    return file.startswith(_TRUSTED_FOLDERS) and "site-packages" not in file.removeprefix(_TRUSTED_FOLDERS[1])
+
+
+def _is_of_torch(code: types.CodeType) -> bool:
+    return os.path.realpath(code.co_filename).startswith(_TRUSTED_FOLDERS[0]) or _is_trusted(code)
+
+
+def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
+    """What traced code reads.
+
+    Raises:
+        NoPlan: some of it cannot be listed.
+    """
+    found: dict[Read, None] = {}
+    for code in codes:
+        if _is_of_torch(code):
+            continue
+        names = set(attribute_names(code))
+        strings = {c for inner in codes_inside(code) for c in inner.co_consts if isinstance(c, str)}
+        unseen = _UNSEEN & (names | set(global_names(code)))
+        if unseen:
+            raise NoPlan(
+                "code that may read more than objects hold", f"{sorted(unseen)[0]} in {code.co_qualname}"
+            )
+        modules = [m for m in list(sys.modules.values()) if _file_of(m) == code.co_filename]
+        if not modules:
+            raise NoPlan("code of no module", f"{code.co_qualname} in {code.co_filename}")
+        dynamic = "getattr" in global_names(code) or "hasattr" in global_names(code)
+        for module in modules:
+            for name in global_names(code):
+                for read in _chain(module, (module.__name__, name), names | (strings if dynamic else set())):
+                    found[read] = None
+                    value = _resolve(read)
+                    if dynamic and isinstance(value, types.ModuleType) and not _is_trusted_module(value):
+                        raise NoPlan(
+                            "code that may read any attribute of a module", f"getattr in {code.co_qualname}"
+                        )
+    return list(found)
+
+
+def _file_of(module: object) -> str | None:
+    return getattr(module, "__file__", None)
+
+
+def _is_trusted_module(module: types.ModuleType) -> bool:
+    return module.__name__.partition(".")[0] in _torch.TRUSTED_MODULES
+
+
+def _chain(module: types.ModuleType, read: Read, names: set[str]) -> Iterator[Read]:
+    yield read
+    value = _resolve(read)
+    if isinstance(value, types.ModuleType) and len(read) < 6:
+        for name in sorted(names):
+            inside = vars(value).get(name, _ABSENT)
+            if inside is not _ABSENT and inside is not module:
+                yield from _chain(module, (*read, name), names)
+
+
+_ABSENT = object()
+
+
+def _resolve(read: Read) -> object:
+    value: object = sys.modules.get(read[0], _ABSENT)
+    for depth, name in enumerate(read[1:]):
+        content = getattr(value, "__dict__", {})
+        value = content.get(name, _ABSENT)
+        if value is _ABSENT and depth == 0:
+            value = getattr(builtins, name, _ABSENT)
+    return value
+
+
+def walk_reads(walk: Walk, reads: Sequence[Read]) -> str:
+    """Walk over what is read now, after the model; returns the digest of its content.
+
+    Raises:
+        NoPlan: it holds something that cannot be seen into.
+    """
+    digests = []
+    for read in reads:
+        module = sys.modules.get(read[0])
+        content = getattr(module, "__dict__", {})
+        walk.watch.entry(content, read[1])
+        if len(read) > 2:
+            owner = _resolve(read[:-1])
+            walk.watch.entry(getattr(owner, "__dict__", {}), read[-1])
+        value = _resolve(read)
+        digests.append("absent" if value is _ABSENT else walk.add(".".join(read), value))
+    return ":".join(digests)
+
+
+def trusted_functions(codes: Sequence[types.CodeType]) -> list[tuple[str, str, str]]:
+    """Module, name and digest of traced functions of torch: somebody may have put others in their places."""
+    found = []
+    for code in codes:
+        if _is_of_torch(code):
+            for module in [m for m in list(sys.modules.values()) if _file_of(m) == code.co_filename]:
+                if _code_at(module, code.co_qualname) == code_digest(code):
+                    found.append((module.__name__, code.co_qualname, code_digest(code)))
+    return found
+
+
+def _code_at(module: object, name: str) -> str:
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    module = getattr(module, "__wrapped__", module)
+    code = getattr(module, "__code__", None)
+    return code_digest(code) if code is not None else ""
+
+
+def still_trusted(functions: Sequence[Sequence[str]]) -> bool:
+    """Whether the functions of torch that were traced are those that torch has now; those of modules not loaded are."""
+    return all(
+        module not in sys.modules or _code_at(sys.modules[module], name) == digest
+        for module, name, digest in functions
+    )
+
+
+def check_covered(codes: Sequence[types.CodeType], walk: Walk) -> None:
+    """Ask that all traced code was met by the walk.
+
+    Raises:
+        NoPlan: some was not.
+    """
+    for code in codes:
+        if not _is_of_torch(code) and code_digest(code) not in walk.codes:
+            raise NoPlan("traced code that no object holds", code.co_qualname)

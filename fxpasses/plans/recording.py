@@ -1,0 +1,285 @@
+"""The recorder of one call that compiles: it makes a plan of what Dynamo, AOTAutograd and Inductor have made, or says why there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from fake.seam.dispatch import is_any_autocast_enabled
+from fake.symbols.guards import guards_of
+from fxpasses.compiling.observing import Observer, Recorder, recorded_by
+from fxpasses.plans import _torch_compiled as _t
+from fxpasses.plans import native
+from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.generated import Module, function_parameters
+from fxpasses.plans.reads import Read, check_covered, reads_of, trusted_functions, walk_reads
+from fxpasses.plans.store import write_sections
+from fxpasses.plans.walk import Walk
+
+__all__ = ["Recording"]
+
+log = logging.getLogger(__name__)
+
+
+class Recording(Observer, Recorder):
+    """Watches one compilation, and writes its plan.
+
+    Args:
+        model: the model.
+        walk: over it, made before the call.
+        arguments: the tensors among the arguments.
+        target: makes the plan's path of its factors and its content's hash.
+        about: the key's factors.
+        about_all_sizes: those of a plan with symbolic sizes.
+        done: called once with the path of the plan, or None and the reason why there is none.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        walk: Walk,
+        arguments: Sequence[torch.Tensor],
+        target: Callable[[dict[str, Any], str], Path],
+        about: dict[str, Any],
+        about_all_sizes: dict[str, Any],
+        done: Callable[[Path | None, str], None],
+    ) -> None:
+        super().__init__()
+        self._model, self._walk, self._arguments = model, walk, arguments
+        self._target, self._about, self._about_all_sizes, self._done = target, about, about_all_sizes, done
+        self._graphs: dict[str, Any] = {}
+        self._facts: dict[str, Any] = {}
+        self._codes: list[Any] = []
+        self._inputs: list[Any] = []
+        self._outputs: list[Any] = []
+        self._calls = self._compilations = 0
+        self._guards: tuple[str, list[int]] | None = None
+        self._numbers: list[list[Any] | None] = []
+        self._autocast = False
+        self._layout: Any = None
+        self._refused = ""
+        self._finished = False
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record what is compiled in this block."""
+        with recorded_by(self), _t.recorded_compilation(), _t.compiled_frames() as frames:
+            yield
+        problems = [problem for problem in frames if problem]
+        if problems or len(frames) > 1:
+            self._refuse(problems[0] if problems else "a graph break")
+
+    def _refuse(self, reason: str) -> None:
+        self._refused = self._refused or reason
+
+    def observer(self) -> Observer:
+        """Called by the backend for each graph of Dynamo's."""
+        self._compilations += 1
+        self._autocast = is_any_autocast_enabled()
+        if self._compilations > 1:
+            self._refuse("a graph break")
+        self._codes = _t.traced_codes()
+        return self
+
+    def guards(self, shape_env: Any, graph: fx.Graph) -> None:
+        """Called by the backend once the guards on sizes are known."""
+        try:
+            names, self._numbers = _t.sized_inputs(graph)
+            if not any(self._numbers):
+                return
+            guards = guards_of(shape_env).compile()
+            self._guards = guards.code, [names.index(name) for name in guards.inputs]
+        except NoPlan as error:
+            self._refuse(error.reason)
+        except ValueError:  # a name that is not in the list
+            self._refuse("a guard on a size that is no input of the graph")
+
+    def compiled(self, kind: str, compiled: Callable[..., Any]) -> None:
+        """Called by the pipeline for each graph that is compiled."""
+        self._graphs[kind] = compiled
+        if kind != "backward":
+            self._facts = _t.runtime_facts()
+            if self._facts["refused"]:
+                self._refuse(self._facts["refused"])
+        elif self._layout is not None:
+            self._finish()
+
+    def watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """The compiled function, with the inputs and outputs of its first call noted."""
+
+        def run(*inputs: Any) -> Any:
+            if self._finished:
+                return compiled(*inputs)
+            self._calls += 1
+            self._inputs = list(inputs)
+            outputs = compiled(*inputs)
+            self._outputs = list(outputs)
+            return outputs
+
+        return run
+
+    def finish(self, result: Any) -> None:
+        """The call is over, and returned this: write the plan, now or once its backward graph is there."""
+        if not self._compilations:
+            self._end(None, "nothing was compiled")
+            return
+        try:
+            if self._refused:
+                raise NoPlan(self._refused)
+            if not self._graphs:
+                raise NoPlan("a graph that runs in eager")
+            self._layout = _layout(result, self._outputs)
+        except NoPlan as error:
+            self._end(None, error.reason, error.where)
+            return
+        if "forward" not in self._graphs or "backward" in self._graphs:
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
+            path = self._write()
+        except NoPlan as error:
+            self._end(None, error.reason, error.where)
+        except OSError as error:
+            self._end(None, f"the disk refuses: {type(error).__name__}")
+        else:
+            self._end(path, "")
+
+    def _end(self, path: Path | None, reason: str, where: str = "") -> None:
+        if not self._finished:
+            self._finished = True
+            if where:
+                log.info("no plan: %s: %s", reason, where)
+            self._done(path, reason)
+        self._model, self._walk = None, Walk()
+        self._arguments, self._inputs, self._outputs, self._codes = [], [], [], []
+        self._graphs, self._facts = {}, {}
+
+    def _write(self) -> Path:
+        if self._calls != 1:
+            raise NoPlan("a graph that was called more than once")
+        kind = "forward" if "forward" in self._graphs else "inference"
+        facts = _t.plain_facts(self._facts["metadata"], autocast=self._autocast)
+        if (
+            len(self._inputs) != len(self._facts["metadata"].input_info)
+            or len(self._outputs) != facts["outputs"]
+        ):
+            raise NoPlan("a graph whose inputs or outputs are rearranged")
+        if facts["changed"]:
+            self._check_memory()
+        if self._guards is not None and _has_number(self._layout):
+            raise NoPlan("a number among the results of symbolic sizes")
+        reads = reads_of(self._codes)
+        model_tensors = len(self._walk.tensors)
+        walk = self._walk.fork()
+        digest = walk_reads(walk, reads)
+        check_covered(self._codes, walk)
+        module = Module()
+        module.add("forward", self._graphs[kind])
+        if kind == "forward":
+            module.add("backward", self._graphs["backward"])
+        inputs = self._sources(walk)
+        asked = None
+        if self._guards is not None:
+            code_of_guards, places = self._guards
+            names = function_parameters(code_of_guards)
+            of_model = [name for name, i in zip(names, places, strict=True) if inputs[i][0] == "model"]
+            left = module.add_guards(code_of_guards, of_model)
+            asked = [inputs[places[names.index(name)]] for name in left]
+        code, kernels, externs = module.sections()
+        plan = {
+            "kind": kind,
+            "facts": facts,
+            "layout": self._layout,
+            "inputs": inputs,
+            "asked": asked,
+            "model_tensors": model_tensors,
+            "reads": [list(read) for read in reads],
+            "read": digest,
+            "functions": trusted_functions(self._codes),
+            "externs": externs,
+            "about": self._about if asked is None else self._about_all_sizes,
+        }
+        sections = {"plan": json.dumps(plan).encode(), "code": code, "story": self._story(reads)}
+        sections |= {f"kernel {name}": data for name, data in kernels.items()}
+        check = native.build(_t.kernel_compiler())
+        if check is not None:
+            sections["check"] = check
+        path = self._target(plan["about"], "".join(str(hash_of(data)) for data in sections.values()))
+        write_sections(path, sections)
+        return path
+
+    def _check_memory(self) -> None:
+        """Where tensors are changed, which others see it is part of what was compiled: ask that it is none."""
+        places = [
+            t.untyped_storage().data_ptr() for t in self._inputs if isinstance(t, torch.Tensor) and t.numel()
+        ]
+        if len(set(places)) != len(places):
+            raise NoPlan("changed tensors among tensors that share memory")
+
+    def _story(self, reads: Sequence[Read]) -> bytes:
+        """What the model and what is read are made of, for errors that say what has changed."""
+        told = Walk(told=True)
+        told.add("model", self._model)
+        walk_reads(told, reads)
+        return zlib.compress(json.dumps(told.story).encode())
+
+    def _sources(self, walk: Walk) -> list[list[Any]]:
+        """The place of each input: in the walk, or among the arguments."""
+        places: dict[int, list[Any]] = {id(t): ["model", i] for i, t in enumerate(walk.tensors)}
+        places |= {id(t): ["argument", i] for i, t in enumerate(self._arguments) if id(t) not in places}
+        found: list[list[Any]] = []
+        for value in self._inputs:
+            if not isinstance(value, (torch.Tensor, int)):
+                raise NoPlan("an input that is no tensor")
+            if isinstance(value, torch.Tensor) and id(value) not in places:
+                raise NoPlan("an input that is neither an argument nor part of the model")
+            found.append(places[id(value)] if isinstance(value, torch.Tensor) else [])
+        for i, value in enumerate(self._inputs):
+            if isinstance(value, torch.Tensor):
+                continue
+            number = self._numbers[i] if len(self._numbers) == len(found) else None
+            if number is None:
+                raise NoPlan("a symbolic number that is no size of an input")
+            method, of, dim = number
+            if found[of][:1] != ["argument"]:
+                raise NoPlan("a symbolic size of a tensor of the model")
+            found[i] = [method, found[of][1], dim]
+        return found
+
+
+def _has_number(layout: list[Any]) -> bool:
+    kind, content = layout
+    if kind in ("output", "constant"):
+        return kind == "constant" and type(content) is int
+    return any(_has_number(item[1] if kind == "dict" else item) for item in content)
+
+
+def hash_of(data: bytes) -> str:
+    """A short hash."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _layout(result: Any, outputs: Sequence[Any]) -> list[Any]:
+    """How a result is made of the outputs of the graph: see :func:`fxpasses.plans.runtime.rebuilt`."""
+    if isinstance(result, torch.Tensor):
+        index = next((i for i, output in enumerate(outputs) if output is result), None)
+        if index is None:
+            raise NoPlan("a result that is no output of the graph")
+        return ["output", index]
+    if result is None or type(result) in (bool, int, str):
+        return ["constant", result]
+    if type(result) in (list, tuple):
+        return [type(result).__name__, [_layout(item, outputs) for item in result]]
+    if type(result) is dict and all(type(key) is str for key in result):
+        return ["dict", [[key, _layout(item, outputs)] for key, item in result.items()]]
+    raise NoPlan(f"a result of class {type(result).__qualname__}")

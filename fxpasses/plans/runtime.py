@@ -1,0 +1,330 @@
+"""What runs when a plan does: generated code and kernels, loaded without a compiler, and the steps around them that
+AOTAutograd would take."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import marshal
+import tempfile
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fake.seam.autograd_engine import keeps_graph
+from fake.seam.dispatch import DisableAutocast, peek_interpreter_stack, set_grad_enabled
+from fxpasses.errors import FxPassesError
+from fxpasses.plans import _torch
+from fxpasses.plans.store import write_kernel
+
+__all__ = ["Conforming", "callable_of", "load_code", "load_library", "rebuilt"]
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+_loaded: dict[str, types.ModuleType] = {}
+
+
+def load_code(
+    code: bytes, kernels: Mapping[str, bytes], externs: Mapping[str, str], folder: Path | None
+) -> dict[str, Any]:
+    """Run the code of a plan, whose hash has been checked.
+
+    Args:
+        code: the module, as a marshalled code object.
+        kernels: shared libraries by the name that the code has for them.
+        externs: paths below ``torch`` of the functions that the code calls as ``extern_kernels.name``.
+        folder: where shared libraries are put to be loaded, or None for a place that is gone afterwards.
+
+    Returns:
+        The names that it defines: ``forward`` and, for training, ``backward``.
+    """
+    _torch.kernel_environment()
+    known = _torch.prelude() | {
+        "fitted": fitted,
+        "Conforming": Conforming,
+        "assert_tensor_metadata": assert_tensor_metadata,
+    }
+    known["extern_kernels"] = types.SimpleNamespace(
+        **{name: _attribute(torch, path) for name, path in externs.items()}
+    )
+    known["_kernels"] = {
+        name: load_library(name.partition(" ")[2], data, folder) for name, data in kernels.items()
+    }
+    exec(marshal.loads(code), known)
+    return known
+
+
+def load_library(entry: str, data: bytes, folder: Path | None) -> types.ModuleType:
+    """A shared library that is a module; loaded once."""
+    digest = hashlib.sha256(data).hexdigest()
+    if digest not in _loaded:
+        with (
+            tempfile.TemporaryDirectory(prefix="fxpasses-")
+            if folder is None
+            else nullcontext(folder) as place
+        ):
+            loader = importlib.machinery.ExtensionFileLoader(entry, str(write_kernel(Path(place), data)))
+            spec = importlib.util.spec_from_loader(entry, loader)
+            assert spec is not None
+            module = importlib.util.module_from_spec(spec)
+            loader.exec_module(module)
+        _loaded[digest] = module
+    return _loaded[digest]
+
+
+def _attribute(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def fitted(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A tensor with these strides: the same one, or a copy."""
+    if value.stride() == strides:
+        return value
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def assert_tensor_metadata(
+    tensor: torch.Tensor | None,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    op_name: str | None = None,
+) -> None:
+    """Ask that an operator returned what its fake kernel said; torch 2.15's code calls this by that name.
+
+    Args:
+        tensor: the result.
+        size: as was said.
+        stride: as was said.
+        dtype: as was said.
+        op_name: the operator.
+
+    Raises:
+        RuntimeError: the type differs.
+        AssertionError: sizes or strides differ.
+    """
+    if tensor is None:
+        return
+    if tensor.dtype != dtype:
+        raise RuntimeError(
+            f"{op_name or 'an operator'} returned {tensor.dtype}, its fake kernel said {dtype}"
+        )
+    _torch.assert_size_stride(tensor, size, stride, op_name)
+
+
+class Conforming:
+    """A compiled region whose results are held to what was recorded: the first call finds out which have to be copied for that."""
+
+    def __init__(
+        self, call: Boxed, specs: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]
+    ) -> None:
+        self._call, self._specs = call, specs
+        self._mend: list[int] | None = None
+
+    def __call__(self, tensors: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
+        taken = (
+            set()
+            if self._mend is not None
+            else {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
+        )
+        given = list(tensors)
+        tensors.clear()
+        results = list(self._call(given))
+        if self._mend is None:
+            self._mend = self._found(results, taken)
+        for i in self._mend:
+            shape, stride, dtype = self._specs[i]
+            results[i] = torch.empty_strided(shape, stride, dtype=dtype).copy_(results[i])
+        return results
+
+    def _found(self, results: Sequence[torch.Tensor], taken: set[int]) -> list[int]:
+        mend = []
+        for i, (result, (shape, stride, dtype)) in enumerate(zip(results, self._specs, strict=True)):
+            if result.dtype is not dtype or tuple(result.shape) != shape:
+                raise FxPassesError(
+                    f"a region of a plan returned {result.dtype} {tuple(result.shape)}, not {dtype} {shape}"
+                )
+            memory = result.untyped_storage().data_ptr()
+            if result.numel() and (memory in taken or result.stride() != stride):
+                mend.append(i)
+            taken.add(memory)
+        return mend
+
+
+def callable_of(
+    facts: Mapping[str, Any], forward: Boxed, backward: Boxed | None
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """The function of flat inputs that AOTAutograd would return.
+
+    Args:
+        facts: of the compilation: see :func:`fxpasses.plans._torch_compiled.plain_facts`.
+        forward: compiled; takes a list, which it empties.
+        backward: compiled, or None for inference.
+    """
+    no_autocast = facts["autocast"]
+    run: Callable[[list[Any]], Sequence[Any]]
+    if backward is None:
+
+        def run(inputs: list[Any]) -> Sequence[Any]:
+            before = torch.is_grad_enabled()
+            set_grad_enabled(False)
+            try:
+                with DisableAutocast() if no_autocast else _NOTHING:
+                    return forward(inputs)
+            finally:
+                set_grad_enabled(before)
+
+    else:
+        function = _autograd_function(facts, forward, backward)
+
+        def run(inputs: list[Any]) -> Sequence[Any]:
+            with torch.enable_grad():
+                return function.apply(*inputs)
+
+    changed: list[int] = facts["changed_for_autograd"]
+    if not changed:
+        return run
+
+    def run_and_change(inputs: list[Any]) -> Sequence[Any]:
+        torch.autograd.graph.increment_version([inputs[i] for i in changed])
+        return run(inputs)
+
+    return run_and_change
+
+
+class _Nothing:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+_NOTHING = _Nothing()
+
+
+def _autograd_function(facts: Mapping[str, Any], forward_: Boxed, backward_: Boxed) -> Any:
+    outputs: int = facts["outputs"]
+    constant = [i for i, differentiable in enumerate(facts["requires_grad"]) if not differentiable]
+    unsafe_views: list[int] = facts["unsafe_views"]
+    unchecked: int = facts["unchecked"]
+    symints: int = facts["symints"]
+    are_inputs: list[bool] = facts["saved_inputs"]
+    tangents = [(i, *facts["tangents"][k]) for k, i in enumerate(facts["tangent_outputs"])]
+    deterministic: bool | None = facts["deterministic"]
+    donates: bool = facts["donates"]
+    no_autocast: bool = facts["autocast"]
+
+    class Plan(torch.autograd.Function):
+        """The forward and backward graph of a plan."""
+
+        boxed_grads_call = False
+
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> tuple[Any, ...]:  # type: ignore[override]
+            with DisableAutocast() if no_autocast else _NOTHING:
+                results = forward_(list(inputs))
+            saved = results[outputs : len(results) - symints]
+            ctx.sizes = tuple(results[len(results) - symints :])
+            kept = [
+                x if is_input or not x._is_view() else x.detach()
+                for x, is_input in zip(saved, are_inputs or [False] * len(saved), strict=True)
+            ]
+            checked = len(kept) - unchecked
+            ctx.save_for_backward(*kept[:checked])
+            ctx.unchecked = kept[checked:]
+            returned = list(results[:outputs])
+            for i in unsafe_views:
+                returned[i] = _torch.unsafe_view(returned[i], returned[i].shape)
+            ctx.mark_non_differentiable(
+                *(returned[i] for i in constant if isinstance(returned[i], torch.Tensor))
+            )
+            ctx._materialize_non_diff_grads = False
+            return tuple(returned)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:  # type: ignore[override]
+            _check_backward(deterministic, donates)
+            given = [*ctx.sizes, *ctx.saved_tensors, *ctx.unchecked]
+            given += [_as_traced(gradients[i], *expected) for i, *expected in tangents]
+            ctx.maybe_clear_saved_tensors()
+            if torch.is_grad_enabled():
+                return _Once.apply(backward_, no_autocast, torch.empty(0, requires_grad=True), *given)
+            return _run_backward(backward_, no_autocast, given)
+
+    return Plan
+
+
+def _run_backward(backward: Boxed, no_autocast: bool, given: list[Any]) -> tuple[Any, ...]:
+    with DisableAutocast() if no_autocast else _NOTHING:
+        return tuple(backward(given))
+
+
+class _Once(torch.autograd.Function):
+    """The backward graph under ``create_graph=True``: it has no gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, backward: Boxed, no_autocast: bool, connected: Any, *given: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        """Run it. Args: those of :func:`_run_backward`, and a tensor that requires a gradient."""
+        return _run_backward(backward, no_autocast, list(given))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]
+        raise RuntimeError("torch.compile with aot_autograd does not currently support double backward")
+
+
+def _check_backward(deterministic: bool | None, donates: bool) -> None:
+    if peek_interpreter_stack() is not None:
+        raise RuntimeError(
+            "a compiled backward function is called within vmap/grad/vjp, which is not supported: wrap the "
+            "transform in the compiled function"
+        )
+    if deterministic is False and torch.are_deterministic_algorithms_enabled():
+        raise RuntimeError(
+            "this backward function was compiled without deterministic algorithms; call "
+            "torch.use_deterministic_algorithms(True) before the forward pass"
+        )
+    if donates and keeps_graph():
+        raise RuntimeError(
+            "this backward function was compiled with donated buffers, which requires create_graph=False and "
+            "retain_graph=False; or set torch._functorch.config.donated_buffer=False to disable donated buffers"
+        )
+
+
+def _as_traced(gradient: Any, size: Any, stride: Any, memory_format: str | None) -> Any:
+    """A gradient in the layout that the backward graph was traced with."""
+    if not isinstance(gradient, torch.Tensor):
+        return gradient
+    if type(gradient) is not torch.Tensor:
+        raise RuntimeError(
+            f"a gradient of class {type(gradient).__qualname__}, where a plain tensor was compiled for"
+        )
+    if memory_format is not None:
+        wanted = getattr(torch, memory_format.removeprefix("torch."))
+        return (
+            gradient
+            if gradient.is_contiguous(memory_format=wanted)
+            else gradient.contiguous(memory_format=wanted)
+        )
+    if gradient.shape == torch.Size(size) and gradient.stride() == tuple(stride):
+        return gradient
+    made = torch.empty_strided(size, stride, dtype=gradient.dtype, device=gradient.device)
+    return made.copy_(gradient)
+
+
+def rebuilt(layout: Any, outputs: Sequence[Any]) -> Any:
+    """What the model returned, made of the outputs of its graph: the inverse of the recorder's layout."""
+    kind, content = layout
+    if kind == "output":
+        return outputs[content]
+    if kind == "constant":
+        return content
+    if kind == "dict":
+        return {key: rebuilt(item, outputs) for key, item in content}
+    return (list if kind == "list" else tuple)(rebuilt(item, outputs) for item in content)

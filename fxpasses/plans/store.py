@@ -1,0 +1,115 @@
+"""Files of plans: sections with a hash each, written at once or not at all, in a folder that only its owner can write to.
+
+A file is a line that names the format, a line of JSON that lists the sections, and the sections. Nothing of a file is used before
+all its hashes hold. There is no pickle in it; code is in Python's own form for code objects (``marshal``), kernels are
+shared libraries. Hashes find damage, not malice: what is read here was written by the same user.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from fxpasses.plans.errors import PlanFileError
+
+__all__ = [
+    "cache_directory",
+    "candidates",
+    "check_owner",
+    "read_sections",
+    "write_atomically",
+    "write_kernel",
+    "write_sections",
+]
+
+_FORMAT = b"fxpasses plan 1\n"
+_MOST = 8
+"""The most plans that are tried for one key."""
+
+
+def cache_directory(choice: str) -> Path | None:
+    """The folder of plans for ``cache="auto"``, ``"off"`` or a folder."""
+    if choice == "off":
+        return None
+    if choice != "auto":
+        return Path(choice)
+    given = os.environ.get("FXPASSES_CACHE_DIR")
+    return Path(given) if given else Path(tempfile.gettempdir()) / f"fxpasses_{os.getuid()}"
+
+
+def write_sections(path: Path, sections: Mapping[str, bytes]) -> None:
+    """Write a file so that others see it whole or not at all.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    listed = [[name, len(data), hashlib.sha256(data).hexdigest()] for name, data in sections.items()]
+    header = json.dumps(listed).encode()
+    head = _FORMAT + hashlib.sha256(header).hexdigest().encode() + b"\n" + header + b"\n"
+    write_atomically(path, head + b"".join(sections.values()))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file of ours, with its folders: others see it whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read_sections(path: Path) -> dict[str, bytes]:
+    """Read a file and check all of it.
+
+    Raises:
+        PlanFileError: it is not whole, has been changed, or somebody else may write to it.
+        OSError: it cannot be read.
+    """
+    check_owner(path)
+    data = path.read_bytes()
+    if not data.startswith(_FORMAT):
+        raise PlanFileError(path, "it is no file of plans of this version")
+    digest, _, rest = data.removeprefix(_FORMAT).partition(b"\n")
+    header, _, body = rest.partition(b"\n")
+    if hashlib.sha256(header).hexdigest().encode() != digest:
+        raise PlanFileError(path, "its list of sections is damaged")
+    sections, start = {}, 0
+    for name, length, expected in json.loads(header):
+        content = body[start : start + length]
+        if len(content) != length or hashlib.sha256(content).hexdigest() != expected:
+            raise PlanFileError(path, f"its section {name!r} is damaged")
+        sections[name], start = content, start + length
+    if start != len(body):
+        raise PlanFileError(path, "there is something behind its last section")
+    return sections
+
+
+def check_owner(path: Path) -> None:
+    """Raise PlanFileError where others than the user may write to a file or its folder."""
+    for place in (path, path.parent):
+        found = place.stat()
+        if found.st_uid != os.getuid() or found.st_mode & 0o022:
+            raise PlanFileError(path, f"others than you may write to {place}")
+
+
+def write_kernel(directory: Path, data: bytes) -> Path:
+    """The file of a shared library, under its hash; written if it is not there, or not what it should be."""
+    path = directory / "kernels" / f"{hashlib.sha256(data).hexdigest()}.so"
+    if path.exists():
+        check_owner(path)
+    if not path.exists() or path.read_bytes() != data:
+        write_atomically(path, data)
+    return path
+
+
+def candidates(folder: Path) -> list[Path]:
+    """The plans that were written for a key: they differ in what is read besides the model."""
+    return sorted(folder.glob("*.plan"))[:_MOST]

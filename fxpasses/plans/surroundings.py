@@ -1,0 +1,144 @@
+"""What a compilation depends on besides the model and its arguments: versions, hardware, settings, and the state of torch."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fxpasses.plans import _torch
+from fxpasses.plans.errors import NoPlan, PlanFileError
+from fxpasses.plans.store import cache_directory, check_owner, write_atomically
+
+__all__ = ["STATE", "deciding_variables", "state", "surroundings"]
+
+log = logging.getLogger(__name__)
+
+_VARIABLES = (
+    "ATEN_", "CC", "CFLAGS", "CUDA", "CXX", "FXPASSES_", "KMP_", "LDFLAGS", "MKL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_",
+)  # fmt: skip
+_OTHERWISE = ("TORCH_LOGS", "TORCH_TRACE", "TORCHDYNAMO_VERBOSE", "TORCH_SHOW", "TORCH_COMPILE_DEBUG", "FXPASSES_CACHE_DIR",
+              "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_HOME")  # fmt: skip
+"""Those among them that change messages and places, and nothing else."""
+
+
+def deciding_variables() -> dict[str, str]:
+    """The environment variables that compilers and kernels read, and their values."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_VARIABLES) and not name.startswith(_OTHERWISE)
+    }
+
+
+def surroundings() -> dict[str, str]:
+    """Factors of every plan that stay as they are while a process runs, by name.
+
+    Raises:
+        NoPlan: a search for a faulty pass limits what is compiled, or a block adds passes.
+    """
+    if "FXPASSES_LIMITS" in os.environ:
+        raise NoPlan("compilations are limited by a search for a fault")
+    registry = sys.modules.get("fxpasses.passes.registry")
+    if registry is not None and registry.active_passes():
+        raise NoPlan("a use_passes block adds passes")
+    found = dict(_fixed())
+    found |= {f"environment variable {name}": value for name, value in deciding_variables().items()}
+    found |= {f"setting {name}": value for name, value in _torch.changed_settings().items()}
+    return found
+
+
+@functools.cache
+def _fixed() -> Mapping[str, str]:
+    return {
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "python": sys.version,
+        "platform": platform.platform(),
+        "instruction set": torch.backends.cpu.get_cpu_capability(),
+        "processor": _processor(),
+        "fxpasses": _own_source(),
+    }
+
+
+def _processor() -> str:
+    """The features of the processor, as its kernel tells them."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            lines = {line for line in file if line.startswith(("flags", "Features", "model name"))}
+    except OSError:
+        return platform.processor()
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:16]
+
+
+def _own_source() -> str:
+    """A hash of our source; remembered for the files as they are, since reading them takes longer than running a plan."""
+    root = Path(__file__).resolve().parents[2]
+    files = [
+        file
+        for package in ("compiled_autograd", "fake", "fxpasses")
+        for file in _python_files(root / package)
+    ]
+    seen = hashlib.sha256(str(root).encode())
+    for path, found in files:
+        seen.update(
+            f"\0{path}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ctime_ns}\0{found.st_ino}".encode()
+        )
+    directory = cache_directory("auto")
+    assert directory is not None
+    memory = directory / "sources" / seen.hexdigest()
+    try:
+        check_owner(memory)
+        return memory.read_text()
+    except (OSError, PlanFileError):
+        digest = hashlib.sha256()
+        for path, _ in files:
+            with open(path, "rb") as file:
+                digest.update(f"{os.path.relpath(path, root)}\0".encode() + file.read())
+        text = digest.hexdigest()[:32]
+    try:
+        write_atomically(memory, text.encode())
+    except OSError as error:
+        log.info("the hash of our source is not remembered: %s", error)
+    return text
+
+
+def _python_files(folder: str | Path) -> list[tuple[str, os.stat_result]]:
+    found, folders = [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                found.append((entry.path, entry.stat()))
+            elif entry.is_dir() and entry.name != "__pycache__":
+                folders.append(entry.path)
+    return sorted(found) + [file for inner in sorted(folders) for file in _python_files(inner)]
+
+
+STATE = (
+    "gradients enabled", "inference mode", "number of threads", "default dtype", "deterministic algorithms", "deterministic, warnings only",
+    *_torch.NUMERIC_FLAGS,
+)  # fmt: skip
+"""What the values of :func:`state` are."""
+
+
+def state() -> tuple[Any, ...]:
+    """The state of torch that a compilation depends on and that may change at any time; its parts are named in ``STATE``.
+
+    Raises:
+        NoPlan: torch is in a state in which calls mean something else than usual.
+    """
+    unusual = _torch.unusual_state()
+    if unusual:
+        raise NoPlan(unusual)
+    return (
+        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(), str(torch.get_default_dtype()),
+        torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+        *_torch.numeric_flags(),
+    )  # fmt: skip

@@ -1,0 +1,369 @@
+"""A walk over live objects that sees everything about them: their content as one digest, their tensors in order, and what to
+look at to find out later whether anything has changed.
+
+Objects are numbered as they are met, so that an object met again is a reference: tied weights and shared modules are
+part of the content. What the walk cannot see into raises :class:`~fxpasses.plans.errors.NoPlan`; nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import collections
+import copyreg
+import enum
+import functools
+import hashlib
+import logging
+import sys
+import types
+from typing import Any
+
+import torch
+
+from fxpasses.plans import _torch
+from fxpasses.plans.code import code_digest, codes_inside
+from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.watch import Watch
+
+__all__ = ["TENSOR_FACTS", "Walk", "tensor_facts"]
+
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type(Ellipsis),
+    type(NotImplemented),
+    range,
+    slice,
+)
+_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo)
+_BUILTIN = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+)
+_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_CONTAINERS = (dict, list, tuple, set, frozenset, collections.OrderedDict, collections.deque)
+_NOTES_OF_DYNAMO = (("_dynamo_static_input_type", "unguarded"), ("_is_torch_compile", True))
+"""What Dynamo writes on the buffers and modules that it has compiled."""
+
+_MANAGED_DICT = 1 << 4
+_HEAP_TYPE = 1 << 9
+
+
+TENSOR_FACTS = (
+    "class",
+    "sizes",
+    "strides",
+    "place in its memory",
+    "dtype",
+    "requires_grad",
+    "is_leaf",
+    "is_conj",
+    "is_neg",
+    "is_inference",
+)
+"""What the values of :func:`tensor_facts` are."""
+
+
+def tensor_facts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The metadata of a tensor that a compilation may rely on.
+
+    Raises:
+        NoPlan: it is of a kind that plans do not know.
+    """
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise NoPlan("a tensor subclass", type(tensor).__qualname__)
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise NoPlan("a tensor without strides", str(tensor.layout))
+    if tensor.device.type != "cpu":
+        raise NoPlan("a tensor that is not on the CPU", str(tensor.device))
+    if _torch.is_in_transform(tensor):
+        raise NoPlan("a tensor inside of a function transform")
+    return (
+        type(tensor).__name__, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), str(tensor.dtype),
+        tensor.requires_grad, tensor.is_leaf, tensor.is_conj(), tensor.is_neg(), tensor.is_inference(),
+    )  # fmt: skip
+
+
+class Walk:
+    """One walk.
+
+    Attributes:
+        tensors: the tensors, in the order in which they were met.
+        codes: digests of the code of all functions that were met.
+        watch: what has to stay as it is for the digest to hold.
+        story: where told, each fact that went into a digest, and where it was met.
+
+    Args:
+        told: whether the facts are kept.
+    """
+
+    def __init__(self, *, told: bool = False) -> None:
+        self.story: list[tuple[str, tuple[Any, ...]]] | None = [] if told else None
+        self.tensors: list[torch.Tensor] = []
+        self.codes: set[str] = set()
+        self.watch = Watch()
+        self._numbers: dict[int, int] = {}
+        self._storages: dict[int, int] = {}
+        self._kept: list[Any] = []
+        self._lines: list[str] = []
+        self._path: list[str] = []
+
+    def fork(self) -> Walk:
+        """A walk that goes on from here, without changing this one; it watches only what it meets itself."""
+        other = Walk(told=self.story is not None)
+        other.tensors, other.codes, other._kept = list(self.tensors), set(self.codes), list(self._kept)
+        other._numbers, other._storages = dict(self._numbers), dict(self._storages)
+        return other
+
+    def add(self, label: str, value: Any) -> str:
+        """Walk over a value; returns the digest of its content.
+
+        Raises:
+            NoPlan: it holds something that cannot be seen into.
+        """
+        start = len(self._lines)
+        self._path = [label]
+        self._walk(value)
+        return hashlib.sha256("\n".join(self._lines[start:]).encode()).hexdigest()
+
+    def _say(self, *facts: Any) -> None:
+        self._lines.append(repr(facts))
+        if self.story is not None:
+            self.story.append(("".join(self._path), facts))
+
+    def _refuse(self, reason: str) -> NoPlan:
+        return NoPlan(reason, "".join(self._path))
+
+    def _inside(self, step: str, value: Any) -> None:
+        self._path.append(step)
+        self._walk(value)
+        self._path.pop()
+
+    def _walk(self, value: Any) -> None:
+        kind = type(value)
+        if kind in _PLAIN:
+            if kind is slice:
+                self._say("slice", *map(_plain, (value.start, value.stop, value.step)))
+            else:
+                self._say(kind.__name__, repr(value))
+            return
+        if kind in _OF_TORCH:
+            self._say(kind.__name__, str(value))
+            return
+        number = self._numbers.get(id(value))
+        if number is not None:
+            self._say("same as", number)
+            return
+        self._numbers[id(value)] = len(self._numbers)
+        self._kept.append(value)
+        if isinstance(value, torch.Tensor):
+            self._tensor(value)
+        elif isinstance(value, type):
+            self._class(value)
+        elif kind is types.FunctionType:
+            self._function(value)
+        elif kind is types.MethodType:
+            self._say("method")
+            self._inside(".__func__", value.__func__)
+            self._inside(".__self__", value.__self__)
+        elif kind is types.ModuleType or isinstance(value, types.ModuleType):
+            if len(self._path) > 1:
+                raise self._refuse(
+                    "a module that an object holds"
+                )  # of others, each attribute that is read is listed
+            self._say("module", value.__name__)
+        elif kind in _BUILTIN:
+            self._builtin(value)
+        elif kind in _DESCRIPTORS:
+            self._say("descriptor", value.__qualname__)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self._say(kind.__name__)
+            self._inside(".__func__", value.__func__)
+        elif kind is property:
+            self._say("property")
+            for name in ("fget", "fset", "fdel"):
+                self._inside(f".{name}", getattr(value, name))
+        elif kind is functools.partial:
+            self._say("partial")
+            self._inside(".func", value.func)
+            self._inside(".args", value.args)
+            self._inside(".keywords", dict(value.keywords))
+            self._inside(".__dict__", value.__dict__)
+        elif kind is types.MappingProxyType:
+            self._say("proxy")
+            self._items(dict(value))
+        elif isinstance(value, enum.Enum):
+            self._say("enum", value.name)
+            self._inside(".__class__", kind)
+            self._inside(".value", value.value)
+        elif isinstance(value, logging.Logger):
+            self._say("logger", value.name)
+        elif kind.__module__ == "typing" or kind in (types.GenericAlias, types.UnionType):
+            self._say("type", repr(value))
+        elif _torch.operator_name(value):
+            self._say("operator", _torch.operator_name(value))
+        else:
+            self._object(value, kind)
+
+    def _tensor(self, tensor: torch.Tensor) -> None:
+        try:
+            facts = tensor_facts(tensor)
+        except NoPlan as error:
+            raise self._refuse(error.reason) from None
+        storage = tensor.untyped_storage().data_ptr() if tensor.numel() else 0
+        place = self._storages.setdefault(storage, len(self._storages)) if storage else -1
+        self._say("tensor", len(self.tensors), place, *facts)
+        self.tensors.append(tensor)
+        self.watch.dictionary(tensor.__dict__)
+        self._items(tensor.__dict__)
+
+    def _builtin(self, value: Any) -> None:
+        owner = getattr(value, "__self__", None)
+        self._say(type(value).__name__, getattr(value, "__module__", None), value.__qualname__)
+        if owner is not None and not isinstance(owner, types.ModuleType):
+            self._inside(".__self__", owner)
+
+    def _function(self, value: types.FunctionType) -> None:
+        code = value.__code__
+        module = sys.modules.get(value.__globals__.get("__name__", ""))
+        if module is None or vars(module) is not value.__globals__:
+            raise self._refuse("a function whose globals are not those of a module")
+        self.codes.update(map(code_digest, codes_inside(code)))
+        self._say("function", value.__module__, code_digest(code))
+        self.watch.attributes(value, ("__code__", "__defaults__", "__kwdefaults__"))
+        self._inside(".__defaults__", value.__defaults__)
+        self._inside(".__kwdefaults__", value.__kwdefaults__)
+        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+            if name == "__class__":
+                self._say("cell", name)  # of ``super()``; the class is walked where it is used
+                continue
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                raise self._refuse("a closure that is not filled yet") from None
+            self.watch.attributes(cell, ("cell_contents",))
+            self._inside(f".closure[{name!r}]", content)
+        self.watch.dictionary(value.__dict__)
+        if value.__dict__:
+            self._items({k: v for k, v in value.__dict__.items() if k != "__wrapped__"})
+            if "__wrapped__" in value.__dict__:
+                self._inside(".__wrapped__", value.__dict__["__wrapped__"])
+
+    def _class(self, cls: type) -> None:
+        self._say("class", cls.__module__, cls.__qualname__)
+        if not cls.__flags__ & _HEAP_TYPE or cls.__module__ == "typing":
+            return
+        for base in cls.__mro__[1:]:
+            self._inside(f".{base.__name__}", base)
+        if type(cls) is not type:
+            self._say("metaclass", type(cls).__module__, type(cls).__qualname__)
+        if cls.__module__.partition(".")[0] in _torch.TRUSTED_MODULES and not issubclass(
+            cls, torch.nn.Module
+        ):
+            return  # counts with its version
+        self.watch.class_of(cls)
+        for name, value in list(vars(cls).items()):
+            if name in _NOT_CONTENT or type(value) is types.GetSetDescriptorType:
+                continue
+            if name in ("__annotations__", "__annotate_func__", "__annotations_cache__"):
+                continue
+            if cls is torch.nn.Module and name in ("__init__", "__setstate__", "__del__"):
+                continue  # Dynamo puts others in their places; none of them runs in a call of a module
+            self._say("attribute", name)
+            self._inside(f".{name}", value)
+
+    def _object(self, value: Any, kind: type) -> None:
+        base = next(
+            b for b in kind.__mro__ if b in _CONTAINERS or b is object or not b.__flags__ & _HEAP_TYPE
+        )
+        if base not in (*_CONTAINERS, object) or _hidden_bytes(kind, base):
+            raise self._refuse(f"an object of class {kind.__module__}.{kind.__qualname__}")
+        if kind not in _CONTAINERS:
+            self._say("object")
+            self._inside(".__class__", kind)
+            self.watch.class_of_object(value)
+        if issubclass(kind, dict):
+            self._dictionary(value)
+        elif base is not object:
+            self._say(base.__name__, len(value))
+            self.watch.sequence(value)
+            if issubclass(kind, (set, frozenset)):
+                for item in sorted(value, key=self._sortable):
+                    self._inside("{...}", item)
+            else:
+                for position, item in enumerate(value):
+                    self._inside(f"[{position}]", item)
+        if kind not in (dict, list, tuple, set, frozenset):
+            self._state(value)
+
+    def _sortable(self, item: Any) -> str:
+        if type(item) not in (bool, int, float, complex, str, bytes, type(None), *_OF_TORCH):
+            raise self._refuse("a set of objects")
+        return f"{type(item).__name__} {item!r}"
+
+    def _state(self, value: Any) -> None:
+        state = getattr(value, "__dict__", None)
+        if state is not None:
+            self.watch.attributes(value, ("__dict__",))  # it may be exchanged as a whole
+            self._dictionary(state)
+        for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]
+            if hasattr(value, name):
+                self.watch.attributes(value, (name,))
+                self._inside(f".{name}", getattr(value, name))
+
+    def _dictionary(self, values: dict[Any, Any]) -> None:
+        self.watch.dictionary(values)
+        self._items(values)
+
+    def _items(self, values: dict[Any, Any]) -> None:
+        notes = 0
+        for name, note in _NOTES_OF_DYNAMO:
+            notes += values.get(name) is note or (type(note) is str and values.get(name) == note)
+        self._say("items", len(values) - notes)
+        for key, item in values.items():
+            if notes and (key, item) in _NOTES_OF_DYNAMO:
+                continue
+            if type(key) is str:
+                self._say("key", key)
+                self._inside(f".{key}", item)
+            else:
+                self._inside("[key]", key)
+                self._inside(f"[{key!r}]", item)
+
+
+_NOT_CONTENT = (
+    "___needs_generation_tag_patch",
+    "___has_generation_tag_patch",  # Dynamo writes these on classes of modules
+    "__dict__",
+    "__weakref__",
+    "__doc__",
+    "__module__",
+    "__qualname__",
+    "_abc_impl",
+    "__abstractmethods__",
+)
+
+
+def _plain(value: Any) -> Any:
+    if type(value) not in (int, type(None)):
+        raise NoPlan("a slice of something else than integers")
+    return value
+
+
+@functools.cache
+def _hidden_bytes(kind: type, base: type) -> bool:
+    """Whether objects of a class hold more than their dictionary and slots: what C code put there cannot be seen."""
+    room = base.__basicsize__
+    if kind.__dictoffset__ != base.__dictoffset__ and not kind.__flags__ & _MANAGED_DICT:
+        room += 8
+    if kind.__weakrefoffset__ != base.__weakrefoffset__:
+        room += 8
+    room += 8 * len(copyreg._slotnames(kind))  # type: ignore[attr-defined]
+    return kind.__basicsize__ > room

@@ -1,0 +1,230 @@
+/* What a plan's check has seen, looked at again in one call: the same questions as Watch.holds asks in Python (watch.py), for Python 3.11.
+
+   Versions stand for content: a dictionary gets a new one with every change, a class with every change of it or of a base. */
+#include <Python.h>
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *kept; /* a tuple of the lists below, which keeps all that they point to */
+    Py_ssize_t n_dicts, n_lists, n_classes, n_objects, n_attributes, n_entries;
+    PyObject **dicts, **lists, **items, **objects, **owners, **names, **values, **modules, **keys, **entries;
+    uint64_t *versions, *module_versions;
+    PyObject ***fields, **contents; /* where an attribute is in memory, if that is known, and what is there */
+    PyTypeObject **classes, **kinds;
+    unsigned int *tags;
+} Watched;
+
+#define VERSION(dict) (((PyDictObject *)(dict))->ma_version_tag)
+static PyObject *gone; /* stands for what is not there */
+
+static int same_items(PyObject *list, PyObject *was)
+{
+    Py_ssize_t n = PyList_GET_SIZE(was);
+    if (PyAnySet_Check(list)) {
+        Py_ssize_t place = 0, i = 0;
+        PyObject *item;
+        Py_hash_t hash;
+        if (PySet_GET_SIZE(list) != n) return 0;
+        for (; i < n && _PySet_NextEntry(list, &place, &item, &hash); i++)
+            if (item != PyList_GET_ITEM(was, i)) return 0;
+        return i == n;
+    }
+    if (PyList_GET_SIZE(list) != n) return 0;
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (PyList_GET_ITEM(list, i) != PyList_GET_ITEM(was, i)) return 0;
+    return 1;
+}
+
+static int same_attribute(PyObject *owner, PyObject *name, PyObject *was)
+{
+    PyObject *value = PyObject_GetAttr(owner, name);
+    if (value == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError) && !PyErr_ExceptionMatches(PyExc_ValueError)) return -1;
+        PyErr_Clear();
+        return was == gone;
+    }
+    int same = value == was;
+    Py_DECREF(value);
+    return same;
+}
+
+/* The place of an attribute in its object, or NULL where it has to be asked for. */
+static PyObject **field_of(PyObject *owner, PyObject *name)
+{
+    if (PyUnicode_CompareWithASCIIString(name, "__dict__") == 0) return _PyObject_GetDictPtr(owner);
+    if (PyCell_Check(owner)) return &((PyCellObject *)owner)->ob_ref;
+    if (!PyFunction_Check(owner)) return NULL;
+    PyFunctionObject *function = (PyFunctionObject *)owner;
+    if (PyUnicode_CompareWithASCIIString(name, "__code__") == 0) return &function->func_code;
+    if (PyUnicode_CompareWithASCIIString(name, "__defaults__") == 0) return &function->func_defaults;
+    if (PyUnicode_CompareWithASCIIString(name, "__kwdefaults__") == 0) return &function->func_kwdefaults;
+    return NULL;
+}
+
+static int same_entry(PyObject *dict, PyObject *key, PyObject *was)
+{
+    PyObject *value = PyDict_GetItemWithError(dict, key);
+    if (value == NULL && PyErr_Occurred()) return -1;
+    return (value == NULL ? gone : value) == was;
+}
+
+static PyObject *holds(Watched *self, PyObject *Py_UNUSED(ignored))
+{
+    for (Py_ssize_t i = 0; i < self->n_dicts; i++)
+        if (VERSION(self->dicts[i]) != self->versions[i]) Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < self->n_objects; i++)
+        if (Py_TYPE(self->objects[i]) != self->kinds[i]) Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < self->n_classes; i++)
+        if (self->classes[i]->tp_version_tag != self->tags[i]) Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < self->n_lists; i++)
+        if (!same_items(self->lists[i], self->items[i])) Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < self->n_entries; i++) {
+        uint64_t version = VERSION(self->modules[i]);
+        if (version == self->module_versions[i]) continue;
+        int same = same_entry(self->modules[i], self->keys[i], self->entries[i]);
+        if (same < 0) return NULL;
+        if (!same) Py_RETURN_FALSE;
+        self->module_versions[i] = version;
+    }
+    for (Py_ssize_t i = 0; i < self->n_attributes; i++) {
+        if (self->fields[i] != NULL) {
+            if (*self->fields[i] != self->contents[i]) Py_RETURN_FALSE;
+            continue;
+        }
+        int same = same_attribute(self->owners[i], self->names[i], self->values[i]);
+        if (same < 0) return NULL;
+        if (!same) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+static PyObject **pointers(PyObject *list)
+{
+    Py_ssize_t n = PyList_GET_SIZE(list);
+    PyObject **made = PyMem_New(PyObject *, n ? n : 1);
+    for (Py_ssize_t i = 0; made != NULL && i < n; i++) made[i] = PyList_GET_ITEM(list, i);
+    return made;
+}
+
+static int all_of(PyObject *list, int (*is)(PyObject *))
+{
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++)
+        if (!is(PyList_GET_ITEM(list, i))) return 0;
+    return 1;
+}
+
+static int is_dict(PyObject *value) { return PyDict_Check(value); }
+static int is_list(PyObject *value) { return PyList_Check(value); }
+static int is_list_or_set(PyObject *value) { return PyList_Check(value) || PyAnySet_Check(value); }
+static int is_class(PyObject *value) { return PyType_Check(value); }
+static int is_name(PyObject *value) { return PyUnicode_Check(value); }
+
+/* Watched(dicts, versions, lists, items, classes, objects, kinds, owners, names, values, modules, keys, entries, gone): lists that go
+   together are equally long. */
+static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *l[13], *missing, *kept;
+    if (kwargs != NULL && PyDict_GET_SIZE(kwargs)) return PyErr_Format(PyExc_TypeError, "no keywords");
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!O!O!O!O!O!O", &PyList_Type, &l[0], &PyList_Type, &l[1], &PyList_Type, &l[2], &PyList_Type,
+                          &l[3], &PyList_Type, &l[4], &PyList_Type, &l[5], &PyList_Type, &l[6], &PyList_Type, &l[7], &PyList_Type, &l[8],
+                          &PyList_Type, &l[9], &PyList_Type, &l[10], &PyList_Type, &l[11], &PyList_Type, &l[12], &missing))
+        return NULL;
+    static const int together[][2] = {{0, 1}, {2, 3}, {5, 6}, {7, 8}, {7, 9}, {10, 11}, {10, 12}};
+    for (size_t i = 0; i < sizeof together / sizeof *together; i++)
+        if (PyList_GET_SIZE(l[together[i][0]]) != PyList_GET_SIZE(l[together[i][1]]))
+            return PyErr_Format(PyExc_ValueError, "lists %d and %d differ in length", together[i][0], together[i][1]);
+    if (!all_of(l[0], is_dict) || !all_of(l[2], is_list_or_set) || !all_of(l[3], is_list) || !all_of(l[4], is_class) || !all_of(l[6], is_class) ||
+        !all_of(l[8], is_name) || !all_of(l[10], is_dict))
+        return PyErr_Format(PyExc_TypeError, "a list holds something else than it is for");
+    kept = PyTuple_New(13);
+    if (kept == NULL) return NULL;
+    for (int i = 0; i < 13; i++) {
+        PyObject *copy = PyList_GetSlice(l[i], 0, PyList_GET_SIZE(l[i]));
+        if (copy == NULL) { Py_DECREF(kept); return NULL; }
+        PyTuple_SET_ITEM(kept, i, copy);
+        l[i] = copy;
+    }
+    Watched *self = (Watched *)type->tp_alloc(type, 0);
+    if (self == NULL) { Py_DECREF(kept); return NULL; }
+    self->kept = kept;
+    Py_INCREF(missing);
+    Py_XSETREF(gone, missing);
+    self->n_dicts = PyList_GET_SIZE(l[0]); self->n_lists = PyList_GET_SIZE(l[2]); self->n_classes = PyList_GET_SIZE(l[4]);
+    self->n_objects = PyList_GET_SIZE(l[5]); self->n_attributes = PyList_GET_SIZE(l[7]); self->n_entries = PyList_GET_SIZE(l[10]);
+    self->dicts = pointers(l[0]); self->lists = pointers(l[2]); self->items = pointers(l[3]);
+    self->classes = (PyTypeObject **)pointers(l[4]); self->objects = pointers(l[5]); self->kinds = (PyTypeObject **)pointers(l[6]);
+    self->owners = pointers(l[7]); self->names = pointers(l[8]); self->values = pointers(l[9]);
+    self->modules = pointers(l[10]); self->keys = pointers(l[11]); self->entries = pointers(l[12]);
+    self->fields = PyMem_New(PyObject **, self->n_attributes + 1);
+    self->contents = PyMem_New(PyObject *, self->n_attributes + 1);
+    self->versions = PyMem_New(uint64_t, self->n_dicts + 1);
+    self->module_versions = PyMem_New(uint64_t, self->n_entries + 1);
+    self->tags = PyMem_New(unsigned int, self->n_classes + 1);
+    if (!self->dicts || !self->lists || !self->items || !self->classes || !self->objects || !self->kinds || !self->owners || !self->names ||
+        !self->values || !self->modules || !self->keys || !self->entries || !self->versions || !self->module_versions || !self->tags || !self->fields || !self->contents) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    for (Py_ssize_t i = 0; i < self->n_dicts; i++) {
+        self->versions[i] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(l[1], i));
+        if (PyErr_Occurred()) { Py_DECREF(self); return NULL; }
+    }
+    for (Py_ssize_t i = 0; i < self->n_attributes; i++) {
+        PyObject *was = self->values[i], **field = field_of(self->owners[i], self->names[i]);
+        int known = field != NULL && (*field == was || (*field == NULL && (was == Py_None || was == gone)));
+        self->fields[i] = known ? field : NULL;
+        self->contents[i] = known ? *field : NULL;
+    }
+    for (Py_ssize_t i = 0; i < self->n_entries; i++) self->module_versions[i] = 0; /* none has this: the entry is looked up */
+    PyObject *any = PyUnicode_InternFromString("__init__");
+    for (Py_ssize_t i = 0; any != NULL && i < self->n_classes; i++) {
+        _PyType_Lookup(self->classes[i], any); /* gives the class a version, if it has none */
+        self->tags[i] = self->classes[i]->tp_version_tag;
+        if (self->tags[i] == 0) {
+            Py_DECREF(any);
+            Py_DECREF(self);
+            return PyErr_Format(PyExc_ValueError, "a class without a version");
+        }
+    }
+    Py_XDECREF(any);
+    if (any == NULL) { Py_DECREF(self); return NULL; }
+    return (PyObject *)self;
+}
+
+static void end(Watched *self)
+{
+    void *made[] = {self->dicts, self->lists, self->items, self->classes, self->objects, self->kinds, self->owners, self->names, self->values,
+                    self->modules, self->keys, self->entries, self->versions, self->module_versions, self->tags, self->fields, self->contents};
+    PyObject_GC_UnTrack(self);
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++) PyMem_Free(made[i]);
+    Py_CLEAR(self->kept);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static int traverse(Watched *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->kept);
+    return 0;
+}
+
+static PyMethodDef methods[] = {{"holds", (PyCFunction)holds, METH_NOARGS, "Whether everything is as it was."}, {0}};
+static PyTypeObject watched = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "fxpasses_watch.Watched",
+    .tp_basicsize = sizeof(Watched),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = make,
+    .tp_dealloc = (destructor)end,
+    .tp_traverse = (traverseproc)traverse,
+    .tp_methods = methods,
+};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "fxpasses_watch", NULL, -1, NULL};
+
+PyMODINIT_FUNC PyInit_fxpasses_watch(void)
+{
+    if (PyType_Ready(&watched) < 0) return NULL;
+    PyObject *made = PyModule_Create(&module);
+    if (made == NULL) return NULL;
+    Py_INCREF(&watched);
+    if (PyModule_AddObject(made, "Watched", (PyObject *)&watched) < 0) { Py_DECREF(&watched); Py_DECREF(made); return NULL; }
+    return made;
+}

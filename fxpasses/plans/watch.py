@@ -1,0 +1,118 @@
+"""What is looked at before each call of a plan: whether anything that its check has seen may have changed since.
+
+A change that means nothing costs another check; a change that is not noticed would be a wrong result. So everything that was
+seen is looked at: versions of dictionaries and classes, identities elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fxpasses.plans import _torch, native
+
+__all__ = ["Watch"]
+
+_GONE = object()
+
+
+class Watch:
+    """Dictionaries, sequences, classes and attributes, as they were when they were added."""
+
+    def __init__(self) -> None:
+        self._dictionaries: list[dict[Any, Any]] = []
+        self._contents: list[Any] = []
+        self._lists: list[list[Any] | set[Any]] = []
+        self._items: list[list[Any]] = []
+        self._others: list[tuple[Any, list[Any]]] = []
+        self._classes: list[type] = []
+        self._attributes_of_classes: list[list[Any]] = []
+        self._objects: list[Any] = []
+        self._kinds: list[type] = []
+        self._owners: list[Any] = []
+        self._names: list[str] = []
+        self._values: list[Any] = []
+        self._modules: list[dict[Any, Any]] = []
+        self._keys: list[str] = []
+        self._entries: list[Any] = []
+        self._fast: Any = None
+
+    def dictionary(self, values: dict[Any, Any]) -> None:
+        """Watch the keys and values of a dictionary."""
+        self._dictionaries.append(values)
+        self._contents.append(_torch.dictionary_state(values))
+
+    def sequence(self, values: Any) -> None:
+        """Watch the items of a list, tuple, set or the like."""
+        if isinstance(values, (list, set)):
+            self._lists.append(values)
+            self._items.append(list(values))
+        elif not isinstance(values, (tuple, frozenset)):  # these stay as they are
+            self._others.append((values, list(values)))
+
+    def class_of(self, cls: type) -> None:
+        """Watch the attributes of a class."""
+        self._classes.append(cls)
+        self._attributes_of_classes.append(list(vars(cls).values()))
+
+    def class_of_object(self, value: Any) -> None:
+        """Watch which class an object is of."""
+        self._objects.append(value)
+        self._kinds.append(type(value))
+
+    def attributes(self, value: Any, names: Sequence[str]) -> None:
+        """Watch attributes that are in no dictionary."""
+        for name in names:
+            self._owners.append(value)
+            self._names.append(name)
+            self._values.append(_attribute(value, name))
+
+    def entry(self, values: dict[Any, Any], name: str) -> None:
+        """Watch one entry of a dictionary that changes otherwise, such as the globals of a module."""
+        self._modules.append(values)
+        self._keys.append(name)
+        self._entries.append(values.get(name, _GONE))
+
+    def holds(self) -> bool:
+        """Whether everything is as it was."""
+        if self._fast is None:
+            fast = native.watched(
+                self._dictionaries, self._contents, self._lists, self._items, self._classes, self._objects, self._kinds,
+                self._owners, self._names, self._values, self._modules, self._keys, self._entries, _GONE,
+            )  # fmt: skip
+            if not self._looked_at():
+                return False
+            self._fast = fast  # versions that were taken before everything was found as it was
+            return True
+        return self._fast.holds() and all(_same(values, was) for values, was in self._others)
+
+    def _looked_at(self) -> bool:
+        return (
+            list(map(_torch.dictionary_state, self._dictionaries)) == self._contents
+            and list(map(type, self._objects)) == self._kinds
+            and all(
+                values.get(name, _GONE) is was
+                for values, name, was in zip(self._modules, self._keys, self._entries, strict=True)
+            )
+            and all(
+                _attribute(value, name) is was
+                for value, name, was in zip(self._owners, self._names, self._values, strict=True)
+            )
+            and all(map(_same, self._lists, self._items))
+            and all(_same(values, was) for values, was in self._others)
+            and all(
+                _same(vars(cls).values(), was)
+                for cls, was in zip(self._classes, self._attributes_of_classes, strict=True)
+            )
+        )
+
+
+def _attribute(value: Any, name: str) -> Any:
+    try:
+        return getattr(value, name, _GONE)
+    except ValueError:  # a cell that is empty
+        return _GONE
+
+
+def _same(values: Any, was: list[Any]) -> bool:
+    return len(values) == len(was) and all(a is b for a, b in zip(values, was, strict=True))

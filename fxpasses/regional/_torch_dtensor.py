@@ -1,0 +1,144 @@
+"""DTensors in Dynamo graphs: how they are recognized, and how they enter and leave a region as their local tensors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fake.seam.dispatch import OpOverload
+
+__all__ = [
+    "FUNCTIONAL",
+    "FromLocal",
+    "WrapLocal",
+    "described",
+    "is_dtensor",
+    "is_placement",
+    "local_of",
+    "mesh_of",
+    "unwrap",
+    "wraps_or_gathers",
+]
+
+_PLACEMENTS = frozenset({"Shard", "_StridedShard", "Replicate", "Partial"})
+"""Placements that their text describes completely (a masked one holds a tensor)."""
+_METHODS = frozenset({"redistribute", "to_local", "full_tensor", "from_local"})
+FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd"})
+"""The namespaces of collectives that return a result to wait for."""
+
+
+def _tensors() -> Any:
+    """``torch.distributed.tensor``, if anything has imported it: without it there is no DTensor."""
+    return sys.modules.get("torch.distributed.tensor")
+
+
+def is_dtensor(value: Any) -> bool:
+    """Whether a value is a DTensor."""
+    tensors = _tensors()
+    return tensors is not None and isinstance(value, tensors.DTensor)
+
+
+def local_of(value: Any) -> Any:
+    """The local tensor of a DTensor; any other value itself."""
+    return value._local_tensor if is_dtensor(value) else value
+
+
+def mesh_of(value: Any) -> Any:
+    """The device mesh that a value is or stands for, or ``None``."""
+    value = getattr(value, "real_obj", value)
+    meshes = sys.modules.get("torch.distributed.device_mesh")
+    return value if meshes is not None and isinstance(value, meshes.DeviceMesh) else None
+
+
+def is_placement(value: Any) -> bool:
+    """Whether a value says how a DTensor is placed, and its text says all of it."""
+    tensors = _tensors()
+    return (
+        tensors is not None and isinstance(value, tensors.Placement) and type(value).__name__ in _PLACEMENTS
+    )
+
+
+def described(value: Any) -> tuple[Any, Sequence[Any]] | None:
+    """The mesh and the placements of a DTensor; ``None`` where its placements hold more than they say."""
+    placements = value._spec.placements
+    return (value._spec.mesh, placements) if all(map(is_placement, placements)) else None
+
+
+def wraps_or_gathers(node: fx.Node) -> bool:
+    """Whether a call makes a DTensor, unpacks one, places it anew, or is a collective without side effects."""
+    target = node.target
+    if isinstance(target, WrapLocal):
+        return True
+    if isinstance(target, OpOverload):
+        return target.namespace in FUNCTIONAL
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name in _METHODS and (
+        any(is_dtensor(_value(n)) for n in node.all_input_nodes) or is_dtensor(_value(node))
+    )
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+class _Wrap(torch.autograd.Function):
+    """A DTensor of a local tensor, whose gradient is taken as it comes: its placements are written down, not changed."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, wrap: WrapLocal) -> Any:  # type: ignore[override]
+        ctx.wrap = wrap
+        ctx.set_materialize_grads(False)
+        return _tensors().DTensor(local.view_as(local), wrap.spec, requires_grad=local.requires_grad)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:  # type: ignore[override]
+        if gradient is None:
+            return None, None
+        ctx.wrap.grad_placements = tuple(gradient.placements)
+        return gradient.to_local(), None
+
+
+class _Call:
+    """A function in a graph that makes DTensors of one kind: mesh, placements and global size are its own."""
+
+    def __init__(self, value: Any) -> None:
+        self.spec = value._spec
+        sizes = f"{tuple(self.spec.shape)}, {tuple(self.spec.stride)}"
+        self.__name__ = type(self).__name__
+        self.__qualname__ = f"{self.__name__}[{self.spec.mesh}, {self.spec.placements}, {sizes}]"
+        self.__module__ = __name__
+
+
+class WrapLocal(_Call):
+    """Called in a region's graph: the DTensor that one of its inputs is the local tensor of.
+
+    Attributes:
+        spec: mesh, placements and global size.
+        grad_placements: of its gradient, once the backward pass was traced; ``None`` without a gradient.
+    """
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.grad_placements: tuple[Any, ...] | None = None
+
+    def __call__(self, local: torch.Tensor) -> Any:
+        return _Wrap.apply(local, self)
+
+
+class FromLocal(_Call):
+    """Called around a region: the DTensor of a local tensor that it returns. Its gradient is placed as :func:`unwrap` expects it."""
+
+    def __call__(self, local: torch.Tensor) -> Any:
+        spec = self.spec
+        return _tensors().DTensor.from_local(
+            local, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
+        )
+
+
+def unwrap(value: Any) -> torch.Tensor:
+    """Called in a region's graph: the local tensor of an output."""
+    return value.to_local()

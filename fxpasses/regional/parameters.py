@@ -1,0 +1,75 @@
+"""The parameters and buffers of a graph, and the calls that gather them from other processes."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fxpasses.regional import _torch, _torch_dtensor
+from fxpasses.regional.sizes import is_literal, value_of
+from fxpasses.regional.writes import target_name, written_by
+
+__all__ = ["gathered_parameters", "is_static"]
+
+_PREPARING = frozenset(
+    {
+        "bfloat16", "contiguous", "detach", "double", "flatten", "float", "getattr", "half", "pad", "reshape", "to", "type",
+        "view",
+    }
+)  # fmt: skip
+"""What may be done to a shard before it is sent."""
+
+
+def is_static(node: fx.Node) -> bool:
+    """Whether an input of the graph lives as long as the model: a parameter or a buffer."""
+    if node.op != "placeholder":
+        return node.op == "get_attr"
+    kept = node.meta.get("tensor_dict") or {}
+    return bool(kept.get("_dynamo_static_input_type")) or isinstance(value_of(node), torch.nn.Parameter)
+
+
+def gathered_parameters(graph: fx.Graph) -> set[fx.Node]:
+    """The calls that gather parameters, and those that prepare a shard for that.
+
+    They stand between the calls of a layer, wherever a parameter is first used, but need nothing that the layer computes: a
+    region is the rest of the layer, and takes the gathered tensors. In the graph around it they are next to each other, where passes over
+    collectives see them. Wraps of tensors that a region takes as local ones count as well.
+    """
+    own: dict[fx.Node, bool] = {}
+    changing = {
+        _torch.storage_of(value)
+        for node in graph.nodes
+        if node.op in ("call_function", "call_method")
+        for value in map(value_of, written_by(node))
+        if isinstance(value, torch.Tensor)
+    }
+    plain = True
+    for node in graph.nodes:
+        if node.op == "placeholder" or node.op == "get_attr":
+            continue
+        if _torch.sets_grad_mode(node) or "_nesting" in target_name(node):
+            plain = (
+                False  # the gradient mode or the transform would be another one where the region is called
+            )
+        inputs = [n for n in node.all_input_nodes if not is_literal(n) and _mesh(n) is None]
+        gathers = _torch_dtensor.wraps_or_gathers(node)
+        if not plain or not inputs or not (gathers or target_name(node) in _PREPARING):
+            continue
+        if isinstance(node.target, _torch_dtensor.WrapLocal) or all(
+            n in own or (is_static(n) and _storage(n) not in changing) for n in inputs
+        ):
+            own[node] = gathers
+    needed: set[fx.Node] = set()
+    for node, gathers in reversed(own.items()):
+        if gathers or any(user in needed for user in node.users):
+            needed.add(node)
+    return needed
+
+
+def _mesh(node: fx.Node) -> object:
+    return _torch_dtensor.mesh_of(value_of(node))
+
+
+def _storage(node: fx.Node) -> int | None:
+    value = value_of(node)
+    return _torch.storage_of(value) if isinstance(value, torch.Tensor) else None

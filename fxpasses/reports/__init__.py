@@ -1,0 +1,1 @@
+"""What people look at after a compilation: text files, the same as JSON, and one page for a browser."""

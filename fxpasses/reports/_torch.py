@@ -1,0 +1,57 @@
+"""What reports read of torch's private names."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import fx
+
+__all__ = ["compile_options", "generated_code", "kernels_of", "source_of", "symbols_of"]
+
+
+def source_of(placeholder: fx.Node) -> str:
+    """The expression by which Dynamo finds an input of its graph in the user's frame, or ""."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)  # a property in some releases
+
+
+def generated_code(compiled: Callable[..., Any]) -> str:
+    """The code that Inductor wrote for a compiled graph, or ""."""
+    return str(getattr(compiled, "source_code", None) or "")
+
+
+def kernels_of(compiled: Callable[..., Any]) -> dict[str, list[str]]:
+    """For each call of a kernel in the compiled graph the names of the nodes that it computes, as far as Inductor tells."""
+    text = getattr(compiled, "inductor_provenance_mapping_str", None)
+    if not text:
+        return {}
+    return {kernel: list(nodes) for kernel, nodes in json.loads(text).get("cppCodeToPost", {}).items()}
+
+
+def compile_options(compiled: Any) -> Mapping[str, Any] | None:
+    """The ``options`` that a compiled function or module was made with; None for what ``torch.compile`` did not make."""
+    context = getattr(compiled, "dynamo_ctx", None)  # of a module; a function has the same in its closure
+    backend = getattr(context, "callback", None)
+    if backend is None and isinstance(compiled, types.FunctionType):
+        backend = inspect.getclosurevars(compiled).nonlocals.get("callback")
+    while backend is not None:
+        arguments = getattr(backend, "kwargs", None)
+        if isinstance(arguments, dict):
+            return dict(arguments.get("options") or {})
+        backend = getattr(backend, "_torchdynamo_orig_backend", None)
+    return None
+
+
+def symbols_of(shape_env: Any) -> list[dict[str, str]]:
+    """The symbols of a shape environment, with their ranges and the sizes that were seen."""
+    hints = getattr(shape_env, "backed_var_to_val", None)
+    hints = getattr(shape_env, "var_to_val", {}) if hints is None else hints
+    return [
+        {"name": str(symbol), "range": f"{bounds.lower}..{bounds.upper}", "hint": str(hints.get(symbol, ""))}
+        for symbol, bounds in shape_env.var_to_range.items()
+    ]

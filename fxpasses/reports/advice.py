@@ -1,0 +1,112 @@
+"""The things most worth doing about a compilation, from its data alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+__all__ = ["advice"]
+
+_SHOWN = 3
+
+
+def advice(graphs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What to do, the most urgent first, each with the place and the option that does it.
+
+    Args:
+        graphs: the data of each graph (see :mod:`fxpasses.reports.record`).
+
+    Returns:
+        At most three of ``{"title", "why", "do", "source"}``.
+    """
+    found = [item for graph in graphs for item in _of_graph(graph)]
+    found.sort(key=lambda item: -item[0])
+    unique = {(entry["title"], entry["source"]): entry for _, entry in reversed(found)}
+    return list(reversed(unique.values()))[:_SHOWN]
+
+
+def _of_graph(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
+    for fallback in graph["fallbacks"]:
+        yield (
+            100.0,
+            _entry(
+                f"The {fallback['stage']} stage failed: this graph runs in eager",
+                fallback["reason"],
+                "mend the cause; options={'on_failure': 'isolate'} keeps the rest compiled",
+                fallback["location"],
+            ),
+        )
+    for call in graph["isolated"]:
+        why = call["reason"]
+        yield (
+            90.0,
+            _entry(
+                f"{call['target']} runs in eager", why, "use an operator that Inductor lowers", call["source"]
+            ),
+        )
+    for guard in graph["guards"]:
+        where = guard.get("where")
+        if guard.get("avoid") and where:  # a line asked for it: one that can be changed
+            title = f"Sizes are restricted: {guard['expression']}"
+            yield 60.0, _entry(title, guard["why"], guard["avoid"], f"{where['file']}:{where['line']}")
+    yield from _of_memory(graph)
+    yield from _of_time(graph)
+
+
+def _of_memory(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
+    partition = graph["partition"]
+    if not partition or partition["memory_budget"] < 1 or partition["saved_bytes"] < 1_000_000:
+        return
+    sizes = {name: size for name, size, _, kind, _ in partition["saved"] if kind == "activation"}
+    by_line: Counter[int] = Counter()
+    for row in graph["graphs"].get("forward", {}).get("nodes", ()):
+        if row[0] in sizes:
+            by_line[row[8]] += sizes[row[0]]
+    if not by_line:
+        return
+    line, size = by_line.most_common(1)[0]
+    file, number, _, code = graph["lines"][line] if line >= 0 else ("", 0, "", "")
+    yield (
+        30.0 + 20.0 * size / max(1, partition["saved_bytes"]),
+        _entry(
+            f"{size / 1e6:.1f} of {partition['saved_bytes'] / 1e6:.1f} MB of activations are saved for one line",
+            code or "its line is not known",
+            "options={'memory_budget': 0.5} computes some of them again in the backward pass",
+            f"{file}:{number}" if file else "",
+        ),
+    )
+
+
+def _of_time(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
+    stages = graph["seconds"]["stages"]
+    total = sum(stages.values())
+    left = [item for item in (graph["regions"] or {}).get("repeats", ()) if not item["taken"]]
+    left = [item for item in left if item["saved_seconds"] > 0.5]
+    if left:
+        best = max(left, key=lambda item: item["saved_seconds"])
+        yield (
+            50.0,
+            _entry(
+                f"{best['copies']} copies of {best['calls']} calls are compiled one by one",
+                best["reason"],
+                f"options={{'regions': 'always'}} saves about {best['saved_seconds']:.0f} s of compile time",
+                "",
+            ),
+        )
+    slow = [run for run in graph["passes"] if run["seconds"] + run["check_seconds"] > 0.1 * max(total, 5.0)]
+    for run in slow:
+        seconds = run["seconds"] + run["check_seconds"]
+        yield (
+            20.0,
+            _entry(
+                f"The pass {run['name']} takes {seconds:.1f} s on the {run['graph']} graph",
+                "changed the graph" if run["changed"] else "found nothing to do",
+                "leave it out of options={'passes': [...]} if what it gains is not worth that",
+                "",
+            ),
+        )
+
+
+def _entry(title: str, why: str, do: str, source: str) -> dict[str, Any]:
+    return {"title": title, "why": str(why), "do": do, "source": source}

@@ -1,0 +1,372 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const TABS = ["Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels"];
+  const SHOWN = 200;          // rows that are rendered at once
+  const DRAWN = 120;          // boxes that are laid out at once
+  const view = document.getElementById("view"), detail = document.getElementById("detail");
+  const state = { graph: 0, tab: "Summary", kind: null, node: null, line: null, search: "" };
+
+  // Everything is made of text nodes and attributes: nothing from the data is ever parsed as HTML.
+  function h(tag, props, ...children) {
+    const made = document.createElement(tag);
+    for (const [key, value] of Object.entries(props || {})) {
+      if (key === "onclick" || key === "ontoggle" || key === "oninput") made[key] = value;
+      else if (value !== null && value !== undefined && value !== false) made.setAttribute(key, value);
+    }
+    for (const child of children.flat(3)) if (child !== null && child !== undefined) made.append(child);
+    return made;
+  }
+  const link = (text, act) => h("a", { href: "#", onclick: (event) => { event.preventDefault(); act(); } }, text);
+  const size = (n) => n >= 1e9 ? (n / 1e9).toFixed(2) + " GB" : n >= 1e6 ? (n / 1e6).toFixed(1) + " MB" : n >= 1e3 ? (n / 1e3).toFixed(1) + " kB" : n + " B";
+  const flops = (n) => n >= 1e9 ? (n / 1e9).toFixed(2) + " G" : n >= 1e6 ? (n / 1e6).toFixed(1) + " M" : n >= 1e3 ? (n / 1e3).toFixed(1) + " k" : String(n);
+  const seconds = (s) => s >= 1 ? s.toFixed(1) + " s" : (s * 1e3).toFixed(1) + " ms";
+  const base = (file) => file.split("/").pop();
+  const table = (heads, rows) => h("div", { class: "wide" }, h("table", {},
+    h("tr", {}, heads.map((head) => h("th", { class: head.startsWith("#") ? "n" : null }, head.replace("#", "")))),
+    rows.slice(0, SHOWN).map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: heads[i].startsWith("#") ? "n" : null }, cell)))),
+    rows.length > SHOWN ? h("tr", {}, h("td", { colspan: heads.length, class: "soft" }, `${rows.length - SHOWN} more: narrow it down with the search`)) : null));
+
+  // One graph's rows as objects, made once.
+  const COLUMN = {};
+  data.graphs[0].node_fields.forEach((name, i) => { COLUMN[name] = i; });
+  const made = new Map();
+  function nodesOf(g, kind) {
+    const key = g + "/" + kind;
+    if (!made.has(key)) {
+      const graph = data.graphs[g], found = graph.graphs[kind], C = COLUMN;
+      const saved = new Set((graph.partition ? graph.partition.saved : []).map((row) => row[0]));
+      const nodes = found.nodes.map((row, index) => ({
+        index, name: row[C.name], target: graph.targets[row[C.target]], type: row[C.type], stride: row[C.stride], bytes: row[C.bytes],
+        flops: row[C.flops], view: row[C.view], inputs: row[C.inputs], users: [], line: row[C.line], module: row[C.module] < 0 ? "" : graph.modules[row[C.module]][0],
+        moduleType: row[C.module] < 0 ? "" : graph.modules[row[C.module]][1], backward: row[C.backward], forward: row[C.forward_node],
+        meaning: found.inputs[row[C.name]] || "", saved: saved.has(row[C.name]), kind,
+      }));
+      for (const node of nodes) for (const input of node.inputs) nodes[input].users.push(node.index);
+      made.set(key, nodes);
+    }
+    return made.get(key);
+  }
+  const current = () => data.graphs[state.graph];
+  const KINDS = ["inference", "forward", "backward", "joint"];
+  const kinds = () => KINDS.filter((kind) => kind in current().graphs);
+  const compiledKinds = () => kinds().filter((kind) => kind !== "joint");
+  const kindNow = () => kinds().includes(state.kind) ? state.kind : kinds()[0];
+  const nodesNow = () => nodesOf(state.graph, kindNow());
+  const lineText = (line) => { const [file, number] = current().lines[line]; return `${base(file)}:${number}`; };
+  const lineLink = (line) => line < 0 ? "" : link(lineText(line), () => go({ tab: "Source", line }));
+  const findNode = (name, kind) => {
+    for (const one of kind ? [kind] : [kindNow(), ...kinds()]) {
+      const found = one in current().graphs && nodesOf(state.graph, one).find((node) => node.name === name);
+      if (found) return found;
+    }
+    return null;
+  };
+  const nodeLink = (name, kind) => { const node = findNode(name, kind); return node ? link(node.meaning || name, () => show(node)) : name; };
+
+  function show(node) {
+    state.node = node;
+    const all = nodesOf(state.graph, node.kind), pairs = [];
+    if (node.forward) pairs.push(["gradient of", nodeLink(node.forward, kinds().includes("forward") ? "forward" : null)]);
+    const backward = kinds().includes("backward") && !node.backward
+      ? nodesOf(state.graph, "backward").filter((other) => other.forward === node.name && other.backward) : [];
+    if (backward.length) pairs.push(["its gradient", backward.slice(0, 12).map((other) => [nodeLink(other.name, "backward"), " "])]);
+    const kernels = current().kernels.filter((k) => k.graph === node.kind).flatMap((k) => k.kernels).filter(([, names]) => names.includes(node.name));
+    detail.replaceChildren(
+      h("div", {}, h("b", {}, node.meaning || node.name), " ", h("span", { class: "soft" }, `${node.kind} graph`), " ",
+        h("button", { onclick: () => { detail.hidden = true; }, "aria-label": "close" }, "close")),
+      h("div", { class: "code" }, `${node.name}: ${node.type} = ${node.target}`),
+      table(["", ""], [
+        ["stride", node.stride + (node.view ? " (a view of its input)" : "")], ["bytes", size(node.bytes)], ["FLOPs", flops(node.flops)],
+        ["line", node.line < 0 ? "unknown" : [lineLink(node.line), " ", h("code", {}, current().lines[node.line][3])]],
+        ["module", node.module ? `${node.module} (${node.moduleType})` : node.moduleType],
+        ["inputs", node.inputs.map((i) => [nodeLink(all[i].name, node.kind), " "])],
+        ["used by", node.users.slice(0, 20).map((i) => [nodeLink(all[i].name, node.kind), " "])],
+        ...pairs, ...(node.saved ? [["saved", "for the backward pass"]] : []),
+        ...(kernels.length ? [["kernel", kernels.map(([name]) => name).join(", ")]] : []),
+      ]),
+      link("draw its neighbours", () => go({ tab: "Graphs", kind: node.kind, node })));
+    detail.hidden = false;
+  }
+
+  const VIEWS = {
+    Summary() {
+      const g = current(), total = Object.values(g.seconds.stages).reduce((a, b) => a + b, 0);
+      const counts = kinds().map((kind) => [kind, nodesOf(state.graph, kind).length]);
+      const card = (title, value) => h("div", { class: "card" }, h("b", {}, value), h("span", { class: "soft" }, title));
+      const bar = (parts, whole) => h("div", {}, parts.filter(([, s]) => s > 0).map(([name, s, cls]) =>
+        h("span", { class: cls, style: `flex: ${s / whole} 1 0`, title: `${name}: ${seconds(s)}` }, cls ? "" : `${name} ${seconds(s)}`)));
+      const stages = Object.entries(g.seconds.stages).sort((a, b) => b[1] - a[1]);
+      const second = stages.flatMap(([name, s]) => {
+        if (name !== "passes") return [["", s, "gap"]];
+        const runs = g.passes.map((run) => [`${run.name} (${run.graph})`, run.seconds]), rest = s - runs.reduce((a, r) => a + r[1], 0);
+        return [...runs, ["", Math.max(0, rest), "gap"]];
+      });
+      return [
+        h("h2", {}, "Most worth doing"),
+        data.advice.length ? h("ol", {}, data.advice.map((item) => h("li", {}, h("b", {}, item.title), h("br"), h("span", { class: "soft" }, item.why), h("br"),
+          h("span", {}, item.do), item.source ? [h("br"), h("code", {}, item.source)] : null))) : h("p", {}, "Nothing stands out."),
+        h("h2", {}, "What was compiled"),
+        h("div", { class: "cards" }, card("graphs", String(data.graphs.length)), counts.map(([kind, n]) => card(`nodes, ${kind}`, n.toLocaleString("en"))),
+          card("in the stages", seconds(total)), g.partition ? card("saved for backward", size(g.partition.saved_bytes)) : null,
+          card("guards", String(g.guards.length)), card("fallbacks", String(g.fallbacks.length + g.isolated.length))),
+        h("p", { class: "soft" }, `${g.name}; torch ${g.versions.torch}, fxpasses ${g.versions.fxpasses}`),
+        h("details", {}, h("summary", {}, "options"), h("pre", { style: "white-space: pre-wrap" }, g.options || "")),
+        h("h2", {}, "Seconds by stage"), h("div", { class: "flame" }, bar([["all stages", total]], total || 1), bar(stages, total || 1), bar(second, total || 1)),
+        g.fallbacks.length ? [h("h2", { class: "warm" }, "Fallbacks"), table(["stage", "reason", "where"], g.fallbacks.map((f) => [f.stage, f.reason, f.location]))] : null,
+        g.isolated.length ? [h("h2", { class: "warm" }, "In eager"), table(["operator", "reason", "where"], g.isolated.map((f) => [f.target, f.reason, f.source]))] : null,
+        h("h2", {}, "Regions"), h("pre", {}, g.regions ? g.regions.text : "Nothing is compiled once for several layers here."),
+      ];
+    },
+    Source() {
+      const g = current(), files = {};
+      g.lines.forEach(([file, number], line) => {
+        const at = (((files[file] ||= {})[number]) ||= { ops: 0, flops: 0, bytes: 0, saved: 0, lines: [] });
+        at.lines.push(line);
+      });
+      const at = (line) => { const [file, number] = g.lines[line]; return files[file][number]; };
+      for (const kind of compiledKinds()) for (const node of nodesOf(state.graph, kind)) {
+        if (node.line < 0 || node.target === "placeholder" || node.target === "output") continue;
+        const cell = at(node.line); cell.ops += 1; cell.flops += node.flops; cell.bytes += node.view ? 0 : node.bytes;
+        if (node.saved && kind === "forward") cell.saved += node.bytes;
+      }
+      const guards = {};
+      for (const guard of g.guards) if (guard.where) ((guards[guard.where.file] ||= {})[guard.where.line] ||= []).push(guard.expression);
+      const wanted = state.line !== null && g.lines[state.line] ? g.lines[state.line] : null;
+      const names = Object.keys(files);
+      if (!names.length) return h("p", {}, "No line of the user's files is known.");
+      return names.map((file) => {
+        const text = (data.sources[file] || "").split("\n"), body = h("div", { class: "wide" });
+        const fill = () => {
+          const numbers = text.length > 1 ? text.map((_, i) => i + 1) : Object.keys(files[file]).map(Number).sort((a, b) => a - b);
+          body.replaceChildren(h("table", { class: "source" },
+            h("tr", {}, ["", "ops", "FLOPs", "written", "saved", "", ""].map((head) => h("th", { class: "n" }, head))),
+            numbers.map((number) => {
+              const cell = files[file][number], code = text.length > 1 ? text[number - 1] : g.lines[cell.lines[0]][3], asked = (guards[file] || {})[number];
+              const here = wanted && wanted[0] === file && wanted[1] === number;
+              return h("tr", { class: here ? "hot at" : cell ? "hot" : null, id: here ? "here" : null },
+                h("td", { class: "n soft" }, String(number)),
+                ["ops", "flops", "bytes", "saved"].map((key) => h("td", { class: "n" }, !cell || !cell[key] ? "" : key === "ops"
+                  ? link(String(cell.ops), () => go({ tab: "Graphs", search: `${base(file)}:${number}` })) : key === "flops" ? flops(cell.flops) : size(cell[key]))),
+                h("td", { class: "warm", title: asked ? asked.join("\n") : null }, asked ? "guard" : ""), h("td", { class: "code" }, code));
+            })));
+        };
+        const open = names.length === 1 || (wanted && wanted[0] === file);
+        const box = h("details", { open: open ? "" : null, ontoggle: () => { if (box.open && !body.firstChild) fill(); } }, h("summary", {}, h("code", {}, file)), body);
+        if (open) fill();
+        return box;
+      });
+    },
+    Graphs() {
+      const chooser = kinds().map((kind) => h("button", { onclick: () => go({ kind, node: null }), "aria-pressed": String(kind === kindNow()) },
+        `${kind} (${nodesOf(state.graph, kind).length})`));
+      const parts = [h("div", {}, chooser)];
+      if (state.search) {
+        const word = state.search.toLowerCase();
+        const found = compiledKinds().concat(kindNow() === "joint" ? ["joint"] : []).flatMap((kind) => nodesOf(state.graph, kind)).filter((node) =>
+          `${node.name} ${node.meaning} ${node.target} ${node.type} ${node.module} ${node.line < 0 ? "" : lineText(node.line) + " " + current().lines[node.line][3]}`.toLowerCase().includes(word));
+        return [parts, h("h2", {}, `${found.length} nodes match`), nodeTable(found)];
+      }
+      const nodes = nodesNow();
+      if (state.node && state.node.kind === kindNow()) {
+        const near = new Set([state.node.index]);
+        for (let step = 0; step < 2; step++) for (const i of [...near]) if (i === state.node.index || nodes[i].type.includes("[")) for (const j of [...nodes[i].inputs, ...nodes[i].users]) if (near.size < DRAWN / 2) near.add(j);
+        parts.push(h("h2", {}, `Around ${state.node.meaning || state.node.name}`), link("back to the modules", () => go({ node: null })),
+          draw([...near].map((i) => ({ id: i, label: nodes[i].meaning || nodes[i].name, sub: nodes[i].type, node: nodes[i] })),
+            [...near].flatMap((i) => nodes[i].inputs.filter((j) => near.has(j)).map((j) => [j, i]))));
+        return parts;
+      }
+      parts.push(h("h2", {}, "By module"), tree(nodes), h("h2", {}, "Modules, drawn"), modulesDrawn(nodes));
+      return parts;
+    },
+    Passes() {
+      const runs = current().passes.map((run, i) => [run, i]).sort((a, b) => b[0].changed - a[0].changed || a[1] - b[1]);
+      return [h("h2", {}, "Passes, those that changed something first"), runs.map(([run]) => {
+        const body = h("div");
+        const box = h("details", { ontoggle: () => { if (box.open && !body.firstChild) body.append(...passBody(run)); } },
+          h("summary", {}, h("b", {}, run.name), ` on ${run.graph}: `, run.changed
+            ? `${run.nodes_before} to ${run.nodes_after} nodes (+${run.added.length} -${run.removed.length} ~${run.modified.length}), ${run.matches} sites`
+            : "nothing to do", h("span", { class: "soft" }, ` ${seconds(run.seconds)}, checks ${seconds(run.check_seconds)}`)), body);
+        return box;
+      })];
+    },
+    Memory() {
+      const g = current(), p = g.partition, parts = [];
+      const series = [], marks = [];
+      for (const kind of compiledKinds()) { marks.push([kind, series.length]); series.push(...live(nodesOf(state.graph, kind))); }
+      const holder = h("div");
+      parts.push(h("h2", {}, "Bytes that live, node by node"), h("p", { class: "soft" },
+        marks.map(([kind, from]) => `${kind} from ${from}`).join(", ") + "; inputs and parameters included, by the sizes that were seen, before Inductor fuses and reuses"), holder);
+      setTimeout(() => {
+        const color = getComputedStyle(document.body).color, grid = { stroke: "#8884" };
+        const plot = () => new uPlot({ width: Math.max(280, holder.clientWidth - 8), height: 240, scales: { x: { time: false } },
+          series: [{ label: "node" }, { label: "live", stroke: "#3b82d6", fill: "#3b82d633", value: (_, v) => v === null ? "" : size(v) }],
+          axes: [{ stroke: color, grid }, { stroke: color, grid, size: 70, values: (_, ticks) => ticks.map(size) }] },
+          [series.map((_, i) => i), series], holder);
+        if (holder.isConnected && series.length) plot();
+      }, 0);
+      if (p) {
+        const sum = (key) => { const found = new Map(); for (const [name, bytes, , kind] of p.saved) { if (kind !== "activation") continue;
+          const node = findNode(name, "forward"), at = node ? key(node) : "unknown"; found.set(at, (found.get(at) || 0) + bytes); }
+          return [...found].sort((a, b) => b[1] - a[1]); };
+        parts.push(h("h2", {}, "Saved for the backward pass"),
+          h("p", {}, `${size(p.saved_bytes)} at memory_budget ${p.memory_budget}; ${size(p.bytes_at_full_budget)} at 1`
+            + (p.bytes_at_zero_budget === null ? "" : `, ${size(p.bytes_at_zero_budget)} at 0`) + `; ${flops(p.recomputed_flops)} FLOPs are computed again`),
+          h("h2", {}, "By line"), table(["line", "#saved"], sum((node) => node.line).map(([line, bytes]) => [typeof line === "number" && line >= 0 ? [lineLink(line), " ", h("code", {}, g.lines[line][3])] : "unknown", size(bytes)])),
+          h("h2", {}, "By module"), table(["module", "#saved"], sum((node) => node.module || "(root)").map(([name, bytes]) => [name, size(bytes)])),
+          h("h2", {}, "Value by value"), table(["value", "#bytes", "kind", "from", "why it is saved"], [...p.saved].sort((a, b) => b[1] - a[1])
+            .map(([name, bytes, source, kind, why]) => [nodeLink(name, "forward"), size(bytes), kind, source, why])),
+          h("h2", {}, "Computed again"), p.recomputed.length ? table(["value", "#FLOPs", "operator", "why"], p.recomputed.map(([name, n, source, why]) => [nodeLink(name, "backward"), flops(n), source, why])) : h("p", {}, "Nothing."));
+      }
+      return parts;
+    },
+    Sizes() {
+      const g = current();
+      return [h("h2", {}, "Symbols"), g.symbols.length ? table(["symbol", "range", "seen"], g.symbols.map((s) => [s.name, s.range, s.hint])) : h("p", {}, "All sizes are fixed."),
+        h("h2", {}, "Guards: for which sizes this holds, who asked, how to avoid it"),
+        g.guards.length ? table(["guard", "kind", "why", "operator", "where", "avoid"], g.guards.map((guard) => [h("code", {}, guard.expression), guard.kind, guard.why,
+          guard.operator || "", guard.where ? `${base(guard.where.file)}:${guard.where.line}` : "", guard.avoid])) : h("p", {}, "None.")];
+    },
+    Kernels() {
+      const g = current();
+      if (!g.kernels.length) return h("p", {}, "Inductor wrote no code for this graph: its compiler was eager, or its regions hold all of it (choose one above).");
+      return g.kernels.map((found) => {
+        const code = h("pre", {}, found.code);
+        return [h("h2", {}, `${found.graph}: ${found.kernels.length} calls of kernels`),
+          table(["kernel", "#nodes", "computes"], found.kernels.map(([name, names]) => [h("code", {}, name), String(names.length), names.slice(0, 30).map((n) => [nodeLink(n, found.graph), " "])])),
+          h("details", {}, h("summary", {}, "the code"), code)];
+      });
+    },
+  };
+
+  function nodeTable(nodes) {
+    return table(["node", "operator", "type", "#bytes", "#FLOPs", "line", "module"], nodes.map((node) =>
+      [link(node.meaning || node.name, () => show(node)), node.target, node.type, size(node.bytes), flops(node.flops), lineLink(node.line), node.module]));
+  }
+
+  // Modules that open; siblings that run the same operators are one row.
+  function tree(nodes) {
+    const root = { children: new Map(), own: [], path: "" };
+    for (const node of nodes) {
+      let at = root;
+      for (const part of node.module ? node.module.split(".") : []) {
+        if (!at.children.has(part)) at.children.set(part, { children: new Map(), own: [], path: at.path ? at.path + "." + part : part });
+        at = at.children.get(part);
+      }
+      at.own.push(node);
+    }
+    const all = (group) => [...group.children.values()].reduce((sum, child) => sum.concat(all(child)), group.own);
+    const render = (group, title) => {
+      const body = h("div");
+      const box = h("details", { ontoggle: () => { if (box.open && !body.firstChild) fill(); } }, h("summary", {}, title), body);
+      const fill = () => {
+        const like = new Map();
+        for (const [name, child] of group.children) {
+          const key = all(child).map((node) => node.target).join(), number = /^\d+$/.test(name);
+          if (number && like.has(key)) like.get(key).push([name, child]); else like.set(number ? key : key + name, [[name, child]]);
+        }
+        for (const same of like.values()) {
+          const under = all(same[0][1]), bytes = under.reduce((sum, node) => sum + (node.view ? 0 : node.bytes), 0);
+          const text = same.length > 1 ? `${same[0][1].path} to ${same[same.length - 1][0]} x ${same.length}` : same[0][1].path;
+          body.append(same.length > 1
+            ? (() => { const rest = h("details", { ontoggle: () => { if (rest.open && rest.childNodes.length === 1) rest.append(...same.map(([, child]) => render(child, child.path))); } },
+              h("summary", {}, `${text}: ${under.length} nodes each, ${size(bytes)} written each`)); return rest; })()
+            : render(same[0][1], `${text}: ${under.length} nodes, ${size(bytes)} written`));
+        }
+        const inputs = group.own.filter((node) => node.target === "placeholder"), own = group.own.filter((node) => node.target !== "placeholder");
+        if (inputs.length) { const rest = h("details", { ontoggle: () => { if (rest.open && rest.childNodes.length === 1) rest.append(nodeTable(inputs)); } },
+          h("summary", {}, `inputs: ${inputs.length}`)); body.append(rest); }
+        if (own.length) body.append(nodeTable(own));
+      };
+      if (group === root && group.children.size) { box.open = true; fill(); }
+      return box;
+    };
+    return render(root, "the model");
+  }
+
+  // Modules of the first two levels as boxes: what runs after what, however many nodes there are.
+  function modulesDrawn(nodes) {
+    const depth = (levels) => nodes.map((node) => node.module.split(".").slice(0, levels).join(".") || (node.target === "placeholder" ? "inputs" : "(root)"));
+    let names = depth(2);
+    if (new Set(names).size > DRAWN) names = depth(1);
+    const boxes = new Map(), edges = new Set();
+    nodes.forEach((node, i) => { const box = boxes.get(names[i]) || { id: names[i], label: names[i], count: 0 }; box.count += 1; boxes.set(names[i], box); });
+    for (const node of nodes) for (const i of node.inputs) if (names[i] !== names[node.index] && names[i] !== "inputs") edges.add(names[i] + "\n" + names[node.index]);
+    if (boxes.size > DRAWN) return h("p", { class: "soft" }, `${boxes.size} modules are too many for one drawing; open one above, or draw a node's neighbours.`);
+    const shown = [...boxes.values()].filter((box) => box.id !== "inputs");
+    return draw(shown.map((box) => ({ ...box, sub: `${box.count} nodes`, search: box.id })), [...edges].map((edge) => edge.split("\n")));
+  }
+
+  function draw(boxes, edges) {
+    const graph = new dagre.graphlib.Graph().setGraph({ nodesep: 18, ranksep: 34, rankdir: "TB" }).setDefaultEdgeLabel(() => ({}));
+    for (const box of boxes) graph.setNode(String(box.id), { width: 26 + 7 * Math.max(box.label.length, Math.min(30, box.sub.length)), height: 40, box });
+    for (const [from, to] of edges) graph.setEdge(String(from), String(to));
+    dagre.layout(graph);
+    const { width, height } = graph.graph(), S = "http://www.w3.org/2000/svg";
+    const s = (tag, props, ...children) => { const e = document.createElementNS(S, tag); for (const [k, v] of Object.entries(props)) e.setAttribute(k, v); e.append(...children); return e; };
+    const svg = s("svg", { class: "graph", viewBox: `-8 -8 ${width + 16} ${height + 16}`, width: width + 16, height: height + 16, role: "img" });
+    for (const edge of graph.edges()) svg.append(s("path", { d: "M" + graph.edge(edge).points.map((p) => `${p.x} ${p.y}`).join("L") }));
+    for (const id of graph.nodes()) {
+      const { x, y, width: w, height: t, box } = graph.node(id);
+      const g = s("g", { transform: `translate(${x - w / 2} ${y - t / 2})` },
+        s("rect", { width: w, height: t, rx: 6, class: (box.node === state.node && box.node ? "at " : "") + (box.node && box.node.backward ? "backward" : "") }),
+        s("text", { x: 8, y: 17 }, box.label), s("text", { x: 8, y: 33, opacity: 0.7 }, box.sub.slice(0, 34)));
+      g.addEventListener("click", () => box.node ? show(box.node) : go({ search: box.search }));
+      svg.append(g);
+    }
+    return h("div", { class: "wide" }, svg);
+  }
+
+  function passBody(run) {
+    const parts = [h("p", { class: "soft" }, run.options)];
+    if (run.sites.length) parts.push(table(["#site", "operator", "node", "line", "module"], run.sites.map((site) => [String(site.index), site.target, nodeLink(site.node), site.source, site.module])));
+    if (run.diff && run.diff.length) {
+      const cells = [], out = [], into = [];
+      const flush = () => { while (out.length || into.length) { const a = out.shift(), b = into.shift();
+        cells.push(h("div", { class: a === undefined ? null : "remove" }, a || ""), h("div", { class: b === undefined ? null : "add" }, b || "")); } };
+      for (const text of run.diff.slice(2)) {
+        if (text.startsWith("-")) out.push(text.slice(1)); else if (text.startsWith("+")) into.push(text.slice(1));
+        else { flush(); if (text.startsWith("@@")) cells.push(h("div", { class: "hunk" }, text)); else cells.push(h("div", {}, text.slice(1)), h("div", {}, text.slice(1))); }
+      }
+      flush();
+      parts.push(h("div", { class: "diff" }, cells));
+      if (run.diff_left_out) parts.push(h("p", { class: "soft" }, `${run.diff_left_out} lines of the diff were left out.`));
+    }
+    return parts;
+  }
+
+  // Bytes of values between the node that makes them and the last that uses them, or a view of them.
+  function live(nodes) {
+    const owner = nodes.map((node) => node.index), last = nodes.map((node) => node.index), change = new Array(nodes.length + 1).fill(0);
+    nodes.forEach((node) => { if (node.view && node.inputs.length) owner[node.index] = owner[node.inputs[0]]; });
+    nodes.forEach((node) => { for (const i of node.inputs) last[owner[i]] = Math.max(last[owner[i]], node.index); });
+    nodes.forEach((node) => { if (owner[node.index] !== node.index) return; const from = node.target === "placeholder" ? 0 : node.index;
+      change[from] += node.bytes; change[(node.target === "placeholder" ? nodes.length - 1 : last[node.index]) + 1] -= node.bytes; });
+    let sum = 0;
+    return change.slice(0, -1).map((delta) => (sum += delta));
+  }
+
+  function go(wanted) {
+    const moves = "search" in wanted;
+    Object.assign(state, moves && wanted.search ? { tab: "Graphs", node: null } : {}, "node" in wanted || "kind" in wanted ? { search: "" } : {}, wanted);
+    const box = document.getElementById("search");
+    if (box.value !== state.search) box.value = state.search;
+    document.querySelectorAll("#tabs button").forEach((button) => button.setAttribute("aria-selected", String(button.textContent === state.tab)));
+    view.replaceChildren(...[VIEWS[state.tab]()].flat(4).filter((part) => part !== null && part !== undefined));
+    const here = document.getElementById("here");
+    if (here && state.tab === "Source") here.scrollIntoView({ block: "center" });
+  }
+
+  const select = document.getElementById("graph");
+  data.graphs.forEach((graph, i) => {
+    const kinds = Object.entries(graph.graphs).filter(([kind]) => kind !== "joint").map(([kind, found]) => `${kind} ${found.nodes.length}`);
+    select.append(h("option", { value: i }, `${graph.name}: ${kinds.join(", ")} nodes`));
+  });
+  select.addEventListener("change", () => { detail.hidden = true; go({ graph: Number(select.value), node: null, line: null, kind: null }); });
+  document.getElementById("tabs").append(...TABS.map((tab) => h("button", { role: "tab", onclick: () => go({ tab, node: null, search: "" }) }, tab)));
+  let waiting = 0;
+  document.getElementById("search").addEventListener("input", (event) => {
+    clearTimeout(waiting); waiting = setTimeout(() => go({ search: event.target.value.trim(), tab: "Graphs" }), 120);
+  });
+  go({});
+})();

@@ -1,0 +1,82 @@
+"""One directory a graph: each stage's graph as annotated Python, and the record of the passes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import fx
+
+import fake
+from fxpasses.compiling.observing import Observer
+from fxpasses.compiling.options import Options
+from fxpasses.partitioner import META_KEY
+from fxpasses.reports.record import Recorder
+from fxpasses.reports.text import annotated_code
+
+__all__ = ["GraphFiles"]
+
+
+class GraphFiles(Observer):
+    """Writes each graph to ``DIRECTORY/graph_N/``: ``traced.py`` (before passes), ``joint.py``, ``forward.py``,
+    ``backward.py`` or ``inference.py`` (after them), ``passes.txt``, ``partition.txt`` (what is saved and why),
+    ``guards.txt`` (for which sizes the graph holds, who asked and why), ``graph.json`` (all of it as data, from which
+    ``fxpasses report DIRECTORY`` makes a page), and, where the graph has repeats, ``regions.txt`` and the same files for each region in ``regions/``.
+
+    Raises:
+        OSError: when the directory cannot be written.
+    """
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        self._root = Path(directory)
+        self._root.mkdir(parents=True, exist_ok=True)
+        self._record = Recorder()
+
+    @functools.cached_property
+    def directory(self) -> Path:
+        """This graph's own directory, made when there is something to write."""
+        for number in itertools.count():
+            directory = self._root / f"graph_{number}"
+            try:
+                directory.mkdir()
+                return directory
+            except FileExistsError:
+                continue
+        raise AssertionError("itertools.count() ended")
+
+    def dynamo(self, gm: fx.GraphModule, options: Options) -> None:
+        self._record.dynamo(gm, options)
+
+    def joint(self, gm: fx.GraphModule) -> None:
+        self._write("traced", gm)
+
+    def graph(self, kind: str, gm: fx.GraphModule) -> None:
+        self._write(kind, gm)
+        (self.directory / "passes.txt").write_text("".join(f"{run}\n" for run in self.runs))
+        if META_KEY in gm.meta:
+            (self.directory / "partition.txt").write_text(f"{gm.meta[META_KEY]}\n")
+        self._record.graph(kind, gm, self.runs)
+        self._record.write(self.directory)
+
+    def compiled(self, kind: str, compiled: Callable[..., Any]) -> None:
+        self._record.compiled(kind, compiled)
+        self._record.write(self.directory)
+
+    def guards(self, shape_env: Any, graph: fx.Graph) -> None:
+        (self.directory / "guards.txt").write_text(f"{fake.explain(shape_env, graph=graph)}\n")
+        self._record.guards(shape_env, graph)
+        self._record.write(self.directory)
+
+    def regions(self, report: object) -> None:
+        (self.directory / "regions.txt").write_text(f"{report}\n")
+        self._record.regions(report)
+
+    def of_region(self) -> GraphFiles:
+        return GraphFiles(str(self.directory / "regions"))
+
+    def _write(self, name: str, gm: fx.GraphModule) -> None:
+        (self.directory / f"{name}.py").write_text(annotated_code(gm))

@@ -1,0 +1,130 @@
+"""One page for a browser of a directory of reports: no server, no network, nothing in it that comes from the user's code can run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fxpasses.errors import ReportError
+from fxpasses.reports.advice import advice
+from fxpasses.reports.versions import SCHEMA
+
+__all__ = ["read_report", "report", "write_page"]
+
+_ASSETS = Path(__file__).parent / "assets"
+
+
+def report(compiled: Callable[..., Any] | str | os.PathLike[str], output: str | Path | None = None) -> Path:
+    """Make one HTML page of what was compiled with ``options={"report": directory}``.
+
+    Args:
+        compiled: what ``torch.compile(..., backend="fxpasses", options={"report": directory})`` returned, or the directory.
+        output: the file; ``report.html`` in the directory by default.
+
+    Returns:
+        The file.
+
+    Raises:
+        ReportError: nothing was compiled with that option, or the directory holds no report that this version reads.
+    """
+    if isinstance(compiled, (str, os.PathLike)):
+        directory = Path(compiled)
+    else:
+        # What is here was compiled, so torch is loaded; without it a directory is all that can be asked for.
+        from fxpasses.reports._torch import compile_options
+
+        options = compile_options(compiled)
+        found = (options or {}).get("report")
+        if options is None:
+            raise ReportError(
+                f"{type(compiled).__name__} is no result of torch.compile; name the directory instead"
+            )
+        if not found:
+            raise ReportError(
+                'it was compiled without a report: torch.compile(..., options={"report": "directory"})'
+            )
+        directory = Path(found)
+    return write_page(read_report(directory), Path(output) if output else directory / "report.html")
+
+
+def read_report(directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """The data of a directory: that of each graph, in order, its regions after it.
+
+    Raises:
+        ReportError: there is no such directory, no report in it, or one of another version.
+    """
+    root = Path(directory)
+    if not root.is_dir():
+        raise ReportError(f"there is no directory {str(root)!r}")
+    files = sorted(
+        root.rglob("graph.json"), key=lambda file: [_ordered(part) for part in file.relative_to(root).parts]
+    )
+    graphs = []
+    for file in files:
+        try:
+            data = json.loads(file.read_text())
+        except ValueError as error:
+            raise ReportError(f"{str(file)!r} is no JSON: {error}") from error
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            found = data.get("schema") if isinstance(data, dict) else None
+            raise ReportError(
+                f"{str(file)!r} has version {found!r} of the data; this fxpasses reads {SCHEMA}"
+            )
+        graphs.append({"name": str(file.parent.relative_to(root)), **data})
+    if not graphs:
+        raise ReportError(
+            f"there is no report in {str(root)!r}: compile with options={{'report': {str(root)!r}}}, and clear what "
+            "was compiled before (fxpasses cache clear): a graph that comes whole from a cache goes through no stage"
+        )
+    return {"schema": SCHEMA, "graphs": graphs, "advice": advice(graphs)}
+
+
+def write_page(data: dict[str, Any], file: Path) -> Path:
+    """Write the page of a report.
+
+    Args:
+        data: of :func:`read_report`.
+        file: is written.
+
+    Returns:
+        The file.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    sources: dict[str, str] = {}
+    for graph in data["graphs"]:
+        sources.update(graph.pop("sources", {}))
+    environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined)
+    text = _for_script({**data, "sources": sources})
+    page = environment.get_template("report.html.j2").render(
+        title=f"fxpasses: {file.parent.name}",
+        data=text,
+        nonce=hashlib.sha256(text.encode()).hexdigest()[:24],
+        style=_asset("vendor/uPlot.min.css") + _asset("report.css"),
+        scripts=[_asset("vendor/dagre.min.js"), _asset("vendor/uPlot.iife.min.js"), _asset("report.js")],
+    )
+    file.write_text(page, encoding="utf-8")
+    return file
+
+
+def _for_script(data: Any) -> str:
+    """JSON that cannot end the element it is in: the page parses it, and never runs it."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _asset(name: str) -> str:
+    text = (_ASSETS / name).read_text(encoding="utf-8")
+    if "</script" in text.lower() or "</style" in text.lower():
+        raise AssertionError(f"{name} would end the element that it is in")
+    return text
+
+
+def _ordered(part: str) -> tuple[str, int]:
+    head, _, number = part.rpartition("_")
+    return (head, int(number)) if number.isdigit() else (part, sys.maxsize)

@@ -1,0 +1,240 @@
+"""What a compilation was, as plain data: ``graph.json`` in each graph's directory. The page on reports documents the fields.
+
+Texts that occur often (lines of the user's files, modules, operators) are tables, and nodes are rows with indices into them:
+a step of 48 layers has thousands of nodes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+import fake
+import fxpasses
+from fxpasses.counters import counters
+from fxpasses.graphs.provenance import provenance
+from fxpasses.graphs.rewriting import value_of
+from fxpasses.partitioner import META_KEY
+from fxpasses.partitioner.cost import CostModel, is_view
+from fxpasses.pass_manager.runs import PassRun
+from fxpasses.reports._torch import generated_code, kernels_of, source_of, symbols_of
+from fxpasses.reports.text import type_text
+from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
+
+__all__ = ["Recorder", "parameter_name"]
+
+_LONGEST_DIFF = 4000
+"""Lines of a diff that are kept."""
+_LARGEST_SOURCE = 400_000
+"""Characters of a source file that are kept."""
+
+
+class _Table:
+    """Values, each once, by the index at which it was first seen."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self._index: dict[Any, int] = {}
+
+    def add(self, row: Any) -> int:
+        """The index of a row."""
+        if row not in self._index:
+            self._index[row] = len(self.rows)
+            self.rows.append(row)
+        return self._index[row]
+
+
+class Recorder:
+    """Collects what the stages of the compilation of one graph tell."""
+
+    def __init__(self) -> None:
+        self._lines, self._modules, self._targets = _Table(), _Table(), _Table()
+        self._inputs: list[str] = []
+        self._since, self._stages = time.perf_counter(), counters.snapshot()
+        self._data: dict[str, Any] = {
+            "schema": SCHEMA,
+            "versions": {"fxpasses": fxpasses.__version__, "torch": str(torch.__version__)},
+            "node_fields": NODE_FIELDS,
+            "graphs": {},
+            "passes": [],
+            "partition": None,
+            "guards": [],
+            "symbols": [],
+            "regions": None,
+            "kernels": [],
+        }
+
+    def dynamo(self, gm: fx.GraphModule, options: object) -> None:
+        """Dynamo's graph: what its inputs are called in the user's program."""
+        holders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        self._inputs = [parameter_name(source_of(node)) or str(node.target) for node in holders]
+        self._data["options"] = str(options)
+
+    def graph(self, kind: str, gm: fx.GraphModule, runs: Iterable[PassRun] = ()) -> None:
+        """A graph, and the passes that made it what it is."""
+        costs = CostModel()
+        index = {node: number for number, node in enumerate(gm.graph.nodes)}
+        rows = [self._row(node, index, costs) for node in gm.graph.nodes]
+        inputs = {node.name: self._name(node) for node in gm.graph.nodes if node.op == "placeholder"}
+        self._data["graphs"][kind] = {
+            "nodes": rows,
+            "inputs": {name: meaning for name, meaning in inputs.items() if meaning},
+        }
+        self._data["passes"] = [_described(run) for run in runs]
+        found = gm.meta.get(META_KEY)
+        if found is not None and kind == "forward":
+            self._data["partition"] = {
+                "memory_budget": found.memory_budget,
+                "saved_bytes": found.saved_bytes,
+                "static_bytes": found.static_bytes,
+                "bytes_at_full_budget": found.bytes_at_full_budget,
+                "bytes_at_zero_budget": found.bytes_at_zero_budget,
+                "recomputed_flops": found.recomputed_flops,
+                "saved": [[v.name, v.bytes, v.source, v.kind, v.reason] for v in found.saved],
+                "recomputed": [[v.name, v.flops, v.source, v.reason] for v in found.recomputed],
+            }
+
+    def compiled(self, kind: str, compiled: Callable[..., Any]) -> None:
+        """What the compiler made of a graph."""
+        code = generated_code(compiled)
+        if code:
+            names = {row[0] for row in self._data["graphs"].get(kind, {}).get("nodes", ())}
+            kernels = [
+                [kernel, nodes]
+                for kernel, found in kernels_of(compiled).items()
+                if kernel.partition(":")[0] in code and (nodes := [n for n in found if n in names])
+            ]
+            self._data["kernels"].append({"graph": kind, "code": code, "kernels": kernels})
+
+    def guards(self, shape_env: Any, graph: fx.Graph) -> None:
+        """For which sizes the graphs hold."""
+        self._data["guards"] = json.loads(
+            json.dumps(fake.explain(shape_env, graph=graph).to_dict(), default=str)
+        )
+        self._data["symbols"] = symbols_of(shape_env)
+
+    def regions(self, report: Any) -> None:
+        """The repeated subgraphs of Dynamo's graph."""
+        self._data["regions"] = {
+            "text": str(report),
+            "repeats": [
+                {
+                    "name": item.name,
+                    "copies": item.copies,
+                    "calls": item.calls,
+                    "modules": list(item.modules),
+                    "taken": item.taken,
+                    "reason": item.reason,
+                    "saved_seconds": item.saved_seconds,
+                }
+                for item in (*report.taken, *report.left)
+            ],
+        }
+
+    def data(self) -> dict[str, Any]:
+        """All of it, as of now."""
+        then, now = self._stages, counters.snapshot()
+        spent = {stage: seconds - then.seconds.get(stage, 0.0) for stage, seconds in now.seconds.items()}
+        return {
+            **self._data,
+            "seconds": {
+                "total": time.perf_counter() - self._since,
+                "stages": {
+                    stage: seconds for stage, seconds in spent.items() if seconds > 0 and stage != "total"
+                },
+            },
+            "fallbacks": [
+                {"stage": f.stage, "reason": f.reason, "location": f.location}
+                for f in now.fallbacks[len(then.fallbacks) :]
+            ],
+            "isolated": [
+                {"node": i.node, "target": i.target, "source": i.source, "reason": i.reason}
+                for i in now.isolated[len(then.isolated) :]
+            ],
+            "lines": self._lines.rows,
+            "modules": self._modules.rows,
+            "targets": self._targets.rows,
+            "sources": dict(_sources(self._lines.rows)),
+        }
+
+    def write(self, directory: Path) -> None:
+        """Write it to ``graph.json``; a reader never sees half of it."""
+        unfinished = directory / "graph.json.tmp"
+        unfinished.write_text(json.dumps(self.data(), default=str, separators=(",", ":")))
+        os.replace(unfinished, directory / "graph.json")
+
+    def _row(self, node: fx.Node, index: dict[fx.Node, int], costs: CostModel) -> list[Any]:
+        found, value = provenance(node), value_of(node)
+        line = (found.file, found.line, found.function, found.code)
+        target = node.op if node.op in ("placeholder", "output") else str(node.target)
+        if node.op == "call_function" and not hasattr(node.target, "_schema"):
+            target = getattr(node.target, "__name__", target)
+        is_call = node.op == "call_function"
+        return [
+            node.name,
+            self._targets.add(target),
+            "" if node.op == "output" else type_text(value),
+            str(list(value.stride()))
+            if isinstance(value, torch.Tensor) and value.layout is torch.strided
+            else "",
+            0 if node.op == "output" else costs.bytes_of(node),
+            costs.flops_of(node),
+            int(is_call and is_view(node)),
+            [index[n] for n in node.all_input_nodes],
+            self._lines.add(line) if found.file else -1,
+            self._modules.add((found.module, found.module_type)) if found.module or found.module_type else -1,
+            int(found.backward),
+            found.forward_node,
+        ]
+
+    def _name(self, node: fx.Node) -> str:
+        """What an input is in the user's program; the values that a backward graph is handed have names of their own."""
+        numbered = re.fullmatch(r"(?:primals|arg)_?(\d+)(?:_1)?", node.name)
+        if numbered is None:
+            return ""
+        position = int(numbered[1]) - (1 if node.name.startswith("primals") else 0)
+        return self._inputs[position] if 0 <= position < len(self._inputs) else ""
+
+
+def parameter_name(source: str) -> str:
+    """A path in the user's model, of the expression by which Dynamo finds it.
+
+    >>> parameter_name("L['self']._modules['blocks']._modules['0']._parameters['weight']")
+    'blocks.0.weight'
+    >>> parameter_name("L['x']")
+    'x'
+    """
+    parts = re.sub(r"\._(?:modules|parameters|buffers)\['([^']*)'\]", r".\1", source)
+    rooted = re.fullmatch(r"[LG]\['([^']*)'\](.*)", parts)
+    if rooted is None:
+        return parts
+    return rooted[2][1:] if parts != source and rooted[2].startswith(".") else rooted[1] + rooted[2]
+
+
+def _described(run: PassRun) -> dict[str, Any]:
+    data = run.to_dict(texts=False)
+    if run.changed:
+        lines = run.diff.splitlines()
+        data["diff"] = list(itertools.islice(lines, _LONGEST_DIFF))
+        data["diff_left_out"] = max(0, len(lines) - _LONGEST_DIFF)
+    return data
+
+
+def _sources(lines: Iterable[tuple[str, int, str, str]]) -> Iterable[tuple[str, str]]:
+    """The text of the files that lines are of, as they are now."""
+    for file in dict.fromkeys(line[0] for line in lines):
+        try:
+            text = Path(file).read_text(errors="replace")
+        except OSError:
+            continue  # typed into an interpreter, or gone: the lines themselves are known
+        if len(text) <= _LARGEST_SOURCE:
+            yield file, text

@@ -1,0 +1,58 @@
+"""A graph as text that a person reads."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fxpasses.graphs.provenance import provenance
+from fxpasses.graphs.rewriting import value_of
+
+__all__ = ["annotated_code", "type_text"]
+
+
+def annotated_code(gm: fx.GraphModule) -> str:
+    """The graph as text: one call a line with the type of its value, under the user's line that it is from."""
+    lines: list[str] = []
+    last = ""
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            lines.append(f"return {node.args[0]}")
+            continue
+        where = _where(node)
+        if where != last and node.op != "placeholder":
+            lines += ["", f"# {where}"] if where else [""]
+            last = where
+        lines.append(_line(node))
+    return "\n".join(lines) + "\n"
+
+
+def _where(node: fx.Node) -> str:
+    found = provenance(node)
+    parts = [found.source]
+    if found.module:
+        parts.append(f"module {found.module} ({found.module_type})")
+    if found.forward_node:
+        parts.append(f"gradient of {found.forward_node}")
+    return " | ".join(part for part in parts if part)
+
+
+def _line(node: fx.Node) -> str:
+    kind = type_text(value_of(node))
+    if node.op == "placeholder":
+        return f"{node.name}: {kind} = input"
+    if node.op == "get_attr":
+        return f"{node.name}: {kind} = self.{node.target}"
+    arguments = [str(a) for a in node.args] + [f"{k}={v}" for k, v in node.kwargs.items()]
+    name = node.target.__name__ if not hasattr(node.target, "_schema") else str(node.target)  # type: ignore[union-attr]
+    return f"{node.name}: {kind} = {name}({', '.join(arguments)})"
+
+
+def type_text(value: object) -> str:
+    """``float32[2, 3]`` of a tensor, in parentheses for several, else the type's name."""
+    if isinstance(value, torch.Tensor):
+        name = str(value.dtype).removeprefix("torch.")
+        return f"{name}[{', '.join(map(str, value.shape))}]"
+    if isinstance(value, (list, tuple)):
+        return "(" + ", ".join(map(type_text, value)) + ")"
+    return type(value).__name__

@@ -1,0 +1,280 @@
+"""One graph of Dynamo, tuned: with what an earlier tuning kept, or when it first runs on real inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import distributed, fx
+
+from fxpasses.checking.progress import ProgressLine
+from fxpasses.compiling.factors import compile_surroundings
+from fxpasses.compiling.options import Options
+from fxpasses.counters import Fallback, counters
+from fxpasses.errors import FxPassesError, StageError
+from fxpasses.pass_manager.contract import Pass
+from fxpasses.pass_manager.specification import parse_pass
+from fxpasses.passes.registry import available_passes
+from fxpasses.tuning.choice import Choice, Step
+from fxpasses.tuning.content import family_of, graph_digest
+from fxpasses.tuning.intervals import LOOKS, Interval
+from fxpasses.tuning.kept import Kept, Place
+from fxpasses.tuning.measuring import Program, duel, own_inputs
+from fxpasses.tuning.proposals import Proposals
+from fxpasses.tuning.search import Found, search
+from fxpasses.tuning.session import Session
+from fxpasses.tuning.verdicts import Verdicts
+
+__all__ = ["tuned_graph"]
+
+log = logging.getLogger(__name__)
+
+Compile = Callable[[fx.GraphModule, Sequence[Any], Options], Callable[..., Any]]
+"""Compiles a Dynamo graph for inputs, fake or real, with some options."""
+
+
+def tuned_graph(
+    gm: fx.GraphModule, inputs: Sequence[Any], options: Options, one: Session | None, compile: Compile
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with what is best for it.
+
+    Args:
+        gm: the graph.
+        inputs: its inputs, as Dynamo gives them.
+        options: the user's, with the default passes.
+        one: how to measure; ``None`` for a graph that is tuned on its own when it first runs.
+        compile: compiles a graph.
+
+    Raises:
+        StageError: when the default cannot be compiled.
+    """
+    alone = one is None
+    one = one or Session()
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        log.info("not tuned: each process of a job would choose for itself")
+        return compile(gm, inputs, options)
+    place = Place.under(
+        one.cache,
+        graph_digest(gm, inputs),
+        family_of(gm, inputs),
+        {**compile_surroundings(), "goal": one.goal, "options": _told(options), "allowed": str(one.allowed)},
+    )
+    found = None if one.fresh else place.read()
+    if found is not None:
+        kept, exact = found
+        one.results.append(kept)
+        one.reused += 1
+        counters.count("tuned_reused")
+        return _KeptProgram(
+            gm, options, compile, place, kept, exact, (*(one.passes or ()), *one.allowed)
+        ).compiled(inputs)
+    default = compile(gm, inputs, options)
+    if any(isinstance(value, torch.SymInt) for value in inputs):
+        log.info("not tuned: sizes are symbolic, and no other size of the graph was tuned before")
+        return default
+    return _FirstCall(gm, options, compile, place, one, default, alone)
+
+
+def _told(options: Options) -> str:
+    values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    return str({name: str(v) for name, v in values.items() if name not in ("report", "check", "ranks")})
+
+
+class _KeptProgram:
+    """The program of a choice that was kept, until it fails."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        options: Options,
+        compile: Compile,
+        place: Place,
+        kept: Kept,
+        exact: bool,
+        passes: Sequence[Pass],
+    ) -> None:
+        self._gm, self._options, self._compile, self._place = gm, options, compile, place
+        self._kept, self._checked = kept, exact
+        self._named = {str(item): item for item in passes}
+        self._running: Callable[..., Any] | None = None
+
+    def compiled(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """What the backend returns. Args: the inputs that Dynamo gave."""
+        try:
+            steps = [Step.from_data(data, self._pass) for data in self._kept.steps]
+            self._choice = Choice(tuple(steps))
+        except FxPassesError as error:
+            self._strike(str(error))
+            return self._compile(self._gm, inputs, self._options)
+        if not steps:
+            return self._compile(self._gm, inputs, self._options)
+        try:
+            self._running = self._compile(self._gm, inputs, self._choice.options(self._options))
+        except StageError as error:
+            self._strike(str(error))
+            return self._compile(self._gm, inputs, self._options)
+        return self
+
+    def __call__(self, *inputs: Any) -> Any:
+        running = self._running
+        if running is None:
+            return self._default(inputs)
+        try:
+            if not self._checked:
+                self._check(running, inputs)
+            return running(*inputs)
+        except _Wrong as error:
+            self._strike(str(error))
+        except Exception as error:  # noqa: BLE001  (raised again where the default raises it, too)
+            saved = self._default(inputs)  # raises the same if it is not the choice that fails
+            self._strike(f"{type(error).__name__}: {error}")
+            return saved
+        return self._default(inputs)
+
+    def _pass(self, text: str) -> Pass:
+        return self._named.get(text) or parse_pass(text, available_passes())
+
+    def _default(self, inputs: Sequence[Any]) -> Any:
+        return self._gm.forward(*inputs)
+
+    def _check(self, running: Callable[..., Any], inputs: Sequence[Any]) -> None:
+        """Compare with eager once: the choice was checked for other sizes."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng())
+            given = own_inputs(inputs)
+            verdicts = Verdicts(self._gm, given, self._options, lambda o: self._compile(self._gm, given, o))
+            end = verdicts.compared(self._choice, running)
+        if not end.ok:
+            raise _Wrong(f"not what eager gives: {end.problems[0]}")
+        self._checked = True
+
+    def _strike(self, why: str) -> None:
+        log.warning("a tuned program is struck, and the graph runs without it: %s", why)
+        self._running = None
+        counters.add_fallback(Fallback("tuning", why, self._kept.graph))
+        self._place.write(dataclasses.replace(self._kept.without_choice(why), graph=self._place.graph))
+
+
+class _Wrong(Exception):
+    """A tuned program that gives other results than eager."""
+
+
+class _FirstCall:
+    """The default program, which is tuned on the inputs of its first call, and replaced if something better is found."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        options: Options,
+        compile: Compile,
+        place: Place,
+        one: Session,
+        default: Callable[..., Any],
+        alone: bool,
+    ) -> None:
+        self._gm, self._options, self._compile, self._place = gm, options, compile, place
+        self._session, self._running, self._is_tuned, self._alone = one, default, False, alone
+
+    def __call__(self, *inputs: Any) -> Any:
+        if not self._is_tuned:
+            self._is_tuned = True
+            self._running = self._tuned(inputs)
+        return self._running(*inputs)
+
+    def _tuned(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        one = self._session
+        try:
+            found = self._searched(inputs)
+        except Exception as error:  # noqa: BLE001  (the default is compiled: it runs, whatever tuning meets)
+            log.warning("a graph is not tuned: %s: %s", type(error).__name__, error)
+            counters.add_fallback(Fallback("tuning", f"{type(error).__name__}: {error}", self._place.graph))
+            return self._running
+        kept = _kept(found, self._place)
+        one.results.append(kept)
+        if kept.entries or not kept.left:  # otherwise there was no time for anything
+            self._place.write(kept)
+            counters.count("tuned")
+        if found.interrupted:
+            one.interrupted = True
+            if self._alone:
+                raise KeyboardInterrupt
+        return found.program.run
+
+    def _searched(self, inputs: Sequence[Any]) -> Found:
+        one = self._session
+        with torch.random.fork_rng(), ProgressLine(self._alone, name="fxpasses.tune") as line:
+            if self._alone:
+                one.started, one.tell = time.monotonic(), line
+            bench = _Bench(self._gm, own_inputs(inputs), self._options, self._compile, one, self._running)
+            return search(bench, self._place.graph, one.goal, bench.default)
+
+
+def _kept(found: Found, place: Place) -> Kept:
+    ratio = found.ratio
+    return Kept(
+        place.graph,
+        tuple(step.to_data() for step in found.choice.steps),
+        tuple(found.entries),
+        place.surroundings,
+        () if ratio is None else (ratio.middle, ratio.low, ratio.high),
+        found.memory,
+        found.left,
+    )
+
+
+class _Bench:
+    """The workbench of one graph: see :class:`fxpasses.tuning.search.Workbench`."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        inputs: list[Any],
+        options: Options,
+        compile: Compile,
+        one: Session,
+        default: Callable[..., Any],
+    ) -> None:
+        options = dataclasses.replace(options, report=None)
+        self._gm, self._inputs, self._options, self._session = gm, inputs, options, one
+        self._compile = lambda chosen: compile(gm, inputs, chosen)
+        regions = counters.snapshot().regions
+        start = time.monotonic()
+        self.default = Program(default, inputs)
+        self.default.step()
+        self._took = time.monotonic() - start
+        self.proposals = Proposals(gm, inputs, options, one.goal, one.passes, one.allowed, regions > 0)
+        # Measuring may write to inputs: what is compared begins with others.
+        self._verdicts = Verdicts(gm, own_inputs(inputs), options, self._compile)
+        self.seconds_left, self.tell = one.seconds_left, one.tell
+
+    def compiled(self, choice: Choice) -> Program:
+        start = time.monotonic()
+        program = Program(self._compile(choice.options(self._options)), self._inputs)
+        program.step()
+        self._took = max(self._took, time.monotonic() - start)
+        return program
+
+    def duel(
+        self, old: Program, new: Program, settled: Callable[[Interval], bool], least: int = LOOKS[0]
+    ) -> Interval:
+        start = time.monotonic()
+        has_time = lambda: self.seconds_left() > 0  # noqa: E731
+        clock = self._session.clock
+        found = duel(old.step, new.step, clock=clock, settled=settled, has_time=has_time, least=least)
+        self._took = max(self._took, time.monotonic() - start)
+        return found
+
+    def peak_bytes(self, program: Program) -> int:
+        return program.peak_bytes()
+
+    def refusal(self, choice: Choice, program: Program) -> tuple[str, str]:
+        return self._verdicts.refusal(choice, program.run, max(self.seconds_left() / 2, 0.0))
+
+    def expected_seconds(self) -> float:
+        """Compiling, measuring, checking, and measuring the winner again: as long as the longest so far, each."""
+        return 2 * self._took

@@ -1,0 +1,60 @@
+"""Intervals of ratios that were measured in pairs: medians, without an assumption on how the noise is distributed.
+
+A pair is the time of one program over that of another one, measured side by side, so that a slow moment of the machine
+hits both. The interval of the median of ``n`` pairs runs from the k-th smallest to the k-th largest of them: it misses the
+median only if fewer than ``k`` of ``n`` fair coins show one side. A few wild pairs do not move it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["LOOKS", "RISK", "Interval", "median_interval"]
+
+LOOKS = (8, 16, 32, 64)
+"""After how many pairs a duel is looked at."""
+
+RISK = 0.05 / len(LOOKS)
+"""The probability of an interval that misses, for each look: all looks together have 5%."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median ratio, and where it lies with a confidence of 95%.
+
+    Attributes:
+        low: the lower end.
+        middle: the median.
+        high: the upper end.
+    """
+
+    low: float
+    middle: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.middle:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def median_interval(ratios: Sequence[float], risk: float = RISK) -> Interval:
+    """The interval of the median of some ratios.
+
+    Args:
+        ratios: at least one, each of one pair.
+        risk: the probability that the interval misses the median. Where there are too few pairs for it the interval has no ends.
+
+    >>> print(median_interval([0.9, 0.91, 0.89, 0.9, 2.0, 0.9, 0.92, 0.88], risk=0.05))
+    0.900 [0.880, 2.000]
+    """
+    ordered = sorted(ratios)
+    rank, missed = 0, 0.5 ** len(ordered)
+    total = 2 * missed
+    while total <= risk and rank < len(ordered) // 2:
+        rank += 1
+        missed *= (len(ordered) - rank + 1) / rank
+        total += 2 * missed
+    ends = (ordered[rank - 1], ordered[-rank]) if rank else (0.0, math.inf)
+    return Interval(ends[0], statistics.median(ordered), ends[1])

@@ -1,0 +1,180 @@
+"""What tuning found, kept on disk beside the plans: one JSON file a graph, written at once or not at all.
+
+``tuned/FAMILY/GRAPH.json``: a family is a graph whatever its sizes are, so that another size finds what was measured for one.
+Reading needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fxpasses.errors import OptionsError
+from fxpasses.plans.errors import PlanFileError
+from fxpasses.plans.store import cache_directory, check_owner, write_atomically
+from fxpasses.tuning.ledger import Entry
+
+__all__ = ["Kept", "Place", "every_result", "ledger_file", "read_result"]
+
+log = logging.getLogger(__name__)
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The result of tuning one graph.
+
+    Attributes:
+        graph: the digest of its content.
+        steps: the steps of the choice, as plain data; none for the default.
+        entries: the ledger.
+        surroundings: versions, device, settings: what the measurements hold for.
+        ratio: time over the default's, with its interval, as numbers; empty for the default.
+        memory: the same for peak memory, where it was measured.
+        left: the steps that there was no time for.
+        struck: why the choice is not used any more, "" if it is.
+    """
+
+    graph: str
+    steps: tuple[Mapping[str, Any], ...]
+    entries: tuple[Entry, ...]
+    surroundings: Mapping[str, str] = field(default_factory=dict)
+    ratio: tuple[float, ...] = ()
+    memory: float | None = None
+    left: tuple[str, ...] = ()
+    struck: str = ""
+
+    def to_data(self) -> dict[str, Any]:
+        """The result as plain data."""
+        return {
+            "format": _FORMAT, "graph": self.graph, "steps": list(self.steps), "entries": [e.to_data() for e in self.entries],
+            "surroundings": dict(self.surroundings), "ratio": list(self.ratio), "memory": self.memory, "left": list(self.left),
+            "struck": self.struck,
+        }  # fmt: skip
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Kept:
+        """Read what :meth:`to_data` gave."""
+        if data["format"] != _FORMAT:
+            raise ValueError(f"format {data['format']}")
+        return cls(
+            data["graph"], tuple(data["steps"]), tuple(map(Entry.from_data, data["entries"])), data["surroundings"],
+            tuple(data["ratio"]), data["memory"], tuple(data["left"]), data["struck"],
+        )  # fmt: skip
+
+    def without_choice(self, why: str) -> Kept:
+        """The result with the choice struck: the default is used from now on."""
+        entries = tuple(
+            replace(e, outcome="struck", verdict=why) if e.outcome == "kept" else e for e in self.entries
+        )
+        return replace(self, steps=(), entries=entries, ratio=(), memory=None, struck=why)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the result for a graph is kept, in given surroundings.
+
+    Attributes:
+        directory: the folder of all results, or ``None`` when nothing is kept.
+        graph: the digest of the graph's content.
+        family: that of its content without sizes.
+        surroundings: what the measurements hold for, goal and options included.
+    """
+
+    directory: Path | None
+    graph: str
+    family: str
+    surroundings: Mapping[str, str]
+
+    @classmethod
+    def under(cls, cache: str, graph: str, family: str, surroundings: Mapping[str, str]) -> Place:
+        """The place in the folder that ``cache`` names (see :func:`fxpasses.compile`).
+
+        Args:
+            cache: ``"auto"``, ``"off"`` or a folder.
+            graph: the digest of the graph's content.
+            family: that of its content without sizes.
+            surroundings: what the measurements hold for.
+        """
+        root = cache_directory(cache)
+        return cls(None if root is None else root / "tuned", graph, family, surroundings)
+
+    def _folder(self) -> Path | None:
+        if self.directory is None:
+            return None
+        told = json.dumps(dict(self.surroundings), sort_keys=True)
+        return self.directory / hashlib.sha256(f"{self.family}\n{told}".encode()).hexdigest()[:32]
+
+    def write(self, kept: Kept) -> None:
+        """Keep a result. A disk that refuses is logged: the program is there all the same."""
+        folder = self._folder()
+        if folder is None:
+            return
+        try:
+            write_atomically(folder / f"{self.graph}.json", json.dumps(kept.to_data(), indent=1).encode())
+        except OSError as error:
+            log.warning("the result of tuning is not kept: %s", error)
+
+    def read(self) -> tuple[Kept, bool] | None:
+        """The result for the graph, or for another size of it, and whether it is for these sizes."""
+        folder = self._folder()
+        if folder is None or not folder.is_dir():
+            return None
+        own = folder / f"{self.graph}.json"
+        others = sorted(folder.glob("*.json"), key=lambda p: (p.stat().st_mtime, p.name), reverse=True)
+        for path in (*([own] if own in others else []), *others):
+            kept = _read(path)
+            if kept is not None and (path == own or not kept.struck):
+                return kept, path == own
+        return None
+
+
+def read_result(path: Path) -> Kept:
+    """Read one file.
+
+    Raises:
+        PlanFileError: it is damaged, of another version, or others than the user may write to it.
+        OSError: it cannot be read.
+    """
+    check_owner(path)
+    try:
+        return Kept.from_data(json.loads(path.read_text()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlanFileError(path, f"it is no result of tuning of this version: {error!r}") from error
+
+
+def _read(path: Path) -> Kept | None:
+    try:
+        return read_result(path)
+    except (PlanFileError, OSError) as error:
+        log.warning("a result of tuning is left aside: %s", error)
+        return None
+
+
+def every_result(directory: Path) -> Iterator[Kept]:
+    """All results under a cache's directory; files that cannot be used are left out."""
+    for path in sorted((directory / "tuned").glob("*/*.json")):
+        kept = _read(path)
+        if kept is not None:
+            yield kept
+
+
+def ledger_file(path: Path) -> list[Entry]:
+    """The entries of a ledger that was saved with ``fxpasses ledger --json``, or of a cache's directory.
+
+    Raises:
+        OptionsError: it is neither.
+    """
+    if path.is_dir():
+        return [entry for kept in every_result(path) for entry in kept.entries]
+    try:
+        return [Entry.from_data(data) for data in json.loads(path.read_text())]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"{path} is no ledger that 'fxpasses ledger --json' printed: {error}"
+        raise OptionsError("against", str(path), problem=problem) from error

@@ -1,0 +1,129 @@
+"""The ledger of tuning: what each step did to each graph, what it gave, and what became of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rich.table import Table  # reading a ledger needs none
+
+__all__ = ["Change", "Entry", "Outcome", "changes", "table_of_changes", "table_of_entries"]
+
+Outcome = Literal["kept", "no gain", "loses", "wrong", "failed", "struck"]
+"""Kept in the tuned program; measured and no better; measured and worse; refused by a check; not compiled or run;
+once kept, until the program failed."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One step that was tried on one graph.
+
+    Attributes:
+        graph: the digest of the graph's content.
+        step: the name of the step.
+        outcome: what became of it.
+        predicted: time with it over time without, as the cost model expects.
+        ratio: the same, measured; ``None`` if it was not.
+        low: the lower end of the interval of ``ratio``.
+        high: the upper end.
+        memory: peak memory with it over peak memory without, where it was measured.
+        changed: calls that it added, changed or removed, for a pass.
+        verdict: what the checks say, or why it was refused.
+    """
+
+    graph: str
+    step: str
+    outcome: Outcome
+    predicted: float = 1.0
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    memory: float | None = None
+    changed: int = 0
+    verdict: str = ""
+
+    def to_data(self) -> dict[str, Any]:
+        """The entry as plain data."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Entry:
+        """Read what :meth:`to_data` gave; keys of later versions are left out."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in data.items() if name in names})
+
+    @property
+    def measured(self) -> str:
+        """The ratio with its interval, as text."""
+        if self.ratio is None:
+            return ""
+        ends = f" [{self.low:.2f}, {self.high:.2f}]" if self.low is not None else ""
+        return f"{self.ratio:.2f}{ends}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a step on a graph did in one ledger and in another one.
+
+    Attributes:
+        before: the entry of the other ledger, if it has one.
+        after: that of this one.
+    """
+
+    before: Entry | None
+    after: Entry | None
+
+    @property
+    def word(self) -> str:
+        """``wins``, ``loses``, ``new``, ``gone`` or ``as before``: the first two only where the intervals have nothing in common."""
+        if self.before is None or self.after is None:
+            return "new" if self.before is None else "gone"
+        a, b = self.before, self.after
+        if "wrong" in (a.outcome, b.outcome) and a.outcome != b.outcome:
+            return "loses" if b.outcome == "wrong" else "wins"
+        if a.low is None or b.low is None or a.high is None or b.high is None:
+            return "as before"
+        return "wins" if b.high < a.low else "loses" if b.low > a.high else "as before"
+
+
+def changes(before: Iterable[Entry], after: Iterable[Entry]) -> list[Change]:
+    """What became of each step on each graph, between two ledgers."""
+    old = {(e.graph, e.step): e for e in before}
+    new = {(e.graph, e.step): e for e in after}
+    return [Change(old.get(key), new.get(key)) for key in dict.fromkeys((*old, *new))]
+
+
+def table_of_entries(entries: Sequence[Entry], title: str = "") -> Table:
+    """The ledger as a table."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", title=title or None, title_justify="left")
+    for name in ("graph", "step", "outcome", "predicted", "time", "memory", "calls", "verdict"):
+        table.add_column(
+            name, justify="right" if name in ("predicted", "time", "memory", "calls") else "left"
+        )
+    for e in entries:
+        memory = "" if e.memory is None else f"{e.memory:.2f}"
+        changed = str(e.changed) if e.changed else ""
+        table.add_row(
+            e.graph[:8], e.step, e.outcome, f"{e.predicted:.2f}", e.measured, memory, changed, e.verdict
+        )
+    return table
+
+
+def table_of_changes(found: Sequence[Change]) -> Table:
+    """The comparison of two ledgers as a table."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    for name in ("graph", "step", "before", "now", ""):
+        table.add_column(name)
+    for change in found:
+        entry = change.after or change.before
+        assert entry is not None
+        told = [f"{e.outcome} {e.measured}".strip() if e else "" for e in (change.before, change.after)]
+        table.add_row(entry.graph[:8], entry.step, *told, change.word)
+    return table

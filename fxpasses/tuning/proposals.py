@@ -1,0 +1,183 @@
+"""Proposals: the steps that would change a graph at all, in the order in which a cost model expects them to help.
+
+A pass that changes nothing in the captured graph is never compiled. What one changes is weighed by rooflines: each call takes as long as its
+arithmetic or its memory traffic, whichever is longer. That orders the candidates, and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses._torch import inductor_config, outside_tracing
+from fxpasses.compiling.inductor import EagerCompiler
+from fxpasses.compiling.observing import Observer
+from fxpasses.compiling.options import Options
+from fxpasses.compiling.pipeline import Pipeline
+from fxpasses.errors import PassError
+from fxpasses.graphs.rewriting import copy_graph
+from fxpasses.partitioner.cost import CostModel
+from fxpasses.pass_manager.contract import Pass
+from fxpasses.pass_manager.manager import PassManager
+from fxpasses.passes import EliminateDeadCode, default_passes, library
+from fxpasses.tuning.choice import Choice, Step
+from fxpasses.tuning.search import Goal
+
+__all__ = ["Proposals", "default_candidates"]
+
+aten = torch.ops.aten
+
+_FLOPS, _BYTES = 5e10, 1e10
+"""Of one second: the ratio of the two is what counts."""
+
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
+_MATMULS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+
+
+def default_candidates() -> tuple[Pass, ...]:
+    """The passes of the library that keep results, up to rounding, and are not run anyway."""
+    ran = {type(item) for item in default_passes()}
+    return tuple(
+        kind()
+        for kind in library().values()
+        if kind not in ran and kind.contract.numerics != "none" and {"joint", "inference"} & set(kind.graphs)
+    )
+
+
+class Proposals:
+    """The steps for one graph.
+
+    Args:
+        gm: a Dynamo graph.
+        inputs: real inputs for it.
+        options: the user's.
+        goal: of the search.
+        passes: the passes to choose from; ``None`` for :func:`default_candidates`.
+        allowed: further ones, whose results need not be eager's.
+        regions: whether repeated layers of it are compiled once.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        options: Options,
+        goal: Goal,
+        passes: Sequence[Pass] | None,
+        allowed: Sequence[Pass],
+        regions: bool,
+    ) -> None:
+        self._named = passes is not None
+        self._candidates = (*(default_candidates() if passes is None else passes), *allowed)
+        self._allowed = allowed
+        self._graphs = _captured(gm, inputs, options)
+        self._settings = [
+            Step.setting(*pair) for pair in _settings(self._graphs, inputs, options, goal, regions)
+        ]
+        self._known: dict[tuple[Pass, ...], list[tuple[Step, int]]] = {}
+
+    def __call__(self, choice: Choice) -> list[tuple[Step, int]]:
+        """The steps that would change the program of a choice, the most promising first, with the number of calls that each changes."""
+        taken = tuple(step.item for step in choice.steps if step.item is not None)
+        if taken not in self._known:
+            graphs = {kind: _rewritten(gm, taken, kind)[0] for kind, gm in self._graphs.items()}
+            found = [self._of_pass(item, graphs) for item in self._candidates if item not in taken]
+            self._known[taken] = sorted(
+                (pair for pair in found if pair is not None), key=lambda p: p[0].predicted
+            )
+        return [*self._known[taken], *((step, 0) for step in self._settings)]
+
+    def _of_pass(self, item: Pass, graphs: dict[str, fx.GraphModule]) -> tuple[Step, int] | None:
+        kinds = [kind for kind in graphs if kind in item.contract.graphs]
+        if not kinds:
+            # Graphs that are made later: whether it changes them only compiling tells.
+            later = "joint" in graphs and bool(set(item.contract.graphs) & {"forward", "backward"})
+            return (self._step(item), 0) if self._named and later else None
+        before = after = 0.0
+        changed = 0
+        for kind in kinds:
+            try:
+                gm, calls = _rewritten(graphs[kind], (item,), kind)
+            except PassError:
+                return self._step(item), 0  # compiling it will tell the same
+            changed += calls
+            before, after = before + _seconds(graphs[kind]), after + _seconds(gm)
+        if not changed:
+            return None
+        return self._step(item, after / before if before else 1.0), changed
+
+    def _step(self, item: Pass, predicted: float = 1.0) -> Step:
+        return Step(str(item), item, predicted=predicted, allowed=item in self._allowed)
+
+
+class _Graphs(Observer):
+    """Keeps the graphs that passes for whole graphs see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, fx.GraphModule] = {}
+
+    def graph(self, kind: str, gm: fx.GraphModule) -> None:
+        """Keep a copy. Args: those of :meth:`Observer.graph`."""
+        if kind in ("joint", "inference"):
+            self.kept[kind] = copy_graph(gm)
+
+
+def _captured(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> dict[str, fx.GraphModule]:
+    seen = _Graphs()
+    compiler = EagerCompiler(options, decompose=True)
+    Pipeline(options, compiler, [seen], counts=False).compile(gm, inputs)
+    return seen.kept
+
+
+def _rewritten(gm: fx.GraphModule, passes: Sequence[Pass], kind: Any) -> tuple[fx.GraphModule, int]:
+    """The graph after some passes, and how many calls these added, changed or removed."""
+    if not passes:
+        return gm, 0
+    copied = copy_graph(gm)
+    with outside_tracing():
+        runs = PassManager(passes, structure=False).run(copied, kind)
+        PassManager([EliminateDeadCode()], structure=False).run(copied, kind)
+    return copied, sum(len(run.added) + len(run.removed) + len(run.modified) for run in runs if run.changed)
+
+
+def _seconds(gm: fx.GraphModule) -> float:
+    costs = CostModel()
+    total = 0.0
+    for node in gm.graph.nodes:
+        flops = costs.flops_of(node)
+        if flops:
+            moved = costs.bytes_of(node) + sum(costs.bytes_of(n) for n in node.all_input_nodes)
+            total += max(flops / _FLOPS, moved / _BYTES)
+    return total
+
+
+def _settings(
+    graphs: dict[str, fx.GraphModule], inputs: Sequence[Any], options: Options, goal: Goal, regions: bool
+) -> list[tuple[str, Any]]:
+    """Options beside passes, each with a value to try."""
+    calls = {node.target for gm in graphs.values() for node in gm.graph.nodes}
+    cuda = any(isinstance(v, torch.Tensor) and v.is_cuda for v in inputs)
+    found: list[tuple[str, Any]] = [("regions", "off")] if regions and goal != "memory" else []
+    inductor: list[dict[str, Any]] = []
+    if calls & set(_CONVOLUTIONS):
+        inductor.append({"force_layout_optimization": True})
+    if goal != "memory":
+        inductor.append({"cpp_wrapper": True})
+        if cuda and calls & set(_MATMULS):
+            inductor += [{"max_autotune": True}, {"coordinate_descent_tuning": True}]
+        if cuda:
+            inductor.append({"triton.cudagraphs": True})
+    if options.compiler == "inductor":
+        valid = inductor_config.get_config_copy()  # type: ignore[attr-defined]
+        found += [
+            ("inductor", patch)
+            for patch in inductor
+            if all(key in valid and key not in options.inductor for key in patch)
+        ]
+    if "joint" in graphs and options.memory_budget is None:
+        found += [("memory_budget", budget) for budget in ((0.8,) if goal == "time" else (0.7, 0.4, 0.1))]
+    return found

@@ -1,0 +1,178 @@
+"""``fxpasses.tune``: find the best passes and options for a model by measuring them."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from fake.seam.pytree import tree_map
+from fxpasses.checking._torch_dynamo import nothing_left_behind
+from fxpasses.checking.progress import ProgressLine
+from fxpasses.compiling.options import Options
+from fxpasses.errors import OptionsError
+from fxpasses.pass_manager.contract import Pass
+from fxpasses.tuning.kept import Kept
+from fxpasses.tuning.ledger import Entry, table_of_entries
+from fxpasses.tuning.measuring import wall_clock
+from fxpasses.tuning.search import GOALS, Goal
+from fxpasses.tuning.session import Session
+
+__all__ = ["Tuned", "tune"]
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Tuned(Generic[M]):
+    """A tuned model: called like the model. Prints as the ledger.
+
+    Attributes:
+        model: the model.
+        graphs: what was found, one a graph that Dynamo made.
+        seconds: how long it took.
+        reused: how many of the graphs were tuned before, and not again.
+        interrupted: whether it was stopped early.
+    """
+
+    model: M
+    graphs: tuple[Kept, ...]
+    seconds: float
+    reused: int
+    interrupted: bool
+    _compiled: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model, compiled with what was found."""
+        return self._compiled(*args, **kwargs)
+
+    @property
+    def ledger(self) -> tuple[Entry, ...]:
+        """What was tried, on all graphs."""
+        return tuple(entry for kept in self.graphs for entry in kept.entries)
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The names of the passes and settings that are used, on all graphs."""
+        return tuple(step["name"] for kept in self.graphs for step in kept.steps)
+
+    def __rich__(self) -> Table:
+        before = f", {self.reused} tuned before" if self.reused else ""
+        title = f"{len(self.graphs)} graphs{before}, {self.seconds:.1f} s; kept: {', '.join(self.steps) or 'the default'}"
+        return table_of_entries(self.ledger, title)
+
+    def __str__(self) -> str:
+        console = Console(width=160, force_terminal=False)
+        with console.capture() as captured:
+            console.print(self)
+            for kept in self.graphs:
+                if kept.ratio:
+                    told = "{:.3f} [{:.3f}, {:.3f}]".format(*kept.ratio)
+                    console.print(f"{kept.graph[:8]}: {told} of the default's time", highlight=False)
+                if kept.left:
+                    console.print(f"{kept.graph[:8]}: no time for {', '.join(kept.left)}", highlight=False)
+        return captured.get()
+
+
+def tune(
+    model: M,
+    inputs: Any,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    seconds: float = 60.0,
+    goal: Goal = "time",
+    passes: Sequence[Pass | str] | None = None,
+    allow: Sequence[Pass | str] = (),
+    options: Mapping[str, Any] | None = None,
+    cache: str | os.PathLike[str] = "auto",
+    fresh: bool = False,
+    clock: Callable[[], float] = wall_clock,
+    show: bool = True,
+) -> Tuned[M]:
+    """Find the passes and options with which a model is fastest, or takes least memory, by measuring them on real inputs.
+
+    Each graph that Dynamo makes is tuned on its own: passes that change it, the memory budget, and options of Inductor are tried against the
+    best so far, in turns. What is not clearly better, gives other results or gradients than eager, or has a rewrite that is not proved equal,
+    is not used. What was found is kept on disk; a later call, or ``options={"passes": "tuned"}`` in another process, takes it from there. A copy of the
+    model runs. With Ctrl-C the best so far is taken.
+
+    Args:
+        model: a module or function. Its training step is tuned, or inference within ``torch.no_grad()``.
+        inputs: a tensor, or a tuple of positional arguments.
+        kwargs: its keyword arguments.
+        seconds: how long it may take, but for the default program, which is compiled in any case, and for the last comparison with it.
+        goal: ``"time"``, ``"memory"`` (the peak of a step), or ``"both"``: one of them, and none at the other's expense.
+        passes: the passes to choose from; by default those of the library whose results are the same up to rounding.
+        allow: passes to choose from as well that compute something else on purpose (``"pack_dropout_rng"``, ``"downcast_saved_activations"``):
+            these are measured, and not compared with eager.
+        options: other options of :class:`fxpasses.Options`, which stay as they are.
+        cache: where results are kept: as for :func:`fxpasses.compile`.
+        fresh: whether to measure again what is kept.
+        clock: gives the seconds that are compared: ``time.process_time`` on a machine that others use, too.
+        show: whether to say what is being tried, on standard error.
+
+    Raises:
+        OptionsError: for a wrong argument.
+        StageError: when the default cannot be compiled.
+    """
+    _check(model, seconds, goal, options, cache)
+    chosen = None if passes is None else Options.parse({"passes": passes}).passes
+    allowed = Options.parse({"passes": allow}).passes
+    start = time.monotonic()
+    args = inputs if isinstance(inputs, tuple) else (inputs,)
+    with ProgressLine(show, name="fxpasses.tune") as line:
+        one = Session(
+            seconds=seconds,
+            goal=goal,
+            passes=chosen,
+            allowed=allowed,
+            clock=clock,
+            tell=line,
+            fresh=fresh,
+            cache=os.fspath(cache),
+        )
+        line("compiling the default")
+        with nothing_left_behind(), torch.random.fork_rng():
+            copied = copy.deepcopy(model)
+            given, named = tree_map(_own, (args, dict(kwargs or {})))
+            _compiled(copied, options, one)(*given, **named)
+    found = dict.fromkeys(kept.graph for kept in one.results)
+    results = tuple(next(k for k in one.results if k.graph == graph) for graph in found)
+    later = Session(seconds=0.0, goal=goal, passes=chosen, allowed=allowed, cache=os.fspath(cache))
+    compiled = _compiled(model, options, later)
+    return Tuned(model, results, time.monotonic() - start, one.reused, one.interrupted, compiled)
+
+
+def _compiled(
+    model: Callable[..., Any], options: Mapping[str, Any] | None, one: Session
+) -> Callable[..., Any]:
+    given: dict[str, Any] = {**(options or {}), "passes": one}
+    return torch.compile(model, backend="fxpasses", options=given)
+
+
+def _own(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return copy.deepcopy(value)
+    return value.detach().clone().requires_grad_(value.requires_grad)
+
+
+def _check(model: Any, seconds: Any, goal: Any, options: Any, cache: Any) -> None:
+    if not callable(model):
+        raise OptionsError("model", model, "a module or function")
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not seconds >= 0:
+        raise OptionsError("seconds", seconds, "a number of seconds, at least 0")
+    if goal not in GOALS:
+        raise OptionsError.for_choice("goal", goal, GOALS)
+    if not isinstance(cache, (str, os.PathLike)):
+        raise OptionsError("cache", cache, "'auto', 'off' or a directory")
+    if options is not None and "passes" in options:
+        raise OptionsError("options", "passes", "no passes: name those to choose from with passes=[...]")
+    Options.parse({**(options or {}), "passes": "tuned"})

@@ -1,0 +1,119 @@
+"""Verdicts: may a tuned program replace the default? It is compared with eager, and its rewrites are judged one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses.checking.model import Collector, StageCheck, judged
+from fxpasses.checking.steps import Results, Steps
+from fxpasses.compiling.inductor import EagerCompiler
+from fxpasses.compiling.options import Options
+from fxpasses.compiling.pipeline import Pipeline
+from fxpasses.tuning.choice import Choice, Step
+
+__all__ = ["Verdicts"]
+
+_RANDOM = {"fallback_random": True}
+"""With this option of Inductor compiled graphs draw what eager draws."""
+
+
+class Verdicts:
+    """The checks of the programs of one graph.
+
+    Args:
+        gm: a Dynamo graph.
+        inputs: real inputs for it.
+        options: the user's.
+        compile: compiles ``gm`` with some options.
+    """
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        options: Options,
+        compile: Callable[[Options], Callable[..., Any]],
+    ) -> None:
+        self._gm, self._inputs, self._options, self._compile = gm, list(inputs), options, compile
+        self._steps = Steps(gm, tuple(inputs), {}, torch.is_grad_enabled())
+        self._eager: Results | None = None
+
+    def refusal(self, choice: Choice, program: Callable[..., Any], seconds: float) -> tuple[str, str]:
+        """Why a program may not be used, or "", and what the checks say of it.
+
+        Args:
+            choice: what it was compiled with; its last step is the one that was not checked yet.
+            program: takes the inputs.
+            seconds: after how long rewrites are tried on the real inputs only.
+        """
+        end = self.compared(choice, program)
+        if not end.ok:
+            return f"not what eager gives: {end.problems[0]}", ""
+        told = [f"eager's results, {end.times:.2g} x rounding" if end.times else "eager's bits"]
+        for step in choice.steps[-1:]:
+            refused, verdict = self._of_step(step, choice, seconds)
+            if refused:
+                return refused, ""
+            told = [verdict, *told] if verdict else told
+        return "", "; ".join(told)
+
+    def compared(self, choice: Choice, program: Callable[..., Any]) -> StageCheck:
+        """The results and gradients of a program next to those of eager.
+
+        Args:
+            choice: what it was compiled with.
+            program: takes the inputs.
+        """
+        if self._eager is None:
+            self._eager = self._steps.eager()
+            self._varies = self._steps.variation(self._eager)
+            self._samples = self._steps.samples()
+            self._exact = self._in_float64()
+        same = choice.without_allowed()
+        random = self._varies and self._options.compiler == "inductor"
+        if random or same != choice:
+            options = same.options(self._options)
+            draws = {**options.inductor, **_RANDOM} if random else options.inductor
+            program = self._compile(dataclasses.replace(options, inductor=draws))
+        got = self._steps.compiled(lambda step: program)
+        # Judged as kernels are, whoever runs the graph: which rewrites round worse, their verdicts say.
+        return judged(f"inductor, {choice}", got, self._eager, self._exact, self._samples)
+
+    def _in_float64(self) -> Results | None:
+        try:
+            return self._steps.exact()
+        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError):
+            return None  # distances are then those from eager
+
+    def _of_step(self, step: Step, choice: Choice, seconds: float) -> tuple[str, str]:
+        if step.item is None:
+            return "", ""
+        if step.allowed:
+            return "", "allowed: not compared"
+        options = dataclasses.replace(choice.options(self._options), check="off", report=None)
+        with tempfile.TemporaryDirectory() as repros:
+            collector = Collector(Path(repros), lambda *told: None, seconds, {step.item.name})
+            pipeline = Pipeline(
+                options,
+                EagerCompiler(options, decompose=True),
+                values=collector.of_next_graph(),
+                counts=False,
+            )
+            compiled = pipeline.compile(self._gm, self._inputs)
+            self._steps.compiled(lambda step: compiled)
+            found, notes = collector.stages(), collector.told()
+        wrong = [problem for stage in found for problem in stage.problems]
+        if wrong:
+            return f"the rewrite is wrong: {wrong[0]}", ""
+        unseen = [note for note in notes if "not compared" in note]
+        if unseen:
+            return unseen[0], ""
+        times = max((stage.times for stage in found), default=0.0)
+        return "", f"EQUAL, {times:.2g} x rounding" if times else "EQUAL, same bits"

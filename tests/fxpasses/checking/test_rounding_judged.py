@@ -1,0 +1,98 @@
+"""Rounding apart from equality: a rewrite that is the same function is held to what the graph before rounds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fxpasses.checking.less_precise import less_precise
+from fxpasses.checking.values import Reference, compare, value_names
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def graph(function, *inputs):
+    return make_fx(function)(*inputs)
+
+
+def product(a, b):
+    return aten.mm.default(a, b)
+
+
+def in_bfloat16(a, b):
+    return product(a.bfloat16(), b.bfloat16()).float()
+
+
+def in_parts(a, b):
+    half = a.shape[1] // 2
+    return product(a[:, half:], b[half:]) + product(a[:, :half], b[:half])
+
+
+def found(before, after, *inputs):
+    gm = graph(before, *inputs)
+    return compare(Reference(gm, inputs), graph(after, *inputs), value_names(gm, "inference"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_another_order_of_a_sum_is_as_precise(dtype):
+    inputs = torch.randn(8, 64).to(dtype), torch.randn(64, 8).to(dtype)
+    assert found(product, in_parts, *inputs) == []
+
+
+def test_fewer_digits_are_told_by_how_much_and_where():
+    (mismatch,) = found(product, in_bfloat16, torch.randn(8, 64), torch.randn(64, 8))
+    assert "LESS PRECISE" in mismatch.problem
+    assert mismatch.calls
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_its_inputs_leave_open_is_no_fault(seed):
+    """A sum of one element: where the graph before is right, it is by luck."""
+    x = torch.randn(400, generator=torch.Generator().manual_seed(seed)) + 1e4
+
+    def first_the_mean(x):
+        return (x - x.mean()).sum()
+
+    def last_the_mean(x):
+        return x.sum() - x.mean() * 400
+
+    assert less_precise(graph(first_the_mean, x), graph(last_the_mean, x), [x]) == []
+
+
+def test_a_cancellation_that_the_graph_before_avoids_is_one():
+    x = torch.randn(64, 100) + 1e3
+
+    def centred(x):
+        return (x - x.mean(1, keepdim=True)).square().mean(1)
+
+    def from_moments(x):
+        return x.square().mean(1) - x.mean(1).square()
+
+    (how,) = less_precise(graph(centred, x), graph(from_moments, x), [x])
+    assert how.times > 16
+
+
+def test_a_constant_in_the_type_of_the_graph_is_the_number_that_it_stands_for():
+    x = torch.randn(20, dtype=torch.bfloat16)
+    angles = torch.linspace(0, 3, 20)
+
+    def computed(x):
+        return x * angles.sin().bfloat16()
+
+    folded, other = angles.sin().bfloat16(), (angles.sin() * 1.02).bfloat16()
+    assert found(computed, lambda x: x * folded, x) == []
+    assert found(computed, lambda x: x * other, x)
+
+
+def test_small_values_show_what_cancels():
+    x = torch.randn(40) * 2.0**-12
+    assert found(torch.expm1, torch.expm1, x) == []
+    (mismatch,) = found(torch.expm1, lambda x: x.exp() - 1, x)
+    assert "LESS PRECISE" in mismatch.problem
+
+
+def test_what_is_exact_is_held_to_the_type_of_its_result():
+    x = torch.randn(64, 3).bfloat16()
+    (mismatch,) = found(lambda x: x.cumsum(0, dtype=torch.float32), lambda x: x.cumsum(0).float(), x)
+    assert "LESS PRECISE" in mismatch.problem

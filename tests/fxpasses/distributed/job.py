@@ -1,0 +1,146 @@
+"""A job of two processes in which ranks differ, each time in another way; rank 0 prints what became of each case as JSON.
+
+``job.py together``: cases after which both ranks go on. ``job.py apart``: one rank is left alone.
+"""
+
+import json
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch._inductor.config as inductor_config
+import torch.distributed as dist
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.distributed._functional_collectives import all_reduce
+
+from fxpasses.errors import RankMismatchError
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+RANK, WORLD = dist.get_rank(), dist.group.WORLD
+
+
+def compiled(function, **options):
+    torch._dynamo.reset()
+    return torch.compile(function, backend="fxpasses", options={"compiler": "eager", **options})
+
+
+def sums(*values):
+    return [all_reduce(value * 2, "sum", WORLD) + 1 for value in values]
+
+
+def doubled(value):
+    return all_reduce(value * 2, "sum", WORLD)
+
+
+def same():
+    return [value.tolist() for value in compiled(sums)(*(torch.full((2,), 1.0 + RANK) for _ in range(2)))]
+
+
+def other_passes():
+    passes = ["default", "bucket_collectives"] if RANK == 0 else ["default"]
+    return compiled(sums, passes=passes)(torch.ones(4), torch.ones(4))
+
+
+def swapped():
+    def swapped_sums(a, b):
+        if RANK == 1:
+            second = all_reduce(b * 3, "sum", WORLD)
+            return all_reduce(a * 2, "sum", WORLD), second
+        first = all_reduce(a * 2, "sum", WORLD)
+        return first, all_reduce(b * 3, "sum", WORLD)
+
+    return compiled(swapped_sums)(torch.ones(4), torch.ones(4))
+
+
+class Swap(CustomGraphPass):
+    """Moves the second sum before the first, as a schedule that was measured on one rank may do."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        first, second = (node for node in graph.nodes if "all_reduce" in str(node.target))
+        first.args[0].prev.append(second.args[0])
+        second.args[0].append(second)
+
+    def uuid(self):
+        return None
+
+
+def swapped_by_inductor():
+    with inductor_config.patch(post_grad_custom_post_pass=Swap() if RANK == 1 else None):
+        return compiled(sums, compiler="inductor")(torch.ones(4), torch.ones(4))
+
+
+def break_on_one_rank():
+    def step(x):
+        y = x + 1
+        if RANK == 1:
+            torch._dynamo.graph_break()
+        return all_reduce(y, "sum", WORLD) * 2
+
+    return compiled(step)(torch.ones(2)).tolist()
+
+
+def recompiled_on_one_rank():
+    run = compiled(lambda x: all_reduce(x.sum(), "sum", WORLD))
+    return [run(torch.ones(size if RANK else 3)).item() for size in (3, 4, 5)]
+
+
+def other_sizes():
+    return compiled(doubled)(torch.ones(4 + RANK))
+
+
+def other_groups():
+    """Pipeline stages: what is compiled for groups of their own need not be the same."""
+    groups = [dist.new_group([0]), dist.new_group([1])]
+
+    def own(x):
+        return all_reduce(x.exp() if RANK else x, "sum", groups[RANK])
+
+    return round(compiled(own)(torch.ones(2)).sum().item(), 3)
+
+
+def late():
+    time.sleep(2.5 * RANK)
+    return compiled(doubled)(torch.ones(1)).item()
+
+
+def unchecked():
+    return compiled(sums, ranks="off")(torch.ones(1))[0].item()
+
+
+def alone():
+    """Only rank 1 compiles again, and what it gets sends more."""
+
+    def step(x):
+        return doubled(x) if x.shape[0] <= 4 else doubled(x)[:4] + doubled(x + 1)[:4]
+
+    run = compiled(step)
+    run(torch.ones(4))
+    return run(torch.ones(6 if RANK else 4))
+
+
+TOGETHER = (
+    same,
+    other_passes,
+    swapped,
+    swapped_by_inductor,
+    break_on_one_rank,
+    recompiled_on_one_rank,
+    other_sizes,
+    other_groups,
+    late,
+    unchecked,
+)
+
+found = {}
+for case in (alone,) if sys.argv[1] == "apart" else TOGETHER:
+    start = time.monotonic()
+    try:
+        found[case.__name__] = {"result": case()}
+    except RankMismatchError as error:
+        found[case.__name__] = {"error": str(error), "ranks": error.ranks, "factor": error.factor}
+    except RuntimeError as error:  # gloo's: the other rank has left
+        found[case.__name__] = {"left": str(error)}
+    found[case.__name__]["seconds"] = time.monotonic() - start
+print(json.dumps(found), flush=True)

@@ -1,0 +1,69 @@
+"""Ranks that compile other collectives than the others are named before they run."""
+
+import pytest
+
+from tests.fxpasses.distributed.processes import job
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    return job("job.py", "together")
+
+
+def _error(outcomes, case):
+    for rank in outcomes:
+        assert "error" in rank[case], rank[case]
+        assert sorted(rank[case]["ranks"]) == [0, 1]
+    return outcomes[0][case]["error"]
+
+
+def test_equal_graphs_run(outcomes):
+    for rank in outcomes:
+        assert rank["same"]["result"] == [[7.0, 7.0], [7.0, 7.0]]
+
+
+def test_other_passes_are_named(outcomes):
+    text = _error(outcomes, "other_passes")
+    assert "bucket_collectives" in outcomes[0]["other_passes"]["factor"]
+    assert "all_reduce(float32[8], 'sum')" in text
+    assert "all_reduce(float32[4], 'sum')" in text
+
+
+def test_two_equal_sums_that_swap_are_told_apart(outcomes):
+    text = _error(outcomes, "swapped")
+    assert "number 0 is all_reduce(float32[4], 'sum') of " in text
+
+
+def test_a_swap_inside_of_the_compiler_is_found(outcomes):
+    text = _error(outcomes, "swapped_by_inductor")
+    assert "after the compiler's own passes" in text
+
+
+def test_other_sizes_are_refused(outcomes):
+    text = _error(outcomes, "other_sizes")
+    assert "float32[4]" in text
+    assert "float32[5]" in text
+    assert outcomes[0]["other_sizes"]["factor"] == "shape of input value"
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("break_on_one_rank", [[8.0, 8.0]] * 2),
+        ("recompiled_on_one_rank", [[6.0, 7.0, 8.0]] * 2),
+        ("other_groups", [2.0, 5.437]),
+        ("late", [4.0, 4.0]),
+        ("unchecked", [5.0, 5.0]),
+    ],
+)
+def test_harmless_differences_pass(outcomes, case, expected):
+    assert [rank[case].get("result", rank[case]) for rank in outcomes] == expected
+
+
+def test_a_rank_that_does_not_come_is_named():
+    """Rank 0 is inside of the graph that it has; the other one would wait for it for ever."""
+    stayed, alone = (rank["alone"] for rank in job("job.py", "apart"))
+    assert "left" in stayed
+    assert alone["ranks"] == [0]
+    assert "rank 0 does not come" in alone["error"]
+    assert alone["seconds"] < 30

@@ -1,0 +1,85 @@
+"""Sharded parameters outside of training: state, initialization, mistakes. (Training is in ``models.py``.)"""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from fxpasses.distributed import shard
+from fxpasses.errors import ShardingError
+
+
+@pytest.fixture
+def mesh():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_state_and_optimizers_see_shards(mesh):
+    plain, model = (nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)) for _ in range(2))
+    shard(model, mesh, {"*.bias": None, "1.weight": 1})
+    assert [p.placements for p in model.parameters()] == [
+        (Shard(0),),
+        (Replicate(),),
+        (Shard(1),),
+        (Replicate(),),
+    ]
+    assert list(model.state_dict()) == list(plain.state_dict())
+    model.load_state_dict(shard(plain, mesh).state_dict())
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(4, 3)
+    before = model(x)
+    assert torch.equal(before, plain(x))
+    assert not isinstance(model[0].weight, DTensor)
+    before.sum().backward()
+    optimizer.step()
+    assert not torch.equal(model(x), before)
+
+
+def test_a_model_on_meta_is_initialized_as_shards(mesh):
+    with torch.device("meta"):
+        model = shard(nn.Linear(3, 5), mesh)
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        model._parameters["weight"].fill_(7)
+    torch.manual_seed(0)
+    model.reset_parameters()
+    torch.manual_seed(0)
+    expected = nn.Linear(3, 5)
+    assert torch.equal(model.weight, expected.weight)
+    assert torch.equal(model.bias, expected.bias)
+
+
+def test_tied_parameters_stay_tied(mesh):
+    model = nn.ModuleList([nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)])
+    model[1].weight = model[0].weight
+    shard(model, mesh)
+    assert len(list(model.parameters())) == 1
+    assert model[0]._parameters["weight"] is model[1]._parameters["weight"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "text"),
+    [
+        ({"weigth": 0}, "no parameter matches 'weigth'"),
+        ({"weight": 2}, "parameter 'weight'"),
+        ({"bias": True}, "True"),
+    ],
+)
+def test_mistakes_are_named_before_anything_changes(mesh, plan, text):
+    model = nn.Linear(3, 5)
+    with pytest.raises(ShardingError, match=text):
+        shard(model, mesh, plan)
+    assert type(model) is nn.Linear
+    assert not isinstance(model.weight, DTensor)
+
+
+def test_what_is_sharded_already_and_recurrent_layers_are_refused(mesh):
+    model = shard(nn.Linear(3, 5), mesh)
+    with pytest.raises(ShardingError, match="parameter 'weight'"):
+        shard(model, mesh)
+    with pytest.raises(ShardingError, match="LSTM"):
+        shard(nn.LSTM(3, 5), mesh)

@@ -1,0 +1,79 @@
+"""Plans of small models, made once in a process of their own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import json, os, sys
+import torch, fxpasses
+sys.path.insert(0, {here!r})
+from models_for_plans import MODELS, batches, inputs
+found = {{}}
+for name in sys.argv[2:] or MODELS:
+    make = MODELS[name]
+    torch.manual_seed(0)
+    fxpasses.reset_stats()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()  # which sizes it takes for dynamic it remembers over all modules
+    model = make()
+    compiled = fxpasses.compile(model, cache=sys.argv[1], regions="always" if name == "repeated" else "off")
+    agree = []
+    for batch in batches(name):
+        results = []
+        before = {{key: value.clone() for key, value in model.state_dict().items()}}
+        for call in (compiled, model):
+            model.load_state_dict(before)
+            with torch.set_grad_enabled(name != "inference"):
+                out = call(*inputs(batch))
+            leaves = torch.utils._pytree.tree_leaves(out)
+            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            tensors += [buffer.clone() for buffer in model.buffers()]
+            if name != "inference":
+                sum(t.sum() for t in tensors if t.requires_grad).backward()
+                tensors += [p.grad.clone() for p in model.parameters()]
+                model.zero_grad()
+            results.append((type(out).__name__, len(leaves), tensors))
+        (kind, count, got), (wanted_kind, wanted_count, wanted) = results
+        agree.append(kind == wanted_kind and count == wanted_count and len(got) == len(wanted)
+                     and all(torch.allclose(a, b, atol=1e-5) for a, b in zip(got, wanted)))
+    stats = fxpasses.stats()
+    if stats.plans_written and not os.path.exists(sys.argv[1] + "/" + name + ".fxp"):
+        fxpasses.save(compiled, sys.argv[1] + "/" + name + ".fxp")
+    found[name] = [all(agree), stats.plans_used, stats.plans_written, stats.plans_refused]
+print(json.dumps([found, "torch._dynamo" in sys.modules]))
+"""
+
+
+@pytest.fixture(scope="session")
+def run_models():
+    """Runs models in a process of its own, with the plans of a directory: what it found, and whether Dynamo was imported."""
+    return _run
+
+
+def _run(cache, *names):
+    program = PROGRAM.format(here=str(Path(__file__).parent))
+    done = subprocess.run(
+        [sys.executable, "-c", program, cache, *names],
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plans")
+    folder.chmod(0o700)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cold(cache):
+    return _run(cache)[0]

@@ -1,0 +1,42 @@
+"""One thing is changed between processes, or between calls: a plan that was made before is not used for it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("adversary.py")
+
+HARMLESS = {"nothing", "other values of weights"}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("adversary")
+    folder.chmod(0o700)
+
+    def run(what):
+        output = folder / f"{what}.json"
+        done = subprocess.run(
+            [sys.executable, PROGRAM, folder, output, what], capture_output=True, text=True, timeout=900
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(output.read_text())
+
+    assert run("compile") == [1, {}]
+    return run("check")
+
+
+def test_nothing_that_changes_the_result_is_missed(outcomes):
+    assert len(outcomes) > 75
+    assert [o for o in outcomes if not o["same"]] == []
+    used = {(o["change"], o["late"]) for o in outcomes if o["plan"]}
+    assert used == {(name, late) for name in HARMLESS for late in (False, True)}
+
+
+def test_a_plan_runs_without_dynamo_and_inductor(outcomes):
+    assert outcomes[0] == {
+        "change": "nothing", "late": False, "same": True, "plan": True, "loaded": 1, "compilers": [],
+    }  # fmt: skip

@@ -1,0 +1,112 @@
+"""``fxpasses.compile``: plans of inference and training, what is refused, and damaged files."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fxpasses
+from fxpasses.plans.errors import NoPlan, PlanFileError
+from fxpasses.plans.store import read_sections, write_sections
+from fxpasses.plans.surroundings import _own_source
+from fxpasses.plans.walk import Walk
+
+REFUSED = {
+    "view": "an output that shares memory with an input or another output",
+    "side effect": "the frame does more than its graph: STORE_ATTR",
+    "graph break": "a graph break",
+}
+
+
+def test_plans_are_used_by_the_next_process(cold, cache, run_models):
+    for name, (agrees, used, written, refused) in cold.items():
+        assert agrees, name
+        if name in REFUSED:
+            assert (used, written, len(refused)) == (0, 0, 1), (name, refused)
+        else:
+            plans = 2 if name == "sizes" else 1  # for the first size, and for all others
+            assert (used, written, refused) == (1, plans, {}), name  # the process that wrote it uses it, too
+    warm, dynamo = run_models(cache, *(name for name in cold if name not in REFUSED))
+    assert not dynamo
+    assert all(agrees for agrees, *_ in warm.values())
+    assert {name: used for name, (_, used, _, _) in warm.items()} == {
+        name: 1 + (name == "sizes") for name in warm
+    }
+
+
+def test_damaged_files_are_left_aside(cold, cache, tmp_path, run_models):
+    files = sorted(cache.glob("*/*.plan"))
+    assert len(files) >= 3
+    content = files[0].read_bytes()
+    for number, damaged in enumerate([
+        b"", content[:-1], content + b"x", content[: len(content) // 2], content[:100] + b"\0" + content[101:],
+        content[:-9] + bytes([content[-9] ^ 1]) + content[-8:], b"another format\n" + content,
+    ]):  # fmt: skip
+        path = tmp_path / f"{number}.plan"
+        path.write_bytes(damaged)
+        path.chmod(0o600)
+        tmp_path.chmod(0o700)
+        with pytest.raises(PlanFileError, match=str(path)):
+            read_sections(path)
+    path.write_bytes(content)
+    assert read_sections(path).keys() >= {"plan", "code"}
+    path.chmod(0o666)
+    with pytest.raises(PlanFileError, match="others than you may write"):
+        read_sections(path)
+    # Each plan in the place of another: the key does not fit, and nothing is used but what is compiled anew.
+    contents = [file.read_bytes() for file in files]
+    for file, other in zip(files, [*contents[1:], contents[0]], strict=True):
+        file.write_bytes(other)
+    swapped, _ = run_models(cache, "inference", "training")
+    assert all(agrees for agrees, *_ in swapped.values())
+    assert [written for _, _, written, _ in swapped.values()] == [1, 1]
+
+
+def test_sections_are_what_was_written(tmp_path):
+    tmp_path.chmod(0o700)
+    sections = {"plan": b"{}", "code": bytes(range(256)), "kernel 0 a": b""}
+    write_sections(tmp_path / "a.plan", sections)
+    assert read_sections(tmp_path / "a.plan") == sections
+    assert [path.name for path in tmp_path.iterdir()] == ["a.plan"]
+
+
+def test_what_cannot_be_seen_into_is_refused():
+    for hidden in (iter([1]), (x for x in ()), memoryview(b"a"), torch, {object()}, open):
+        walk = Walk()
+        model = nn.Linear(2, 2)
+        model.hidden = [hidden]
+        if hidden is open:
+            assert walk.add("model", model)
+        else:
+            with pytest.raises(NoPlan):
+                walk.add("model", model)
+
+
+def test_the_hash_of_our_source_is_remembered(tmp_path, monkeypatch):
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("FXPASSES_CACHE_DIR", str(tmp_path))
+    digest = _own_source()
+    (memory,) = (tmp_path / "sources").iterdir()
+    assert memory.read_text() == digest
+    memory.write_text("remembered")
+    assert _own_source() == "remembered"
+    memory.chmod(0o666)  # others could have written that
+    assert _own_source() == digest
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(fxpasses.OptionsError, match="model"):
+        fxpasses.compile(3)
+    with pytest.raises(fxpasses.OptionsError, match="cache"):
+        fxpasses.compile(nn.Linear(2, 2), cache=True)
+
+
+def test_without_a_cache_it_is_torch_compile():
+    compiled = fxpasses.compile(nn.Linear(4, 4), cache="off", compiler="eager", passes=[])
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(compiled(x), compiled.model(x))
+    assert compiled.weight is compiled.model.weight
+    copied = copy.deepcopy(compiled)
+    assert copied.model is not compiled.model
+    torch.testing.assert_close(copied(x), compiled(x))

@@ -1,0 +1,243 @@
+"""``fxpasses.save`` and ``load``: another process and directory, what differs is named, and nothing of a damaged file is used."""
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fxpasses
+from fxpasses.commands.main import main
+from fxpasses.plans.archive import read_archive, write_archive
+from fxpasses.plans.errors import PlanFileError
+
+PROGRAM = """
+import json, os, sys
+import torch, fxpasses
+from torch import nn
+folder, here = sys.argv[1:]
+sys.path.insert(0, here)
+from models_for_plans import MODELS, inputs
+
+def difference(name, change=lambda model: None, call=lambda model, x: model(x), around=torch.enable_grad()):
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    change(model)
+    try:
+        with around:
+            call(fxpasses.load(f"{folder}/{name}.fxp", model, trust=True), *inputs())
+    except fxpasses.PlanMismatchError as error:
+        return error.factor, error.saved, error.found
+    return "fits"
+
+found = {}
+for name in ("inference", "repeated", "training"):
+    torch.manual_seed(1)  # other weights than those that were saved
+    model = MODELS[name]()
+    loaded = fxpasses.load(f"{folder}/{name}.fxp", model, trust=True)
+    with torch.set_grad_enabled(name != "inference"):
+        outputs = [call(*inputs()) for call in (loaded, model)]
+    found.setdefault("compilers", [name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+    leaves = [torch.utils._pytree.tree_leaves(out) for out in outputs]
+    gradients = []
+    for out in leaves:
+        if name != "inference":
+            sum(t.sum() for t in out if isinstance(t, torch.Tensor)).backward()
+        gradients.append([p.grad for p in model.parameters()])
+        model.zero_grad()
+    torch.testing.assert_close(*leaves)
+    torch.testing.assert_close(*gradients)
+found["nothing"] = difference("training")
+found["dtype"] = difference("training", lambda m: m.double())
+found["flag"] = difference("training", lambda m: m.eval())
+found["attribute"] = difference("training", lambda m: setattr(m[1], "extra", 3))
+found["number"] = difference("training", lambda m: setattr(m[1], "approximate", "tanh"))
+found["layer"] = difference("training", lambda m: m.pop(2))
+found["hook"] = difference("training", lambda m: m[0].register_forward_hook(lambda *a: None))
+model = MODELS["sizes"]()
+sizes = fxpasses.load(f"{folder}/sizes.fxp", model, trust=True)
+for batch in (4, 9, 5):
+    torch.testing.assert_close(sizes(*inputs(batch)), model(*inputs(batch)))
+found["other sizes"] = difference("sizes", call=lambda m, x: m(x[:1]))
+found["size"] = difference("training", call=lambda m, x: m(x[:2]))
+found["argument"] = difference("training", call=lambda m, x: m(input=x))
+found["gradients"] = difference("training", around=torch.no_grad())
+found["subclass"] = difference("training", call=lambda m, x: m(nn.Buffer(x).as_subclass(type("Mine", (torch.Tensor,), {}))))
+with torch.device("cpu"):
+    found["mode"] = difference("training")
+os.environ["TORCHINDUCTOR_FREEZING"] = "1"
+found["variable"] = difference("training")
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(cold, cache, tmp_path_factory):
+    """The saved files, in another directory."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    for name in ("repeated", "training", "inference", "sizes"):
+        shutil.copy(cache / f"{name}.fxp", folder)
+    return folder
+
+
+def test_another_process_runs_it_or_names_what_differs(saved):
+    command = [sys.executable, "-c", PROGRAM, saved, Path(__file__).parent]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=saved, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.pop("subclass")[0].startswith("a tensor subclass")
+    assert found.pop("hook")[0].startswith("model.0._forward_hooks")
+    assert found == {
+        "compilers": [],
+        "nothing": "fits",
+        "dtype": ["dtype of model.0.weight", "torch.float32", "torch.float64"],
+        "flag": ["model.training", "bool True", "bool False"],
+        "attribute": ["model.1.extra", "absent", "there"],
+        "number": ["model.1.approximate", "str 'none'", "str 'tanh'"],
+        "layer": ["model.2", "there", "absent"],
+        "other sizes": ["sizes of arguments", "others", "(1, 8)"],
+        "size": ["sizes of argument 0", "(4, 8)", "(2, 8)"],
+        "argument": ["number of positional arguments", "1", "0"],
+        "gradients": ["gradients enabled", "True", "False"],
+        "mode": ["a dispatch or function mode is active", "no", "yes"],
+        "variable": ["environment variable TORCHINDUCTOR_FREEZING", "not set", "1"],
+    }
+
+
+def test_the_command_tells_what_is_in_it(saved, capsys):
+    assert main(["inspect", str(saved / "training.fxp"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["model"] == "torch.nn.modules.container.Sequential"
+    assert told["plans"][0]["arguments"] == {"argument 0": "torch.float32 [4, 8], strides [8, 1]"}
+    assert told["made by"]["torch"].startswith(torch.__version__)
+    assert main(["inspect", str(saved / "training.fxp")]) == 0
+    assert "plan 0: training" in capsys.readouterr().out
+    (saved / "cut.fxp").write_bytes((saved / "training.fxp").read_bytes()[:-30])
+    assert main(["inspect", str(saved / "cut.fxp")]) == 1
+    assert main(["inspect", str(saved / "no such file")]) == 2
+
+
+def test_damaged_files_are_refused(saved, tmp_path):
+    content = (saved / "inference.fxp").read_bytes()
+    whole = read_archive(saved / "inference.fxp")
+    path = tmp_path / "damaged.fxp"
+    for place in range(0, len(content), max(1, len(content) // 150)):
+        path.write_bytes(content[:place])
+        with pytest.raises(PlanFileError, match=r"damaged\.fxp"):
+            fxpasses.load(path, nn.Linear(2, 2), trust=True)
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :])
+        try:  # what zip keeps twice, or not for us, may differ
+            same = read_archive(path)
+        except PlanFileError:
+            continue
+        assert (same.manifest, same.sections(0)) == (whole.manifest, whole.sections(0))
+    # A member in the place of another, one more, and one of the same name again.
+    with zipfile.ZipFile(saved / "inference.fxp") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    other = read_archive(saved / "training.fxp").sections(0)
+    for changed in (
+        {"plans/0/code": other["code"]},
+        {"more": b""},
+        {"manifest.json": b"{}"},
+        {"manifest.sha256": b"0" * 64},
+    ):
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in (members | changed).items():
+                archive.writestr(name, data)
+        with pytest.raises(PlanFileError):
+            read_archive(path)
+    with zipfile.ZipFile(saved / "inference.fxp") as archive, zipfile.ZipFile(path, "w") as twice:
+        for name in archive.namelist():
+            twice.writestr(name, archive.read(name))
+        with pytest.warns(UserWarning, match="Duplicate"):
+            twice.writestr("plans/0/code", other["code"])
+    with pytest.raises(PlanFileError, match="two members"):
+        read_archive(path)
+
+
+def test_files_are_not_run_without_trust(saved):
+    for how in ({}, {"trust": False}):
+        with pytest.raises(PlanFileError, match="trust=True"):
+            fxpasses.load(saved / "inference.fxp", nn.Linear(2, 2), **how)
+    with pytest.raises(fxpasses.OptionsError, match="trust"):
+        fxpasses.load(saved / "inference.fxp", nn.Linear(2, 2), trust="yes")
+    with pytest.raises(fxpasses.OptionsError, match="not called yet"):
+        fxpasses.save(fxpasses.compile(nn.Linear(2, 2)), saved / "none.fxp")
+    with pytest.raises(fxpasses.OptionsError, match=r"what fxpasses\.compile returned"):
+        fxpasses.save(nn.Linear(2, 2), saved / "none.fxp")
+    assert not (saved / "none.fxp").exists()
+
+
+def test_signatures(saved, tmp_path):
+    pytest.importorskip("cryptography", reason="signatures are an extra")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    pem = serialization.Encoding.PEM
+    keys = [Ed25519PrivateKey.generate() for _ in range(2)]
+    secret = keys[0].private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    public, other = (
+        k.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo) for k in keys
+    )
+    plain = read_archive(saved / "inference.fxp")
+    manifest = {k: v for k, v in plain.manifest.items() if k not in ("format", "files")}
+    signed = tmp_path / "signed.fxp"
+    write_archive(signed, manifest, [plain.sections(0)], secret)
+    assert read_archive(signed, public).signed
+    assert not plain.signed
+    for path, key, problem in (
+        (signed, other, "does not fit"), (saved / "inference.fxp", public, "not signed"), (signed, b"no key", "cannot be read"),
+        (signed, secret, "cannot be read"), (signed, 3, "not int"),
+    ):  # fmt: skip
+        with pytest.raises(PlanFileError, match=problem):
+            read_archive(path, key)
+    with zipfile.ZipFile(signed) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members["manifest.json"] = members["manifest.json"].replace(b"Sequential", b"Sequentiel")
+    with zipfile.ZipFile(signed, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    with pytest.raises(PlanFileError, match="does not fit"):
+        read_archive(signed, public)
+
+
+def test_signing_needs_its_package(saved, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives", None)
+    with pytest.raises(PlanFileError, match="cryptography"):
+        fxpasses.load(saved / "inference.fxp", nn.Linear(2, 2), public_key=b"")
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path):
+    path = tmp_path / "model.fxp"
+    write_archive(path, {"plans": [{}]}, [{"plan": b"{}"}])
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_archive(path, {"plans": [{}]}, [{"plan": bytes(100_000)}])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["model.fxp"]
+
+
+def test_writers_at_the_same_time_leave_one_whole_file(tmp_path):
+    path = tmp_path / "model.fxp"
+    contents = [bytes([i]) * 50_000 for i in range(8)]
+    writers = [
+        threading.Thread(target=write_archive, args=(path, {"plans": [{}]}, [{"plan": c}])) for c in contents
+    ]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        if path.exists():
+            assert read_archive(path).sections(0)["plan"] in contents
+    assert read_archive(path).sections(0)["plan"] in contents

@@ -1,0 +1,116 @@
+"""What a plan has seen is looked at again: in Python and in C, with the same answers."""
+
+import collections
+import shutil
+import types
+
+import pytest
+
+from fxpasses.plans import native
+from fxpasses.plans.runtime import load_library
+from fxpasses.plans.walk import Walk
+
+
+class Base:
+    limit = 1
+
+
+class Slotted(Base):
+    __slots__ = ("size",)
+
+
+class Holder(Base):
+    def __init__(self):
+        def inner(x, by=2, *, to=3):
+            return x * by + to + len(captured)
+
+        captured = [1]
+        self.function = inner
+        self.list, self.set, self.deque, self.table = [1, 2], {1}, collections.deque([1]), {"a": {"b": 1}}
+        self.slotted = Slotted()
+        self.slotted.size = 3
+
+
+def _code(holder):
+    holder.function.__code__ = holder.function.__code__.replace(co_name="other")
+
+
+CHANGES = {
+    "nothing": lambda h: None,
+    "an attribute": lambda h: setattr(h, "more", 1),
+    "an attribute removed": lambda h: delattr(h, "set"),
+    "an equal value": lambda h: setattr(h, "table", {"a": {"b": 1}}),
+    "all attributes": lambda h: setattr(h, "__dict__", dict(h.__dict__)),
+    "its class": lambda h: setattr(h, "__class__", type("Holder", (Base,), {})),
+    "an attribute of its class": lambda h: setattr(type(h), "more", 1),
+    "an attribute of a base": lambda h: setattr(type(h).__mro__[1], "limit", 2),
+    "an item of a list": lambda h: h.list.__setitem__(0, 5),
+    "one item more": lambda h: h.list.append(3),
+    "an item of a deque": lambda h: h.deque.append(3),
+    "an element of a set": lambda h: h.set.add(3),
+    "an entry at depth": lambda h: h.table["a"].update(b=2),
+    "a slot": lambda h: setattr(h.slotted, "size", 4),
+    "an empty slot": lambda h: delattr(h.slotted, "size"),
+    "a closed-over object": lambda h: setattr(h.function.__closure__[0], "cell_contents", [1]),
+    "an empty cell": lambda h: delattr(h.function.__closure__[0], "cell_contents"),
+    "code": _code,
+    "defaults": lambda h: setattr(h.function, "__defaults__", (3,)),
+    "defaults by name": lambda h: h.function.__kwdefaults__.update(to=4),
+    "an attribute of a function": lambda h: setattr(h.function, "more", 1),
+}
+
+
+@pytest.fixture(scope="module", params=["python", "c"])
+def language(request):
+    before = native._module
+    if request.param == "c":
+        library = native.build(shutil.which("cc") or "cc")
+        if library is None:
+            pytest.skip("no compiler, or dictionaries without versions")
+        native.use(load_library(native.ENTRY, library, None))
+    else:
+        native._module = None
+    yield request.param
+    native._module = before
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_is_noticed(language, change):
+    own = {"Base": type("Base", (), {"limit": 1})}  # classes of this test's own: others see no change of them
+    own["Holder"] = type("Holder", (own["Base"],), {"__init__": Holder.__init__})
+    holder = own["Holder"]()
+    walk = Walk()
+    walk.add("holder", holder)
+    assert walk.watch.holds()
+    assert walk.watch.holds()
+    assert (walk.watch._fast is not None) == (language == "c")
+    CHANGES[change](holder)
+    assert walk.watch.holds() == (change == "nothing")
+
+
+def test_entries_of_a_module(language):
+    module = types.ModuleType("watched")
+    module.read, module.unread = 1, 1
+    walk = Walk()
+    walk.watch.entry(vars(module), "read")
+    walk.watch.entry(vars(module), "absent")
+    assert walk.watch.holds()
+    module.unread = 2
+    assert walk.watch.holds()
+    module.absent = 2
+    assert not walk.watch.holds()
+    del module.absent
+    assert walk.watch.holds()
+    module.read = 2
+    assert not walk.watch.holds()
+
+
+def test_wrong_lists_are_refused(language):
+    if language == "python":
+        pytest.skip("there is nothing to refuse")
+    made = native._module.Watched
+    for lists, error in (
+        ([[]] * 12, TypeError), ([[1], [1], *[[]] * 11], TypeError), ([[{}], [], *[[]] * 11], ValueError), ([[{}], [-1], *[[]] * 11], OverflowError),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            made(*lists, None)

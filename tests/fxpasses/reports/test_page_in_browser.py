@@ -1,0 +1,116 @@
+"""The page in a real browser: no error, every tab, search, narrow and dark screens, twenty thousand nodes."""
+
+import shutil
+
+import pytest
+
+from fxpasses.reports.page import write_page
+from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra 'browser' (playwright)")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+
+BOLD = "<b id='ran'>bold</b><script>window.ran = 1</script>"
+
+
+def made_up(layers, calls):
+    """A chain of calls: an input, then in each layer the same calls, named by number."""
+    nodes = [["x", 0, "float32[4, 8]", "[8, 1]", 128, 0, 0, [], -1, -1, 0, ""]]
+    modules = []
+    for layer in range(layers):
+        modules.append([f"h.{layer}", "Block"])
+        for _ in range(calls):
+            number = len(nodes)
+            row = [f"mul_{number}", 1, "float32[4, 8]", "[8, 1]", 128, 32, 0, [number - 1], 0, layer, 0, ""]
+            nodes.append(row)
+    nodes.append(["output", 2, "", "", 0, 0, 0, [len(nodes) - 1], -1, -1, 0, ""])
+    diff = ["--- before", "+++ after", "@@ -1,2 +1,2 @@", " x", "-old", "+new"]
+    run = {"name": "my_pass", "options": BOLD, "graph": "forward", "changed": True, "round": 0, "seconds": 0.1, "check_seconds": 0.1,
+           "nodes_before": 3, "nodes_after": 3, "added": [], "removed": [], "modified": [], "matches": 0, "sites": [], "diff": diff,
+           "diff_left_out": 0}  # fmt: skip
+    saved = [["mul_1", 128, "mul", "activation", BOLD]]
+    partition = {"memory_budget": 1.0, "saved_bytes": 128, "static_bytes": 0, "bytes_at_full_budget": 128, "bytes_at_zero_budget": None,
+                 "recomputed_flops": 0, "saved": saved, "recomputed": []}  # fmt: skip
+    graph = {
+        "schema": SCHEMA, "name": "graph_0", "node_fields": NODE_FIELDS, "versions": {"torch": "2", "fxpasses": "0"}, "options": BOLD,
+        "graphs": {"forward": {"nodes": nodes, "inputs": {"x": "tokens"}}}, "passes": [run], "partition": partition, "regions": None,
+        "guards": [{"expression": BOLD, "kind": "", "why": "", "operator": None, "where": None, "avoid": ""}], "symbols": [],
+        "kernels": [{"graph": "forward", "code": BOLD, "kernels": [["cpp_fused_mul_0:1", ["mul_1"]]]}], "fallbacks": [], "isolated": [],
+        "seconds": {"total": 2.0, "stages": {"passes": 1.0, "inductor": 1.0}}, "lines": [["/made/up.py", 1, "forward", BOLD]],
+        "modules": modules, "targets": ["placeholder", "aten.mul.Tensor", "output"], "sources": {"/made/up.py": BOLD + "\n"},
+    }  # fmt: skip
+    return {
+        "schema": SCHEMA,
+        "graphs": [graph],
+        "advice": [{"title": BOLD, "why": "", "do": "", "source": ""}],
+    }
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def opened(browser, file, **how):
+    page = browser.new_page(**how)
+    told = []
+    page.on("console", lambda message: told.append(message.text))
+    page.on("pageerror", lambda error: told.append(str(error)))
+    page.on(
+        "request",
+        lambda request: told.append(request.url) if not request.url.startswith(("file:", "data:")) else None,
+    )
+    page.goto(file.as_uri())
+    page.wait_for_selector("main h2")
+    return page, told
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+def test_every_tab_opens_without_an_error_and_nothing_of_the_data_runs(chromium, tmp_path, width, scheme):
+    file = write_page(made_up(3, 4), tmp_path / "report.html")
+    page, told = opened(chromium, file, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") == (scheme == "light")
+    texts = {}
+    for tab in ("Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels"):
+        page.get_by_role("tab", name=tab).click()
+        for closed in page.locator("main details:not([open]) > summary").all():
+            if closed.is_visible():
+                closed.click()
+        texts[tab] = page.inner_text("main")
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, tab
+    assert all(BOLD in texts[tab] for tab in ("Summary", "Source", "Passes", "Memory", "Sizes", "Kernels"))
+    assert "h.0 to 2 x 3: 4 nodes each" in texts["Graphs"]
+    assert page.evaluate("window.ran") is None
+    assert page.locator("#ran").count() == 0
+    assert told == []
+
+
+def test_a_node_is_found_followed_and_drawn(chromium, tmp_path):
+    page, told = opened(chromium, write_page(made_up(3, 4), tmp_path / "report.html"))
+    page.fill("#search", "mul_7")
+    page.wait_for_selector("text=1 nodes match")
+    page.locator("main td a").first.click()
+    assert "mul_7: float32[4, 8] = aten.mul.Tensor" in page.inner_text("aside")
+    page.locator("aside a", has_text="draw").click()
+    assert page.locator("svg.graph g").count() == 5
+    page.locator("aside a", has_text="up.py:1").click()
+    assert "up.py" in page.inner_text("main")
+    assert page.locator("tr.at").count() == 1
+    assert told == []
+
+
+def test_twenty_thousand_nodes_are_rendered_on_demand(chromium, tmp_path):
+    file = write_page(made_up(400, 50), tmp_path / "report.html")
+    assert file.stat().st_size < 5e6
+    page, told = opened(chromium, file)
+    page.get_by_role("tab", name="Graphs").click()
+    assert page.evaluate("document.getElementsByTagName('*').length") < 1000
+    page.fill("#search", "mul")
+    page.wait_for_selector("text=20000 nodes match")
+    assert page.locator("main tr").count() == 202
+    assert told == []

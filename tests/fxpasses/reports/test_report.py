@@ -1,0 +1,186 @@
+"""The data of a compilation and the page that is made of it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import fxpasses
+from fxpasses.commands.main import main
+from fxpasses.reports.page import read_report
+from fxpasses.reports.record import Recorder, parameter_name
+from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
+
+DOCUMENTED = (Path(__file__).parents[3] / "docs" / "pages" / "report.md").read_text()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c_fc, self.c_proj = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.c_proj(
+            torch.nn.functional.gelu(self.c_fc(x) * torch.ones(()))
+        )  # </script><img src=x>
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.h = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x):
+        for block in self.h:
+            x = block(x)
+        return x
+
+
+def compiled_with_report(directory, **options):
+    torch._dynamo.reset()
+    settings = {"report": str(directory), "compiler": "eager", "regions": "off", **options}
+    compiled = torch.compile(Model(), backend="fxpasses", options=settings)
+    compiled(torch.randn(3, 8)).sum().backward()
+    return compiled
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    compiled = compiled_with_report(tmp_path)
+    (graph,) = read_report(tmp_path)["graphs"]
+    return compiled, graph
+
+
+def rows(graph, kind):
+    return [dict(zip(NODE_FIELDS, row, strict=True)) for row in graph["graphs"][kind]["nodes"]]
+
+
+def test_nodes_know_their_parameters_lines_modules_and_forward_nodes(recorded):
+    _, graph = recorded
+    inputs = graph["graphs"]["forward"]["inputs"]
+    assert {"h.0.c_fc.weight", "h.0.c_fc.bias", "h.1.c_proj.weight", "x"} <= set(inputs.values())
+    forward, backward = rows(graph, "forward"), rows(graph, "backward")
+    by_name = {row["name"]: row for row in forward}
+    matmuls = [row for row in forward if graph["targets"][row["target"]] == "aten.addmm.default"]
+    assert [graph["modules"][row["module"]][0] for row in matmuls] == [
+        "h.0.c_fc",
+        "h.0.c_proj",
+        "h.1.c_fc",
+        "h.1.c_proj",
+    ]
+    for row in matmuls:
+        file, line, function, code = graph["lines"][row["line"]]
+        assert (file, function) == (__file__, "forward")
+        assert Path(__file__).read_text().splitlines()[line - 1].strip() == code
+        assert row["flops"] > 0
+        assert [graph["graphs"]["forward"]["nodes"][i][0] for i in row["inputs"]][1] in by_name
+    paired = [row["forward_node"] for row in backward if graph["targets"][row["target"]] == "aten.mm.default"]
+    assert set(paired) == {row["name"] for row in matmuls}
+    assert graph["sources"][__file__] == Path(__file__).read_text()
+
+
+def test_passes_have_diffs_and_the_partition_says_what_is_saved(recorded):
+    _, graph = recorded
+    changed = [run for run in graph["passes"] if run["changed"]]
+    assert changed
+    assert all(any(line.startswith(("+", "-")) for line in run["diff"][2:]) for run in changed)
+    saved = {name: size for name, size, *_ in graph["partition"]["saved"]}
+    sizes = {row["name"]: row["bytes"] for row in rows(graph, "forward")}
+    assert saved
+    assert all(sizes[name] == size for name, size in saved.items() if size)
+    assert graph["seconds"]["stages"]["tracing"] > 0
+
+
+def test_symbols_and_guards_are_recorded(tmp_path):
+    torch._dynamo.reset()
+
+    def function(x):
+        return x.view(2, -1).sin() if x.shape[0] % 2 == 0 else x
+
+    options = {"report": str(tmp_path), "compiler": "eager"}
+    torch.compile(function, backend="fxpasses", dynamic=True, options=options)(torch.randn(6, 5))
+    (graph,) = read_report(tmp_path)["graphs"]
+    assert {symbol["hint"] for symbol in graph["symbols"]} == {"6", "5"}
+    assert any("% 2 == 0" in guard["expression"] for guard in graph["guards"])
+
+
+def test_inductors_kernels_name_their_nodes(tmp_path):
+    compiled_with_report(tmp_path, compiler="inductor")
+    (graph,) = read_report(tmp_path)["graphs"]
+    assert [found["graph"] for found in graph["kernels"]] == ["forward", "backward"]
+    for found in graph["kernels"]:
+        names = {row["name"] for row in rows(graph, found["graph"])}
+        assert found["kernels"]
+        for kernel, nodes in found["kernels"]:
+            assert kernel.partition(":")[0] in found["code"]
+            assert nodes
+            assert set(nodes) <= names
+
+
+def test_every_field_is_documented(recorded):
+    _, graph = recorded
+    fields = {*graph, *NODE_FIELDS, *graph["partition"], *graph["passes"][0], *graph["seconds"]}
+    assert [field for field in sorted(fields) if f"`{field}`" not in DOCUMENTED] == []
+    assert f"version {SCHEMA}" in DOCUMENTED
+
+
+def test_nothing_of_the_users_code_is_markup(recorded, tmp_path):
+    compiled, _ = recorded
+    page = fxpasses.report(compiled).read_text()
+    assert "</script><img" not in page
+    assert page.count("<script") == page.count("</script>") == 4
+    assert "default-src 'none'" in page
+    body = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1]
+    data = json.loads(body)
+    assert "</script><img src=x>" in data["sources"][__file__]
+    without_data = page.replace(body, "")
+    assert re.findall(r"(?:src|href)=[\"']?https?:", without_data) == []
+
+
+def test_a_report_is_asked_for_by_directory_or_by_what_was_compiled(tmp_path):
+    compiled = compiled_with_report(tmp_path / "here")
+    assert fxpasses.report(compiled) == tmp_path / "here" / "report.html"
+    assert fxpasses.report(tmp_path / "here", tmp_path / "other.html") == tmp_path / "other.html"
+
+    @torch.compile(backend="fxpasses", options={"report": str(tmp_path / "function"), "compiler": "eager"})
+    def function(x):
+        return x.sin()
+
+    function(torch.ones(3))
+    assert fxpasses.report(function) == tmp_path / "function" / "report.html"
+
+
+def test_what_is_no_report_is_an_error_that_says_why(tmp_path, capsys):
+    plain = torch.compile(nn.Linear(2, 2), backend="fxpasses")
+    with pytest.raises(fxpasses.ReportError, match="compiled without a report"):
+        fxpasses.report(plain)
+    with pytest.raises(fxpasses.ReportError, match=r"no result of torch\.compile"):
+        fxpasses.report(nn.Linear(2, 2))
+    with pytest.raises(fxpasses.ReportError, match="there is no directory"):
+        fxpasses.report(tmp_path / "nowhere")
+    with pytest.raises(fxpasses.ReportError, match="there is no report in"):
+        fxpasses.report(tmp_path)
+    (tmp_path / "graph_0").mkdir()
+    (tmp_path / "graph_0" / "graph.json").write_text(json.dumps({"schema": 99}))
+    assert main(["report", str(tmp_path)]) == 2
+    assert "has version 99 of the data; this fxpasses reads 1" in capsys.readouterr().err
+    (tmp_path / "graph_0" / "graph.json").write_text('{"schema": 1,')
+    assert main(["report", str(tmp_path)]) == 2
+    assert "is no JSON" in capsys.readouterr().err
+
+
+def test_the_command(recorded, tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "report.html")
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == SCHEMA
+
+
+def test_what_dynamo_calls_an_input():
+    assert parameter_name("L['self']._modules['h']._modules['0']._buffers['mask']") == "h.0.mask"
+    assert parameter_name("L['batch']['tokens']") == "batch['tokens']"
+    assert parameter_name("") == ""
+    assert Recorder()._name(torch.fx.Graph().placeholder("tangents_1")) == ""

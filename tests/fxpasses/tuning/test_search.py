@@ -1,0 +1,180 @@
+"""The search and its statistics, with made-up times: no graph is compiled, and no clock is read."""
+
+import random
+
+import pytest
+
+from fxpasses.tuning.choice import Choice, Step
+from fxpasses.tuning.intervals import RISK, Interval, median_interval
+from fxpasses.tuning.ledger import Entry, changes
+from fxpasses.tuning.measuring import duel
+from fxpasses.tuning.search import search
+
+
+class Machine:
+    """A machine on which programs take made-up times: a clock that they move, slow moments included."""
+
+    def __init__(self, noise=0.05, seed=0):
+        self.now, self.noise, self.random = 0.0, noise, random.Random(seed)
+
+    def clock(self):
+        return self.now
+
+    def program(self, seconds):
+        def run():
+            slow = 3.0 if self.random.random() < self.noise else 1.0
+            self.now += seconds * slow * self.random.uniform(1 - self.noise, 1 + self.noise)
+
+        return run
+
+
+class Bench:
+    """A workbench whose steps multiply time and memory by made-up factors."""
+
+    def __init__(self, steps, wrong=(), fails=(), seconds=1e9, needs=(), interrupt_at=None):
+        self.steps, self.wrong, self.fails, self.needs = steps, wrong, fails, dict(needs)
+        self.machine, self.seconds, self.interrupt_at = Machine(), seconds, interrupt_at
+        self.compiled_choices, self.told = [], []
+        self.default = Choice()
+
+    def _factor(self, choice, which):
+        product = 1.0
+        for step in choice.steps:
+            product *= self.steps[step.name][which]
+        return product
+
+    def proposals(self, choice):
+        taken = {step.name for step in choice.steps}
+        open_steps = [n for n in self.steps if n not in taken and self.needs.get(n, n) in {n, *taken}]
+        return [(Step(name, predicted=0.9), 3) for name in open_steps]
+
+    def compiled(self, choice):
+        name = choice.steps[-1].name
+        if name == self.interrupt_at:
+            raise KeyboardInterrupt
+        if name in self.fails:
+            raise RuntimeError("the compiler fails\nin many lines")
+        self.machine.now += 1.0
+        self.compiled_choices.append(str(choice))
+        return choice
+
+    def duel(self, old, new, settled, least=8):
+        return duel(
+            self.machine.program(0.01 * self._factor(old, 0)),
+            self.machine.program(0.01 * self._factor(new, 0)),
+            clock=self.machine.clock,
+            settled=settled,
+            has_time=lambda: self.seconds_left() > 0,
+            least=least,
+        )
+
+    def peak_bytes(self, program):
+        return round(1e6 * self._factor(program, 1))
+
+    def refusal(self, choice, program):
+        name = choice.steps[-1].name
+        return ("not what eager gives", "") if name in self.wrong else ("", "EQUAL")
+
+    def seconds_left(self):
+        return self.seconds - self.machine.now
+
+    def expected_seconds(self):
+        return 2.0
+
+    def tell(self, what):
+        self.told.append(what)
+
+
+def outcomes(found):
+    return {entry.step: entry.outcome for entry in found.entries}
+
+
+def test_what_gains_is_kept_and_what_does_not_is_struck():
+    steps = {
+        "good": (0.9, 1.0),
+        "slow": (1.1, 1.0),
+        "idle": (1.0, 1.0),
+        "wrong": (0.5, 1.0),
+        "broken": (0.5, 1.0),
+    }
+    bench = Bench(steps, wrong={"wrong"}, fails={"broken"}, needs={"late": "good"})
+    bench.steps["late"] = (0.8, 1.0)  # changes something only after "good"
+    found = search(bench, "g", "time", bench.default)
+    assert outcomes(found) == {
+        "good": "kept", "slow": "loses", "idle": "no gain", "wrong": "wrong", "broken": "failed", "late": "kept"
+    }  # fmt: skip
+    assert str(found.choice) == "good, late" == str(found.program)
+    assert found.ratio.low < 0.72 < found.ratio.high < 1
+    by_name = {entry.step: entry for entry in found.entries}
+    assert by_name["broken"].verdict == "RuntimeError: the compiler fails"
+    assert by_name["wrong"].verdict == "not what eager gives"
+    assert by_name["good"].low < 0.9 < by_name["good"].high
+
+
+@pytest.mark.parametrize(("goal", "kept"), [("time", "fast"), ("memory", "small"), ("both", "lean")])
+def test_goals(goal, kept):
+    bench = Bench(
+        {"fast": (0.8, 1.2), "small": (1.3, 0.7), "lean": (0.9, 0.95) if goal == "both" else (1.0, 1.0)}
+    )
+    found = search(bench, "g", goal, bench.default)
+    assert str(found.choice) == kept
+    assert (found.memory is None) == (goal == "time")
+
+
+def test_it_stops_in_time_and_at_once_with_the_best_so_far():
+    steps = {"first": (0.9, 1.0), "second": (0.9, 1.0), "third": (0.9, 1.0)}
+    bench = Bench(steps, seconds=3.0)
+    found = search(bench, "g", "time", bench.default)
+    assert (str(found.choice), found.left) == ("first", ("second", "third"))
+    assert search(Bench(steps, seconds=0), "g", "time", Choice()).left == tuple(steps)
+    found = search(Bench(steps, interrupt_at="second"), "g", "time", Choice())
+    assert (str(found.choice), found.interrupted) == ("first", True)
+
+
+def test_no_gain_is_reported_where_there_is_none():
+    # Forty programs of equal speed: at 5% each, the chance that more than six are taken is below 1 in 100; none may win in the end.
+    for seed in range(3):
+        bench = Bench({f"same {i}": (1.0, 1.0) for i in range(40)})
+        bench.machine.random.seed(seed)
+        found = search(bench, "g", "time", bench.default)
+        assert sum(outcome == "kept" for outcome in outcomes(found).values()) <= 6
+        assert found.ratio is None or found.ratio.high < 1.01
+
+
+def test_the_interval_of_the_median_holds_its_promise():
+    rng = random.Random(1)
+    for count in (8, 16, 32, 64):
+        missed = 0
+        for _ in range(2000):
+            found = median_interval([rng.lognormvariate(0, 0.5) for _ in range(count)])
+            missed += not found.low <= 1.0 <= found.high
+        assert missed <= 2000 * RISK * 1.5
+    assert median_interval([0.5]) == Interval(0.0, 0.5, float("inf"))
+
+
+def test_slow_moments_do_not_decide():
+    machine = Machine(noise=0.15)
+    found = duel(machine.program(0.01), machine.program(0.008), clock=machine.clock, settled=lambda _: False)
+    assert found.low < 0.8 < found.high < 0.95
+
+
+@pytest.mark.parametrize("least", [8, 32])
+def test_a_comparison_is_not_cut_too_short(least):
+    machine, calls = Machine(), []
+    program = machine.program(0.01)
+    counted = lambda: calls.append(program())  # noqa: E731
+    how = {"clock": machine.clock, "settled": lambda _: False}
+    found = duel(program, counted, has_time=lambda: False, least=least, **how)
+    assert len(calls) == 2 + least  # two to warm up
+    assert found.low < 1 < found.high
+
+
+def test_two_ledgers_are_compared():
+    def entry(step, low, high, outcome="no gain"):
+        return Entry("g", step, outcome, ratio=(low + high) / 2, low=low, high=high)
+
+    before = [entry("a", 0.8, 0.9), entry("b", 0.8, 0.9), entry("c", 0.8, 0.9), entry("d", 0.8, 0.9)]
+    after = [entry("a", 0.6, 0.7), entry("b", 1.0, 1.1), entry("c", 0.85, 1.0), entry("e", 0.6, 0.7, "wrong")]
+    words = {(c.after or c.before).step: c.word for c in changes(before, after)}
+    assert words == {"a": "wins", "b": "loses", "c": "as before", "d": "gone", "e": "new"}
+    assert Entry.from_data({**after[0].to_data(), "of a later version": 1}) == after[0]

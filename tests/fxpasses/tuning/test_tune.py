@@ -1,0 +1,283 @@
+"""Tuning real graphs: small ones, without Inductor, timed by process time; and what is kept of it."""
+
+import dataclasses
+import json
+import time
+
+import pytest
+import torch
+from torch import fx
+
+import fxpasses
+from fxpasses import OptionsError
+from fxpasses.compiling.options import Options
+from fxpasses.tuning.choice import Choice, Step
+from fxpasses.tuning.content import family_of, graph_digest
+from fxpasses.tuning.graph import tuned_graph
+from fxpasses.tuning.kept import Kept, Place
+from fxpasses.tuning.ledger import Entry
+from fxpasses.tuning.session import Session
+from fxpasses.tuning.verdicts import Verdicts
+
+aten = torch.ops.aten
+
+
+class LowRank(torch.nn.Module):
+    """A chain of matmuls that is cheap in another order."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = torch.nn.Parameter(torch.randn(512, 64) / 16)
+        self.up = torch.nn.Parameter(torch.randn(64, 512) / 16)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls += 1
+        return (x @ (self.down @ self.up)).relu().sum(1)
+
+
+@fxpasses.graph_pass(graphs=["joint"], numerics="bitwise")
+def slower_on_purpose(gm):
+    "Clamps at zero a hundred times."
+    for node in gm.graph.find_nodes(op="call_function", target=aten.relu.default):
+        last, users = node, list(node.users)
+        for _ in range(100):
+            with gm.graph.inserting_after(last):
+                last = gm.graph.call_function(aten.relu.default, (last,))
+        for user in users:
+            user.replace_input_with(node, last)
+    return True
+
+
+@fxpasses.graph_pass(graphs=["joint"], numerics="tolerance")
+def wrong_but_fast(gm):
+    "Takes zeros for the result of every matmul."
+    for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
+        with gm.graph.inserting_before(node):
+            zeros = gm.graph.call_function(aten.full.default, (list(node.meta["val"].shape), 0.0))
+        node.replace_all_uses_with(zeros)
+        gm.graph.erase_node(node)
+    return True
+
+
+def test_a_model_is_tuned_once_and_what_loses_or_is_wrong_is_left_out(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setenv("FXPASSES_CACHE_DIR", str(tmp_path))
+    model, x = LowRank(), torch.randn(64, 512)
+    how = {"options": {"compiler": "eager"}, "clock": time.process_time, "show": False}
+    candidates = [wrong_but_fast, slower_on_purpose, "reassociate_matmuls"]
+    fxpasses.reset_stats()
+    tuned = fxpasses.tune(model, x, passes=candidates, seconds=600, **how)
+    assert model.calls == 0, "a copy runs"
+    outcome = {entry.step: entry.outcome for entry in tuned.ledger}
+    assert (outcome["slower_on_purpose"], outcome["wrong_but_fast"]) == ("loses", "wrong")
+    assert tuned.steps[0] == "reassociate_matmuls"
+    assert tuned.graphs[0].ratio[0] < 1
+    assert "EQUAL" in next(e.verdict for e in tuned.ledger if e.step == "reassociate_matmuls")
+    assert "slower_on_purpose" in str(tuned)
+    out = tuned(x)
+    torch.testing.assert_close(out, model(x))
+    out.sum().backward()
+    assert (fxpasses.stats().tuned, fxpasses.stats().tuned_reused) == (1, 1)
+
+    # The next time nothing is measured: also not by options, with another session, or for another size.
+    again = fxpasses.tune(model, x, passes=candidates, **how)
+    assert (again.reused, again.steps) == (1, tuned.steps)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="fxpasses", options={"compiler": "eager", "passes": "tuned"})
+    for rows in (48, 80):  # static, then symbolic
+        given = torch.randn(rows, 512)
+        torch.testing.assert_close(compiled(given), model(given))
+    stats = fxpasses.stats()
+    assert (stats.tuned, stats.tuned_reused, stats.fallbacks) == (1, 4, ())
+    assert stats.pass_changes["reassociate_matmuls"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"goal": "speed"}, "'time', 'memory', 'both', got 'speed'"),
+        ({"seconds": -1}, "at least 0"),
+        ({"passes": ["reassociate_matmul"]}, "did you mean 'reassociate_matmuls'"),
+        ({"options": {"passes": []}}, "name those to choose from"),
+        ({"options": {"memory_budgt": 1}}, "did you mean"),
+        ({"model": 3}, "a module or function"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(OptionsError, match=message):
+        fxpasses.tune(**{"model": torch.nn.ReLU(), "inputs": torch.ones(2), **arguments})
+
+
+def test_tuned_is_one_word():
+    assert Options.parse({"passes": "tuned"}).passes == Options.parse().passes
+    with pytest.raises(OptionsError, match="a list"):
+        Options.parse({"passes": "tune"})
+    options = {"passes": "tuned", "compiled_autograd": True}
+    with pytest.raises(OptionsError, match="leave one of them out"):
+        torch.compile(lambda x: x + 1, backend="fxpasses", options=options)(torch.ones(2))
+
+
+def doubled(x):
+    return (x * 2,)
+
+
+def a_graph():
+    gm = fx.symbolic_trace(doubled)
+    for node in gm.graph.nodes:
+        node.meta["example_value"] = torch.ones(3)
+    return gm, [torch.ones(3)]
+
+
+def kept_for(gm, inputs, cache, options):
+    """Have a choice kept for a graph, as tuning it would; returns where."""
+    tuned_graph(gm, inputs, options, Session(cache=str(cache)), lambda *_: gm.forward)(*inputs)
+    (path,) = cache.glob("tuned/*/*.json")
+    kept = Kept.from_data(json.loads(path.read_text()))
+    assert (kept.steps, kept.entries) == ((), ()), "there is nothing to try"
+    place = Place(cache / "tuned", path.stem, family_of(gm, inputs), kept.surroundings)
+    steps = ({"name": "memory_budget=0.8", "settings": {"memory_budget": 0.8}, "digest": None},)
+    entries = (Entry(place.graph, "memory_budget=0.8", "kept"),)
+    place.write(Kept(place.graph, steps, entries, kept.surroundings))
+    assert [*cache.glob("tuned/*/*.json")] == [path]
+    return place
+
+
+def test_a_tuned_program_that_fails_is_struck(tmp_path):
+    gm, inputs = a_graph()
+    options = Options.parse({"compiler": "eager"})
+    place = kept_for(gm, inputs, tmp_path, options)
+    budgets = []
+
+    def compile(gm, inputs, options):
+        budgets.append(options.memory_budget)
+
+        def run(x):
+            if options.memory_budget and x.sum() > 5:
+                raise RuntimeError("it fails")
+            return gm.forward(x)
+
+        return run
+
+    fxpasses.reset_stats()
+    run = tuned_graph(gm, inputs, options, Session(cache=str(tmp_path)), compile)
+    assert run(torch.ones(3))[0].tolist() == [2, 2, 2]
+    assert run(torch.full((3,), 9.0))[0].tolist() == [18, 18, 18]
+    (fallback,) = fxpasses.stats().fallbacks
+    assert (fallback.stage, fallback.reason) == ("tuning", "RuntimeError: it fails")
+    kept, _ = place.read()
+    assert (kept.steps, kept.entries[0].outcome, kept.struck) == ((), "struck", "RuntimeError: it fails")
+    tuned_graph(gm, inputs, options, Session(cache=str(tmp_path)), compile)
+    assert budgets == [0.8, None]
+
+
+def test_another_size_is_compared_with_eager_once(tmp_path):
+    gm, inputs = a_graph()
+    options = Options.parse({"compiler": "eager"})
+    kept_for(gm, inputs, tmp_path, options)
+
+    def compile(gm, inputs, options):
+        return lambda x: (x * 3,) if options.memory_budget else gm.forward(x)
+
+    larger = [torch.ones(5)]
+    fxpasses.reset_stats()
+    run = tuned_graph(gm, larger, options, Session(cache=str(tmp_path)), compile)
+    assert run(*larger)[0].tolist() == [2] * 5
+    assert "not what eager gives" in fxpasses.stats().fallbacks[0].reason
+    run = tuned_graph(gm, larger, options, Session(cache=str(tmp_path)), compile)
+    assert run(*larger)[0].tolist() == [2] * 5
+    assert len(fxpasses.stats().fallbacks) == 1, "it is struck for that size"
+
+
+def test_what_tuning_meets_does_not_reach_the_program(tmp_path):
+    gm, _ = a_graph()
+    given = torch.ones(3, 1).expand(3, 4)
+    calls = []
+
+    def compile(gm, inputs, options):
+        def run(x):
+            calls.append(x)
+            x.add_(1) if x.is_contiguous() else None  # measuring writes to copies
+            return (x * 2,)
+
+        return run
+
+    one = Session(cache=str(tmp_path), passes=())
+    run = tuned_graph(gm, [given], Options.parse({"compiler": "eager"}), one, compile)
+    assert run(given)[0].shape == (3, 4)
+    assert [x.stride() for x in calls] == [(1, 0)] * len(calls)
+    assert len(calls) > 1
+    fxpasses.reset_stats()
+    sparse = torch.eye(3).to_sparse()
+    run = tuned_graph(gm, [sparse], Options.parse({"compiler": "eager"}), one, lambda *_: gm.forward)
+    assert run(sparse)[0].to_dense().equal(2 * torch.eye(3))
+    assert "layout torch.sparse_coo" in fxpasses.stats().fallbacks[0].reason
+    written = torch.zeros(3)
+    tuned_graph(gm, [written], Options.parse({"compiler": "eager"}), one, compile)(written)
+    assert written.tolist() == [1, 1, 1]
+
+
+def test_what_is_allowed_is_not_compared(tmp_path):
+    gm, inputs = a_graph()
+    compiled = []
+
+    def compile(options):
+        compiled.append([item.name for item in options.passes])
+        return gm.forward
+
+    wrong = lambda x: (x * 3,)  # noqa: E731
+    verdicts = Verdicts(gm, inputs, Options.parse({"compiler": "eager"}), compile)
+    step = Step(str(wrong_but_fast), wrong_but_fast, allowed=True)
+    assert verdicts.refusal(Choice((step,)), wrong, 0) == ("", "allowed: not compared; eager's bits")
+    assert "wrong_but_fast" not in compiled[0]
+    refused, _ = verdicts.refusal(Choice((Step.setting("memory_budget", 0.8),)), wrong, 0)
+    assert refused.startswith("not what eager gives: output 0")
+    again = Step.from_data(step.to_data(), lambda text: wrong_but_fast)
+    assert (again, again.allowed) == (step, True)
+    other = dataclasses.replace(slower_on_purpose)
+    with pytest.raises(OptionsError, match="is not the one that was measured"):
+        Step.from_data(step.to_data(), lambda text: other)
+
+
+def test_files_that_are_damaged_or_that_others_may_write_to_are_left_aside(tmp_path):
+    place = Place.under(str(tmp_path), "g", "f", {"torch": "1"})
+    place.write(Kept("g", (), (Entry("g", "a", "no gain", ratio=1.0, low=0.9, high=1.1),)))
+    assert place.read()[0].entries[0].measured == "1.00 [0.90, 1.10]"
+    assert Place.under(str(tmp_path), "other size", "f", {"torch": "1"}).read()[1] is False
+    assert Place.under(str(tmp_path), "g", "f", {"torch": "2"}).read() is None
+    (path,) = (tmp_path / "tuned").glob("*/*.json")
+    data = json.loads(path.read_text())
+    for text in ("{", "[]", json.dumps({**data, "format": 0}), json.dumps({**data, "entries": [{"x": 1}]})):
+        path.write_text(text)
+        assert place.read() is None
+    path.write_text(json.dumps(data))
+    assert place.read() is not None
+    path.chmod(0o666)
+    assert place.read() is None
+    assert Place.under("off", "g", "f", {}).read() is None
+
+
+def test_the_content_of_a_graph_has_no_names_in_it():
+    def graph(function, *inputs):
+        seen = []
+        torch._dynamo.reset()
+        torch.compile(
+            function, backend=lambda gm, given: seen.append((gm, given)) or gm.forward, dynamic=False
+        )(*inputs)
+        return seen[0]
+
+    def one(x, w):
+        return (x @ w).reshape(4, -1)
+
+    def two(a, b):
+        return (a @ b).reshape(8, -1)
+
+    def other(a, b):
+        return (a @ b).reshape(4, -1).sin()
+
+    x, w = torch.ones(8, 8), torch.ones(8, 8)
+    first, second, third = graph(one, x, w), graph(two, x, w), graph(other, x, w)
+    assert graph_digest(*first) == graph_digest(*graph(one, x + 1, w)) != graph_digest(*second)
+    assert family_of(*first) == family_of(*second) == family_of(*graph(one, torch.ones(4, 8), w))
+    assert family_of(*first) != family_of(*graph(one, x.double(), w.double()))
+    assert family_of(*third) != family_of(*first)
