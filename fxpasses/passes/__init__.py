@@ -16,6 +16,7 @@ Those are the default. Beyond them, by name:
 * ``fuse_matmul_sums``: a sum of matmuls becomes one matmul
 * ``hoist_slices``: slices move up, before what computes each row for itself
 * ``move_matmul_before_broadcast``: linear layers on broadcast inputs are computed before the broadcast
+* ``overlap_collectives``: messages between processes travel while something is computed
 * ``pack_dropout_rng``: dropout masks from fewer random bits
 * ``pack_saved_masks``: masks are saved in bits
 * ``reassociate_matmuls``: chains of matmuls in the cheapest order
@@ -41,6 +42,7 @@ from fxpasses.passes.fuse_matmul_sums import FuseMatmulSums
 from fxpasses.passes.fuse_scatter_add import FuseScatterAdd
 from fxpasses.passes.hoist_slices import HoistSlices
 from fxpasses.passes.move_matmul_before_broadcast import MoveMatmulBeforeBroadcast
+from fxpasses.passes.overlap_collectives import OverlapCollectives
 from fxpasses.passes.pack_dropout_rng import PackDropoutRng
 from fxpasses.passes.pack_saved_masks import PackSavedMasks
 from fxpasses.passes.reassociate_matmuls import ReassociateMatmuls
@@ -64,6 +66,7 @@ __all__ = [
     "FuseScatterAdd",
     "HoistSlices",
     "MoveMatmulBeforeBroadcast",
+    "OverlapCollectives",
     "PackDropoutRng",
     "PackSavedMasks",
     "ReassociateMatmuls",
@@ -115,6 +118,7 @@ def library() -> dict[str, type[Pass]]:
         FuseScatterAdd,
         HoistSlices,
         MoveMatmulBeforeBroadcast,
+        OverlapCollectives,
         PackDropoutRng,
         PackSavedMasks,
         ReassociateMatmuls,

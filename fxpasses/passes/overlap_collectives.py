@@ -1,0 +1,151 @@
+"""Messages between processes travel while something is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from fake.seam.dispatch import collectives
+from fxpasses.graphs.aliasing import AliasInfo, is_alias
+from fxpasses.graphs.communication import communicates
+from fxpasses.graphs.rewriting import value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
+from fxpasses.passes._matching import is_call, needed_before, shape_of
+from fxpasses.passes._options import require_at_least
+
+__all__ = ["OverlapCollectives"]
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_WAIT = collectives.wait_tensor.default
+_COPIES = {
+    aten.cat.default,
+    aten.clone.default,
+    aten.constant_pad_nd.default,
+    aten._to_copy.default,
+    prims.convert_element_type.default,
+}
+"""What packs and unpacks messages, besides views: no more work than a copy, wherever it stands."""
+
+
+@dataclass(frozen=True)
+class OverlapCollectives(Pass):
+    """Start collectives before their results are needed, and wait for them only then.
+
+    A collective computes in the background from its call to that of ``wait_tensor``. Between the two stands what the program wrote
+    there, mostly nothing: parameters are gathered where a layer reads them, gradients are waited for where they are reduced.
+
+    Before::
+
+        w1 = wait_tensor(all_gather_into_tensor(shard_1, 2, '0'))
+        y1 = aten.mm(x, w1)
+        w2 = wait_tensor(all_gather_into_tensor(shard_2, 2, '0'))
+        y2 = aten.mm(y1, w2)
+
+    After::
+
+        started_1 = all_gather_into_tensor(shard_1, 2, '0')
+        started_2 = all_gather_into_tensor(shard_2, 2, '0')
+        y1 = aten.mm(x, wait_tensor(started_1))
+        y2 = aten.mm(y1, wait_tensor(started_2))
+
+    Waits, with the views and copies that take a message apart, go down to what needs them. A collective of what the graph was given
+    (shards, behind views, casts and packing) goes up, past the waits of those that are needed before it, as far as ``max_bytes`` in
+    flight allow. Collectives keep their order, so that all ranks send the same. After ``bucket_collectives``, whose ``max_bytes``
+    should be a fraction of this one: what came in one message leaves nothing to wait for meanwhile.
+
+    Attributes:
+        max_bytes: of messages that are on their way at once, in bytes of whole (gathered, unreduced) tensors.
+    """
+
+    name: ClassVar[str] = "overlap_collectives"
+    contract: ClassVar[Contract] = Contract(("forward", "backward", "inference"), numerics="bitwise")
+    max_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        require_at_least(self, max_bytes=1)
+
+    def apply(self, gm: fx.GraphModule) -> bool:
+        aliases = AliasInfo(gm.graph)
+        starts = [node for node in gm.graph.nodes if _communicates(node) and node.target is not _WAIT]
+        waits = {node: next(iter(node.users)) for node in starts if _may_move(node, aliases)}
+        if not waits or not claim(next(iter(waits))):
+            return False
+        order = list(gm.graph.nodes)
+        _wait_late(gm.graph, set(waits.values()), aliases)
+        self._start_early(gm.graph, starts, waits, aliases)
+        return order != list(gm.graph.nodes)
+
+    def _start_early(
+        self, graph: fx.Graph, starts: list[fx.Node], waits: dict[fx.Node, fx.Node], aliases: AliasInfo
+    ) -> None:
+        """Moves collectives up to where the messages on their way leave room for them, and waits before those that need their room."""
+        place = next(node for node in graph.nodes if node.op not in ("placeholder", "get_attr"))
+        in_flight: list[fx.Node] = []
+        for node in starts:
+            if node not in waits:
+                place, in_flight = node.next, [other for other in in_flight if node < waits[other]]
+                continue
+            there, earlier = place, sorted(in_flight, key=waits.__getitem__)
+            while earlier and self._is_full([*earlier, node]) and waits[earlier[0]] < node:
+                there = waits[earlier.pop(0)].next
+            while _copies(there, aliases):  # one of them may be what this one packs
+                there = there.next
+            needed = needed_before([node.args[0]], there) if there < node else None  # type: ignore[list-item]
+            if (
+                needed is not None
+                and not self._is_full([*earlier, node])
+                and all(_copies(n, aliases) for n in needed)
+            ):
+                for moved in (*sorted(needed), node):
+                    there.prepend(moved)
+            else:
+                earlier = [other for other in in_flight if node < waits[other]]
+                while earlier and self._is_full([*earlier, node]):
+                    node.prepend(waits[earlier.pop(0)])
+            place, in_flight = node.next, [*earlier, node]
+
+    def _is_full(self, on_their_way: list[fx.Node]) -> bool:
+        return sum(max(value_of(n).nbytes, value_of(n.args[0]).nbytes) for n in on_their_way) > self.max_bytes  # type: ignore[arg-type]
+
+
+def _wait_late(graph: fx.Graph, waits: set[fx.Node], aliases: AliasInfo) -> None:
+    """Moves waits, and what takes their messages apart, down to before the first call that needs them."""
+    late = set(waits)
+    for node in graph.nodes:
+        if node.all_input_nodes and late.issuperset(node.all_input_nodes) and _copies(node, aliases):
+            late.add(node)
+    first_before: dict[fx.Node, fx.Node] = {}
+    for node in reversed(list(graph.nodes)):
+        if node in late and node.users:
+            user = min(node.users)
+            first_before.setdefault(user, user).prepend(node)
+            first_before[user] = node
+
+
+def _communicates(node: fx.Node) -> bool:
+    return node.op == "call_function" and communicates(node.target)
+
+
+def _may_move(node: fx.Node, aliases: AliasInfo) -> bool:
+    """Whether a collective has one result, for which one call waits, and nothing writes to what it reads."""
+    source, users = node.args[0] if node.args else None, list(node.users)
+    return (
+        len(users) == 1
+        and is_call(users[0], _WAIT)
+        and shape_of(source) is not None
+        and shape_of(node) is not None
+        and not aliases.mutated & (aliases.roots(source) | aliases.roots(node) | aliases.roots(users[0]))  # type: ignore[arg-type]
+    )
+
+
+def _copies(node: fx.Node, aliases: AliasInfo) -> bool:
+    """Whether a call packs or unpacks messages in memory that nothing writes to."""
+    moves = node.op == "call_function" and (node.target in _COPIES or is_alias(node))
+    return moves and not aliases.mutated & frozenset().union(
+        *(aliases.roots(n) for n in (node, *node.all_input_nodes))
+    )
