@@ -118,7 +118,8 @@ def _binary(name: str, original: Callable) -> Callable:
             return original(self, other)
         state = lean_state(shape_env)
         left, right = _canonical_of(self, state), _canonical_of(other, state)
-        result = state.results.get((name, left, right))
+        known = left.__dict__.setdefault(memory, {})
+        result = known.get(right)
         if result is None:
             for node in (left, right):
                 if node._optimized_summation and not node.expr.is_Add:
@@ -126,15 +127,14 @@ def _binary(name: str, original: Callable) -> Callable:
                         False  # replaced by one symbol or number; torch forgets the mark
                     )
             result = shortcut(name, left, right, state) or _keep(original(left, right), self, state)
-            state.results[name, left, right] = result
             if result.pytype is bool and result._expr.is_Atom:
                 result.__dict__["_is_atom"] = True
-            if right.constant.__class__ is int:  # the operators of SymInt look for the number itself
-                state.results[name, left, right.constant] = result
+            known[right] = result
+            # The operators of SymInt look for the number itself.
+            if right.constant.__class__ is int:
+                known[right.constant] = result
             if left.constant.__class__ is int:
-                state.results[name, left.constant, right] = result
-        known = left.__dict__.setdefault(memory, {})
-        known[right] = result
+                right.__dict__.setdefault(f"_{name}_reflected", {})[left.constant] = result
         if self.__dict__ is not left.__dict__:
             self.__dict__[memory] = known
         return _copy(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -26,26 +27,27 @@ _NUMBERS = {int: torch.SymInt, bool: torch.SymBool, float: torch.SymFloat}
 
 def _operator(method: str, original: Callable, classes: tuple[Any, ...], *, reflected: bool) -> Callable:
     """``a + b``: from what is remembered if it can be, else through the node, else as torch does it."""
-    watched = _t.symbolic_arithmetic_is_watched
+    get_mode, proxies, modes_before, logs = _t.arithmetic_watchers
     symbolic, numbers, new = torch.SymInt, _NUMBERS, object.__new__
+    recall = attrgetter(f"_canonical._{method}_{'reflected' if reflected else 'results'}")
 
     def lean(self: Any, other: Any) -> Any:
         node = self.node
-        left = getattr(node, "_canonical", None)
-        if left is not None and not watched():
-            right = other
-            if other.__class__ is not int:
-                right = getattr(other.node, "_canonical", None) if other.__class__ is symbolic else None
-            state = getattr(node.shape_env, "_fake_lean", None)
-            if state is not None and right is not None:
-                result = state.results.get((method, right, left) if reflected else (method, left, right))
-                if result is not None:
-                    if result.constant is not None:
-                        return result.constant
-                    made = new(result.__class__)
-                    made.__dict__ = result.__dict__
-                    return numbers[result.pytype](made)
-        return through_node(self, node, other)
+        try:
+            # Other numbers have no node, or none that is remembered; True would be found as 1.
+            result = recall(node)[other if other.__class__ is int else other.node._canonical]
+        except (AttributeError, KeyError):
+            return through_node(self, node, other)
+        if get_mode(proxies) is not None or modes_before[0] is not None or logs.GET_DTRACE_STRUCTURED:
+            return through_node(self, node, other)
+        own = result.__dict__
+        if own["constant"] is not None:
+            return own["constant"]
+        made = new(result.__class__)
+        made.__dict__ = own
+        number = new(numbers[own["pytype"]])
+        number.node = made
+        return number
 
     def through_node(self: Any, node: Any, other: Any) -> Any:
         if node.__class__ not in classes or node.constant is not None:
