@@ -125,6 +125,10 @@ class ShardingError(FxPassesError, ValueError):
         super().__init__(f"parameter {parameter!r}: {problem}" if parameter else problem)
 
 
+class SimulationError(FxPassesError, ValueError):
+    """A step cannot be simulated: a value of the cluster, a mesh, or a collective of which nothing is known; named."""
+
+
 class ReportError(FxPassesError, ValueError):
     """There is no report to make a page of: nothing was recorded, or in a version that is not read here."""
 

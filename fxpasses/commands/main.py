@@ -30,6 +30,7 @@ from fxpasses.commands import (
     probe,
     prove,
     report,
+    simulate,
 )
 from fxpasses.commands.outcome import Command, UsageError, end_quietly, plain_data
 from fxpasses.errors import BisectError, OptionsError, ReportError
@@ -48,6 +49,7 @@ COMMANDS: dict[str, Command] = {
     "opcheck": opcheck,
     "probe": probe,
     "ledger": ledger,
+    "simulate": simulate,
     "cache": cache,
 }
 SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d
 from fake.seam.inductor import GraphLowering
 from fake.seam.patches import LEDGER, ThreadPatch, When
 
-__all__ = ["PrefixStore", "Store", "lowered_graphs", "ranks_of", "store"]
+__all__ = ["PrefixStore", "Store", "lowered_graphs", "ranks_of", "silent_process_group", "store"]
 
 Store = dist.Store
 PrefixStore = dist.PrefixStore
@@ -29,6 +29,18 @@ def ranks_of(group: str) -> list[int]:
 def store() -> Any:
     """The store through which the processes found one another: a ``Store`` with ``clone`` and ``timeout``, which its stub leaves out."""
     return distributed_c10d._get_default_store()
+
+
+@contextmanager
+def silent_process_group(ranks: int) -> Iterator[None]:
+    """Within, this process is rank 0 of so many, and collectives do nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 (_RUN,) = LEDGER.add(

@@ -1,0 +1,168 @@
+"""Simulate a training step on many devices: its graphs are captured in this process, and run by a clock. Prints what it takes, with buckets of several
+sizes and gathers started several messages ahead, and how the best depends on the network."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from fxpasses.commands.check import function_named
+from fxpasses.commands.outcome import Outcome, UsageError, positive, working
+
+HELP = "simulate a training step on many devices"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the model, the mesh and the cluster."""
+    parser.add_argument(
+        "--model", required=True,
+        help="MODULE:FUNCTION or FILE.py:FUNCTION; returns a model and a tuple of one rank's inputs. With a parameter, it is given the mesh and "
+        "distributes the model itself; without one, parameters are sharded over the mesh",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mesh", required=True, type=_mesh, metavar="NAME=SIZE[,...]", help="such as dp=2048,tp=8"
+    )
+    parser.add_argument("--ranks", type=positive, help="the number of devices, to check that of the mesh")
+    parser.add_argument(
+        "--network", metavar="FILE", help="YAML with attributes of fxpasses.distributed.network.Cluster"
+    )
+    parser.add_argument("--memory-budget", type=float, help="as in the backend's options")
+    parser.add_argument("--trace", metavar="FILE", help="write the timeline of the best for Perfetto")
+    parser.add_argument(
+        "--measure", action="store_true", help="measure calls on this machine instead of estimating them"
+    )
+
+
+def run(arguments: argparse.Namespace) -> Outcome:
+    """Capture, and simulate each setting."""
+    ranks = math.prod(arguments.mesh.values())
+    if arguments.ranks not in (None, ranks):
+        raise UsageError(f"--ranks says {arguments.ranks}, and the mesh has {ranks}")
+    make = function_named(arguments.model)
+    if len(inspect.signature(make).parameters) > 1:
+        raise UsageError(
+            f"{make.__name__} takes {len(inspect.signature(make).parameters)} arguments; the mesh, or none"
+        )
+    with working("importing torch") as say:
+        from fxpasses.distributed.capture import capture_rank
+        from fxpasses.distributed.network import Cluster
+        from fxpasses.distributed.simulate import measure, simulate, with_passes
+        from fxpasses.errors import ShardingError, SimulationError
+        from fxpasses.passes import BucketCollectives, OverlapCollectives
+
+        try:
+            cluster = Cluster.from_mapping(_read(arguments.network)) if arguments.network else Cluster()
+            say("capturing the graphs of one rank")
+            captured, groups = capture_rank(make, arguments.mesh, arguments.memory_budget)
+            rows, best = [], None
+            for bucket, ahead in _SETTINGS:
+                say(f"simulating {_setting(bucket, ahead)}")
+                passes: list[Any] = [BucketCollectives(bucket)] if bucket else []
+                passes += [OverlapCollectives(ahead)] if ahead else []
+                changed = with_passes(captured, passes)
+                measured = measure(changed) if arguments.measure else None
+                found = simulate(changed, cluster, groups, measured)
+                rows.append((bucket, ahead, found))
+                if best is None or found.seconds < best[0].seconds:
+                    best = found, changed, measured, _setting(bucket, ahead)
+            assert best is not None
+            found, changed, measured, name = best
+            others = {
+                what: simulate(changed, other, groups, measured).seconds
+                for what, other in _variations(cluster).items()
+            }
+        except (SimulationError, ShardingError) as error:
+            raise UsageError(str(error)) from error
+    if arguments.trace:
+        Path(arguments.trace).write_text(json.dumps(found.trace()))
+    settings = [
+        {"bucket_bytes": bucket, "ahead_bytes": ahead, **_figures(one)} for bucket, ahead, one in rows
+    ]
+    data = {"ranks": ranks, "mesh": arguments.mesh, "cluster": dataclasses.asdict(cluster), "settings": settings,
+            "best": name, "seconds_if": others, "peak_at": found.peak_at, "alive_at_peak": dict(found.alive)}  # fmt: skip
+    return Outcome(0, data, lambda: _show(data))
+
+
+_MIB = 1 << 20
+_SETTINGS = [(0, 0), *[(b * _MIB, a * b * _MIB) for b in (4, 25, 100, 400) for a in (0, 2, 4)]]
+"""Bytes of a bucket, and bytes on their way; 0 for without that pass."""
+
+
+def _setting(bucket: int, ahead: int) -> str:
+    if not bucket:
+        return "as captured"
+    return f"buckets of {bucket // _MIB} MiB" + (f", {ahead // _MIB} ahead" if ahead else "")
+
+
+def _variations(cluster: Any) -> dict[str, Any]:
+    """What else the network, or the device, could be."""
+    factors: dict[str, dict[str, float]] = {
+        "twice the latency": {"latency": 2, "local_latency": 2},
+        "half the bandwidth between machines": {"bandwidth": 0.5},
+        "half the bandwidth inside": {"local_bandwidth": 0.5},
+        "devices twice as fast": {"flops": 2, "memory_bandwidth": 2},
+    }
+    return {
+        what: dataclasses.replace(
+            cluster, **{name: getattr(cluster, name) * factor for name, factor in changed.items()}
+        )
+        for what, changed in factors.items()
+    }
+
+
+def _figures(found: Any) -> dict[str, Any]:
+    names = ("seconds", "compute", "network", "exposed", "messages", "peak_bytes", "input_bytes")
+    return {name: getattr(found, name) for name in names}
+
+
+def _show(data: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"one step on {data['ranks']} devices: milliseconds, and MB at the peak; estimated")
+    for column in ("setting", "step", "compute", "network", "waited", "messages", "memory"):
+        table.add_column(column, justify="left" if column == "setting" else "right", no_wrap=True)
+    seen = set()
+    for row in data["settings"]:
+        milliseconds = [f"{row[name] * 1e3:.2f}" for name in ("seconds", "compute", "network", "exposed")]
+        cells = (*milliseconds, str(row["messages"]), f"{row['peak_bytes'] / 1e6:.1f}")
+        if cells not in seen:  # larger buckets than there is to send change nothing
+            table.add_row(_setting(row["bucket_bytes"], row["ahead_bytes"]), *cells)
+        seen.add(cells)
+    console = Console()
+    console.print(table)
+    best = min(row["seconds"] for row in data["settings"])
+    console.print(f"best: {data['best']}, {best * 1e3:.2f} ms; with")
+    for what, seconds in data["seconds_if"].items():
+        console.print(f"  {what}: {seconds * 1e3:.2f} ms")
+    alive = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in data["alive_at_peak"].items())
+    console.print(f"most memory at {data['peak_at']}: {alive}")
+
+
+def _mesh(text: str) -> dict[str, int]:
+    """``dp=2048,tp=8`` as names and sizes."""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, size = part.partition("=")
+        if not name.isidentifier() or not equals or name in found:
+            raise argparse.ArgumentTypeError(
+                f"expected NAME=SIZE[,NAME=SIZE...] of different names, got {text!r}"
+            )
+        found[name] = positive(size)
+    return found
+
+
+def _read(path: str) -> Any:
+    import yaml
+
+    if not Path(path).is_file():
+        raise UsageError(f"there is no file {path!r}")
+    try:
+        return yaml.safe_load(Path(path).read_text())
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is not YAML: {error}") from error

@@ -1,0 +1,158 @@
+"""What a message between processes takes: latency and bandwidth inside of a machine and between machines, and the usual algorithms."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fxpasses.errors import SimulationError
+
+__all__ = ["ALGORITHMS", "KINDS", "Cluster"]
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Machines of equal devices, and the network between them.
+
+    Times of collectives follow the alpha-beta model (Hockney 1994), with the costs of ring, tree and hierarchical algorithms as in Thakur, Rabenseifner and
+    Gropp, "Optimization of Collective Communication Operations in MPICH" (2005). Congestion, stragglers and what sending takes from a device are not in it.
+
+    Attributes:
+        local: devices in one machine.
+        local_latency: seconds for a message between two devices of one machine.
+        local_bandwidth: bytes a second that a device sends to others in its machine.
+        latency: seconds for a message between machines.
+        bandwidth: bytes a second that a device sends to other machines, through its own adapter.
+        algorithm: of collectives: ``ring``, ``tree``, ``hierarchical``, or ``auto`` for the fastest of them.
+        flops: floating-point operations a second of a device.
+        memory_bandwidth: bytes a second that a device reads and writes.
+        launch: seconds that the shortest kernel takes.
+
+    Raises:
+        SimulationError: a value is not a positive number (latencies may be 0), or the algorithm is unknown.
+    """
+
+    local: int = 8
+    local_latency: float = 2e-6
+    local_bandwidth: float = 400e9
+    latency: float = 6e-6
+    bandwidth: float = 45e9
+    algorithm: str = "auto"
+    flops: float = 400e12
+    memory_bandwidth: float = 2.5e12
+    launch: float = 3e-6
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "algorithm":
+                if value not in ALGORITHMS and value != "auto":
+                    raise SimulationError(f"algorithm {value!r} is not one of auto, {', '.join(ALGORITHMS)}")
+                continue
+            may_be_zero = field.name in ("local_latency", "latency", "launch")
+            if isinstance(value, bool) or not isinstance(
+                value, int if field.name == "local" else int | float
+            ):
+                raise SimulationError(f"{field.name}: expected a number, got {value!r}")
+            if not (value > 0 or (may_be_zero and value == 0)) or not math.isfinite(value):
+                raise SimulationError(f"{field.name}: expected a positive number, got {value!r}")
+
+    @classmethod
+    def from_mapping(cls, given: Any) -> Cluster:
+        """A cluster from what a YAML file holds: any of the attributes by name.
+
+        Raises:
+            SimulationError: for a name that is none of them, with the nearest one, or a wrong value.
+        """
+        if not isinstance(given, Mapping):
+            raise SimulationError(f"expected a mapping of {', '.join(_NAMES)}, got {type(given).__name__}")
+        for name in given:
+            if name not in _NAMES:
+                import difflib
+
+                near = difflib.get_close_matches(str(name), _NAMES, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(_NAMES)}"
+                raise SimulationError(f"unknown name {name!r}{hint}")
+        # YAML reads 4e11 as a text: it wants 4.0e+11.
+        return cls(
+            **{name: _number(value) if name != "algorithm" else value for name, value in given.items()}
+        )
+
+    def seconds(self, kind: str, size: int, ranks: int, stride: int = 1) -> float:
+        """How long a collective takes, if all ranks start at once.
+
+        Args:
+            kind: one of :data:`KINDS`.
+            size: bytes of the whole tensor: gathered, not yet scattered, reduced.
+            ranks: processes that take part.
+            stride: distance between their global ranks: 8 for the data-parallel groups of a mesh whose inner dimension is 8.
+
+        Returns:
+            Seconds, 0 for one process.
+
+        Raises:
+            SimulationError: the kind is unknown.
+        """
+        if kind not in KINDS:
+            raise SimulationError(f"no model of {kind!r}; there are models of {', '.join(KINDS)}")
+        if ranks <= 1:
+            return 0.0
+        inside = min(ranks, max(1, self.local // stride))
+        machines = math.ceil(ranks / inside)
+        if kind == "all_to_all":
+            outside = size * (ranks - inside) / ranks / self.bandwidth + (ranks - inside) * self.latency
+            return max(
+                outside, _ring(size * inside / ranks, inside, self.local_latency, self.local_bandwidth)
+            )
+        # A reduction for all is one that scatters and one that gathers; so is a large broadcast.
+        rounds = 2 if kind in ("all_reduce", "broadcast") else 1
+        chosen = ALGORITHMS.values() if self.algorithm == "auto" else [ALGORITHMS[self.algorithm]]
+        return rounds * min(one(self, size, inside, machines) for one in chosen)
+
+
+_NAMES = [field.name for field in dataclasses.fields(Cluster)]
+
+
+def _number(value: Any) -> Any:
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _ring(size: float, ranks: int, latency: float, bandwidth: float) -> float:
+    return (ranks - 1) * latency + size * (ranks - 1) / ranks / bandwidth
+
+
+def _flat(cluster: Cluster, size: int, inside: int, machines: int) -> float:
+    if machines == 1:
+        return _ring(size, inside, cluster.local_latency, cluster.local_bandwidth)
+    # As many rings as a machine has adapters, each through all ranks.
+    return _ring(size, inside * machines, cluster.latency, cluster.bandwidth * inside)
+
+
+def _tree(cluster: Cluster, size: int, inside: int, machines: int) -> float:
+    steps = (
+        math.ceil(math.log2(machines)) * cluster.latency
+        + math.ceil(math.log2(inside)) * cluster.local_latency
+    )
+    between = size * (machines - 1) / machines / (cluster.bandwidth * inside)
+    return steps + between + size * (inside - 1) / inside / cluster.local_bandwidth
+
+
+def _hierarchical(cluster: Cluster, size: int, inside: int, machines: int) -> float:
+    """Each device sends its part between the machines; then the devices of a machine send one another what they got."""
+    between = _ring(size / inside, machines, cluster.latency, cluster.bandwidth)
+    return between + _ring(size, inside, cluster.local_latency, cluster.local_bandwidth)
+
+
+ALGORITHMS: dict[str, Callable[[Cluster, int, int, int], float]] = {
+    "ring": _flat,
+    "tree": _tree,
+    "hierarchical": _hierarchical,
+}

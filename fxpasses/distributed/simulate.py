@@ -1,0 +1,340 @@
+"""A training step on paper: the captured graphs, run by a clock instead of a device.
+
+Each device has a stream that computes, and one for each process group, in which collectives follow one another. A collective starts when it is called
+and its group is free; ``wait_tensor`` waits for its end. Memory is what is alive: inputs all the time, everything else from its call to its last use,
+what a collective reads until it is waited for.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from fxpasses.compiling.capture import Captured
+from fxpasses.distributed.network import KINDS, Cluster
+from fxpasses.errors import SimulationError
+from fxpasses.graphs.aliasing import AliasInfo
+from fxpasses.graphs.communication import communicates
+from fxpasses.graphs.rewriting import copy_graph, value_of
+from fxpasses.partitioner.cost import CostModel, is_getitem, is_view
+from fxpasses.pass_manager.contract import Pass
+from fxpasses.pass_manager.manager import PassManager
+
+__all__ = ["Event", "Group", "Simulation", "measure", "simulate", "with_passes"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group as it will be.
+
+    Attributes:
+        ranks: how many processes it has.
+        stride: distance between their global ranks.
+        name: for people: that of the dimension of the mesh.
+    """
+
+    ranks: int
+    stride: int = 1
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that takes time.
+
+    Attributes:
+        stream: ``"compute"``, ``"wait"``, or the name of a process group.
+        name: of the node.
+        graph: ``"forward"`` or ``"backward"``.
+        start: seconds after the beginning of the step.
+        seconds: how long it takes.
+        size: bytes of the message, 0 for anything else.
+    """
+
+    stream: str
+    name: str
+    graph: str
+    start: float
+    seconds: float
+    size: int = 0
+
+
+@dataclass
+class Simulation:
+    """What a step takes.
+
+    Attributes:
+        seconds: of the whole step.
+        compute: seconds in which the device computes.
+        network: seconds in which messages are on their way, summed over groups.
+        exposed: seconds in which the device waits for messages.
+        messages: number of collectives.
+        peak_bytes: of memory at the worst moment, inputs (parameters) included.
+        input_bytes: of parameters, buffers and inputs.
+        peak_at: the node at the worst moment.
+        alive: what is alive then, largest first: name and bytes.
+        events: everything that takes time, in order.
+    """
+
+    seconds: float = 0.0
+    compute: float = 0.0
+    network: float = 0.0
+    exposed: float = 0.0
+    messages: int = 0
+    peak_bytes: int = 0
+    input_bytes: int = 0
+    peak_at: str = ""
+    alive: tuple[tuple[str, int], ...] = ()
+    events: list[Event] = field(default_factory=list, repr=False)
+
+    def trace(self) -> dict[str, Any]:
+        """The timeline in the format that Perfetto and ``chrome://tracing`` open (Trace Event Format; microseconds)."""
+        streams = list(dict.fromkeys(event.stream for event in self.events))
+        named: list[dict[str, Any]] = [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "args": {"name": stream}}
+            for number, stream in enumerate(streams)
+        ]
+        spans = [
+            {
+                "ph": "X", "name": event.name, "cat": event.graph, "pid": 0, "tid": streams.index(event.stream),
+                "ts": event.start * 1e6, "dur": event.seconds * 1e6, "args": {"bytes": event.size},
+            }
+            for event in self.events
+        ]  # fmt: skip
+        return {"traceEvents": named + spans, "displayTimeUnit": "ms"}
+
+
+def simulate(
+    captured: Captured,
+    cluster: Cluster,
+    groups: Mapping[str, Group],
+    measured: Mapping[tuple[str, str], float] | None = None,
+) -> Simulation:
+    """One step of one rank: forward, then backward if there is one.
+
+    Args:
+        captured: its graphs; symbolic sizes count by their hints.
+        cluster: the devices, and the network between them.
+        groups: process groups by the names that the graphs give them.
+        measured: seconds by graph and node (:func:`measure`); without them, each node takes the longer of its operations and its bytes
+            (the roofline model: Williams, Waterman, Patterson 2009), and no less than one launch.
+
+    Raises:
+        SimulationError: for a collective without a model, or of an unknown group; names the node.
+    """
+    return _Clock(cluster, groups, measured).step(captured)
+
+
+def with_passes(captured: Captured, passes: Sequence[Pass]) -> Captured:
+    """The same capture after passes on its forward and backward graph; the one that is given stays as it is."""
+    import dataclasses
+
+    forward, backward = copy_graph(captured.forward), captured.backward and copy_graph(captured.backward)
+    manager = PassManager(passes)
+    manager.run(forward, "forward" if backward is not None else "inference")
+    if backward is not None:
+        manager.run(backward, "backward")
+    return dataclasses.replace(captured, forward=forward, backward=backward)
+
+
+def measure(captured: Captured, rounds: int = 3) -> dict[tuple[str, str], float]:
+    """Seconds of each call of the graphs on this machine: each graph is run call by call, on made-up values, without collectives.
+
+    Args:
+        captured: its graphs, of static sizes.
+        rounds: how often; the median counts.
+
+    Raises:
+        SimulationError: a size is symbolic; names the input.
+    """
+    found: dict[tuple[str, str], float] = {}
+    for kind, gm in _graphs(captured):
+        taken: dict[str, list[float]] = {}
+        inputs = [_made_up(node) for node in gm.graph.nodes if node.op == "placeholder"]
+        for _ in range(rounds):
+            _Stopwatch(gm, taken).run(*inputs)
+        found |= {(kind, name): statistics.median(times) for name, times in taken.items()}
+    return found
+
+
+class _Stopwatch(fx.Interpreter):
+    """Runs a graph call by call, and takes down how long each takes. What a collective would give is made up."""
+
+    def __init__(self, gm: fx.GraphModule, taken: dict[str, list[float]]) -> None:
+        super().__init__(gm)
+        self._taken = taken
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "call_function" and communicates(n.target):
+            return _made_up(n)
+        start = time.perf_counter()
+        result = super().run_node(n)
+        if n.op == "call_function":
+            self._taken.setdefault(n.name, []).append(time.perf_counter() - start)
+        return result
+
+
+def _made_up(node: fx.Node) -> Any:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not all(isinstance(size, int) for size in (*value.shape, *value.stride())):
+        raise SimulationError(f"{node.name} has a symbolic size: capture with dynamic=False to measure")
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return made.fill_(0.5) if made.is_floating_point() else made.zero_()
+
+
+def _graphs(captured: Captured) -> Iterator[tuple[str, fx.GraphModule]]:
+    yield "forward", captured.forward
+    if captured.backward is not None:
+        yield "backward", captured.backward
+
+
+class _Clock:
+    """Time and memory of one rank, as its graphs go by."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        groups: Mapping[str, Group],
+        measured: Mapping[tuple[str, str], float] | None,
+    ) -> None:
+        self._cluster, self._groups, self._measured = cluster, groups, measured
+        self._costs = CostModel()
+        self._now = 0.0
+        self._free_at: dict[str, float] = {}
+        self._arrives: dict[fx.Node, float] = {}
+        self._alive: dict[fx.Node, int] = {}
+        self._bytes = 0
+        self.found = Simulation()
+
+    def step(self, captured: Captured) -> Simulation:
+        inputs = [node for node in captured.forward.graph.nodes if node.op == "placeholder"]
+        self._bytes = self.found.input_bytes = sum(map(self._costs.bytes_of, inputs))
+        forward = AliasInfo(captured.forward.graph)
+        self._half("forward", captured.forward, forward, dict.fromkeys(inputs, 0))
+        if captured.backward is not None:
+            given = _tensors(n for n in captured.backward.graph.nodes if n.op == "placeholder")
+            outputs: Any = captured.forward.graph.output_node().args[0]
+            saved = _tensors(outputs[captured.num_outputs :])
+            sizes = {}
+            for node, source in zip(given, saved, strict=False):
+                sizes[node] = sum(self._alive.pop(root, 0) for root in _memory(source, forward))
+            self._bytes -= sum(self._alive.values())  # the user's outputs: few, and gone with the loss
+            self._alive.clear()
+            self._half("backward", captured.backward, AliasInfo(captured.backward.graph), sizes)
+        self.found.seconds = self._now
+        return self.found
+
+    def _half(self, kind: str, gm: fx.GraphModule, aliases: AliasInfo, inputs: Mapping[fx.Node, int]) -> None:
+        """Run one graph; ``inputs`` says how many bytes go when an input is used for the last time."""
+        last = _last_uses(gm.graph, aliases)
+        self._alive.update(inputs)
+        for node in gm.graph.nodes:
+            if node.op == "placeholder" and node not in inputs and kind == "backward":
+                self._allocate(node)  # a gradient of an output
+            if node.op == "call_function":
+                self._call(kind, node)
+                if _memory(node, aliases) == {node} and not is_getitem(node):
+                    self._allocate(node)
+            for root in last.get(node, ()):
+                self._bytes -= self._alive.pop(root, 0)
+
+    def _allocate(self, node: fx.Node) -> None:
+        size = self._alive[node] = self._costs.bytes_of(node)
+        self._bytes += size
+        if self._bytes > self.found.peak_bytes:
+            self.found.peak_bytes, self.found.peak_at = self._bytes, node.name
+            largest = sorted(self._alive.items(), key=lambda item: -item[1])[:5]
+            self.found.alive = tuple((n.name, size) for n, size in largest if size)
+
+    def _call(self, kind: str, node: fx.Node) -> None:
+        if not communicates(node.target):
+            seconds = self._seconds(kind, node)
+            if seconds:
+                self._spend("compute", kind, node, seconds)
+                self.found.compute += seconds
+        elif _name(node) == "wait_tensor":
+            waits = self._arrives.get(node.args[0], 0.0) - self._now  # type: ignore[arg-type]
+            if waits > 0:
+                self._spend("wait", kind, node, waits)
+                self.found.exposed += waits
+        else:
+            self._send(kind, node)
+
+    def _spend(self, stream: str, kind: str, node: fx.Node, seconds: float) -> None:
+        self.found.events.append(Event(stream, node.name, kind, self._now, seconds))
+        self._now += seconds
+
+    def _send(self, kind: str, node: fx.Node) -> None:
+        collective = next((k for k in KINDS if _name(node).startswith(k)), None)
+        group = self._groups.get(str(node.args[-1]))
+        if collective is None or group is None:
+            what = f"no model of {node.target}" if collective is None else f"unknown group {node.args[-1]!r}"
+            raise SimulationError(f"{node.name}: {what}; there are models of {', '.join(KINDS)}")
+        size = max(self._costs.bytes_of(n) for n in (node, *node.all_input_nodes))
+        seconds = self._cluster.seconds(collective, size, group.ranks, group.stride)
+        name = group.name or str(node.args[-1])
+        start = max(self._now, self._free_at.get(name, 0.0))
+        self._free_at[name] = self._arrives[node] = start + seconds
+        self.found.events.append(Event(name, node.name, kind, start, seconds, size))
+        self.found.messages += 1
+        self.found.network += seconds
+
+    def _seconds(self, kind: str, node: fx.Node) -> float:
+        if (
+            is_view(node)
+            or is_getitem(node)
+            or not isinstance(node.meta.get("val"), torch.Tensor | list | tuple)
+        ):
+            return 0.0
+        if self._measured is not None:
+            return self._measured.get((kind, node.name), 0.0)
+        moved = sum(map(self._costs.bytes_of, (node, *node.all_input_nodes)))
+        cluster = self._cluster
+        return max(
+            self._costs.flops_of(node) / cluster.flops, moved / cluster.memory_bandwidth, cluster.launch
+        )
+
+
+def _name(node: fx.Node) -> str:
+    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
+
+
+def _tensors(nodes: Any) -> list[fx.Node]:
+    return [n for n in nodes if isinstance(n, fx.Node) and isinstance(value_of(n), torch.Tensor)]
+
+
+def _memory(node: fx.Node, aliases: AliasInfo) -> set[fx.Node]:
+    """The calls whose memory a value lies in; what was waited for lies in that of the collective."""
+    found: set[fx.Node] = set()
+    for root in aliases.roots(node):
+        waits = root.op == "call_function" and _name(root) == "wait_tensor"
+        found |= _memory(root.args[0], aliases) if waits else {root}  # type: ignore[arg-type]
+    return found
+
+
+def _last_uses(graph: fx.Graph, aliases: AliasInfo) -> dict[fx.Node, list[fx.Node]]:
+    """The memory (roots) that each node is the last to use; what the graph returns is used by nobody last."""
+    last: dict[fx.Node, fx.Node] = {}
+    returned: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "output":
+            returned = set().union(*(_memory(n, aliases) for n in node.all_input_nodes))
+            continue
+        for used in (node, *node.all_input_nodes):
+            # A collective reads what it was given until it is waited for.
+            sources = used.all_input_nodes if used.op == "call_function" and communicates(used.target) else []
+            for source in (used, *sources):
+                last.update(dict.fromkeys(_memory(source, aliases), node))
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for root, node in last.items():
+        if root not in returned:
+            found.setdefault(node, []).append(root)
+    return found
