@@ -22,7 +22,6 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:  # and when somebody asks for one of them: this needs no torch
     from fxpasses.checking.bisect import bisect_script
     from fxpasses.checking.model import check
-    from fxpasses.compiling.capture import Captured, SavedValue, capture
     from fxpasses.compiling.history import Compilation, Miss, compilations, explain_miss, reset_compilations
     from fxpasses.compiling.options import Options
     from fxpasses.counters import Stats, reset_stats, stats
@@ -52,6 +51,7 @@ if TYPE_CHECKING:  # and when somebody asks for one of them: this needs no torch
     from fxpasses.pass_manager.sites import claim
     from fxpasses.passes.registry import available_passes, use_passes
     from fxpasses.patterns import Match, NoMatchWarning, PatternPass, pattern_pass, replace_pattern
+    from fxpasses.pipeline.capture import Captured, SavedValue, capture
     from fxpasses.plans.compile import Compiled, compile
     from fxpasses.plans.errors import PlanFileError, PlanMismatchError
     from fxpasses.plans.portable import load, save

@@ -22,16 +22,15 @@ from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.backward_capture import with_captured_backward
 from fxpasses.compiling.factors import input_names
 from fxpasses.compiling.history import Compilation, describe_compilation, recent
-from fxpasses.compiling.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
 from fxpasses.compiling.observing import Observer, RankCheck, recorder
 from fxpasses.compiling.options import Options
-from fxpasses.compiling.pipeline import Compiler, Pipeline
 from fxpasses.errors import ContractError, OptionsError
 from fxpasses.pass_manager.contract import GRAPH_KINDS
 from fxpasses.pass_manager.limits import Limits, in_force
 from fxpasses.pass_manager.manager import PassManager
 from fxpasses.passes import TUNED_PASSES, TunedPasses
-from fxpasses.regional import compiled_callable, floats_of_one_graph, hold_regions, with_regions
+from fxpasses.pipeline.compile_graph import compile_graph, unpartitioned_compiler
+from fxpasses.pipeline.stages import Hooks
 from fxpasses.reports.files import GraphFiles
 
 __all__ = ["PATCHES", "fxpasses"]  # noqa: F822 - __getattr__ has it
@@ -85,8 +84,8 @@ def _fxpasses(
         )  # what measures and checks, which others need not import
 
         one = given if isinstance(given, Session) else None
-        return tuned_graph(gm, example_inputs, parsed, one, functools.partial(_compile_graph, limits=None))
-    compiled = _compile_graph(gm, example_inputs, parsed, limits)
+        return tuned_graph(gm, example_inputs, parsed, one, functools.partial(_compile, limits=None))
+    compiled = _compile(gm, example_inputs, parsed, limits)
     if parsed.compiled_autograd:
         # A captured backward pass calls each region's backward operator already.
         settings = {**(options or {}), "compiled_autograd": False, "regions": "off"}
@@ -98,13 +97,16 @@ def _fxpasses(
     return compiled
 
 
-def _compile_graph(
+def _compile(
     gm: fx.GraphModule, example_inputs: Sequence[Any], parsed: Options, limits: Limits | None
 ) -> Callable[..., Any]:
-    """Compile one Dynamo graph with options that are settled: regions, then the stages of the pipeline."""
+    """Compile one Dynamo graph with options that are settled, with all that checks, reports and records it."""
     made = describe_compilation(gm, example_inputs, parsed)
     traced = gm.graph
-    observers: list[Observer] = [GraphFiles(parsed.report)] if parsed.report else []
+    cached = _FromCache()
+    observers: list[Observer] = [cached]
+    if parsed.report:
+        observers.append(GraphFiles(parsed.report))
     if parsed.check == "values":
         observers.append(RegionChecks())
     for observer in observers:
@@ -112,15 +114,22 @@ def _compile_graph(
     recording = recorder()
     if recording is not None:
         observers.append(recording.observer())
-    original = gm
-    with floats_of_one_graph():
-        gm, regions = with_regions(gm, parsed, observers)
-        ranks = _rank_check(parsed, made, original, example_inputs)
-        pipeline = _pipeline(parsed, gm, example_inputs, limits, observers, ranks)
-        compiled = hold_regions(pipeline.compile(gm, example_inputs, original), regions)
+    lowered = None
+    if limits is not None and limits.check and limits.stage == "inductor":
+        lowered = LoweringCheck(parsed.repro_directory(), limits.suspect)
+    hooks = Hooks(
+        unpartitioned_compiler if limits is not None and limits.stage == "capture" else None,
+        observers,
+        values=ValueCheck(parsed.repro_directory()) if parsed.check == "values" else None,
+        lowered=lowered,
+        ranks=_rank_check(parsed, made, gm, example_inputs),
+        advises=True,
+    )
+    log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
+    compiled = compile_graph(gm, example_inputs, parsed, hooks)
     if recording is not None:
         compiled = recording.watched(compiled)
-    recent.add(dataclasses.replace(made, from_cache=pipeline.from_cache))
+    recent.add(dataclasses.replace(made, from_cache=cached.found))
     shape_env = _torch.shape_env_of(example_inputs)
     if shape_env is not None:
         for observer in observers:
@@ -128,34 +137,16 @@ def _compile_graph(
     return compiled
 
 
+class _FromCache(Observer):
+    found = False
+
+    def taken_from_cache(self) -> None:
+        self.found = True
+
+
 def _log_repro(file: str, calls: int, why: str) -> None:
     if not file:
         log.warning("there is no repro file: %s", why)
-
-
-def _pipeline(
-    parsed: Options,
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    limits: Limits | None,
-    observers: Sequence[Observer],
-    ranks: RankCheck | None,
-) -> Pipeline:
-    compiler: Compiler
-    if limits is not None and limits.stage == "capture":
-        compiler = UnpartitionedCompiler(parsed, decompose=True)
-    elif parsed.compiler == "inductor":
-        compiler = InductorCompiler(parsed, gm, example_inputs)
-        compiler.compiled_callable = compiled_callable
-    else:
-        compiler = EagerCompiler(parsed, decompose=True)
-        compiler.compiled_callable = compiled_callable
-    log.info("compiling a graph of %d nodes", len(gm.graph.nodes))
-    lowered = None
-    if limits is not None and limits.check and limits.stage == "inductor":
-        lowered = LoweringCheck(parsed.repro_directory(), limits.suspect)
-    values = ValueCheck(parsed.repro_directory()) if parsed.check == "values" else None
-    return Pipeline(parsed, compiler, observers, values, lowered=lowered, ranks=ranks, advises=True)
 
 
 def _rank_check(

@@ -24,11 +24,11 @@ from fxpasses.checking.steps import Results, Steps
 from fxpasses.checking.tolerance import WORSE, deviation, kernel_tolerance, rounding_multiple, same_bits
 from fxpasses.checking.values import Reference, compare, largest_error, value_names
 from fxpasses.checking.watch import ValueCheck
-from fxpasses.compiling.inductor import EagerCompiler, InductorCompiler, UnpartitionedCompiler
+from fxpasses.compiling.inductor import Compiler
 from fxpasses.compiling.options import Options
-from fxpasses.compiling.pipeline import Compiler, Pipeline
 from fxpasses.errors import OptionsError
-from fxpasses.regional import compiled_callable, hold_regions, with_regions
+from fxpasses.pipeline.compile_graph import compile_graph, unpartitioned_compiler
+from fxpasses.pipeline.stages import Hooks
 
 __all__ = ["Collector", "ModelCheck", "StageCheck", "check", "judged"]
 
@@ -200,15 +200,16 @@ class _Stages:
         if self._varies:
             self._notes.append(f"{self._varies}, so that only graphs are compared with graphs")
         operators = dataclasses.replace(self._quiet, compiler="eager")
-        self._whole("capture", dataclasses.replace(self._quiet, passes=()), _unpartitioned)
+        captured = dataclasses.replace(operators, passes=())
+        self._whole("capture", captured, compiler=unpartitioned_compiler)
         if not self._found[-1].ok:
             self._stage_repro("capture")
         if not self._graphs["capture"]:
             self._notes.append("Dynamo made no graph of the model: nothing was compiled, and nothing checked")
             return ModelCheck(tuple(self._found), tuple(self._notes), 0)
         self._passes(operators)
-        self._whole("passes and partition", operators, _eager)
-        self._whole("regions", operators, _eager, RegionCalls())
+        self._whole("passes and partition", operators)
+        self._whole("regions", operators, RegionCalls())
         if self._options.compiler == "inductor":
             self._inductor()
         counts = {count for name, count in self._graphs.items() if "regions" not in name}
@@ -220,17 +221,17 @@ class _Stages:
     def _passes(self, operators: Options) -> None:
         """Each pass, and the partition, graph by graph."""
         collector = Collector(self._options.repro_directory(), self._tell, self._seconds)
-        self._compiled("passes", operators, _eager, values=collector.of_next_graph)
+        self._compiled("passes", operators, values=collector.of_next_graph)
         self._found += collector.stages()
         self._notes += collector.told()
         if any(stage.stage == "partition" and not stage.ok for stage in self._found):
             self._stage_repro("partition")
 
     def _inductor(self) -> None:
-        self._whole("inductor", self._quiet, InductorCompiler)
+        self._whole("inductor", self._quiet)
         wrong = not self._varies and not self._found[-1].ok
         regions = RegionCalls()
-        self._whole("inductor with regions", self._quiet, InductorCompiler, regions)
+        self._whole("inductor with regions", self._quiet, regions)
         if not wrong and not self._found[-1].ok:
             self._notes.append(
                 "only repeated layers that are compiled once are wrong: options={'regions': 'off'} does without them"
@@ -239,7 +240,7 @@ class _Stages:
         if wrong:
             self._tell("looking for the calls that Inductor gets wrong")
             with _torch.inductor_config.patch(force_disable_caches=True):
-                self._compiled("inductor", self._quiet, InductorCompiler, lowered=lowered)
+                self._compiled("inductor", self._quiet, lowered=lowered)
         elif not self._found[-1].ok:
             for graph in regions.graphs.found:
                 lowered.look_alone(graph)
@@ -252,12 +253,12 @@ class _Stages:
         self,
         name: str,
         options: Options,
-        compiler: Callable[..., Compiler],
         regions: RegionCalls | None = None,
+        compiler: Callable[..., Compiler] | None = None,
     ) -> None:
         """A stage of which the results are compared with eager's."""
         self._tell(name)
-        got = self._compiled(name, options, compiler, regions=regions)
+        got = self._compiled(name, options, regions=regions, compiler=compiler)
         if self._varies or (regions is not None and not regions.found):
             return
         stage = judged(name, got, self._eager, self._exact, self._samples)
@@ -269,25 +270,21 @@ class _Stages:
         self,
         name: str,
         options: Options,
-        compiler: Callable[..., Compiler],
         values: Callable[[], ValueCheck] | None = None,
         lowered: LoweringCheck | None = None,
         regions: RegionCalls | None = None,
+        compiler: Callable[..., Compiler] | None = None,
     ) -> Results:
         self._graphs[name] = 0
+        observers = [regions] if regions is not None else []
+        if regions is None:
+            options = dataclasses.replace(options, regions="off")
 
         def backend(gm: Any, example_inputs: Sequence[Any]) -> Any:
             self._graphs[name] += 1
-            whole = gm
-            kept: list[Any] = []
-            if regions is not None:
-                gm, kept = with_regions(gm, options, [regions.graphs])
-            made: Any = compiler(options, gm, example_inputs)
-            if kept:
-                made.compiled_callable = compiled_callable
-            pipeline = Pipeline(options, made, values=values() if values else None, lowered=lowered)
-            compiled = hold_regions(pipeline.compile(gm, example_inputs, whole), kept)
-            return regions.watch(whole, gm, compiled) if regions is not None and kept else compiled
+            hooks = Hooks(compiler, observers, values() if values else None, lowered)
+            compiled = compile_graph(gm, example_inputs, options, hooks)
+            return regions.watched(compiled) if regions is not None else compiled
 
         return self._steps.compiled(lambda function: compile_apart(function, backend, self._dynamic))
 
@@ -350,14 +347,6 @@ def judged(
 
 def _calls(count: int) -> str:
     return f"{count} call{'s' * (count != 1)}"
-
-
-def _unpartitioned(options: Options, gm: Any, inputs: Any) -> Compiler:
-    return UnpartitionedCompiler(options, decompose=True)
-
-
-def _eager(options: Options, gm: Any, inputs: Any) -> Compiler:
-    return EagerCompiler(options, decompose=True)
 
 
 class Collector:

@@ -35,7 +35,7 @@ class RegionGraphs(Observer):
             self.found.append(copy_graph(gm))
 
 
-class RegionCalls:
+class RegionCalls(Observer):
     """The graphs in which regions were found, and the inputs of their first calls.
 
     Attributes:
@@ -44,24 +44,23 @@ class RegionCalls:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.found: list[tuple[fx.GraphModule, fx.GraphModule, list[Any]]] = []
         self.graphs = RegionGraphs()
+        self._waiting: list[list[Any]] = []
 
-    def watch(
-        self, before: fx.GraphModule, after: fx.GraphModule, compiled: Callable[..., Any]
-    ) -> Callable[..., Any]:
-        """Keep the inputs of the first call of a compiled graph.
+    def of_region(self) -> RegionGraphs:
+        return self.graphs
 
-        Args:
-            before: the graph as it was captured.
-            after: the same graph, which calls regions.
-            compiled: ``after``, compiled.
+    def calls_regions(self, before: fx.GraphModule, after: fx.GraphModule) -> None:
+        self._waiting.append([])
+        self.found.append((before, after, self._waiting[-1]))
 
-        Returns:
-            A callable that runs ``compiled``.
-        """
-        inputs: list[Any] = []
-        self.found.append((before, after, inputs))
+    def watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """A callable that runs ``compiled``, and keeps the inputs of its first call if the graph calls regions."""
+        if not self._waiting:
+            return compiled
+        inputs = self._waiting.pop()
 
         def run(*args: Any) -> Any:
             if not inputs:

@@ -1,1 +1,1 @@
-"""One Dynamo graph on its way to Inductor: options, stages, hand-over, and the same stages recorded."""
+"""What a compilation is made of: options, observers, compilers of the partitioned graphs, and its history."""

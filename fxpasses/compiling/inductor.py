@@ -1,4 +1,4 @@
-"""Hand-over to Inductor: the compiler that the pipeline uses unless told otherwise."""
+"""Compilers of partitioned graphs: Inductor, or the graph itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -35,10 +35,10 @@ from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.partitioner import partition
 from fxpasses.partitioner._torch import default_partition
-from fxpasses.pass_manager.contract import Pass
 from fxpasses.pass_manager.limits import limited_lowerings
 
 __all__ = [
+    "Compiler",
     "EagerCompiler",
     "InductorCompiler",
     "Partitioner",
@@ -71,20 +71,67 @@ class Partitioner(_torch.CustomPartitionerFn):
         return self.digest
 
 
-class InductorCompiler:
-    """Compile with Inductor's own entry points, one state per Dynamo graph."""
+class Compiler(Protocol):
+    """Who turns the partitioned graphs into callables (which take one list of inputs)."""
 
-    def __init__(self, options: Options, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+    def settings(self) -> Any:
+        """A context manager that is entered while AOTAutograd runs: settings of torch."""
+
+    def aot_arguments(self) -> dict[str, Any]:
+        """Arguments for AOTAutograd: decompositions and the like."""
+
+    def partition(
+        self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split the joint graph."""
+
+    def partition_keeps_rng(self, joint: fx.GraphModule) -> bool:
+        """Whether the partition leaves random operators as they are, so that graphs can be compared across it."""
+
+    def forward(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool, visible: int | None = None
+    ) -> Callable[..., Any]:
+        """Compile a forward or inference graph.
+
+        Args:
+            gm: a functional graph of ATen calls, whose outputs are those of the model and, for a forward graph, the saved values.
+            inputs: the fake tensors and symbolic sizes that it was traced with.
+            inference: whether there is no backward graph.
+            visible: how many of the first outputs keep the strides that they were traced with; the model's outputs by default.
+
+        Returns:
+            A callable that takes one list of inputs, which it may empty, and returns the outputs in order.
+        """
+
+    def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Compile a backward graph."""
+
+
+class InductorCompiler:
+    """Compile with Inductor's own entry points, one state per Dynamo graph.
+
+    Args:
+        options: of the compilation.
+        gm: the graph.
+        example_inputs: its inputs.
+        compiled_callable: returns the callable for a call that is compiled already, and ``None`` for others.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        compiled_callable: Direct = lambda node: None,
+    ) -> None:
         partitioner = Partitioner(options.memory_budget, cache_identity(options))
         self.patches = {**options.inductor_patches(), "custom_partitioner_fn": partitioner}
         if partitioner.digest is None:
             self.patches |= {"fx_graph_cache": False, "fx_graph_remote_cache": False}
         self._example_inputs = example_inputs
         self._inputs = len(example_inputs)
-        self.visible_outputs = _torch.get_num_model_outputs(gm)
-        """Number of leading outputs of the forward graph that keep the strides that they were traced with."""
-        self.compiled_callable: Direct = lambda node: None
-        """Returns the callable for a call that is compiled already, and ``None`` for others."""
+        self._outputs = _torch.get_num_model_outputs(gm)
+        self._compiled_callable = compiled_callable
         self._isolates = options.repro_directory() if options.on_failure == "isolate" else None
         """The directory of repro files for calls that Inductor cannot lower, if these are to run in eager."""
         self._repros: dict[tuple[str, str], str] = {}
@@ -98,7 +145,7 @@ class InductorCompiler:
         found = (
             None
             if _torch.inductor_config.triton.cudagraphs
-            else cut_into_segments(gm, self.compiled_callable)
+            else cut_into_segments(gm, self._compiled_callable)
         )
         if found is not None:
             return self._around(found, inputs, how)
@@ -166,7 +213,7 @@ class InductorCompiler:
         shared = _torch_inductor.rewritten_code(rewrite)
         with _torch.inductor_config.patch(patches), limited_lowerings(), shared:
             calls = {
-                node: run for node in gm.graph.nodes if (run := self.compiled_callable(node)) is not None
+                node: run for node in gm.graph.nodes if (run := self._compiled_callable(node)) is not None
             }
             called = list(calls.values())
             _keep_strides(gm, calls)
@@ -218,7 +265,9 @@ class InductorCompiler:
         """Inductor's passes on the joint graph put its own generator in the place of torch's."""
         return not any(is_random(node) for node in joint.graph.nodes)
 
-    def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
+    def forward(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool, visible: int | None = None
+    ) -> Callable[..., Any]:
         """Compile a graph with Inductor, its parameters frozen where that is asked for. Args: those of :meth:`Compiler.forward`."""
         with self._patched():
             if inference and _torch.freezes_parameters():
@@ -228,7 +277,7 @@ class InductorCompiler:
             return _torch.compile_fx_forward(
                 gm,
                 inputs,
-                num_orig_model_outputs=self.visible_outputs,
+                num_orig_model_outputs=self._outputs if visible is None else visible,
                 num_example_inputs=self._inputs,
                 compiler_config_extra=self._extra,
                 inner_compile=self._inner_compile,
@@ -269,13 +318,18 @@ class EagerCompiler:
     Args:
         options: of which ``memory_budget`` is used.
         decompose: whether AOTAutograd decomposes operators as it does for Inductor.
+        compiled_callable: returns the callable for a call that is compiled already, and ``None`` for others.
     """
 
-    def __init__(self, options: Options, decompose: bool = False) -> None:
+    def __init__(
+        self,
+        options: Options,
+        decompose: bool = False,
+        compiled_callable: Direct = lambda node: None,
+    ) -> None:
         self._memory_budget = options.memory_budget
         self._decompose = decompose
-        self.compiled_callable: Direct = lambda node: None
-        """Returns the callable for a call that is compiled already, and ``None`` for others."""
+        self._compiled_callable = compiled_callable
 
     def settings(self) -> Any:
         return contextlib.nullcontext()
@@ -291,7 +345,9 @@ class EagerCompiler:
     def partition_keeps_rng(self, joint: fx.GraphModule) -> bool:
         return True
 
-    def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
+    def forward(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool, visible: int | None = None
+    ) -> Callable[..., Any]:
         """Run the graph operator by operator. Args: those of :meth:`Compiler.forward`."""
         return self._boxed(gm)
 
@@ -302,7 +358,7 @@ class EagerCompiler:
         if _torch_inductor.saves_compiled_code():
             return EagerCode(gm)
         compiled = _torch.make_boxed_func(gm.forward)
-        called = [run for node in gm.graph.nodes if (run := self.compiled_callable(node)) is not None]
+        called = [run for node in gm.graph.nodes if (run := self._compiled_callable(node)) is not None]
         compiled.called = called  # type: ignore[attr-defined]
         return compiled
 
@@ -350,8 +406,3 @@ def cache_identity(options: Options) -> str | None:
         return None
     text = repr((identities, options.memory_budget, sorted(options.inductor_patches().items(), key=str)))
     return hashlib.sha256((torch.__version__ + own_source() + text).encode()).hexdigest()
-
-
-def pass_names(passes: Sequence[Pass]) -> str:
-    """The passes as one line of text."""
-    return ", ".join(item.name for item in passes)

@@ -48,6 +48,12 @@ class Observer:
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
         """The shape environment of Dynamo's graph, once all stages have installed their guards."""
 
+    def taken_from_cache(self) -> None:
+        """The graph came whole from AOTAutograd's cache: no stage has run."""
+
+    def calls_regions(self, before: fx.GraphModule, after: fx.GraphModule) -> None:
+        """The graph of which repeated subgraphs became regions, and the one that calls these."""
+
     def regions(self, report: object) -> None:
         """The repeated subgraphs of the Dynamo graph, and which of them became regions."""
 

@@ -3,22 +3,30 @@
 ::
 
     Dynamo graph ── facts ── search ──── repeated subgraphs worth a region
-        each kind:  region graph  ── compile (AOTAutograd, passes, partition, Inductor) ── operators
-    Dynamo graph ── stitch ── the same graph with calls of the operators ── the pipeline, as any other graph
+        each kind:  region graph  ── compile_graph, as any other graph ── operators
+    Dynamo graph ── stitch ── the same graph with calls of the operators
 """
 
 from fxpasses.regional._torch_floats import floats_of_one_graph
+from fxpasses.regional.compile import RegionCompiler
 from fxpasses.regional.cost_model import CostModel
-from fxpasses.regional.errors import RegionContractError, RegionGraphError
+from fxpasses.regional.errors import RegionContractError, RegionGraphError, RegionRefused
 from fxpasses.regional.explain import RegionReport, RepeatedSubgraph, regions
+from fxpasses.regional.floats import settle_floats
+from fxpasses.regional.region_graph import RegionGraph
 from fxpasses.regional.region_operators import communicating_graph, compiled_callable
-from fxpasses.regional.runtime import hold_regions
-from fxpasses.regional.stitch import with_regions
+from fxpasses.regional.runtime import CompiledRegion, hold_regions
+from fxpasses.regional.stitch import KnownRegions, with_regions
 
 __all__ = [
+    "CompiledRegion",
     "CostModel",
+    "KnownRegions",
+    "RegionCompiler",
     "RegionContractError",
+    "RegionGraph",
     "RegionGraphError",
+    "RegionRefused",
     "RegionReport",
     "RepeatedSubgraph",
     "communicating_graph",
@@ -26,5 +34,6 @@ __all__ = [
     "floats_of_one_graph",
     "hold_regions",
     "regions",
+    "settle_floats",
     "with_regions",
 ]

@@ -1,128 +1,86 @@
-"""One region through the pipeline: traced once, its passes run once, partitioned once, compiled once each way."""
+"""What a compiler makes of a region's graphs, as a region: functions of plain tensors to fresh tensors, behind operators."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from fxpasses.compiling.inductor import EagerCompiler, InductorCompiler, cache_identity
-from fxpasses.compiling.observing import Observer, RegionCheck
+from fxpasses.compiling.inductor import Compiler, cache_identity
+from fxpasses.compiling.observing import RegionCheck
 from fxpasses.compiling.options import Options
-from fxpasses.compiling.pipeline import Compiler, Pipeline
 from fxpasses.compiling.shared_kernels import one_unit
-from fxpasses.errors import StageError
 from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.regional import _torch
 from fxpasses.regional.aliases import outputs_of, return_only, separate_aliases, spec_of
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.region_graph import RegionGraph
-from fxpasses.regional.region_operators import compiled_callable
 from fxpasses.regional.runtime import CompiledRegion, Source, table
 from fxpasses.regional.shared import recompute_from_shared
 
-__all__ = ["compile_region"]
+__all__ = ["RegionCompiler"]
 
 
-def compile_region(
-    region_graph: RegionGraph, options: Options, observers: Sequence[Observer] = ()
-) -> CompiledRegion:
-    """Compile a region, and put it into the table from which the operators take it.
+class RegionCompiler:
+    """Compiles the graphs of a region without the memory that their outputs share.
 
-    Args:
-        region_graph: the region's graph, with its example inputs.
-        options: of the compilation.
-        observers: of this region's compilation.
-
-    Returns:
-        The compiled region; one of equal content that is in the table already takes its place.
-
-    Raises:
-        RegionRefused: when AOTAutograd shows that it is no function of tensors to fresh tensors.
-        StageError: when a stage fails.
+    What it returns AOTAutograd never calls: the region's operators call the compiled graphs themselves.
     """
-    start = time.perf_counter()
-    inputs = region_graph.example_inputs
-    # The graph around the regions is what a CUDA graph captures.
-    inductor = {**options.inductor_patches(), "triton.cudagraphs": False}
-    own = dataclasses.replace(options, inductor=inductor, mode=None, on_failure="raise")
-    checks = (observer.region_check(options) for observer in observers)
-    values = next((check for check in checks if check is not None), None)
-    isolates = options.on_failure == "isolate"
-    compiler = _compiler(
-        dataclasses.replace(own, on_failure="isolate") if isolates else own, region_graph.gm, inputs
-    )
-    recorder = _Recorder(compiler, region_graph, values)
-    fake_mode = _torch.detect_fake_mode(region_graph.inputs)
-    try:
-        # What cannot be compiled is looked for in each graph: none may wait for the others.
-        unit = contextlib.nullcontext() if isolates else one_unit()
-        with unit, _torch.capture_surroundings(fake_mode):
-            Pipeline(own, recorder, observers, values, counts=False).compile(region_graph.gm, inputs)
-    except StageError as error:
-        refused = _cause(error, RegionRefused)
-        if refused is not None:
-            raise refused from error
-        raise
-    region = recorder.region()
-    region.grad_placements = [wrap.grad_placements if wrap else None for wrap in region_graph.wraps]
-    text = region_graph.text + recorder.text + str(cache_identity(own)) + repr(region_metadata(region))
-    region.key = hashlib.sha256(text.encode()).hexdigest()[:32]
-    region.seconds = time.perf_counter() - start
-    return table.add(region)
 
+    def __init__(
+        self, compiler: Compiler, region_graph: RegionGraph, options: Options, values: RegionCheck | None
+    ) -> None:
+        """Put a compiler behind a region.
 
-def region_metadata(region: CompiledRegion) -> Any:
-    """All that the graph around a region relies on."""
-    return (
-        region.forward_specs, region.backward_specs, region.outputs, region.saved, region.gradients, region.tangents,
-        region.differentiable, region.random, region.grad_placements,
-    )  # fmt: skip
-
-
-def _compiler(options: Options, gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiler:
-    compiler: InductorCompiler | EagerCompiler
-    if options.compiler == "inductor":
-        compiler = InductorCompiler(options, gm, inputs)
-    else:
-        compiler = EagerCompiler(options, decompose=True)
-    compiler.compiled_callable = compiled_callable
-    return compiler
-
-
-def _cause(error: BaseException | None, kind: type[RegionRefused]) -> RegionRefused | None:
-    while error is not None and not isinstance(error, kind):
-        error = error.__cause__ or error.__context__
-    return error
-
-
-class _Recorder:
-    """Hands the graphs of a region to the real compiler, without the memory that their outputs share, and keeps what
-    it returns; what AOTAutograd gets to call is never called."""
-
-    def __init__(self, compiler: Compiler, region_graph: RegionGraph, values: RegionCheck | None) -> None:
+        Args:
+            compiler: turns its graphs into callables.
+            region_graph: the region.
+            options: of its compilation.
+            values: compares its graphs before and after each rewrite.
+        """
         self._compiler, self._region_graph, self._values = compiler, region_graph, values
+        self._options = options
         self._num_outputs = 0
         self._region: CompiledRegion | None = None
         self._strides: list[Any] = []
-        self.text = ""
+        self._text = ""
 
-    def region(self) -> CompiledRegion:
-        """The compiled region."""
+    def finished(self, inner: Sequence[CompiledRegion], seconds: float) -> CompiledRegion:
+        """Put the region into the table from which the operators take it.
+
+        Args:
+            inner: the regions that it calls.
+            seconds: that its compilation took.
+
+        Returns:
+            The compiled region; one of equal content that is in the table already takes its place.
+        """
+        region = self._compiled()
+        region.grad_placements = [wrap.grad_placements if wrap else None for wrap in self._region_graph.wraps]
+        identity = str(cache_identity(self._options)) + repr(region_metadata(region))
+        text = self._region_graph.text + self._text + identity
+        region.key = hashlib.sha256(text.encode()).hexdigest()[:32]
+        region.seconds = seconds
+        region = table.add(region)
+        region.inner += inner
+        return region
+
+    def _compiled(self) -> CompiledRegion:
         if self._region is None:
             raise RegionRefused("AOTAutograd compiled nothing")
         return self._region
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[None]:
-        with self._compiler.settings():
+        # What cannot be compiled is looked for in each graph: none may wait for the others.
+        unit = contextlib.nullcontext() if self._options.on_failure == "isolate" else one_unit()
+        fake_mode = _torch.detect_fake_mode(self._region_graph.inputs)
+        with unit, _torch.capture_surroundings(fake_mode), self._compiler.settings():
             yield
 
     def aot_arguments(self) -> dict[str, Any]:
@@ -140,10 +98,13 @@ class _Recorder:
     def partition_keeps_rng(self, joint: fx.GraphModule) -> bool:
         return self._compiler.partition_keeps_rng(joint)
 
-    def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
-        """Compile the graph, and record what its caller needs to know of it. Args: those of :meth:`Compiler.forward`."""
-        self._refuse()
+    def forward(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool, visible: int | None = None
+    ) -> Callable[..., Any]:
+        """Compile the graph, and keep what its caller needs to know of it. Args: those of :meth:`Compiler.forward`."""
         metadata = _torch.forward_metadata()
+        if reason := _torch.unsupported_metadata(metadata):
+            raise RegionRefused(reason)
         outputs = outputs_of(gm)
         count = len(outputs) if inference else self._num_outputs
         kept = outputs[count:]
@@ -167,11 +128,11 @@ class _Recorder:
             visible = len(returned)  # Inductor reports other strides as numbers only
         return_only(gm, returned)
         random = any(_is_random(node) for node in gm.graph.nodes)
-        self.text += gm.graph.python_code("self").src
+        self._text += gm.graph.python_code("self").src
         communicating = self._communicating(gm)
         exact = {"forward": self._values.exact_run(gm)} if self._values is not None else {}
         with _torch.output_strides() as strides:
-            compiled = self._compile_forward(gm, inputs, visible, inference)
+            compiled = self._compiler.forward(gm, inputs, inference=inference, visible=visible)
         if self._values is not None:
             compiled = self._values.watch("inference" if inference else "forward", compiled, None)
         self._strides = _known(strides, returned, dynamic=bool(self._region_graph.symbols))
@@ -189,15 +150,8 @@ class _Recorder:
         )
         return _never
 
-    def _compile_forward(
-        self, gm: fx.GraphModule, inputs: Sequence[Any], visible: int, inference: bool
-    ) -> Callable[..., Any]:
-        if isinstance(self._compiler, InductorCompiler):
-            self._compiler.visible_outputs = visible
-        return self._compiler.forward(gm, inputs, inference=inference)
-
     def backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        region = self.region()
+        region = self._compiled()
         placeholders = gm.graph.find_nodes(op="placeholder")
         values = [n.meta["val"] for n in placeholders]
         tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
@@ -215,7 +169,7 @@ class _Recorder:
         region.tangents = [spec_of(values[i]) for i in tangents]
         returned, sources = separate_aliases(gm, outputs_of(gm))
         return_only(gm, returned)
-        self.text += gm.graph.python_code("self").src
+        self._text += gm.graph.python_code("self").src
         communicating = self._communicating(gm)
         if communicating is not None:
             region.communicating["backward"] = communicating
@@ -249,10 +203,13 @@ class _Recorder:
             )
         return copy_graph(gm).graph
 
-    def _refuse(self) -> None:
-        reason = _torch.unsupported_metadata(_torch.forward_metadata())
-        if reason:
-            raise RegionRefused(reason)
+
+def region_metadata(region: CompiledRegion) -> Any:
+    """All that the graph around a region relies on."""
+    return (
+        region.forward_specs, region.backward_specs, region.outputs, region.saved, region.gradients, region.tangents,
+        region.differentiable, region.random, region.grad_placements,
+    )  # fmt: skip
 
 
 def _keeps_strides(source: Source, user: Sequence[Source | None]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,26 +19,26 @@ from fxpasses.counters import Fallback, counters
 from fxpasses.errors import CaptureError, HandoverError, PartitionError, StageError
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.regional import _torch, _torch_dtensor, region_operators
-from fxpasses.regional.compile import compile_region
 from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.explain import RegionReport, make_report
 from fxpasses.regional.facts import GraphFacts, value_of
-from fxpasses.regional.floats import settle_floats
 from fxpasses.regional.region_graph import RegionGraph, extract_region, outside_of
 from fxpasses.regional.runtime import CompiledRegion
 from fxpasses.regional.search import Search, Subgraph, search
 from fxpasses.regional.writes import written_by
 
-__all__ = ["RegionalizedGraph", "regionalize", "with_regions"]
+__all__ = ["KnownRegions", "RegionalizedGraph", "with_regions"]
 
 log = logging.getLogger(__name__)
 
 _INHERITED = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")
 
 
-Known = dict[Any, CompiledRegion]
+KnownRegions = dict[Any, CompiledRegion]
 """The regions of one Dynamo graph, by their calls: equal layers in two checkpoints are one."""
+CompileRegion = Callable[[RegionGraph], CompiledRegion]
+"""Compiles the graph of a region, repeated subgraphs inside of it first."""
 
 
 @dataclass
@@ -57,16 +57,25 @@ class RegionalizedGraph:
 
 
 def with_regions(
-    gm: fx.GraphModule, options: Options, observers: Sequence[Observer]
+    gm: fx.GraphModule,
+    options: Options,
+    observers: Sequence[Observer],
+    known: KnownRegions,
+    compile: CompileRegion,
+    *,
+    inside: bool = False,
 ) -> tuple[fx.GraphModule, list[CompiledRegion]]:
     """Compile the repeated subgraphs of a Dynamo graph once each, and call them.
 
     With ``on_failure="eager"`` a stage that fails is counted and leaves the graph as it was.
 
     Args:
-        gm: a Dynamo graph; its floats are settled in index.
-        options: of the compilation.
+        gm: a Dynamo graph; its floats are settled.
+        options: of the compilation; ``options.regions`` decides what is taken.
         observers: of the compilation of ``gm``; told of the regions.
+        known: regions that are compiled already; new ones are added.
+        compile: compiles the graph of one.
+        inside: whether ``gm`` is a region's graph: whoever asked for that deals with failures and reports.
 
     Returns:
         The graph to compile: ``gm``, or a copy that calls regions; and its regions, which live as long as somebody holds them.
@@ -74,15 +83,17 @@ def with_regions(
     Raises:
         StageError: when a stage fails on a region, and failures are to be raised.
     """
-    settle_floats(gm, as_constants=bool(options.inductor_patches().get("triton.cudagraphs")))
     if options.regions == "off":
         return gm, []
     if saves_compiled_code():
         log.info("no regions: compiled code is saved, and other processes have no such operators")
         return gm, []
+    if inside:
+        done = _regionalize(gm, options, known, compile)
+        return done.gm, done.regions
     try:
         with counters.timed("regions"):
-            done = regionalize(gm, options, observers)
+            done = _regionalize(gm, options, known, compile)
     except StageError as error:
         if options.on_failure == "raise":
             error.advise()
@@ -92,48 +103,40 @@ def with_regions(
         return gm, []
     log.info("%s", done.report)
     counters.add_region_report(done.report, len(done.report.taken), done.report.region_calls)
-    if done.report.taken or done.report.left:
-        for observer in observers:
+    for observer in observers:
+        if done.report.taken or done.report.left:
             observer.regions(done.report)
+        if done.regions:
+            observer.calls_regions(gm, done.gm)
     return done.gm, done.regions
 
 
-def regionalize(
+def _regionalize(
     gm: fx.GraphModule,
     options: Options,
-    observers: Sequence[Observer] = (),
+    known: KnownRegions,
+    compile: CompileRegion,
     *,
-    known: Known | None = None,
     runs_twice: bool = False,
 ) -> RegionalizedGraph:
     """Find a graph's repeated subgraphs, compile each kind once, and call it wherever it occurs.
 
-    Args:
-        gm: a Dynamo graph; it is not changed.
-        options: the options of the compilation; ``options.regions`` decides what is taken.
-        observers: of the compilation of the graph; they are asked for those of its regions.
-        known: regions that are compiled already; new ones are added.
-        runs_twice: whether the backward pass computes the graph again: a checkpointed function.
-
-    Raises:
-        StageError: when a stage fails on a region.
+    ``runs_twice`` says whether the backward pass computes the graph again: a checkpointed function.
     """
     refused = _torch.may_contain_regions() if options.compiler == "inductor" else ""
     choice = "off" if refused else options.regions
     found = search(gm, choice, CostModel.for_compiler(options.compiler))
-    known = {} if known is None else known
-    done = _replaced(gm, found, options, observers, refused, runs_twice, known)
-    return done if choice == "off" else _inside_checkpoints(done, gm, found.facts, options, observers, known)
+    done = _replaced(gm, found, refused, runs_twice, known, compile)
+    return done if choice == "off" else _inside_checkpoints(done, gm, found.facts, options, known, compile)
 
 
 def _replaced(
     gm: fx.GraphModule,
     found: Search,
-    options: Options,
-    observers: Sequence[Observer],
     refused: str,
     runs_twice: bool,
-    known: Known,
+    known: KnownRegions,
+    compile: CompileRegion,
 ) -> RegionalizedGraph:
     """The graph with its regions replaced by calls; ``refused`` says why none were looked for."""
     if not found.taken:
@@ -145,7 +148,7 @@ def _replaced(
     compiled: dict[int, tuple[RegionGraph, CompiledRegion]] = {}
     for number, item in enumerate(moved.taken):
         try:
-            compiled[number] = _compile(work, moved, item.subgraphs, symbols, options, observers, known)
+            compiled[number] = _compile(work, moved, item.subgraphs, symbols, known, compile)
             if runs_twice and compiled[number][1].random:
                 del compiled[number]
                 raise RegionRefused("its checkpoint has to sample the same random numbers again")
@@ -175,8 +178,8 @@ def _inside_checkpoints(
     gm: fx.GraphModule,
     facts: GraphFacts,
     options: Options,
-    observers: Sequence[Observer],
-    known: Known,
+    known: KnownRegions,
+    compile: CompileRegion,
 ) -> RegionalizedGraph:
     """The same with the repeated subgraphs of checkpointed functions replaced, too: their calls are made again in the
     backward pass, like any other calls there."""
@@ -196,7 +199,7 @@ def _inside_checkpoints(
             found.taken, found.left = [], found.taken + found.left
             inner = RegionalizedGraph(body, make_report(body, found, {}))
         else:
-            inner = regionalize(body, options, observers, known=known, runs_twice=True)
+            inner = _regionalize(body, options, known, compile, runs_twice=True)
         report = report.joined(inner.report)
         regions += inner.regions
         if inner.gm is not body:
@@ -221,30 +224,17 @@ def _compile(
     found: Search,
     subgraphs: Sequence[Subgraph],
     symbols: dict[Any, fx.Node],
-    options: Options,
-    observers: Sequence[Observer],
-    known: Known,
+    known: KnownRegions,
+    compile: CompileRegion,
 ) -> tuple[RegionGraph, CompiledRegion]:
-    """The graph of isomorphic subgraphs, compiled, with repeated subgraphs inside of it first."""
+    """The graph of isomorphic subgraphs, compiled."""
     region_graph = extract_region(work, found.facts, subgraphs, symbols)
     calls = found.facts.calls[subgraphs[0].start : subgraphs[0].stop]
     # Functions of one name may differ, and so may equal meshes.
     same = region_graph.text, tuple(id(node.target) for node in calls), region_graph.meshes
-    if same in known:
-        return region_graph, known[same]
-    own = [observer.of_region() for observer in observers]
-    inner = regionalize(
-        region_graph.gm, dataclasses.replace(options, regions=_inside(options)), own, known=known
-    )
-    region_graph = dataclasses.replace(region_graph, gm=inner.gm)
-    known[same] = compile_region(region_graph, options, own)
-    known[same].inner += inner.regions
+    if same not in known:
+        known[same] = compile(region_graph)
     return region_graph, known[same]
-
-
-def _inside(options: Options) -> Any:
-    """The choice inside of a region: there the cost model alone decides."""
-    return "auto" if isinstance(options.regions, tuple) else options.regions
 
 
 def _keep_dynamo_attributes(old: fx.GraphModule, new: fx.GraphModule) -> None:

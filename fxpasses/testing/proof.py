@@ -11,7 +11,6 @@ from torch import Tensor, fx
 
 from fake.seam.pytree import tree_leaves
 from fxpasses.checking.less_precise import LessPrecise, less_precise
-from fxpasses.compiling.capture import Captured, capture
 from fxpasses.errors import FxPassesError, Location
 from fxpasses.exact import Original, Verdict
 from fxpasses.graphs.rewriting import copy_graph, value_of
@@ -20,6 +19,7 @@ from fxpasses.pass_manager.manager import PassManager
 from fxpasses.pass_manager.sites import collect_sites
 from fxpasses.patterns.pattern_pass import PatternPass
 from fxpasses.patterns.pattern_tracing import ExampleTensor
+from fxpasses.pipeline.capture import Captured, capture
 from fxpasses.testing.programs import PROGRAMS, Program, settings, with_setting
 
 __all__ = ["NoSiteError", "PassProof", "SiteProof", "WrongPassError", "prove"]

@@ -6,6 +6,7 @@ arithmetic or its memory traffic, whichever is longer. That orders the candidate
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,16 +14,16 @@ import torch
 from torch import fx
 
 from fxpasses._torch import inductor_config, outside_tracing
-from fxpasses.compiling.inductor import EagerCompiler
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
-from fxpasses.compiling.pipeline import Pipeline
 from fxpasses.errors import PassError
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.partitioner.cost import CostModel
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.pass_manager.manager import PassManager
 from fxpasses.passes import EliminateDeadCode, default_passes, library
+from fxpasses.pipeline.compile_graph import compile_graph
+from fxpasses.pipeline.stages import Hooks
 from fxpasses.tuning.choice import Choice, Step
 from fxpasses.tuning.search import Goal
 
@@ -128,8 +129,8 @@ class _Graphs(Observer):
 
 def _captured(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> dict[str, fx.GraphModule]:
     seen = _Graphs()
-    compiler = EagerCompiler(options, decompose=True)
-    Pipeline(options, compiler, [seen], counts=False).compile(gm, inputs)
+    options = dataclasses.replace(options, compiler="eager", regions="off")
+    compile_graph(gm, inputs, options, Hooks(observers=[seen], counts=False))
     return seen.kept
 
 

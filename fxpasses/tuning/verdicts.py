@@ -13,9 +13,9 @@ from torch import fx
 
 from fxpasses.checking.model import Collector, StageCheck, judged
 from fxpasses.checking.steps import Results, Steps
-from fxpasses.compiling.inductor import EagerCompiler
 from fxpasses.compiling.options import Options
-from fxpasses.compiling.pipeline import Pipeline
+from fxpasses.pipeline.compile_graph import compile_graph
+from fxpasses.pipeline.stages import Hooks
 from fxpasses.tuning.choice import Choice, Step
 
 __all__ = ["Verdicts"]
@@ -97,16 +97,13 @@ class Verdicts:
             return "", ""
         if step.allowed:
             return "", "allowed: not compared"
-        options = dataclasses.replace(choice.options(self._options), check="off", report=None)
+        options = dataclasses.replace(
+            choice.options(self._options), compiler="eager", regions="off", check="off", report=None
+        )
         with tempfile.TemporaryDirectory() as repros:
             collector = Collector(Path(repros), lambda *told: None, seconds, {step.item.name})
-            pipeline = Pipeline(
-                options,
-                EagerCompiler(options, decompose=True),
-                values=collector.of_next_graph(),
-                counts=False,
-            )
-            compiled = pipeline.compile(self._gm, self._inputs)
+            hooks = Hooks(values=collector.of_next_graph(), counts=False)
+            compiled = compile_graph(self._gm, self._inputs, options, hooks)
             self._steps.compiled(lambda step: compiled)
             found, notes = collector.stages(), collector.told()
         wrong = [problem for stage in found for problem in stage.problems]

@@ -14,11 +14,11 @@ from tests.fxpasses.dynamo.support import COPIED, LAYERS, Layer, Stack, agree, c
 
 def graphs_of(model, *inputs, accelerate, dynamic=False):
     """The graphs that the backend was given, their places in the program and their guards."""
-    import fxpasses.backend as backend
+    from fxpasses.pipeline import compile_graph
 
-    found, original = [], backend.with_regions
+    found, original = [], compile_graph.with_regions
 
-    def keep(gm, options, observers):
+    def keep(gm, *given, **more):
         guards = torch._guards.TracingContext.get().guards_context.dynamo_guards
         calls = [n for n in gm.graph.nodes if n.op != "placeholder"]
         stacks = [[name for name, _ in n.meta.get("nn_module_stack", {}).values()] for n in calls]
@@ -29,11 +29,11 @@ def graphs_of(model, *inputs, accelerate, dynamic=False):
             for n in gm.graph.nodes
         ]
         found.append((nodes, stacks, lines, {(g.name, g.create_fn_name()) for g in guards}))
-        return original(gm, options, observers)
+        return original(gm, *given, **more)
 
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "with_regions", keep)
+        patch.setattr(compile_graph, "with_regions", keep)
         compiled(model, dynamic, accelerate=accelerate)(*inputs)
     return found
 

@@ -143,12 +143,12 @@ def test_a_pass_that_fails_on_a_region(on_failure):
 
 
 def test_a_region_that_cannot_be_captured_stays_in_the_graph(monkeypatch):
-    from fxpasses.regional import stitch
+    from fxpasses.pipeline import compile_graph
 
     def fail(*_):
         raise fxpasses.CaptureError("not today")
 
-    monkeypatch.setattr(stitch, "compile_region", fail)
+    monkeypatch.setattr(compile_graph, "_compile_region", fail)
     assert check(Stack([Block() for _ in range(4)]), [X]) == []
     assert "not today" in reasons()
     assert copies() == []

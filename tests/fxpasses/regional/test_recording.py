@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fxpasses.compiling.pipeline import Pipeline
+from fxpasses.pipeline.stages import Stages
 from fxpasses.regional import _torch, recording
 
 
@@ -46,9 +46,9 @@ def _described(value: Any) -> Any:
 def _traced(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> list[Any]:
     """The joint graph that calls the regions: nodes, and all that is known about each."""
     graphs = []
-    partition = Pipeline._partition
+    partition = Stages.partition
 
-    def recorded(self: Pipeline, joint: Any, inputs: Any, **aot: Any) -> Any:
+    def recorded(self: Stages, joint: Any, *given: Any, **aot: Any) -> Any:
         if any(str(node.target).startswith("fxpasses.region") for node in joint.graph.nodes):
             graphs.append(
                 [
@@ -61,15 +61,15 @@ def _traced(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> list[Any]:
                     for node in joint.graph.nodes
                 ]
             )
-        return partition(self, joint, inputs, **aot)
+        return partition(self, joint, *given, **aot)
 
-    monkeypatch.setattr(Pipeline, "_partition", recorded)
+    monkeypatch.setattr(Stages, "partition", recorded)
     torch._dynamo.reset()
     torch.manual_seed(0)
     model, x = Stack(), torch.randn(3, 5, 8, requires_grad=True)
     options = {"regions": "always", "compiler": "eager"}
     torch.compile(model, backend="fxpasses", dynamic=dynamic, options=options)(x).backward()
-    monkeypatch.setattr(Pipeline, "_partition", partition)
+    monkeypatch.setattr(Stages, "partition", partition)
     (graph,) = graphs
     return graph
 

@@ -16,12 +16,13 @@ from fxpasses import _torch
 from fxpasses.compiling.inductor import EagerCompiler
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
-from fxpasses.compiling.pipeline import Pipeline
 from fxpasses.errors import CaptureError, StageError
 from fxpasses.graphs.provenance import Provenance, provenance
 from fxpasses.graphs.rewriting import copy_graph, value_of
 from fxpasses.partitioner import META_KEY, PartitionReport
 from fxpasses.pass_manager.contract import Pass
+from fxpasses.pipeline.compile_graph import compile_graph
+from fxpasses.pipeline.stages import Hooks
 
 __all__ = ["Captured", "SavedValue", "capture"]
 
@@ -117,11 +118,12 @@ def capture(
     >>> [n.target for n in captured.backward.graph.nodes if n.op == "call_function"]
     [<OpOverload(op='aten.expand', overload='default')>, <OpOverload(op='aten.cos', overload='default')>, <OpOverload(op='aten.mul', overload='Tensor')>]
     """
-    options = Options.parse({"passes": list(passes), "memory_budget": memory_budget})
+    options = Options.parse({"passes": list(passes), "memory_budget": memory_budget, "regions": "off"})
     recorder = _Recorder(options, decompose)
+    hooks = Hooks(lambda *_: recorder, [recorder.observer])
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return Pipeline(options, recorder, [recorder.observer]).compile(gm, inputs)
+        return compile_graph(gm, inputs, options, hooks)
 
     # A wrapper of our own keeps what Dynamo caches apart from the user's own compilations, and from other captures.
     @_torch.with_own_code
@@ -178,8 +180,10 @@ class _Recorder(EagerCompiler):
         forward, self.backward_graph = super().partition(joint, joint_inputs, **aot)
         return forward, self.backward_graph
 
-    def forward(self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool) -> Callable[..., Any]:
-        """Keep the graph; running the result reports its inputs. Args: those of :meth:`fxpasses.compiling.pipeline.Compiler.forward`."""
+    def forward(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], *, inference: bool, visible: int | None = None
+    ) -> Callable[..., Any]:
+        """Keep the graph; running the result reports its inputs. Args: those of :meth:`fxpasses.compiling.inductor.Compiler.forward`."""
         self.forward_graph = gm
 
         def report(inputs: list[Any]) -> None:

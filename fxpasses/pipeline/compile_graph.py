@@ -1,0 +1,165 @@
+"""The compilation of one graph of Dynamo's, from the first line to the last.
+
+::
+
+    Dynamo graph ── floats settled ── regions: repeated layers, each compiled by the same function
+        AOTAutograd ── joint graph ── joint passes ── partition ─┬─ forward graph ── passes ── compiler
+                                                                 └─ backward graph ─ passes ── compiler
+        AOTAutograd ── inference graph ── passes ── compiler                           (no gradients needed)
+
+A whole graph, a region and a capture differ in the compiler: Inductor or the graph itself; one that keeps what becomes the
+region's operators; one that keeps the graphs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from fxpasses import _torch
+from fxpasses.compiling.inductor import Compiler, EagerCompiler, InductorCompiler, UnpartitionedCompiler
+from fxpasses.compiling.options import Options
+from fxpasses.errors import StageError
+from fxpasses.pipeline.stages import Hooks, Stages
+from fxpasses.regional import (
+    CompiledRegion,
+    RegionCompiler,
+    RegionGraph,
+    RegionRefused,
+    compiled_callable,
+    floats_of_one_graph,
+    hold_regions,
+    settle_floats,
+    with_regions,
+)
+
+__all__ = ["compile_graph", "new_compiler", "unpartitioned_compiler"]
+
+
+def compile_graph(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, hooks: Hooks | None = None
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo's, or of a region, into a callable with its calling convention.
+
+    Args:
+        gm: the graph.
+        example_inputs: its inputs: fake tensors, real tensors and symbolic sizes.
+        options: of the compilation.
+        hooks: who else sees the graphs, and who turns them into callables.
+
+    Raises:
+        StageError: naming the stage, the pass, the node and the user's line (with ``on_failure="raise"``).
+    """
+    hooks = hooks or Hooks()
+    stages = Stages(options, hooks)
+    dynamo_graph = gm
+    with contextlib.nullcontext() if hooks.of_region else floats_of_one_graph():
+        if not hooks.of_region:
+            settle_floats(gm, as_constants=bool(options.inductor_patches().get("triton.cudagraphs")))
+
+        def compile_region(region_graph: RegionGraph) -> CompiledRegion:
+            return _compile_region(region_graph, options, hooks)
+
+        gm, regions = with_regions(
+            gm, options, hooks.observers, hooks.regions, compile_region, inside=hooks.of_region
+        )
+        compiler = (hooks.compiler or new_compiler)(options, gm, example_inputs)
+
+        def partition_joint(joint: fx.GraphModule, joint_inputs: Any, **aot: Any) -> Any:
+            stages.traced(joint)
+            stages.run_passes(joint, "joint")
+            return stages.partition(joint, compiler, joint_inputs, **aot)
+
+        def compile_forward(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            return stages.lower(gm, "forward", lambda: compiler.forward(gm, inputs, inference=False))
+
+        def compile_backward(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            # Also as late as in the first backward pass.
+            return stages.lower_backward(gm, inputs, lambda: compiler.backward(gm, inputs))
+
+        def compile_inference(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            return stages.lower(gm, "inference", lambda: compiler.forward(gm, inputs, inference=True))
+
+        def trace() -> Callable[..., Any]:
+            with stages.tracing(gm), compiler.settings():
+                return _torch.aot_autograd(
+                    partition_fn=partition_joint,
+                    fw_compiler=_torch.serializable(compile_forward),
+                    bw_compiler=_torch.serializable(compile_backward),
+                    inference_compiler=_torch.serializable(compile_inference),
+                    keep_inference_input_mutations=True,
+                    **compiler.aot_arguments(),
+                )(gm, example_inputs)
+
+        # Graphs that call regions or fall into segments are stitched as they are lowered: see the compiler.
+        compiled = stages.run(trace, gm, dynamo_graph)
+    return hold_regions(compiled, regions)
+
+
+def new_compiler(options: Options, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiler:
+    """Make the compiler that the options name, for one graph.
+
+    Args:
+        options: of the compilation.
+        gm: the graph, which calls its regions.
+        example_inputs: its inputs.
+    """
+    if options.compiler == "inductor":
+        return InductorCompiler(options, gm, example_inputs, compiled_callable)
+    return EagerCompiler(options, decompose=True, compiled_callable=compiled_callable)
+
+
+def unpartitioned_compiler(options: Options, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiler:
+    """Make a compiler that runs graphs as AOTAutograd captured them. Args: those of :func:`new_compiler`."""
+    return UnpartitionedCompiler(options, decompose=True)
+
+
+def _compile_region(region_graph: RegionGraph, options: Options, around: Hooks) -> CompiledRegion:
+    """Compile the graph of a region like any other, and give what its operators call.
+
+    Args:
+        region_graph: the graph.
+        options: of the compilation of the graph around it.
+        around: that graph's hooks.
+
+    Raises:
+        RegionRefused: when AOTAutograd shows that it is no function of tensors to fresh tensors.
+        StageError: when a stage fails.
+    """
+    start = time.perf_counter()
+    observers = [observer.of_region() for observer in around.observers]
+    check = next((c for c in (observer.region_check(options) for observer in observers) if c), None)
+    own = dataclasses.replace(
+        options,
+        # The graph around the regions is what a CUDA graph captures.
+        inductor={**options.inductor_patches(), "triton.cudagraphs": False},
+        mode=None,
+        # There the cost model alone decides.
+        regions="auto" if isinstance(options.regions, tuple) else options.regions,
+    )
+    compilers: list[RegionCompiler] = []
+
+    def compiler(options: Options, gm: fx.GraphModule, inputs: Sequence[Any]) -> Compiler:
+        compilers.append(RegionCompiler(new_compiler(options, gm, inputs), region_graph, options, check))
+        return compilers[-1]
+
+    hooks = Hooks(compiler, observers, check, of_region=True, counts=False, regions=around.regions)
+    try:
+        compiled = compile_graph(region_graph.gm, region_graph.example_inputs, own, hooks)
+    except StageError as error:
+        refused = _cause(error)
+        if refused is not None:
+            raise refused from error
+        raise
+    return compilers[0].finished(getattr(compiled, "fxpasses_regions", []), time.perf_counter() - start)
+
+
+def _cause(error: BaseException | None) -> RegionRefused | None:
+    while error is not None and not isinstance(error, RegionRefused):
+        error = error.__cause__ or error.__context__
+    return error

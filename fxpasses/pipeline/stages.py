@@ -1,0 +1,309 @@
+"""The stages of a compilation, one method each, with the same observers, checks, times and errors around all of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from fake.tracing.compiling import compiling
+from fxpasses import _torch, _torch_inductor
+from fxpasses.compiling.inductor import Compiler
+from fxpasses.compiling.inductor_rng import with_inductor_rng
+from fxpasses.compiling.observing import LoweringCheck, Observer, RankCheck, RewriteCheck
+from fxpasses.compiling.options import Options
+from fxpasses.compiling.saved_code import EagerCode, as_output_code
+from fxpasses.compiling.unmatched import Unmatched
+from fxpasses.counters import Fallback, counters
+from fxpasses.dynamo.tracing import accelerated
+from fxpasses.errors import (
+    CaptureError,
+    HandoverError,
+    PartitionError,
+    PassError,
+    StageError,
+    ValueMismatchError,
+)
+from fxpasses.graphs.provenance import annotate, failing_node
+from fxpasses.graphs.rewriting import copy_graph
+from fxpasses.partitioner._torch import BackwardState
+from fxpasses.pass_manager.manager import PassManager
+from fxpasses.regional import KnownRegions
+
+__all__ = ["Hooks", "Stages"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What others have to do with a compilation.
+
+    Attributes:
+        compiler: makes what turns graphs into callables, of options, graph and inputs; the one that the options name by default.
+        observers: see each graph at the end of its stage.
+        values: compares the graphs before and after each rewrite when they first run.
+        lowered: looks at the compiler's work.
+        ranks: compares collectives with those of other processes.
+        of_region: whether the graph is a region's: whoever compiles the graph around it deals with failures.
+        counts: false for a subgraph of a graph that is counted already.
+        advises: whether errors reach somebody who gave options to ``torch.compile``.
+        regions: those of one Dynamo graph that are compiled already, by their calls: new ones are added.
+    """
+
+    compiler: Callable[[Options, fx.GraphModule, Sequence[Any]], Compiler] | None = None
+    observers: Sequence[Observer] = ()
+    values: RewriteCheck | None = None
+    lowered: LoweringCheck | None = None
+    ranks: RankCheck | None = None
+    of_region: bool = False
+    counts: bool = True
+    advises: bool = False
+    regions: KnownRegions = field(default_factory=dict)
+
+
+class Stages:
+    """The stages for one graph: :func:`~fxpasses.pipeline.compile_graph.compile_graph` puts them in order."""
+
+    def __init__(self, options: Options, hooks: Hooks) -> None:
+        self._options = options
+        self._hooks = hooks
+        self._values = hooks.values
+        self._to_eager = options.on_failure != "raise" and not hooks.of_region
+        self._manager = PassManager(
+            options.passes,
+            [self._values] if self._values else [],
+            structure=options.check != "off",
+        )
+        self._unmatched = Unmatched(self._manager.passes)
+        self._ran = False
+        """Whether any stage has run; AOTAutograd may take the whole from its cache."""
+
+    @contextmanager
+    def tracing(self, gm: fx.GraphModule) -> Iterator[None]:
+        """A block in which AOTAutograd traces ``gm``, timed and accelerated."""
+        with compiling(), counters.timed("tracing"), accelerated(self._options.accelerate, gm):
+            yield
+
+    def run(
+        self, trace: Callable[[], Callable[..., Any]], gm: fx.GraphModule, original: fx.GraphModule
+    ) -> Callable[..., Any]:
+        """Run all stages; with ``on_failure="eager"`` the graph itself takes the place of what fails or turns out wrong.
+
+        Args:
+            trace: compiles the graph.
+            gm: the graph.
+            original: the graph that runs instead.
+
+        Raises:
+            StageError: when a stage fails, and failures are to be raised.
+        """
+        try:
+            compiled = trace()
+        except StageError as error:
+            self._count_graph()
+            return self._eager_instead(error, original.forward)
+        except Exception as error:
+            if _torch.is_control_flow(error):
+                raise  # Dynamo traces again and comes back with another graph
+            self._count_graph()
+            failure = CaptureError(
+                f"{type(error).__name__}: {error}", failing_node(error, gm), graph="Dynamo"
+            )
+            failure.__cause__ = error
+            return self._eager_instead(failure, original.forward)
+        self._count_graph()
+        if self._hooks.counts:
+            self._unmatched.tell()
+        if not self._ran:
+            for observer in self._hooks.observers:
+                observer.taken_from_cache()
+            if self._hooks.counts:
+                counters.count("cache_hits")
+        return self._eager_if_wrong(self._with_partition_repro(compiled, original), original.forward)
+
+    def traced(self, joint: fx.GraphModule) -> None:
+        """The joint graph is traced."""
+        self._ran = True
+        counters.count("joint")
+        annotate(joint)
+        for observer in self._hooks.observers:
+            observer.joint(joint)
+
+    def run_passes(self, gm: fx.GraphModule, kind: Any) -> None:
+        """Run the passes for one kind of graph.
+
+        Raises:
+            PassError: when one fails.
+        """
+        self._unmatched.before(gm, kind)
+        with counters.timed("passes"):
+            try:
+                runs = self._manager.run(gm, kind)
+            except PassError as error:
+                if self._values is not None:
+                    self._values.explain(error)
+                raise
+        counters.move_seconds("checks", sum(run.check_seconds for run in runs), from_stage="passes")
+        self._unmatched.after(runs, kind)
+        for observer in self._hooks.observers:
+            observer.runs.extend(runs)
+            observer.graph(kind, gm)
+
+    def partition(
+        self, joint: fx.GraphModule, compiler: Compiler, joint_inputs: Any, **aot: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split the joint graph. Args: those of AOTAutograd's partition function, and the compiler."""
+        if self._values is not None and compiler.partition_keeps_rng(joint):
+            self._values.to_be_partitioned(joint)
+        with self._stage(PartitionError, joint, "joint"):
+            forward, backward = compiler.partition(joint, joint_inputs, **aot)
+        if self._values is not None:
+            self._values.partitioned(forward, backward)
+        return forward, backward
+
+    def lower(self, gm: fx.GraphModule, kind: Any, compile: Callable[[], Callable[..., Any]]) -> Any:
+        """Run the passes of a graph and compile it.
+
+        Args:
+            gm: a forward, backward or inference graph.
+            kind: which of these.
+            compile: compiles it; may change it.
+
+        Raises:
+            StageError: when a stage fails, and failures are to be raised.
+        """
+        counters.count(kind)
+        if kind == "inference":
+            self._ran = True
+            annotate(gm)
+        # A failing pass may leave the graph half rewritten: eager then runs the graph as it was.
+        eager = with_inductor_rng(copy_graph(gm, constants=True)) if self._to_eager else gm
+        try:
+            self.run_passes(gm, kind)
+            compiled = self._handed_over(gm, kind, compile)
+        except StageError as error:
+            run = (
+                EagerCode(eager)
+                if _torch_inductor.saves_compiled_code()
+                else _torch.make_boxed_func(eager.forward)
+            )
+            compiled = self._eager_instead(error, run)
+        return as_output_code(compiled, "it calls functions that only this process has")
+
+    def lower_backward(
+        self, gm: fx.GraphModule, inputs: Sequence[Any], compile: Callable[[], Callable[..., Any]]
+    ) -> Any:
+        """The same for a backward graph. Args: the graph, its inputs, and what compiles it."""
+        if any(isinstance(value, BackwardState) for value in inputs):
+            counters.count("backward")
+            # It runs as part of a captured pass, which compiles it, or is called from there: Inductor cannot call its hooks.
+            return as_output_code(_torch.make_boxed_func(with_inductor_rng(gm).forward), "it calls hooks")
+        # AOTAutograd may come here as late as in the first backward pass, when nothing is accelerated
+        # any more and other threads compile.
+        with compiling(), accelerated(self._options.accelerate):
+            compiled = self.lower(gm, "backward", compile)
+        if self._hooks.counts:
+            self._unmatched.tell()
+        return compiled
+
+    def _handed_over(self, gm: fx.GraphModule, kind: Any, compile: Callable[[], Callable[..., Any]]) -> Any:
+        """The graph, compiled, with the checks of its first calls around it."""
+        lowered, ranks = self._hooks.lowered, self._hooks.ranks
+        handed_over = copy_graph(gm) if lowered is not None else gm
+        gate = ranks.compiling(kind, gm) if ranks is not None else nullcontext(_unchanged)
+        try:
+            with self._stage(HandoverError, gm, kind), gate as gated:
+                compiled = gated(compile())
+        except HandoverError as error:
+            if lowered is not None:
+                lowered.failed(handed_over, error.__cause__ or error)
+            raise
+        for observer in self._hooks.observers:
+            observer.compiled(kind, compiled)
+        if lowered is not None:
+            compiled = lowered.watch(handed_over, compiled)
+        return compiled if self._values is None else self._watched(kind, compiled)
+
+    def _watched(self, kind: str, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """The compiled graph with its first calls checked by value."""
+
+        def graph_before(error: StageError, before: fx.GraphModule) -> Callable[..., Any]:
+            return self._eager_instead(error, before.forward)
+
+        assert self._values is not None
+        # A wrong forward graph leaves the whole to eager (see _eager_if_wrong); for a wrong backward graph it is
+        # too late for that: the graph before the wrong pass runs instead.
+        return self._values.watch(kind, compiled, graph_before if kind == "backward" else None)
+
+    def _with_partition_repro(self, compiled: Callable[..., Any], gm: fx.GraphModule) -> Callable[..., Any]:
+        """``compiled``; when the value check finds the partition wrong, its error points to a small program."""
+        values = self._values
+        if values is None:
+            return compiled
+
+        def run(*inputs: Any) -> Any:
+            try:
+                return compiled(*inputs)
+            except ValueMismatchError as error:
+                if error.pass_name == "partition" and not error.repro:
+                    values.explain_partition(error, gm, inputs)
+                if self._hooks.advises and not self._to_eager:
+                    error.advise()
+                raise
+
+        return run
+
+    def _eager_if_wrong(self, compiled: Callable[..., Any], eager: Callable[..., Any]) -> Callable[..., Any]:
+        """``compiled``, until the value check finds it wrong: eager from then on (``on_failure="eager"``)."""
+        if self._values is None or not self._to_eager:
+            return compiled
+        running = compiled
+
+        def run(*inputs: Any) -> Any:
+            nonlocal running
+            try:
+                return running(*inputs)
+            except ValueMismatchError as error:
+                running = self._eager_instead(error, eager)
+                return running(*inputs)
+
+        return run
+
+    @contextmanager
+    def _stage(self, failure: type[StageError], gm: fx.GraphModule, kind: str) -> Iterator[None]:
+        try:
+            with counters.timed(failure.stage):
+                yield
+        except StageError:
+            raise
+        except Exception as error:
+            if _torch.is_control_flow(error):
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            raise failure(reason, failing_node(error, gm), graph=kind) from error
+
+    def _eager_instead(self, error: StageError, eager: Callable[..., Any]) -> Callable[..., Any]:
+        if not self._to_eager:
+            if self._hooks.advises:
+                error.advise()
+            raise error
+        counters.add_fallback(Fallback(error.stage, error.reason, str(error.location)))
+        log.warning("running in eager instead (on_failure=%r): %s", self._options.on_failure, error)
+        return eager
+
+    def _count_graph(self) -> None:
+        if not self._hooks.counts:
+            return
+        counters.count("graphs")
+        compile_id = _torch.CompileContext.current_compile_id()
+        if compile_id is not None and compile_id.frame_compile_id:
+            counters.count("recompiles")
+
+
+def _unchanged(compiled: Any) -> Any:
+    return compiled
