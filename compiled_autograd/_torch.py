@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch._dynamo import compiled_autograd as torch_compiled_autograd
 from torch._dynamo.eval_frame import OptimizedModule
-from torch._dynamo.utils import get_metrics_context
 from torch._dynamo.variables.distributed import BackwardHookVariable
 from torch.utils._traceback import CapturedTraceback
 
@@ -23,7 +22,7 @@ from fake.seam.autograd_engine import current_autograd_node, top_saved_tensors_h
 from fake.seam.autograd_engine import keeps_graph_in_engine as keeps_graph
 from fake.seam.dispatch import TorchDispatchMode, dispatch_mode_depth
 from fake.seam.dispatch import disable_current_modes as _disable_current_modes
-from fake.seam.dynamo import TensorVariable, registry
+from fake.seam.dynamo import TensorVariable, get_metrics_context, registry
 from fake.seam.dynamo import config as dynamo_config
 from fake.seam.guards import TensorGuards
 from fake.seam.logging import log_state

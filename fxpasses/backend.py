@@ -21,7 +21,7 @@ from fxpasses.checking.staged import in_eager_with_repro
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.backward_capture import with_captured_backward
 from fxpasses.compiling.factors import input_names
-from fxpasses.compiling.history import Compilation, describe_compilation, recent
+from fxpasses.compiling.history import Compilation, describe_compilation, explain_miss, recent
 from fxpasses.compiling.observing import Observer, RankCheck, recorder
 from fxpasses.compiling.options import Options
 from fxpasses.errors import ContractError, OptionsError
@@ -109,8 +109,12 @@ def _compile(
         observers.append(GraphFiles(parsed.report))
     if parsed.check == "values":
         observers.append(RegionChecks())
+    compile_id = _torch.CompileContext.current_compile_id()
+    frame = compile_id.frame_id if compile_id is not None else None
+    again = compile_id is not None and compile_id.frame_compile_id
+    earlier = recent.of_frame(frame) if again and parsed.report else None
     for observer in observers:
-        observer.dynamo(gm, parsed)
+        observer.dynamo(gm, parsed, explain_miss(earlier, made) if earlier is not None else None)
     recording = recorder()
     if recording is not None:
         observers.append(recording.observer())
@@ -129,7 +133,7 @@ def _compile(
     compiled = compile_graph(gm, example_inputs, parsed, hooks)
     if recording is not None:
         compiled = recording.watched(compiled)
-    recent.add(dataclasses.replace(made, from_cache=cached.found))
+    recent.add(dataclasses.replace(made, from_cache=cached.found), frame)
     shape_env = _torch.shape_env_of(example_inputs)
     if shape_env is not None:
         for observer in observers:

@@ -134,14 +134,17 @@ class FirstCalls:
         self._told: set[str] = set()
         self.before_error: fx.GraphModule | None = None
 
-    def look(self, args: Sequence[Any]) -> None:
+    def look(self, args: Sequence[Any]) -> bool:
         """Check this call, if it is one of the first, or one of the first of its sizes.
+
+        Returns:
+            Whether it was.
 
         Raises:
             ValueMismatchError: when a pass was wrong.
         """
         if getattr(_looking, "now", False):
-            return
+            return False
         rewrites = [rewrite for kind in self._kinds for rewrite in self._check.rewrites(kind)]
         sizes = tuple(n for a in args if isinstance(a, Tensor) for n in a.shape)
         if (
@@ -149,7 +152,7 @@ class FirstCalls:
             or len(self._seen) >= _MOST_CALLS
             or (len(self._seen) >= _CALLS and sizes in self._seen)
         ):
-            return
+            return False
         first = not self._seen
         self._seen.append(sizes)
         _looking.now = True
@@ -159,6 +162,7 @@ class FirstCalls:
                 self._look_at(rewrites, args, first)
         finally:
             _looking.now = False
+        return True
 
     def _look_at(self, rewrites: Sequence[Rewrite], args: Sequence[Any], first: bool) -> None:
         for kind in dict.fromkeys(rewrite.kind for rewrite in rewrites):

@@ -55,6 +55,7 @@ class ValueCheck(RewriteCheck):
         self._rewrites: dict[str, list[Rewrite]] = {}
         self._joint: fx.GraphModule | None = None
         self._latest: Rewrite | None = None
+        self._verdicts: dict[tuple[str, str], str] = {}
 
     def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> fx.GraphModule:
         """Keep a copy of the graph. Args: those of :meth:`fxpasses.pass_manager.contract.Check.before`."""
@@ -103,8 +104,11 @@ class ValueCheck(RewriteCheck):
         def run(inputs: list[Any]) -> Any:
             nonlocal running
             try:
-                looker.look(inputs)
+                if looker.look(inputs):
+                    self._tell()
             except ValueMismatchError as error:
+                self._verdicts[error.graph or kind, error.pass_name] = f"wrong: {error.reason}"
+                self._tell()
                 if instead is None:
                     raise
                 running = instead(error, looker.before_error)
@@ -114,6 +118,10 @@ class ValueCheck(RewriteCheck):
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
+
+    def _tell(self) -> None:
+        for observer in self.observers:
+            observer.verdicts(self._verdicts)
 
     def rewrites(self, kind: str) -> list[Rewrite]:
         """The rewrites of graphs of one kind, in order."""
@@ -130,6 +138,7 @@ class ValueCheck(RewriteCheck):
         found = compare(trial.reference, rewrite.after, names, rewrite.bitwise)
         if found:
             raise self.blame(rewrite, trial, found)
+        self._verdicts.setdefault((rewrite.kind, rewrite.name), "the same values")
 
     def has_time(self, rewrite: Rewrite) -> bool:
         """Whether to go on with made-up inputs: as long as there are any."""
@@ -137,6 +146,7 @@ class ValueCheck(RewriteCheck):
 
     def cannot_examine(self, rewrite: Rewrite, why: str) -> None:
         """Say that a rewrite is not checked."""
+        self._verdicts[rewrite.kind, rewrite.name] = f"not checked: {why}"
         log.warning("%s on the %s graph is not checked by value: %s", rewrite.name, rewrite.kind, why)
 
     def blame(self, rewrite: Rewrite, trial: Trial, found: list[Mismatch]) -> ValueMismatchError:

@@ -1,4 +1,5 @@
-"""Make one HTML page of what was compiled with options={"report": DIRECTORY}: source, graphs, passes, memory, sizes, kernels."""
+"""Make one HTML page of what was compiled with options={"report": DIRECTORY}: source, graphs, passes, memory, sizes, kernels;
+with --against, what differs from another one."""
 
 from __future__ import annotations
 
@@ -14,18 +15,21 @@ HELP = "make one HTML page of what was compiled"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the directory and the file."""
     parser.add_argument("directory", help="what options={'report': ...} named")
+    parser.add_argument(
+        "--against", metavar="DIRECTORY", help="another report: what differs from it, in a tab of its own"
+    )
     parser.add_argument("--output", metavar="FILE", help="the page (default DIRECTORY/report.html)")
     parser.add_argument("--open", action="store_true", help="open it in the browser")
 
 
 def run(arguments: argparse.Namespace) -> Outcome:
-    """Write the page; with ``--json`` the data is printed as well."""
+    """Write the page; with ``--json`` the data is printed instead, or the comparison if there is one."""
     from fxpasses.reports.page import read_report, write_page
 
-    data = read_report(arguments.directory)
+    data = read_report(arguments.directory, arguments.against)
     file = Path(arguments.output or Path(arguments.directory) / "report.html")
     if not arguments.json:
         write_page(data, file)
         if arguments.open:
             webbrowser.open(file.resolve().as_uri())
-    return Outcome(0, data, lambda: print(file))
+    return Outcome(0, data.get("against", data), lambda: print(file))

@@ -187,15 +187,20 @@ class _Recent:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._records: deque[Compilation] = deque(maxlen=_KEPT)
+        self._records: deque[tuple[Compilation, int | None]] = deque(maxlen=_KEPT)
 
-    def add(self, made: Compilation) -> None:
+    def add(self, made: Compilation, frame: int | None) -> None:
         with self._lock:
-            self._records.append(made)
+            self._records.append((made, frame))
+
+    def of_frame(self, frame: int | None) -> Compilation | None:
+        """The last compilation of the code to which Dynamo gave that number."""
+        with self._lock:
+            return next((made for made, other in reversed(self._records) if other == frame), None)
 
     def all(self) -> tuple[Compilation, ...]:
         with self._lock:
-            return tuple(self._records)
+            return tuple(made for made, _ in self._records)
 
     def reset(self) -> None:
         with self._lock:

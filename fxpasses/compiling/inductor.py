@@ -61,11 +61,12 @@ class Partitioner(_torch.CustomPartitionerFn):
 
     memory_budget: float | None
     digest: str | None
+    curve: bool = False
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return partition(gm, joint_inputs, memory_budget=self.memory_budget, **kwargs)
+        return partition(gm, joint_inputs, memory_budget=self.memory_budget, curve=self.curve, **kwargs)
 
     def uuid(self) -> str | None:
         return self.digest
@@ -124,7 +125,7 @@ class InductorCompiler:
         example_inputs: Sequence[Any],
         compiled_callable: Direct = lambda node: None,
     ) -> None:
-        partitioner = Partitioner(options.memory_budget, cache_identity(options))
+        partitioner = Partitioner(options.memory_budget, cache_identity(options), bool(options.report))
         self.patches = {**options.inductor_patches(), "custom_partitioner_fn": partitioner}
         if partitioner.digest is None:
             self.patches |= {"fx_graph_cache": False, "fx_graph_remote_cache": False}
@@ -316,7 +317,7 @@ class EagerCompiler:
     """Run the partitioned graphs operator by operator: every stage but Inductor.
 
     Args:
-        options: of which ``memory_budget`` is used.
+        options: of which ``memory_budget`` and ``report`` are used.
         decompose: whether AOTAutograd decomposes operators as it does for Inductor.
         compiled_callable: returns the callable for a call that is compiled already, and ``None`` for others.
     """
@@ -328,6 +329,7 @@ class EagerCompiler:
         compiled_callable: Direct = lambda node: None,
     ) -> None:
         self._memory_budget = options.memory_budget
+        self._curve = bool(options.report)
         self._decompose = decompose
         self._compiled_callable = compiled_callable
 
@@ -340,7 +342,7 @@ class EagerCompiler:
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return partition(joint, joint_inputs, memory_budget=self._memory_budget, **aot)
+        return partition(joint, joint_inputs, memory_budget=self._memory_budget, curve=self._curve, **aot)
 
     def partition_keeps_rng(self, joint: fx.GraphModule) -> bool:
         return True

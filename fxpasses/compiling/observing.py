@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from torch import fx
 
+from fxpasses.compiling.history import Miss
 from fxpasses.compiling.options import Options
 from fxpasses.errors import PassError, StageError, ValueMismatchError
 from fxpasses.pass_manager.contract import Check
@@ -33,8 +34,14 @@ class Observer:
 
     runs: list[PassRun] = field(default_factory=list)
 
-    def dynamo(self, gm: fx.GraphModule, options: Options) -> None:
-        """Dynamo's graph, before anything is done with it."""
+    def dynamo(self, gm: fx.GraphModule, options: Options, earlier: Miss | None = None) -> None:
+        """Dynamo's graph, before anything is done with it.
+
+        Args:
+            gm: the graph.
+            options: of the compilation.
+            earlier: what differs from the last compilation of the same code, if there was one.
+        """
 
     def joint(self, gm: fx.GraphModule) -> None:
         """The joint graph as AOTAutograd traced it, before any pass. Copy it to keep it."""
@@ -54,6 +61,9 @@ class Observer:
     def calls_regions(self, before: fx.GraphModule, after: fx.GraphModule) -> None:
         """The graph of which repeated subgraphs became regions, and the one that calls these."""
 
+    def verdicts(self, found: Mapping[tuple[str, str], str]) -> None:
+        """What the value check says so far, by kind of graph and name of the pass."""
+
     def regions(self, report: object) -> None:
         """The repeated subgraphs of the Dynamo graph, and which of them became regions."""
 
@@ -67,7 +77,13 @@ class Observer:
 
 
 class RewriteCheck(Check):
-    """Compares the graphs before and after each rewrite when the compiled function first runs."""
+    """Compares the graphs before and after each rewrite when the compiled function first runs.
+
+    Attributes:
+        observers: are told the verdicts.
+    """
+
+    observers: Sequence[Observer] = ()
 
     def to_be_partitioned(self, joint: fx.GraphModule) -> None:
         """Remember the joint graph that the partition is given."""

@@ -34,6 +34,17 @@ class Chain:
     steps: list[int]
     weights: list[int]
 
+    @property
+    def flops(self) -> list[int]:
+        """FLOPs of the priced operations that are recomputed after each number of steps."""
+        position = [0] * len(self.cuts)
+        flops = [sum(options[0].flops for options in self.cuts)]
+        for occurrence in self.steps:
+            before, after = self.cuts[occurrence][position[occurrence] :][:2]
+            position[occurrence] += 1
+            flops.append(flops[-1] + after.flops - before.flops)
+        return flops
+
     def sides_within(self, weight: int) -> bytearray:
         """Sides of the first cut that saves no more than `weight`; of the last cut if none does.
 

@@ -1,5 +1,7 @@
 """The partition function that AOTAutograd calls: joint graph in, forward and backward graphs out."""
 
+import dataclasses
+import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -21,6 +23,9 @@ __all__ = ["partition"]
 
 log = logging.getLogger(__name__)
 
+_CURVE_POINTS = 100
+"""Points of a curve that are kept, besides the last."""
+
 
 def partition(
     joint: fx.GraphModule,
@@ -29,6 +34,7 @@ def partition(
     num_fwd_outputs: int,
     static_lifetime_input_indices: list[int] | None = None,
     memory_budget: float | None = 1.0,
+    curve: bool = False,
     **aot_kwargs: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split AOTAutograd's joint graph into a forward and a backward graph that together save the fewest bytes.
@@ -47,6 +53,7 @@ def partition(
             pass: saving them costs nothing.
         memory_budget: 0 to 1. ``torch.autograd.graph.region_activation_memory_budget`` around the forward pass
             overrides it. None reads ``torch._functorch.config.activation_memory_budget``.
+        curve: whether the report tells what other budgets would give.
         **aot_kwargs: what else AOTAutograd and Inductor pass (``compiler``); not used.
 
     Returns:
@@ -87,6 +94,8 @@ def partition(
     report = make_report(
         graph, cost, terms, forward, backward, num_fwd_outputs, budget, full, zero, clock.laps()
     )
+    if curve:
+        report = dataclasses.replace(report, curve=_curve(graph, cost, terms, policy))
     forward.meta[META_KEY] = report
     log.info("%s", report)
     return forward, backward
@@ -168,6 +177,19 @@ def _decide(
         allowed = zero // unit + int(budget * (full // unit - zero // unit))
         side = chain.sides_within((allowed + 1) * unit - 1 - (full - chain.weights[0]))
     return side, full // unit, zero // unit
+
+
+def _curve(
+    graph: JointGraph, cost: CostModel, terms: list[Verdict], policy: RecomputePolicy
+) -> tuple[tuple[int, int], ...]:
+    """Bytes saved and FLOPs of priced operations along the chain of cuts, from a budget of 1 down to 0."""
+    weights, unit = save_weights(graph, cost, terms, policy)
+    chain = chain_of_cuts(build_network(graph, cost, terms, weights, priced=True))
+    side = chain.sides_after(0)
+    decided = sum(weights[i] or 0 for i in range(len(weights)) if _is_saved(i, side)) - chain.weights[0]
+    points = [((decided + w) // unit, f) for w, f in zip(chain.weights, chain.flops, strict=True)]
+    stride = -(-len(points) // _CURVE_POINTS)
+    return tuple(dict.fromkeys((*itertools.islice(points, 0, None, stride), points[-1])))
 
 
 def _is_saved(node: int, side: bytearray) -> bool:

@@ -61,6 +61,8 @@ class PartitionReport:
         bytes_at_zero_budget: `saved_bytes` at a budget of 0; only worked out for a budget below 1, else None.
         recomputed_flops: FLOPs of the recomputed operations.
         seconds: time that the partition took, by part (``total`` for all of it).
+        curve: saved bytes and the FLOPs of expensive operations that are recomputed for them, from a budget of 1 down to 0; only
+            where it was asked for.
     """
 
     memory_budget: float
@@ -71,6 +73,7 @@ class PartitionReport:
     bytes_at_zero_budget: int | None
     recomputed_flops: int
     seconds: Mapping[str, float]
+    curve: tuple[tuple[int, int], ...] = ()
 
     @property
     def static_bytes(self) -> int:

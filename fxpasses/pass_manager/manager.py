@@ -217,6 +217,7 @@ class _Graph:
             check_seconds=time.perf_counter() - applied + start - checking,
             round=round,
             options=str(item),
+            contract=item.contract,
             _before=before,
             _after=after,
         )

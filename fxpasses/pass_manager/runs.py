@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from fxpasses.graphs.rewriting import same_size
-from fxpasses.pass_manager.contract import GraphKind
+from fxpasses.pass_manager.contract import Contract, GraphKind
 from fxpasses.pass_manager.sites import MatchSite
 
 __all__ = ["Entry", "PassRun", "Snapshot", "same_argument"]
@@ -117,6 +117,7 @@ class PassRun:
         sites: the match sites that the pass claimed (see :mod:`fxpasses.pass_manager.sites`).
         round: which round of its fixpoint group this was, from 1; 0 outside of any.
         options: the pass with its options as text.
+        contract: what the pass promises.
     """
 
     name: str
@@ -132,6 +133,7 @@ class PassRun:
     check_seconds: float = 0.0
     round: int = 0
     options: str = ""
+    contract: Contract = field(default_factory=Contract, compare=False)
     _before: Snapshot | None = field(default=None, repr=False, compare=False)
     _after: Snapshot | None = field(default=None, repr=False, compare=False)
 
@@ -163,6 +165,10 @@ class PassRun:
         data: dict[str, Any] = {
             "name": self.name,
             "options": self.options,
+            "contract": {
+                name: sorted(value) if isinstance(value, frozenset) else value
+                for name, value in vars(self.contract).items()
+            },
             "graph": self.graph,
             "changed": self.changed,
             "round": self.round,

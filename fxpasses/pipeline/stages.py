@@ -73,6 +73,8 @@ class Stages:
         self._options = options
         self._hooks = hooks
         self._values = hooks.values
+        if hooks.values is not None:
+            hooks.values.observers = hooks.observers
         self._to_eager = options.on_failure != "raise" and not hooks.of_region
         self._manager = PassManager(
             options.passes,

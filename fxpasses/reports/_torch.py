@@ -10,7 +10,17 @@ from typing import Any
 
 from torch import fx
 
-__all__ = ["compile_options", "generated_code", "kernels_of", "source_of", "symbols_of"]
+from fake.seam.dynamo import get_metrics_context
+
+__all__ = [
+    "compile_options",
+    "end_of_graph",
+    "generated_code",
+    "kernels_of",
+    "recompile_reason",
+    "source_of",
+    "symbols_of",
+]
 
 
 def source_of(placeholder: fx.Node) -> str:
@@ -18,6 +28,21 @@ def source_of(placeholder: fx.Node) -> str:
     source = getattr(placeholder, "_dynamo_source", None)
     name = getattr(source, "name", "")
     return str(name() if callable(name) else name)  # a property in some releases
+
+
+def end_of_graph(gm: fx.GraphModule) -> dict[str, Any] | None:
+    """Why Dynamo's graph ends before the function does: the reason and the user's line; None where it does not."""
+    why = getattr(gm, "compile_subgraph_reason", None)
+    if why is None or not why.graph_break:
+        return None
+    stack = [frame for frame in why.user_stack if frame.lineno]
+    where = {"file": stack[-1].filename, "line": stack[-1].lineno, "code": stack[-1].line} if stack else None
+    return {"reason": str(why.reason), "where": where}
+
+
+def recompile_reason() -> str:
+    """The guard that failed, if Dynamo compiles something again now, or ""."""
+    return str(get_metrics_context()._metrics.get("recompile_reason") or "")
 
 
 def generated_code(compiled: Callable[..., Any]) -> str:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fxpasses.reports.versions import NODE_FIELDS
+
 __all__ = ["advice"]
 
 _SHOWN = 3
+_TARGET = NODE_FIELDS.index("target")
+_BREAKS = {
+    "generic_jump TensorVariable()": "a branch depends on the value of a tensor",
+    "step_unsupported": "Dynamo does not trace this call",
+}
+"""Dynamo's own words for two reasons, and what they mean."""
 
 
 def advice(graphs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -21,6 +30,9 @@ def advice(graphs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         At most three of ``{"title", "why", "do", "source"}``.
     """
     found = [item for graph in graphs for item in _of_graph(graph)]
+    found += [
+        item for graph in graphs if "/regions/" not in graph["name"] for item in _of_memory(graph, graphs)
+    ]
     found.sort(key=lambda item: -item[0])
     unique = {(entry["title"], entry["source"]): entry for _, entry in reversed(found)}
     return list(reversed(unique.values()))[:_SHOWN]
@@ -50,32 +62,72 @@ def _of_graph(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
         if guard.get("avoid") and where:  # a line asked for it: one that can be changed
             title = f"Sizes are restricted: {guard['expression']}"
             yield 60.0, _entry(title, guard["why"], guard["avoid"], f"{where['file']}:{where['line']}")
-    yield from _of_memory(graph)
+    ended, again = graph.get("ended"), graph.get("recompiled")
+    if ended:
+        where = ended["where"] or {"file": "", "line": 0, "code": ""}
+        yield (
+            70.0,
+            _entry(
+                f"The graph ends here: {_BREAKS.get(ended['reason'], ended['reason'])}",
+                where["code"],
+                "what is before and after it is compiled apart; torch.compile(..., fullgraph=True) tells how to avoid it",
+                f"{where['file']}:{where['line']}" if where["file"] else "",
+            ),
+        )
+    if again:
+        yield (
+            65.0,
+            _entry(
+                f"Compiled again: {again['reason'] or 'another guard failed'}",
+                "; ".join(again["differs"]),
+                "torch._dynamo.mark_dynamic(tensor, dim) or dynamic=True from the first call, if it is a size that changes",
+                "",
+            ),
+        )
     yield from _of_time(graph)
 
 
-def _of_memory(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
+def _of_memory(
+    graph: dict[str, Any], graphs: Sequence[dict[str, Any]]
+) -> Iterable[tuple[float, dict[str, Any]]]:
     partition = graph["partition"]
     if not partition or partition["memory_budget"] < 1 or partition["saved_bytes"] < 1_000_000:
         return
-    sizes = {name: size for name, size, _, kind, _ in partition["saved"] if kind == "activation"}
-    by_line: Counter[int] = Counter()
-    for row in graph["graphs"].get("forward", {}).get("nodes", ()):
-        if row[0] in sizes:
-            by_line[row[8]] += sizes[row[0]]
+    by_line: Counter[tuple[str, int, str]] = Counter()
+    for part, copies in _with_regions(graph, graphs):
+        saved = (part["partition"] or {"saved": ()})["saved"]
+        sizes = {name: size for name, size, _, kind, _ in saved if kind == "activation"}
+        nodes = part["graphs"].get("forward", {"nodes": ()})["nodes"]
+        for row in nodes:
+            node = dict(zip(NODE_FIELDS, row, strict=True))
+            called = nodes[node["inputs"][0]] if part["targets"][node["target"]] == "getitem" else row
+            of_region = part["targets"][called[_TARGET]].startswith("fxpasses.region_")
+            if node["name"] in sizes and node["line"] >= 0 and not of_region:
+                file, number, _, code = part["lines"][node["line"]]
+                by_line[file, number, code] += copies * sizes[node["name"]]
     if not by_line:
         return
-    line, size = by_line.most_common(1)[0]
-    file, number, _, code = graph["lines"][line] if line >= 0 else ("", 0, "", "")
+    (file, number, code), size = by_line.most_common(1)[0]
     yield (
         30.0 + 20.0 * size / max(1, partition["saved_bytes"]),
         _entry(
             f"{size / 1e6:.1f} of {partition['saved_bytes'] / 1e6:.1f} MB of activations are saved for one line",
-            code or "its line is not known",
+            code,
             "options={'memory_budget': 0.5} computes some of them again in the backward pass",
-            f"{file}:{number}" if file else "",
+            f"{file}:{number}",
         ),
     )
+
+
+def _with_regions(
+    graph: dict[str, Any], graphs: Sequence[dict[str, Any]], copies: int = 1
+) -> Iterable[tuple[dict[str, Any], int]]:
+    """A graph and those of its regions, each with the number of its copies."""
+    yield graph, copies
+    inner = [part for part in graphs if part["name"].rpartition("/regions/")[0] == graph["name"]]
+    taken = [item["copies"] for item in (graph["regions"] or {}).get("repeats", ()) if item["taken"]]
+    for part, times in itertools.zip_longest(inner, taken[: len(inner)], fillvalue=1):
+        yield from _with_regions(part, graphs, copies * times)  # type: ignore[arg-type]
 
 
 def _of_time(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import fx
 
 import fake
+from fxpasses.compiling.history import Miss
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.partitioner import META_KEY
@@ -48,8 +49,9 @@ class GraphFiles(Observer):
                 continue
         raise AssertionError("itertools.count() ended")
 
-    def dynamo(self, gm: fx.GraphModule, options: Options) -> None:
-        self._record.dynamo(gm, options)
+    def dynamo(self, gm: fx.GraphModule, options: Options, earlier: Miss | None = None) -> None:
+        """Args: those of :meth:`Observer.dynamo`."""
+        self._record.dynamo(gm, options, earlier)
 
     def joint(self, gm: fx.GraphModule) -> None:
         self._write("traced", gm)
@@ -69,6 +71,10 @@ class GraphFiles(Observer):
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
         (self.directory / "guards.txt").write_text(f"{fake.explain(shape_env, graph=graph)}\n")
         self._record.guards(shape_env, graph)
+        self._record.write(self.directory)
+
+    def verdicts(self, found: Mapping[tuple[str, str], str]) -> None:
+        self._record.verdicts(found)
         self._record.write(self.directory)
 
     def regions(self, report: object) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from fxpasses.errors import ReportError
 from fxpasses.reports.advice import advice
+from fxpasses.reports.against import compare
 from fxpasses.reports.versions import SCHEMA
 
 __all__ = ["read_report", "report", "write_page"]
@@ -19,12 +20,18 @@ __all__ = ["read_report", "report", "write_page"]
 _ASSETS = Path(__file__).parent / "assets"
 
 
-def report(compiled: Callable[..., Any] | str | os.PathLike[str], output: str | Path | None = None) -> Path:
+def report(
+    compiled: Callable[..., Any] | str | os.PathLike[str],
+    output: str | Path | None = None,
+    *,
+    against: str | os.PathLike[str] | None = None,
+) -> Path:
     """Make one HTML page of what was compiled with ``options={"report": directory}``.
 
     Args:
         compiled: what ``torch.compile(..., backend="fxpasses", options={"report": directory})`` returned, or the directory.
         output: the file; ``report.html`` in the directory by default.
+        against: the directory of another report; a tab of its own tells what differs.
 
     Returns:
         The file.
@@ -49,11 +56,20 @@ def report(compiled: Callable[..., Any] | str | os.PathLike[str], output: str | 
                 'it was compiled without a report: torch.compile(..., options={"report": "directory"})'
             )
         directory = Path(found)
-    return write_page(read_report(directory), Path(output) if output else directory / "report.html")
+    return write_page(read_report(directory, against), Path(output) if output else directory / "report.html")
 
 
-def read_report(directory: str | os.PathLike[str]) -> dict[str, Any]:
+def read_report(
+    directory: str | os.PathLike[str], against: str | os.PathLike[str] | None = None
+) -> dict[str, Any]:
     """The data of a directory: that of each graph, in order, its regions after it.
+
+    Args:
+        directory: what ``options={"report": directory}`` named.
+        against: another one: ``"against"`` tells what differs.
+
+    Returns:
+        ``schema``, ``graphs``, ``advice``, and ``against``.
 
     Raises:
         ReportError: there is no such directory, no report in it, or one of another version.
@@ -81,7 +97,10 @@ def read_report(directory: str | os.PathLike[str]) -> dict[str, Any]:
             f"there is no report in {str(root)!r}: compile with options={{'report': {str(root)!r}}}, and clear what "
             "was compiled before (fxpasses cache clear): a graph that comes whole from a cache goes through no stage"
         )
-    return {"schema": SCHEMA, "graphs": graphs, "advice": advice(graphs)}
+    data = {"schema": SCHEMA, "graphs": graphs, "advice": advice(graphs)}
+    if against is not None:
+        data["against"] = {"directory": str(against), **compare(read_report(against), data)}
+    return data
 
 
 def write_page(data: dict[str, Any], file: Path) -> Path:

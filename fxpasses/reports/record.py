@@ -6,12 +6,13 @@ a step of 48 layers has thousands of nodes.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,22 @@ from torch import fx
 
 import fake
 import fxpasses
+from fxpasses.compiling.history import Miss
+from fxpasses.compiling.options import Options
 from fxpasses.counters import counters
 from fxpasses.graphs.provenance import provenance
 from fxpasses.graphs.rewriting import value_of
 from fxpasses.partitioner import META_KEY
 from fxpasses.partitioner.cost import CostModel, is_view
 from fxpasses.pass_manager.runs import PassRun
-from fxpasses.reports._torch import generated_code, kernels_of, source_of, symbols_of
+from fxpasses.reports._torch import (
+    end_of_graph,
+    generated_code,
+    kernels_of,
+    recompile_reason,
+    source_of,
+    symbols_of,
+)
 from fxpasses.reports.text import type_text
 from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
 
@@ -59,6 +69,7 @@ class Recorder:
     def __init__(self) -> None:
         self._lines, self._modules, self._targets = _Table(), _Table(), _Table()
         self._inputs: list[str] = []
+        self._verdicts: Mapping[tuple[str, str], str] = {}
         self._since, self._stages = time.perf_counter(), counters.snapshot()
         self._data: dict[str, Any] = {
             "schema": SCHEMA,
@@ -69,15 +80,33 @@ class Recorder:
             "partition": None,
             "guards": [],
             "symbols": [],
+            "ended": None,
+            "recompiled": None,
             "regions": None,
             "kernels": [],
         }
 
-    def dynamo(self, gm: fx.GraphModule, options: object) -> None:
-        """Dynamo's graph: what its inputs are called in the user's program."""
+    def dynamo(self, gm: fx.GraphModule, options: Options, earlier: Miss | None = None) -> None:
+        """Dynamo's graph: what its inputs are called in the user's program, why it ends, what it is compiled again for.
+
+        Args:
+            gm: the graph.
+            options: of the compilation.
+            earlier: what differs from the last compilation of the same code.
+        """
+        self._data["ended"] = end_of_graph(gm)
+        if earlier is not None:
+            differs = [str(difference) for difference in earlier.differences]
+            self._data["recompiled"] = {"reason": recompile_reason(), "differs": differs}
         holders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         self._inputs = [parameter_name(source_of(node)) or str(node.target) for node in holders]
         self._data["options"] = str(options)
+        self._data["settings"] = {
+            f.name: ", ".join(map(str, options.passes))
+            if f.name == "passes"
+            else str(getattr(options, f.name))
+            for f in dataclasses.fields(options)
+        }
 
     def graph(self, kind: str, gm: fx.GraphModule, runs: Iterable[PassRun] = ()) -> None:
         """A graph, and the passes that made it what it is."""
@@ -99,6 +128,7 @@ class Recorder:
                 "bytes_at_full_budget": found.bytes_at_full_budget,
                 "bytes_at_zero_budget": found.bytes_at_zero_budget,
                 "recomputed_flops": found.recomputed_flops,
+                "curve": found.curve,
                 "saved": [[v.name, v.bytes, v.source, v.kind, v.reason] for v in found.saved],
                 "recomputed": [[v.name, v.flops, v.source, v.reason] for v in found.recomputed],
             }
@@ -121,6 +151,10 @@ class Recorder:
             json.dumps(fake.explain(shape_env, graph=graph).to_dict(), default=str)
         )
         self._data["symbols"] = symbols_of(shape_env)
+
+    def verdicts(self, found: Mapping[tuple[str, str], str]) -> None:
+        """What the value check says of the passes."""
+        self._verdicts = dict(found)
 
     def regions(self, report: Any) -> None:
         """The repeated subgraphs of Dynamo's graph."""
@@ -146,6 +180,13 @@ class Recorder:
         spent = {stage: seconds - then.seconds.get(stage, 0.0) for stage, seconds in now.seconds.items()}
         return {
             **self._data,
+            "passes": [
+                {
+                    **run,
+                    "verdict": self._verdicts.get((run["graph"], run["name"]), "") if run["changed"] else "",
+                }
+                for run in self._data["passes"]
+            ],
             "seconds": {
                 "total": time.perf_counter() - self._since,
                 "stages": {

@@ -1,11 +1,12 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const TABS = ["Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels"];
+  const TABS = [...(data.against ? ["Against"] : []), "Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels"];
   const SHOWN = 200;          // rows that are rendered at once
+  const AROUND = 4;           // lines of source before and after one with operators
   const DRAWN = 120;          // boxes that are laid out at once
   const view = document.getElementById("view"), detail = document.getElementById("detail");
-  const state = { graph: 0, tab: "Summary", kind: null, node: null, line: null, search: "" };
+  const state = { graph: 0, tab: TABS[0], kind: null, node: null, line: null, search: "" };
 
   // Everything is made of text nodes and attributes: nothing from the data is ever parsed as HTML.
   function h(tag, props, ...children) {
@@ -14,7 +15,7 @@
       if (key === "onclick" || key === "ontoggle" || key === "oninput") made[key] = value;
       else if (value !== null && value !== undefined && value !== false) made.setAttribute(key, value);
     }
-    for (const child of children.flat(3)) if (child !== null && child !== undefined) made.append(child);
+    for (const child of children.flat(6)) if (child !== null && child !== undefined) made.append(child);
     return made;
   }
   const link = (text, act) => h("a", { href: "#", onclick: (event) => { event.preventDefault(); act(); } }, text);
@@ -42,6 +43,7 @@
         moduleType: row[C.module] < 0 ? "" : graph.modules[row[C.module]][1], backward: row[C.backward], forward: row[C.forward_node],
         meaning: found.inputs[row[C.name]] || "", saved: saved.has(row[C.name]), kind,
       }));
+      for (const node of nodes) node.region = node.target.startsWith("fxpasses.region_") || (node.target === "getitem" && nodes[node.inputs[0]].region);
       for (const node of nodes) for (const input of node.inputs) nodes[input].users.push(node.index);
       made.set(key, nodes);
     }
@@ -89,7 +91,40 @@
     detail.hidden = false;
   }
 
+  const recompiled = (g) => table(["", ""], [["guard that failed", g.recompiled.reason], ["what differs", g.recompiled.differs.map((text) => h("div", {}, text))]]);
+  // A graph and those of its regions, each with the number of its copies.
+  function withRegions(number, times = 1) {
+    const graph = data.graphs[number], taken = graph.regions ? graph.regions.repeats.filter((item) => item.taken) : [], under = `${graph.name}/regions/`;
+    const inner = data.graphs.map((other, i) => [other.name, i]).filter(([name]) => name.startsWith(under) && !name.slice(under.length).includes("/"));
+    return [[number, times], ...inner.flatMap(([, i], k) => withRegions(i, times * (taken[k] ? taken[k].copies : 1)))];
+  }
+  // The bytes and FLOPs of other budgets, from the partitioner's own chain of cuts.
+  function budget(p) {
+    const curve = p.curve || [];
+    if (curve.length < 2) return [];
+    const full = curve[0][0], zero = curve[curve.length - 1][0], told = h("p", {}), holder = h("div");
+    const share = (bytes) => full === zero ? 1 : (bytes - zero) / (full - zero);
+    const tell = (value) => { const [bytes, work] = curve.find((point) => share(point[0]) <= value) || curve[curve.length - 1];
+      told.replaceChildren(h("code", {}, `options={"memory_budget": ${value}}`), ` saves at most ${size(Math.round(zero + value * (full - zero)))}: ${size(bytes)}, with ${flops(work)} FLOPs of expensive operators computed again`); };
+    const slider = h("input", { type: "range", min: 0, max: 1, step: 0.01, value: p.memory_budget, "aria-label": "memory budget", oninput: () => tell(Number(slider.value)) });
+    tell(p.memory_budget);
+    setTimeout(() => { if (!holder.isConnected) return; const color = getComputedStyle(document.body).color, grid = { stroke: "#8884" }, points = [...curve].reverse();
+      new uPlot({ width: Math.max(280, Math.min(700, holder.clientWidth - 8)), height: 180, scales: { x: { time: false } }, legend: { show: false },
+        series: [{}, { stroke: "#3b82d6", points: { show: true } }], axes: [{ stroke: color, grid, values: (_, ticks) => ticks.map(size) },
+          { stroke: color, grid, size: 70, values: (_, ticks) => ticks.map(flops) }] }, [points.map((point) => point[0]), points.map((point) => point[1])], holder); }, 0);
+    return [h("label", {}, "memory budget ", slider), told, h("p", { class: "soft" }, "FLOPs that are computed again, by bytes that are saved; regions have curves of their own:"), holder];
+  }
+
   const VIEWS = {
+    Against() {
+      const found = data.against, show = (value) => value === null || value === undefined ? "-" : typeof value === "number" && !Number.isInteger(value) ? value.toPrecision(3) : String(value);
+      const ratio = (a, b) => typeof a === "number" && typeof b === "number" && a ? "x " + (b / a).toPrecision(3) : "";
+      return [h("h2", {}, "What differs"), h("p", {}, "before: ", h("code", {}, found.directory)),
+        found.graphs.map((graph) => [h("h2", {}, graph.name), Object.keys(graph.groups).length ? Object.entries(graph.groups).map(([title, rows]) =>
+          [h("h3", {}, title), table(title.startsWith("Versions") ? ["", "before", "now", ""] : ["", "#before", "#now", "#"], rows.map(([what, a, b]) => [what, show(a), show(b), ratio(a, b)]))]) : h("p", {}, "Nothing.")]),
+        found.only_before.length ? h("p", { class: "warm" }, `only before: ${found.only_before.join(", ")}`) : null,
+        found.only_after.length ? h("p", { class: "warm" }, `only now: ${found.only_after.join(", ")}`) : null];
+    },
     Summary() {
       const g = current(), total = Object.values(g.seconds.stages).reduce((a, b) => a + b, 0);
       const counts = kinds().map((kind) => [kind, nodesOf(state.graph, kind).length]);
@@ -111,7 +146,10 @@
           card("in the stages", seconds(total)), g.partition ? card("saved for backward", size(g.partition.saved_bytes)) : null,
           card("guards", String(g.guards.length)), card("fallbacks", String(g.fallbacks.length + g.isolated.length))),
         h("p", { class: "soft" }, `${g.name}; torch ${g.versions.torch}, fxpasses ${g.versions.fxpasses}`),
-        h("details", {}, h("summary", {}, "options"), h("pre", { style: "white-space: pre-wrap" }, g.options || "")),
+        g.recompiled ? [h("h2", { class: "warm" }, "Compiled again"), recompiled(g)] : null,
+        g.ended ? [h("h2", { class: "warm" }, "Ends with a graph break"), h("p", { class: "soft" }, `Dynamo says: ${g.ended.reason}`), g.ended.where
+          ? h("p", {}, h("code", {}, `${g.ended.where.file}:${g.ended.where.line}: ${g.ended.where.code}`)) : null] : null,
+        h("details", {}, h("summary", {}, "options"), table(["", ""], Object.entries(g.settings || {}))),
         h("h2", {}, "Seconds by stage"), h("div", { class: "flame" }, bar([["all stages", total]], total || 1), bar(stages, total || 1), bar(second, total || 1)),
         g.fallbacks.length ? [h("h2", { class: "warm" }, "Fallbacks"), table(["stage", "reason", "where"], g.fallbacks.map((f) => [f.stage, f.reason, f.location]))] : null,
         g.isolated.length ? [h("h2", { class: "warm" }, "In eager"), table(["operator", "reason", "where"], g.isolated.map((f) => [f.target, f.reason, f.source]))] : null,
@@ -119,40 +157,45 @@
       ];
     },
     Source() {
-      const g = current(), files = {};
-      g.lines.forEach(([file, number], line) => {
-        const at = (((files[file] ||= {})[number]) ||= { ops: 0, flops: 0, bytes: 0, saved: 0, lines: [] });
-        at.lines.push(line);
-      });
-      const at = (line) => { const [file, number] = g.lines[line]; return files[file][number]; };
-      for (const kind of compiledKinds()) for (const node of nodesOf(state.graph, kind)) {
-        if (node.line < 0 || node.target === "placeholder" || node.target === "output") continue;
-        const cell = at(node.line); cell.ops += 1; cell.flops += node.flops; cell.bytes += node.view ? 0 : node.bytes;
-        if (node.saved && kind === "forward") cell.saved += node.bytes;
+      const g = current(), files = {}, marks = {};
+      const cellOf = (file, number, code) => (((files[file] ||= {})[number]) ||= { ops: 0, flops: 0, bytes: 0, saved: 0, code });
+      for (const [number, times] of withRegions(state.graph)) {
+        const graph = data.graphs[number];
+        for (const kind of KINDS) if (kind !== "joint" && kind in graph.graphs) for (const node of nodesOf(number, kind)) {
+          if (node.line < 0 || node.target === "placeholder" || node.target === "output" || node.region) continue;
+          const [file, row, , code] = graph.lines[node.line], cell = cellOf(file, row, code);
+          cell.ops += times; cell.flops += times * node.flops; cell.bytes += node.view ? 0 : times * node.bytes;
+          if (node.saved && kind === "forward") cell.saved += times * node.bytes;
+        }
       }
-      const guards = {};
-      for (const guard of g.guards) if (guard.where) ((guards[guard.where.file] ||= {})[guard.where.line] ||= []).push(guard.expression);
+      const mark = (where, word, text) => { (((marks[where.file] ||= {})[where.line]) ||= []).push([word, text]); };
+      for (const guard of g.guards) if (guard.where) mark(guard.where, "guard", guard.expression);
+      if (g.ended && g.ended.where) { mark(g.ended.where, "graph break", g.ended.reason); cellOf(g.ended.where.file, g.ended.where.line, g.ended.where.code); }
       const wanted = state.line !== null && g.lines[state.line] ? g.lines[state.line] : null;
-      const names = Object.keys(files);
+      const weight = (file) => Object.values(files[file]).reduce((sum, cell) => sum + cell.ops, 0);
+      const names = Object.keys(files).sort((a, b) => weight(b) - weight(a));
       if (!names.length) return h("p", {}, "No line of the user's files is known.");
       return names.map((file) => {
         const text = (data.sources[file] || "").split("\n"), body = h("div", { class: "wide" });
-        const fill = () => {
-          const numbers = text.length > 1 ? text.map((_, i) => i + 1) : Object.keys(files[file]).map(Number).sort((a, b) => a - b);
-          body.replaceChildren(h("table", { class: "source" },
+        const hot = Object.keys(files[file]).map(Number).sort((a, b) => a - b), near = new Set(hot.flatMap((n) => Array.from({ length: 2 * AROUND + 1 }, (_, i) => n - AROUND + i)));
+        const fill = (whole) => {
+          const all = text.length > 1 ? text.map((_, i) => i + 1) : hot, shown = all.filter((n) => whole || all === hot || near.has(n));
+          const numbers = shown.flatMap((n, i) => i && shown[i - 1] !== n - 1 && all !== hot ? [null, n] : [n]);
+          body.replaceChildren(shown.length < all.length ? h("p", {}, link("the whole file", () => fill(true))) : "", h("table", { class: "source" },
             h("tr", {}, ["", "ops", "FLOPs", "written", "saved", "", ""].map((head) => h("th", { class: "n" }, head))),
             numbers.map((number) => {
-              const cell = files[file][number], code = text.length > 1 ? text[number - 1] : g.lines[cell.lines[0]][3], asked = (guards[file] || {})[number];
+              if (number === null) return h("tr", {}, h("td", { colspan: 7, class: "soft" }, "..."));
+              const cell = files[file][number], code = text.length > 1 ? text[number - 1] : cell.code, told = (marks[file] || {})[number];
               const here = wanted && wanted[0] === file && wanted[1] === number;
               return h("tr", { class: here ? "hot at" : cell ? "hot" : null, id: here ? "here" : null },
                 h("td", { class: "n soft" }, String(number)),
                 ["ops", "flops", "bytes", "saved"].map((key) => h("td", { class: "n" }, !cell || !cell[key] ? "" : key === "ops"
                   ? link(String(cell.ops), () => go({ tab: "Graphs", search: `${base(file)}:${number}` })) : key === "flops" ? flops(cell.flops) : size(cell[key]))),
-                h("td", { class: "warm", title: asked ? asked.join("\n") : null }, asked ? "guard" : ""), h("td", { class: "code" }, code));
+                h("td", { class: "warm", title: told ? told.map((one) => one[1]).join("\n") : null }, told ? [...new Set(told.map((one) => one[0]))].join(", ") : ""), h("td", { class: "code" }, code));
             })));
         };
-        const open = names.length === 1 || (wanted && wanted[0] === file);
-        const box = h("details", { open: open ? "" : null, ontoggle: () => { if (box.open && !body.firstChild) fill(); } }, h("summary", {}, h("code", {}, file)), body);
+        const open = wanted ? wanted[0] === file : names[0] === file;
+        const box = h("details", { open: open ? "" : null, ontoggle: () => { if (box.open && !body.firstChild) fill(); } }, h("summary", {}, h("code", {}, file), h("span", { class: "soft" }, ` ${weight(file)} operators`)), body);
         if (open) fill();
         return box;
       });
@@ -186,14 +229,14 @@
         const box = h("details", { ontoggle: () => { if (box.open && !body.firstChild) body.append(...passBody(run)); } },
           h("summary", {}, h("b", {}, run.name), ` on ${run.graph}: `, run.changed
             ? `${run.nodes_before} to ${run.nodes_after} nodes (+${run.added.length} -${run.removed.length} ~${run.modified.length}), ${run.matches} sites`
-            : "nothing to do", h("span", { class: "soft" }, ` ${seconds(run.seconds)}, checks ${seconds(run.check_seconds)}`)), body);
+            : "nothing to do", run.verdict ? h("span", { class: run.verdict.startsWith("wrong") ? "warm" : "good" }, `; ${run.verdict}`) : "", h("span", { class: "soft" }, ` ${seconds(run.seconds)}, checks ${seconds(run.check_seconds)}`)), body);
         return box;
       })];
     },
     Memory() {
       const g = current(), p = g.partition, parts = [];
       const series = [], marks = [];
-      for (const kind of compiledKinds()) { marks.push([kind, series.length]); series.push(...live(nodesOf(state.graph, kind))); }
+      for (const kind of compiledKinds()) { marks.push([kind, series.length]); series.push(...live(nodesOf(state.graph, kind), new Set(kind === "backward" && p ? p.saved.filter((row) => row[3] === "activation").map((row) => row[0]) : []))); }
       const holder = h("div");
       parts.push(h("h2", {}, "Bytes that live, node by node"), h("p", { class: "soft" },
         marks.map(([kind, from]) => `${kind} from ${from}`).join(", ") + "; inputs and parameters included, by the sizes that were seen, before Inductor fuses and reuses"), holder);
@@ -206,13 +249,15 @@
         if (holder.isConnected && series.length) plot();
       }, 0);
       if (p) {
-        const sum = (key) => { const found = new Map(); for (const [name, bytes, , kind] of p.saved) { if (kind !== "activation") continue;
-          const node = findNode(name, "forward"), at = node ? key(node) : "unknown"; found.set(at, (found.get(at) || 0) + bytes); }
+        const sum = (key) => { const found = new Map();
+          for (const [number, times] of withRegions(state.graph)) if ("forward" in data.graphs[number].graphs) for (const node of nodesOf(number, "forward"))
+            if (node.saved && node.target !== "placeholder" && !node.region) { const at = key(node, data.graphs[number]); found.set(at, (found.get(at) || 0) + times * node.bytes); }
           return [...found].sort((a, b) => b[1] - a[1]); };
-        parts.push(h("h2", {}, "Saved for the backward pass"),
+        const where = (node, graph) => { if (node.line < 0) return "unknown"; const [file, number, , code] = graph.lines[node.line]; return `${base(file)}:${number} ${code}`; };
+        parts.push(h("h2", {}, "Saved for the backward pass"), ...budget(p),
           h("p", {}, `${size(p.saved_bytes)} at memory_budget ${p.memory_budget}; ${size(p.bytes_at_full_budget)} at 1`
             + (p.bytes_at_zero_budget === null ? "" : `, ${size(p.bytes_at_zero_budget)} at 0`) + `; ${flops(p.recomputed_flops)} FLOPs are computed again`),
-          h("h2", {}, "By line"), table(["line", "#saved"], sum((node) => node.line).map(([line, bytes]) => [typeof line === "number" && line >= 0 ? [lineLink(line), " ", h("code", {}, g.lines[line][3])] : "unknown", size(bytes)])),
+          h("h2", {}, "By line"), table(["line", "#saved"], sum(where).map(([line, bytes]) => [line === "unknown" ? line : [link(line.split(" ")[0], () => go({ search: line.split(" ")[0] })), " ", h("code", {}, line.slice(line.indexOf(" ") + 1))], size(bytes)])),
           h("h2", {}, "By module"), table(["module", "#saved"], sum((node) => node.module || "(root)").map(([name, bytes]) => [name, size(bytes)])),
           h("h2", {}, "Value by value"), table(["value", "#bytes", "kind", "from", "why it is saved"], [...p.saved].sort((a, b) => b[1] - a[1])
             .map(([name, bytes, source, kind, why]) => [nodeLink(name, "forward"), size(bytes), kind, source, why])),
@@ -223,6 +268,9 @@
     Sizes() {
       const g = current();
       return [h("h2", {}, "Symbols"), g.symbols.length ? table(["symbol", "range", "seen"], g.symbols.map((s) => [s.name, s.range, s.hint])) : h("p", {}, "All sizes are fixed."),
+        h("h2", {}, "Compiled again"), data.graphs.some((graph) => graph.recompiled)
+          ? table(["graph", "guard that failed", "what differs"], data.graphs.filter((graph) => graph.recompiled).map((graph) => [graph.name, graph.recompiled.reason, graph.recompiled.differs.join("; ")]))
+          : h("p", {}, "Nothing was compiled again."),
         h("h2", {}, "Guards: for which sizes this holds, who asked, how to avoid it"),
         g.guards.length ? table(["guard", "kind", "why", "operator", "where", "avoid"], g.guards.map((guard) => [h("code", {}, guard.expression), guard.kind, guard.why,
           guard.operator || "", guard.where ? `${base(guard.where.file)}:${guard.where.line}` : "", guard.avoid])) : h("p", {}, "None.")];
@@ -318,7 +366,9 @@
   }
 
   function passBody(run) {
-    const parts = [h("p", { class: "soft" }, run.options)];
+    const promises = Object.entries(run.contract || {}).filter(([, value]) => value.length).map(([name, value]) => [name, Array.isArray(value) ? value.join(", ") : value]);
+    const parts = [h("p", { class: "soft" }, run.options), table(["contract", ""], promises),
+      run.changed ? h("p", {}, `Structure: as the contract says. Values: ${run.verdict || "not compared; options={'check': 'values'} does"}.`) : null];
     if (run.sites.length) parts.push(table(["#site", "operator", "node", "line", "module"], run.sites.map((site) => [String(site.index), site.target, nodeLink(site.node), site.source, site.module])));
     if (run.diff && run.diff.length) {
       const cells = [], out = [], into = [];
@@ -336,12 +386,12 @@
   }
 
   // Bytes of values between the node that makes them and the last that uses them, or a view of them.
-  function live(nodes) {
+  function live(nodes, freed) {
     const owner = nodes.map((node) => node.index), last = nodes.map((node) => node.index), change = new Array(nodes.length + 1).fill(0);
     nodes.forEach((node) => { if (node.view && node.inputs.length) owner[node.index] = owner[node.inputs[0]]; });
     nodes.forEach((node) => { for (const i of node.inputs) last[owner[i]] = Math.max(last[owner[i]], node.index); });
     nodes.forEach((node) => { if (owner[node.index] !== node.index) return; const from = node.target === "placeholder" ? 0 : node.index;
-      change[from] += node.bytes; change[(node.target === "placeholder" ? nodes.length - 1 : last[node.index]) + 1] -= node.bytes; });
+      change[from] += node.bytes; change[(node.target === "placeholder" && !freed.has(node.name) ? nodes.length - 1 : last[node.index]) + 1] -= node.bytes; });
     let sum = 0;
     return change.slice(0, -1).map((delta) => (sum += delta));
   }
@@ -352,7 +402,7 @@
     const box = document.getElementById("search");
     if (box.value !== state.search) box.value = state.search;
     document.querySelectorAll("#tabs button").forEach((button) => button.setAttribute("aria-selected", String(button.textContent === state.tab)));
-    view.replaceChildren(...[VIEWS[state.tab]()].flat(4).filter((part) => part !== null && part !== undefined));
+    view.replaceChildren(...[VIEWS[state.tab]()].flat(6).filter((part) => part !== null && part !== undefined));
     const here = document.getElementById("here");
     if (here && state.tab === "Source") here.scrollIntoView({ block: "center" });
   }

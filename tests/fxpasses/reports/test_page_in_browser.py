@@ -28,14 +28,16 @@ def made_up(layers, calls):
     diff = ["--- before", "+++ after", "@@ -1,2 +1,2 @@", " x", "-old", "+new"]
     run = {"name": "my_pass", "options": BOLD, "graph": "forward", "changed": True, "round": 0, "seconds": 0.1, "check_seconds": 0.1,
            "nodes_before": 3, "nodes_after": 3, "added": [], "removed": [], "modified": [], "matches": 0, "sites": [], "diff": diff,
-           "diff_left_out": 0}  # fmt: skip
+           "diff_left_out": 0, "contract": {"graphs": ["forward"], "numerics": "bitwise", "requires": []}, "verdict": BOLD}  # fmt: skip
     saved = [["mul_1", 128, "mul", "activation", BOLD]]
     partition = {"memory_budget": 1.0, "saved_bytes": 128, "static_bytes": 0, "bytes_at_full_budget": 128, "bytes_at_zero_budget": None,
-                 "recomputed_flops": 0, "saved": saved, "recomputed": []}  # fmt: skip
+                 "recomputed_flops": 0, "saved": saved, "recomputed": [], "curve": [[4000, 0], [3000, 50], [1000, 700]]}  # fmt: skip
     graph = {
         "schema": SCHEMA, "name": "graph_0", "node_fields": NODE_FIELDS, "versions": {"torch": "2", "fxpasses": "0"}, "options": BOLD,
         "graphs": {"forward": {"nodes": nodes, "inputs": {"x": "tokens"}}}, "passes": [run], "partition": partition, "regions": None,
         "guards": [{"expression": BOLD, "kind": "", "why": "", "operator": None, "where": None, "avoid": ""}], "symbols": [],
+        "ended": {"reason": BOLD, "where": {"file": "/made/up.py", "line": 1, "code": BOLD}},
+        "recompiled": {"reason": BOLD, "differs": [BOLD]}, "settings": {"mode": BOLD},
         "kernels": [{"graph": "forward", "code": BOLD, "kernels": [["cpp_fused_mul_0:1", ["mul_1"]]]}], "fallbacks": [], "isolated": [],
         "seconds": {"total": 2.0, "stages": {"passes": 1.0, "inductor": 1.0}}, "lines": [["/made/up.py", 1, "forward", BOLD]],
         "modules": modules, "targets": ["placeholder", "aten.mul.Tensor", "output"], "sources": {"/made/up.py": BOLD + "\n"},
@@ -87,6 +89,26 @@ def test_every_tab_opens_without_an_error_and_nothing_of_the_data_runs(chromium,
     assert "h.0 to 2 x 3: 4 nodes each" in texts["Graphs"]
     assert page.evaluate("window.ran") is None
     assert page.locator("#ran").count() == 0
+    assert told == []
+
+
+def test_two_reports_and_the_memory_budget(chromium, tmp_path):
+    data = made_up(3, 4)
+    rows = {"Nodes": [["forward", 10, 14]], "Guards": [[BOLD, None, 1]]}
+    data["against"] = {"schema": SCHEMA, "directory": BOLD, "graphs": [{"name": "graph_0", "groups": rows}], "only_before": ["graph_1"],
+                       "only_after": []}  # fmt: skip
+    page, told = opened(chromium, write_page(data, tmp_path / "report.html"))
+    text = page.inner_text("main")
+    assert BOLD in text
+    assert "x 1.40" in text
+    assert "only before: graph_1" in text
+    page.get_by_role("tab", name="Memory").click()
+    assert "saves at most 4.0 kB: 4.0 kB, with 0 FLOPs" in page.inner_text("main")
+    page.get_by_label("memory budget").fill("0.5")
+    assert "saves at most 2.5 kB: 1.0 kB, with 700 FLOPs" in page.inner_text("main")
+    page.get_by_role("tab", name="Source").click()
+    assert "graph break" in page.inner_text("main")
+    assert page.evaluate("window.ran") is None
     assert told == []
 
 

@@ -10,6 +10,8 @@ from torch import nn
 
 import fxpasses
 from fxpasses.commands.main import main
+from fxpasses.reports.advice import advice
+from fxpasses.reports.against import compare
 from fxpasses.reports.page import read_report
 from fxpasses.reports.record import Recorder, parameter_name
 from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
@@ -107,6 +109,107 @@ def test_symbols_and_guards_are_recorded(tmp_path):
     assert any("% 2 == 0" in guard["expression"] for guard in graph["guards"])
 
 
+def test_graph_breaks_and_recompiles_are_told_with_their_reason(tmp_path):
+    torch._dynamo.reset()
+
+    def function(x):
+        y = x.sin()
+        if y.sum() > 0:
+            y = y + 1
+        return y.cos()
+
+    options = {"report": str(tmp_path), "compiler": "eager"}
+    compiled = torch.compile(function, backend="fxpasses", options=options)
+    for size in (4, 5):
+        compiled(torch.ones(size))
+    first, rest, again, rest_again = read_report(tmp_path)["graphs"]
+    line = function.__code__.co_firstlineno + 2
+    for graph in (first, again):
+        assert "generic_jump" in graph["ended"]["reason"]
+        assert graph["ended"]["where"] == {"file": __file__, "line": line, "code": "if y.sum() > 0:"}
+    assert rest["ended"] is rest_again["ended"] is first["recompiled"] is rest["recompiled"] is None
+    assert "size mismatch at index 0. expected 4, actual 5" in again["recompiled"]["reason"]
+    assert "shape of input x: (4,) -> (5,)" in again["recompiled"]["differs"]
+    titles = [item["title"] for item in read_report(tmp_path)["advice"]]
+    assert "The graph ends here: a branch depends on the value of a tensor" in titles
+    assert [item["source"] for item in advice([first])] == [f"{__file__}:{line}"]
+
+
+def test_runs_have_their_contract_and_the_verdict_of_the_value_check(tmp_path):
+    compiled_with_report(tmp_path, check="values")
+    (graph,) = read_report(tmp_path)["graphs"]
+    for run in graph["passes"]:
+        assert run["verdict"] == ("the same values" if run["changed"] else "")
+        assert run["contract"]["numerics"] in ("bitwise", "tolerance")
+        assert run["graph"] in run["contract"]["graphs"]
+
+
+def test_a_wrong_pass_is_named_in_the_report(tmp_path):
+    @fxpasses.graph_pass(graphs=["joint", "inference"])
+    def doubles(gm):
+        "Wrong on purpose."
+        (node,) = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
+        node.target = torch.ops.aten.cos.default
+        return True
+
+    torch._dynamo.reset()
+    options = {"report": str(tmp_path), "compiler": "eager", "check": "values", "passes": [doubles]}
+    with pytest.raises(fxpasses.ValueMismatchError):
+        torch.compile(lambda x: x.sin() + 1, backend="fxpasses", options=options)(torch.ones(3))
+    (graph,) = read_report(tmp_path)["graphs"]
+    (run,) = (run for run in graph["passes"] if run["name"] == "doubles")
+    assert run["verdict"].startswith("wrong: ")
+
+
+def test_the_curve_is_that_of_the_partition(tmp_path):
+    partitions = []
+    for budget in (1.0, 0.5, 0.0):
+        compiled_with_report(tmp_path / str(budget), memory_budget=budget)
+        (graph,) = read_report(tmp_path / str(budget))["graphs"]
+        partitions.append(graph["partition"])
+    full, half, zero = partitions
+    curve = full["curve"]
+    assert len(curve) > 2
+    assert curve == half["curve"] == zero["curve"]
+    assert curve[0] == [full["saved_bytes"], 0]
+    assert curve[-1][0] == zero["saved_bytes"] == half["bytes_at_zero_budget"]
+    assert curve == sorted(curve, key=lambda point: (-point[0], point[1]))
+    assert curve[-1][1] <= zero["recomputed_flops"]
+
+
+def test_two_reports_are_compared(tmp_path, capsys):
+    compiled = compiled_with_report(tmp_path / "a")
+    compiled_with_report(tmp_path / "b", memory_budget=0.0)
+    data = read_report(tmp_path / "b", tmp_path / "a")
+    (graph,) = data["against"]["graphs"]
+    groups = graph["groups"]
+    assert ["memory_budget", "None", "0.0"] in groups["Versions and options"]
+    sums = {what: (before, now) for what, before, now in groups["Bytes and FLOPs"]}
+    before, now = sums["bytes saved for the backward pass"]
+    assert before == read_report(tmp_path / "a")["graphs"][0]["partition"]["saved_bytes"] > now
+    assert sums["FLOPs computed again"][1] > sums["FLOPs computed again"][0]
+    assert "Operators, backward" in groups
+    assert not {"Guards", "In eager", "Sites rewritten by passes"} & set(groups)
+    same = compare(data, data)
+    assert [one["groups"] for one in same["graphs"]] == [{}]
+    assert same["only_before"] == same["only_after"] == []
+    assert main(["report", str(tmp_path / "b"), "--against", str(tmp_path / "a"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["graphs"] == data["against"]["graphs"]
+    assert main(["report", str(tmp_path / "b"), "--against", str(tmp_path / "nowhere")]) == 2
+    assert '"against":{' in fxpasses.report(compiled, against=tmp_path / "b").read_text()
+
+
+def test_what_regions_save_is_told_of_their_own_lines(tmp_path):
+    torch._dynamo.reset()
+    model = nn.Sequential(*[Block() for _ in range(4)])
+    options = {"report": str(tmp_path), "compiler": "eager", "regions": "always"}
+    torch.compile(model, backend="fxpasses", options=options)(torch.randn(4000, 8)).sum().backward()
+    whole, region = read_report(tmp_path)["graphs"]
+    assert region["name"] == "graph_0/regions/graph_0"
+    (item,) = (item for item in advice([whole, region]) if "are saved for one line" in item["title"])
+    assert "gelu" in item["why"]
+
+
 def test_inductors_kernels_name_their_nodes(tmp_path):
     compiled_with_report(tmp_path, compiler="inductor")
     (graph,) = read_report(tmp_path)["graphs"]
@@ -122,7 +225,14 @@ def test_inductors_kernels_name_their_nodes(tmp_path):
 
 def test_every_field_is_documented(recorded):
     _, graph = recorded
-    fields = {*graph, *NODE_FIELDS, *graph["partition"], *graph["passes"][0], *graph["seconds"]}
+    fields = {
+        *graph,
+        *NODE_FIELDS,
+        *compare({"graphs": []}, {"graphs": []}),
+        *graph["partition"],
+        *graph["passes"][0],
+        *graph["seconds"],
+    }
     assert [field for field in sorted(fields) if f"`{field}`" not in DOCUMENTED] == []
     assert f"version {SCHEMA}" in DOCUMENTED
 

@@ -1,0 +1,98 @@
+"""Two reports side by side: what became of graphs, times, memory, passes and guards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
+
+__all__ = ["compare"]
+
+_TARGET = NODE_FIELDS.index("target")
+_FLOPS = NODE_FIELDS.index("flops")
+
+
+def compare(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The differences of two reports, graph by graph in the order in which they were compiled.
+
+    Args:
+        before: of :func:`fxpasses.reports.page.read_report`.
+        after: the same of the other one.
+
+    Returns:
+        ``schema``; ``graphs``: for each graph of both a list of ``[what, before, after]``, grouped by title under ``groups``;
+        ``only_before`` and ``only_after``: names of graphs that the other one does not have.
+    """
+    old = {graph["name"]: graph for graph in before["graphs"]}
+    new = {graph["name"]: graph for graph in after["graphs"]}
+    return {
+        "schema": SCHEMA,
+        "graphs": [
+            {"name": name, "groups": dict(_groups(old[name], new[name]))} for name in new if name in old
+        ],
+        "only_before": [name for name in old if name not in new],
+        "only_after": [name for name in new if name not in old],
+    }
+
+
+def _groups(old: dict[str, Any], new: dict[str, Any]) -> Iterable[tuple[str, list[list[Any]]]]:
+    """Groups of rows, those without a difference left out."""
+    versions = _rows(old["versions"], new["versions"])
+    yield from _told("Versions and options", [*versions, *_rows(_settings(old), _settings(new))])
+    yield from _told("Nodes", _rows(_nodes(old), _nodes(new)))
+    for kind in dict.fromkeys((*old["graphs"], *new["graphs"])):
+        if kind != "joint":
+            yield from _told(f"Operators, {kind}", _rows(_operators(old, kind), _operators(new, kind)))
+    yield from _told("Bytes and FLOPs", _rows(_sums(old), _sums(new)))
+    yield from _told("Seconds", _rows(old["seconds"]["stages"], new["seconds"]["stages"]))
+    yield from _told("Sites rewritten by passes", _rows(_sites(old), _sites(new)))
+    guards = [Counter(guard["expression"] for guard in graph["guards"]) for graph in (old, new)]
+    yield from _told("Guards", _rows(*guards))
+    eager = [Counter(f["reason"] for f in (*graph["fallbacks"], *graph["isolated"])) for graph in (old, new)]
+    yield from _told("In eager", _rows(*eager))
+
+
+def _told(title: str, rows: list[list[Any]]) -> Iterable[tuple[str, list[list[Any]]]]:
+    if rows:
+        yield title, rows
+
+
+def _rows(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[list[Any]]:
+    keys = dict.fromkeys((*old, *new))
+    return [[key, old.get(key), new.get(key)] for key in keys if old.get(key) != new.get(key)]
+
+
+def _settings(graph: dict[str, Any]) -> dict[str, str]:
+    """The options but the report's own directory, which always differs."""
+    return {name: value for name, value in graph.get("settings", {}).items() if name != "report"}
+
+
+def _nodes(graph: dict[str, Any]) -> dict[str, int]:
+    return {kind: len(found["nodes"]) for kind, found in graph["graphs"].items()}
+
+
+def _operators(graph: dict[str, Any], kind: str) -> Counter[str]:
+    nodes = graph["graphs"].get(kind, {"nodes": ()})["nodes"]
+    return Counter(graph["targets"][node[_TARGET]] for node in nodes)
+
+
+def _sums(graph: dict[str, Any]) -> dict[str, int]:
+    found = {
+        f"FLOPs, {kind}": sum(node[_FLOPS] for node in one["nodes"])
+        for kind, one in graph["graphs"].items()
+        if kind != "joint"
+    }
+    if graph["partition"]:
+        found["bytes saved for the backward pass"] = graph["partition"]["saved_bytes"]
+        found["FLOPs computed again"] = graph["partition"]["recomputed_flops"]
+    return found
+
+
+def _sites(graph: dict[str, Any]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for run in graph["passes"]:
+        if run["changed"]:
+            found[f"{run['name']} on {run['graph']}"] += run["matches"]
+    return found
