@@ -31,6 +31,7 @@ from fxpasses.pass_manager.manager import PassManager
 from fxpasses.passes import TUNED_PASSES, TunedPasses
 from fxpasses.pipeline.compile_graph import compile_graph, unpartitioned_compiler
 from fxpasses.pipeline.stages import Hooks
+from fxpasses.plans import entry
 from fxpasses.reports.files import GraphFiles
 
 __all__ = ["PATCHES", "fxpasses"]  # noqa: F822 - __getattr__ has it
@@ -190,7 +191,9 @@ _fxpasses.__name__ = _fxpasses.__qualname__ = "fxpasses"
 _fxpasses.reset = _torch.reset_cudagraph_trees  # type: ignore[attr-defined]
 
 PATCHES = LEDGER.add(
-    dynamo.around_compilations(_fxpasses), *_torch.repeatable_registration("fxpasses", _fxpasses)
+    dynamo.around_compilations(_fxpasses),
+    entry.before_tracing(_fxpasses),
+    *_torch.repeatable_registration("fxpasses", _fxpasses),
 )
 """What torch has to know before it calls the backend for the first time."""
 

@@ -6,6 +6,7 @@ import tempfile
 # Before torch is imported: these are read once.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, too
+os.environ["FXPASSES_CACHE_DIR"] = "off"  # tests of plans name a directory; the others compile
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="fxpasses_tests_")
 
 import shutil

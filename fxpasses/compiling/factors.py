@@ -80,7 +80,7 @@ def _settings(options: Options) -> dict[str, str]:
         values = {**config.get_config_copy(), **patches}  # type: ignore[attr-defined]
         found |= {f"{name} setting {key}": _setting(value) for key, value in values.items() if _says(value)}
     for field in dataclasses.fields(options):
-        if field.name not in ("passes", "inductor", "report"):
+        if field.name not in ("passes", "inductor", "report", "cache"):
             found[f"option {field.name}"] = repr(getattr(options, field.name))
     return found
 

@@ -61,6 +61,9 @@ class Options:
             :mod:`compiled_autograd`); those that cannot be captured run as they would without.
         ranks: whether the processes of a job ``"check"``, before a compiled graph with collectives runs for the first time, that all of them
             compiled the same collectives; a rank that differs, or does not come, is named (:class:`~fxpasses.errors.RankMismatchError`).
+        cache: where the first call looks for the plan of an earlier process, and leaves its own: a directory; ``"off"``; or ``"auto"``, which
+            is the directory in the environment variable ``FXPASSES_CACHE_DIR`` (or ``off`` there), or a folder ``fxpasses`` in
+            ``TORCHINDUCTOR_CACHE_DIR``, or one in the directory for temporary files; none where Inductor's caches are disabled.
 
     >>> Options.parse({"memory_budget": 0.5}).memory_budget
     0.5
@@ -78,6 +81,7 @@ class Options:
     regions: Literal["auto", "off", "always"] | tuple[str, ...] = "auto"
     compiled_autograd: bool = False
     ranks: Ranks = "check"
+    cache: str = "auto"
 
     @classmethod
     def names(cls) -> list[str]:
@@ -248,6 +252,12 @@ def _check_directory(name: str, value: Any) -> str | None:
     raise OptionsError(name, value, "a directory name")
 
 
+def _check_cache(name: str, value: Any) -> str:
+    if isinstance(value, (str, os.PathLike)):
+        return str(os.fspath(value))
+    raise OptionsError(name, value, "'auto', 'off' or a directory")
+
+
 _CHECKS = {
     "passes": _check_passes,
     "memory_budget": _check_fraction,
@@ -261,4 +271,5 @@ _CHECKS = {
     "regions": check_regions,
     "compiled_autograd": _check_flag,
     "ranks": _check_choice(get_args(Ranks)),
+    "cache": _check_cache,
 }

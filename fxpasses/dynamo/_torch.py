@@ -58,6 +58,7 @@ __all__ = [
     "TensorVariable",
     "TupleVariable",
     "VariableTracker",
+    "backend_of",
     "build_number",
     "build_variable",
     "comparison_of",
@@ -112,7 +113,7 @@ def surround_compilations(
         def compile_frame(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs).arguments
             code = None if given["one_graph"] else given["code"]
-            with around(code, *_backend(given["compiler_fn"])):
+            with around(code, *backend_of(given["compiler_fn"])):
                 return original(*args, **kwargs)
 
         return compile_frame
@@ -136,7 +137,7 @@ def surround_compilations(
     )
 
 
-def _backend(given: Any) -> tuple[Any, Mapping[str, Any]]:
+def backend_of(given: Any) -> tuple[Any, Mapping[str, Any]]:
     """The function behind the wrappers that ``torch.compile`` puts around a backend, and what it is called with."""
     keywords: dict[str, Any] = {}
     while True:

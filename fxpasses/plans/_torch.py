@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,12 +24,15 @@ from fake.seam.dispatch import (
 from fake.seam.fake_tensor import is_functional_tensor
 
 __all__ = [
+    "CALLS_OF_MODULES",
+    "NOTES",
     "NUMERIC_FLAGS",
     "TRUSTED_MODULES",
     "assert_size_stride",
     "changed_settings",
     "dictionary_state",
     "is_in_transform",
+    "is_note",
     "kernel_environment",
     "nn_kernels",
     "numeric_flags",
@@ -42,6 +45,23 @@ __all__ = [
 
 nn_kernels = torch._C._nn
 unsafe_view = torch.ops.aten._unsafe_view
+
+CALLS_OF_MODULES = (torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl)
+"""The functions of which a bound method stands for the call of its module."""
+
+NOTES = ("_dynamo_static_input_type", "_is_torch_compile", "_compiled_call_impl")
+"""What Dynamo writes on the buffers and modules that it has compiled."""
+
+
+def is_note(name: str, values: Mapping[Any, Any]) -> bool:
+    """Whether an attribute among those of an object says nothing but that Dynamo has compiled it."""
+    value = values[name]
+    if name == "_compiled_call_impl":  # by ``Module.compile``: of its own call
+        original = getattr(value, "_torchdynamo_orig_callable", None)
+        call, owner = getattr(original, "__func__", None), getattr(original, "__self__", None)
+        return call in CALLS_OF_MODULES and vars(owner) is values
+    return value is True or value == "unguarded"
+
 
 TRUSTED_MODULES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "typing_extensions"}) - {"__main__"}
 """Top-level modules whose classes count with the version of what they belong to."""
@@ -124,6 +144,9 @@ def unusual_state() -> str:
         return "inside of a distributed job"
     if torch._C._get_tracing_state() is not None:
         return "inside of torch.jit.trace"
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is not None and dynamo._stance.stance != "default":
+        return "a stance of torch.compile's"
     return ""
 
 

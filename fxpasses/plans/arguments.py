@@ -204,7 +204,9 @@ def described_options(options: Mapping[str, Any]) -> dict[str, str]:
     Raises:
         NoPlan: some of them rule a plan out.
     """
-    found = {name: repr(value) for name, value in options.items() if name not in ("passes", "report")}
+    found = {
+        name: repr(value) for name, value in options.items() if name not in ("passes", "report", "cache")
+    }
     if options.get("check") == "values" or options.get("report"):
         raise NoPlan("graphs that are checked or reported while they are compiled")
     if options.get("passes") == "tuned":

@@ -71,8 +71,7 @@ def compile(
         report: a directory for the captured graphs.
         accelerate: whether tracing is accelerated.
         compiled_autograd: whether backward passes are captured whole.
-        cache: where plans are: a directory, ``"auto"`` (the directory in the environment variable ``FXPASSES_CACHE_DIR``, or one in
-            the directory for temporary files), or ``"off"``.
+        cache: where plans are: a directory, ``"auto"`` (see :attr:`fxpasses.Options.cache`), or ``"off"``.
         dynamic: as in ``torch.compile``.
         fullgraph: as in ``torch.compile``.
 
@@ -95,6 +94,8 @@ def compile(
     return Compiled(model, options, shelf, dynamic=dynamic, fullgraph=fullgraph)
 
 
+_TRIES = 32
+"""How many calls without any plan it takes until none is looked for any more: what a model is called with seldom changes in kind."""
 _SHARED = "an argument that shares memory with a model whose tensors are changed"
 
 
@@ -108,13 +109,21 @@ class Compiled(Generic[M]):
     """
 
     def __init__(
-        self, model: M, options: dict[str, Any], shelf: Shelf | None, *, dynamic: bool | None, fullgraph: bool
+        self,
+        model: M,
+        options: Mapping[str, Any],
+        shelf: Shelf | None,
+        *,
+        dynamic: bool | None,
+        fullgraph: bool,
+        compiled: Callable[..., Any] | None = None,
     ) -> None:
-        """Args: those of :func:`compile`, and where plans are looked for."""
+        """Args: those of :func:`compile`, where plans are looked for, and what ``torch.compile`` made of the model, if it did."""
         self.model = model
         self.plan_files: dict[Path, None] = {}
         self.why_no_plan = ""
         self._options, self._shelf, self._dynamic, self._fullgraph = options, shelf, dynamic, fullgraph
+        self._by_torch, self._reasons, self._calls_without = compiled, set[str](), 0
         self._lock = threading.RLock()
         self._armed: Armed | None = None
         self._known: set[Any] = set()
@@ -134,10 +143,12 @@ class Compiled(Generic[M]):
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., Any]:
+        if self._by_torch is not None:
+            return self._by_torch
         return torch.compile(
             self.model,
             backend="fxpasses",
-            options=self._options,
+            options={**self._options, "cache": "off"},  # plans are looked for here
             dynamic=self._dynamic,
             fullgraph=self._fullgraph,
         )
@@ -159,7 +170,16 @@ class Compiled(Generic[M]):
 
     def _without(self, error: NoPlan, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.why_no_plan = error.reason
-        shelf.refuse(error)
+        if error.reason not in self._reasons:
+            shelf.refuse(error)
+            self._reasons.add(error.reason)
+        return self._fully(args, kwargs)
+
+    def _fully(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call by Dynamo, of which there is no plan; after many of them none is looked for any more."""
+        self._calls_without += 1
+        if self._calls_without > _TRIES and not self.plan_files:
+            self._shelf = None
         return self._compiled(*args, **kwargs)
 
     def _first(self, now: Any, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -169,7 +189,7 @@ class Compiled(Generic[M]):
             try:
                 signature = now, described_arguments(args, kwargs, lambda tensor: None)[0]
                 if signature in self._known:
-                    return self._compiled(*args, **kwargs)
+                    return self._fully(args, kwargs)
                 walk = Walk()
                 digest = walk.add("model", self.model)
                 armed = self._armed

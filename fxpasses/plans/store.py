@@ -32,13 +32,17 @@ _MOST = 8
 
 
 def cache_directory(choice: str) -> Path | None:
-    """The folder of plans for ``cache="auto"``, ``"off"`` or a folder."""
+    """The folder of plans for ``cache="auto"``, ``"off"`` or a folder; None where there are to be none."""
     if choice == "off":
         return None
     if choice != "auto":
         return Path(choice)
-    given = os.environ.get("FXPASSES_CACHE_DIR")
-    return Path(given) if given else Path(tempfile.gettempdir()) / f"fxpasses_{os.getuid()}"
+    given, beside = os.environ.get("FXPASSES_CACHE_DIR"), os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if given == "off" or (not given and os.environ.get("TORCHINDUCTOR_FORCE_DISABLE_CACHES") == "1"):
+        return None
+    if given or beside:
+        return Path(given) if given else Path(str(beside)) / "fxpasses"
+    return Path(tempfile.gettempdir()) / f"fxpasses_{os.getuid()}"
 
 
 def write_sections(path: Path, sections: Mapping[str, bytes]) -> None:

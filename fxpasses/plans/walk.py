@@ -49,9 +49,6 @@ _BUILTIN = (
 )
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.OrderedDict, collections.deque)
-_NOTES_OF_DYNAMO = (("_dynamo_static_input_type", "unguarded"), ("_is_torch_compile", True))
-"""What Dynamo writes on the buffers and modules that it has compiled."""
-
 _MANAGED_DICT = 1 << 4
 _HEAP_TYPE = 1 << 9
 
@@ -323,12 +320,10 @@ class Walk:
         self._items(values)
 
     def _items(self, values: dict[Any, Any]) -> None:
-        notes = 0
-        for name, note in _NOTES_OF_DYNAMO:
-            notes += values.get(name) is note or (type(note) is str and values.get(name) == note)
-        self._say("items", len(values) - notes)
+        notes = [key for key in _torch.NOTES if key in values and _torch.is_note(key, values)]
+        self._say("items", len(values) - len(notes))
         for key, item in values.items():
-            if notes and (key, item) in _NOTES_OF_DYNAMO:
+            if notes and key in notes:
                 continue
             if type(key) is str:
                 self._say("key", key)

@@ -44,13 +44,25 @@ for name in sys.argv[2:] or MODELS:
     if stats.plans_written and not os.path.exists(sys.argv[1] + "/" + name + ".fxp"):
         fxpasses.save(compiled, sys.argv[1] + "/" + name + ".fxp")
     found[name] = [all(agree), stats.plans_used, stats.plans_written, stats.plans_refused]
-print(json.dumps([found, "torch._dynamo" in sys.modules]))
+dynamo = "torch._dynamo" in sys.modules
+fxpasses.reset_stats()
+for method in (False, True):
+    torch.manual_seed(0)
+    model, given = MODELS["training"](), dict(backend="fxpasses", options=dict(cache=sys.argv[1], regions="off"))
+    expected = model(*inputs())
+    compiled = model if method else torch.compile(model, **given)
+    if method:
+        model.compile(**given)
+    assert torch.allclose(compiled(*inputs()), expected, atol=1e-5)
+stats = fxpasses.stats()
+print(json.dumps([found, dynamo, [stats.plans_used, stats.graphs]]))
 """
 
 
 @pytest.fixture(scope="session")
 def run_models():
-    """Runs models in a process of its own, with the plans of a directory: what it found, and whether Dynamo was imported."""
+    """Runs models in a process of its own, with the plans of a directory: what it found, whether Dynamo was imported, and
+    how many plans of one of them ``torch.compile`` used and how many graphs it compiled."""
     return _run
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import fxpasses
+from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.store import read_sections, write_sections
 from fxpasses.plans.surroundings import _own_source
@@ -27,8 +28,9 @@ def test_plans_are_used_by_the_next_process(cold, cache, run_models):
         else:
             plans = 2 if name == "sizes" else 1  # for the first size, and for all others
             assert (used, written, refused) == (1, plans, {}), name  # the process that wrote it uses it, too
-    warm, dynamo = run_models(cache, *(name for name in cold if name not in REFUSED))
+    warm, dynamo, by_torch = run_models(cache, *(name for name in cold if name not in REFUSED))
     assert not dynamo
+    assert by_torch == [2, 0]  # the plans that fxpasses.compile has written
     assert all(agrees for agrees, *_ in warm.values())
     assert {name: used for name, (_, used, _, _) in warm.items()} == {
         name: 1 + (name == "sizes") for name in warm
@@ -58,7 +60,7 @@ def test_damaged_files_are_left_aside(cold, cache, tmp_path, run_models):
     contents = [file.read_bytes() for file in files]
     for file, other in zip(files, [*contents[1:], contents[0]], strict=True):
         file.write_bytes(other)
-    swapped, _ = run_models(cache, "inference", "training")
+    swapped, *_ = run_models(cache, "inference", "training")
     assert all(agrees for agrees, *_ in swapped.values())
     assert [written for _, _, written, _ in swapped.values()] == [1, 1]
 
@@ -110,3 +112,18 @@ def test_without_a_cache_it_is_torch_compile():
     copied = copy.deepcopy(compiled)
     assert copied.model is not compiled.model
     torch.testing.assert_close(copied(x), compiled(x))
+
+
+def test_torch_compile_looks_where_its_options_say(monkeypatch):
+    made = []
+    monkeypatch.setattr(Compiled, "__call__", lambda self, *args: made.append(self) or args)
+    model = nn.Linear(2, 2)
+    for options in ({"cache": "folder"}, {"cache": "off"}, None):  # tests run with FXPASSES_CACHE_DIR=off
+        call = torch.compile(model, backend="fxpasses", options=options, dynamic=True)
+        if options == {"cache": "folder"}:
+            assert call(3) == (3,)
+    torch.compile(model, backend="eager")
+    (compiled,) = made
+    assert compiled.model is model
+    with pytest.raises(fxpasses.OptionsError, match="cache"):
+        fxpasses.Options.parse({"cache": 3})

@@ -1,0 +1,99 @@
+"""Private torch names of the moment at which ``torch.compile`` makes its callable, before anything is traced."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torch._C._dynamo.eval_frame import set_eval_frame
+from torch._dynamo.eval_frame import OptimizeContext
+from torch._dynamo.external_utils import wrap_inline
+
+from fake._torch import skip_code
+from fake.seam.patches import Patch, When
+from fxpasses.dynamo._torch import backend_of
+from fxpasses.plans._torch import CALLS_OF_MODULES
+
+__all__ = ["surround_callables"]
+
+_INLINE = wrap_inline(len).__code__
+
+Planned = Callable[..., Callable[..., Any] | None]
+
+
+def surround_callables(planned: Planned) -> Patch:
+    """Have each callable that ``torch.compile`` makes run inside of what ``planned`` returns for it, if that is not None.
+
+    ``OptimizeContext.__call__`` makes them all: of functions, of methods, and of the call of a module. What torch documents for a
+    backend begins later: it is called when Dynamo has traced a frame.
+
+    Args:
+        planned: given the backend's function and its keyword arguments, then by name ``model`` (a function, or the module whose call is
+            compiled), ``compiled``, ``dynamic`` and ``fullgraph``.
+
+    Returns: the entry of the ledger.
+    """
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __call__(self: Any, fn: Any) -> Any:
+            compiled = original(self, fn)
+            if not isinstance(compiled, types.FunctionType) or self.export or self._package is not None:
+                return compiled
+            backend, keywords = backend_of(self.callback)
+            call = planned(
+                backend,
+                keywords,
+                model=_model_of(fn),
+                compiled=compiled,
+                dynamic=self._dynamic,
+                fullgraph=self.fullgraph,
+            )
+            return compiled if call is None else _without_frame_hook(call, compiled)
+
+        return __call__
+
+    def unfit() -> str:
+        known = list(inspect.signature(OptimizeContext.__call__).parameters)
+        attributes = {*OptimizeContext.__init__.__code__.co_varnames}
+        if (
+            known == ["self", "fn"]
+            and {"callback", "dynamic", "fullgraph", "export", "package"} <= attributes
+        ):
+            return ""
+        return "Dynamo makes its callables in another way than is known"
+
+    return Patch(
+        OptimizeContext,
+        "__call__",
+        make,
+        when=When.BACKEND,
+        versions=None,
+        unfit=unfit,
+        lost="time: torch.compile traces what an earlier process has compiled; fxpasses.compile does not",
+    )
+
+
+def _model_of(fn: Any) -> Any:
+    """The module whose call ``fn`` is, or ``fn``."""
+    if isinstance(fn, types.FunctionType) and fn.__code__ is _INLINE:
+        fn = fn.__wrapped__  # type: ignore[attr-defined]
+    is_call = isinstance(fn, types.MethodType) and fn.__func__ in CALLS_OF_MODULES
+    return fn.__self__ if is_call else fn
+
+
+def _without_frame_hook(call: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is to others what ``compiled`` is, and calls ``call`` with Dynamo's frame hook off."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        hook = set_eval_frame(None)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            set_eval_frame(hook)
+
+    skip_code(run.__code__)
+    return functools.wraps(compiled)(run)

@@ -1,0 +1,37 @@
+"""``torch.compile(model, backend="fxpasses")`` with plans: what it returns looks for the plan of an earlier process before Dynamo traces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fake.seam.patches import Patch
+from fxpasses._torch import inductor_config
+from fxpasses.plans._torch_entry import surround_callables
+from fxpasses.plans.compile import Compiled
+from fxpasses.plans.loaded import Directory
+from fxpasses.plans.store import cache_directory
+
+__all__ = ["before_tracing"]
+
+
+def before_tracing(backend: Callable[..., Any]) -> Patch:
+    """The entry of the ledger by which callables of ``torch.compile`` for ``backend`` are those of :func:`fxpasses.compile`; it has no
+    effect on other backends."""
+
+    def planned(
+        compiling: Any, keywords: Mapping[str, Any], *, model: Any, **how: Any
+    ) -> Compiled[Any] | None:
+        options = {key: value for key, value in keywords.items() if key == "mode"}
+        given = keywords.get("options") or {}
+        cache = given.get("cache", "auto") if isinstance(given, Mapping) else None
+        if compiling is not backend or not isinstance(cache, (str, os.PathLike)):
+            return None  # what is wrong with it says who compiles
+        directory = cache_directory(os.fspath(cache))
+        if directory is None or (cache == "auto" and inductor_config.force_disable_caches):
+            return None
+        options |= {key: value for key, value in given.items() if key != "cache"}
+        return Compiled(model, options, Directory(directory), **how)
+
+    return surround_callables(planned)
