@@ -58,6 +58,9 @@ def is_note(name: str, values: Mapping[Any, Any]) -> bool:
     value = values[name]
     if name == "_compiled_call_impl":  # by ``Module.compile``: of its own call
         original = getattr(value, "_torchdynamo_orig_callable", None)
+        code = getattr(original, "__code__", None)
+        if code is not None and code.co_filename.endswith("torch/_dynamo/external_utils.py"):
+            original = getattr(original, "__wrapped__", None)  # from 2.15 on
         call, owner = getattr(original, "__func__", None), getattr(original, "__self__", None)
         return call in CALLS_OF_MODULES and vars(owner) is values
     return value is True or value == "unguarded"
