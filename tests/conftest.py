@@ -7,6 +7,8 @@ import tempfile
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start, too
 os.environ["FXPASSES_CACHE_DIR"] = "off"  # tests of plans name a directory; the others compile
+# A process with a new cache compiles programs to see whether the compiler knows the instructions that the CPU has: half of its time.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="fxpasses_tests_")
 
 import shutil
