@@ -296,7 +296,7 @@ def is_tracing_graph() -> bool:
 def nodes_matter() -> bool:
     """Whether somebody may look at which node a symbolic number has: a trace does, and what runs under functionalization
     may become an input of one."""
-    return is_tracing_graph() or is_key_included(_FUNCTIONALIZE) or is_key_excluded(_FUNCTIONALIZE)
+    return is_tracing_graph() or is_key_included(_FUNCTIONALIZE)
 
 
 _FUNCTIONALIZE = DispatchKey.Functionalize

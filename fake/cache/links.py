@@ -129,11 +129,12 @@ def _build_linked(recipe: Linked, tensor_class: type, mark: Mark) -> Rebuild:
     """Outputs like patterns, which share nodes with each other; with the nodes of a dispatch where somebody may look."""
     alike = build(recipe.recipe, tensor_class, mark)
     exact: Rebuild | None = None
-    nodes_matter = _t.nodes_matter
+    # What torch's own mode makes outside of a trace is an input of one later, in AOTAutograd.
+    always, nodes_matter = tensor_class is _t.TorchFakeTensor, _t.nodes_matter
 
     def rebuild(mode: Any, args: Any, kwargs: Any) -> Any:
         nonlocal exact
-        if not nodes_matter():
+        if not (always or nodes_matter()):
             return alike(mode, args, kwargs)
         if exact is None:
             try:

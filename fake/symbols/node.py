@@ -75,11 +75,19 @@ def _copy(node: Any) -> Any:
     return made
 
 
-def _nothing_is_remembered(shape_env: Any) -> bool:
-    """Whether somebody watches the arithmetic itself."""
+def _has_no_memory(shape_env: Any) -> bool:
+    """Whether nothing can be remembered for an environment: it checks all arithmetic itself, or lets nobody read its state,
+    as that in which shape specifications are written."""
     return (
-        shape_env is None or shape_env._translation_validation_enabled or _t.symbolic_arithmetic_is_watched()
+        shape_env is None
+        or shape_env._translation_validation_enabled
+        or shape_env.__class__.__getattribute__ is not object.__getattribute__
     )
+
+
+def _nothing_is_remembered(shape_env: Any) -> bool:
+    """Whether, besides, somebody watches the arithmetic."""
+    return _has_no_memory(shape_env) or _t.symbolic_arithmetic_is_watched()
 
 
 def _keep(result: Any, asked: Any, state: LeanState) -> Any:
@@ -213,7 +221,7 @@ def _sizes(name: str, original: Callable) -> Callable:
 def _wrap_int(original: Callable) -> Callable:
     def wrap_int(self: Any, num: int) -> Any:
         env = self.shape_env
-        if env is None or type(num) is not int or env._translation_validation_enabled:
+        if type(num) is not int or _has_no_memory(env):
             return original(self, num)
         state = lean_state(env)
         if state.integers is None:
@@ -235,7 +243,7 @@ def _wrap_int(original: Callable) -> Callable:
 def _wrap_bool(original: Callable) -> Callable:
     def wrap_bool(self: Any, num: bool) -> Any:
         env = self.shape_env
-        if env is None or type(num) is not bool or env._translation_validation_enabled:
+        if type(num) is not bool or _has_no_memory(env):
             return original(self, num)
         known = lean_state(env).truths
         node = known.get(num)
@@ -252,7 +260,7 @@ def _maybe_as_int(original: Callable) -> Callable:
 
     def maybe_as_int(self: Any) -> int | None:
         own, shape_env = self.__dict__, self.shape_env
-        if shape_env is None:
+        if _has_no_memory(shape_env):
             return original(self)
         version = version_of(shape_env)
         if own.get("_as_int_version") == version:

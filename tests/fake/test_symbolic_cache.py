@@ -178,6 +178,19 @@ def test_equal_sizes_keep_nodes_of_their_own():
             assert a.node.expr == b.node.expr
 
 
+def test_shape_specifications_can_be_written():
+    """torch writes them in an environment that lets nobody read its state."""
+    specs = pytest.importorskip("torch.fx.experimental.dynamic_spec")
+
+    def written(size):
+        return [str(s) for s in (2 * size, size + 1, -size, size // 2, size % 2 == 0, size > 3, size == 4)]
+
+    size = specs.ShapeVar("B")
+    expected = written(size)
+    with fake.accelerate(), FakeTensorMode(shape_env=ShapeEnv()):
+        assert written(size) == written(size) == expected
+
+
 def test_sizes_of_forward_values_are_not_read_from_tangents():
     """What is known before a trace, the tangents, shares no node with what the trace makes."""
     torch._dynamo.reset()

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import fake
@@ -172,6 +174,24 @@ def test_called_outside_of_a_dispatch():
     assert (made[1]._version, first._version, second._version) == (0, 0, 0)
     assert parts[0].untyped_storage()._cdata == made[0].untyped_storage()._cdata
     assert str(parts[0].shape) == str(first.view(-1).shape)
+
+
+def test_nodes_matter_in_a_trace_and_under_functionalization_only(monkeypatch):
+    FakeTensorMode.cache_clear()
+    matter, answers = private.nodes_matter, []
+    monkeypatch.setattr(private, "nodes_matter", lambda: answers.append(matter()) or answers[-1])
+    x = dynamic(FakeTensorMode(shape_env=ShapeEnv()), torch.ones(3, 5))
+    for _ in range(3):
+        x.exp()
+    assert set(answers) == {False}
+    answers.clear()
+    with FunctionalTensorMode():
+        FunctionalTensor.to_functional(x).exp()
+    assert set(answers) == {True}
+    answers.clear()
+    make_fx(torch.exp)(x)
+    assert True in answers
+    FakeTensorMode.cache_clear()
 
 
 @pytest.mark.parametrize("run", [views, train])
