@@ -39,7 +39,7 @@ from fake.tracing import conversions, shortcuts
 from fake.tracing.collector import RARER_COLLECTIONS
 from fake.tracing.conversions import fake_of_ordinary
 
-__all__ = ["accelerate", "accelerated_cache_info", "engine"]
+__all__ = ["accelerate", "engine"]
 
 _RETIRED = "tensors of this mode were used while acceleration was off"
 
@@ -217,11 +217,6 @@ _SWITCH = _Switch()
 def engine() -> Engine:
     """The dispatch cache for torch's own class of fake tensors."""
     return _SWITCH.engine
-
-
-def accelerated_cache_info() -> Any:
-    """Hits, misses, bypasses by reason and size of the cache behind :class:`accelerate`."""
-    return _SWITCH.engine.store.info()
 
 
 class accelerate(ContextDecorator):

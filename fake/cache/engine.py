@@ -45,6 +45,9 @@ __all__ = ["Dispatch", "Engine", "Handler", "mark_of"]
 Handler = Callable[[Any, Any, Sequence[type], Any, Any], Any]
 Dispatch = Callable[[Any, Any, Sequence[type], Any, Any], Any]
 
+_NOTHING = object()
+"""No entry serves a call."""
+
 
 class Engine:
     """Handlers and tables for fake tensors of one class.
@@ -192,40 +195,39 @@ class Engine:
 
     def _make_custom_handler(self, func: Any) -> Handler:
         """Custom operators: only where the mode trusts their fake kernels to be pure, keyed by the kernel itself."""
-        table = self.store.table(func)
 
-        def handler(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        def key_of(mode: Any, args: Any, kwargs: Any) -> Any:
             if func not in PURE and not getattr(mode, "cache_custom_ops", False):
-                return self.miss(mode, func, types, args, kwargs, None, "non-builtin")
-            try:
-                key = (_t.fake_kernel_identity(func), *plain_key(func, mode, args, kwargs, self.tensor_class))
-                rebuild = table.get(key)
-            except Unkeyable as refused:
-                return self.miss(mode, func, types, args, kwargs, None, refused.reason)
-            except TypeError:
-                return self.miss(mode, func, types, args, kwargs, None, "unhashable argument")
-            if rebuild is None:
-                return self.miss(mode, func, types, args, kwargs, key)
-            if type(rebuild) is not Bypass:
-                self.store.hit()
-            return rebuild(mode, args, kwargs)
+                raise Unkeyable("non-builtin")
+            return (_t.fake_kernel_identity(func), *plain_key(func, mode, args, kwargs, self.tensor_class))
 
-        return handler
+        return self._handler_by_key(func, key_of)
 
     def _make_subgraph_handler(self, func: Any) -> Handler:
         """Operators that take graphs: keyed by the identity of those."""
         table = self.store.table(func)
 
+        def key_of(mode: Any, args: Any, kwargs: Any) -> Any:
+            key, graphs = subgraph_key(func, mode, args, kwargs, self.tensor_class)
+            if key not in table:
+                forget_with(graphs, self.store.remove, table, key)
+            return key
+
+        return self._handler_by_key(func, key_of)
+
+    def _handler_by_key(self, func: Any, key_of: Callable[[Any, Any, Any], Any]) -> Handler:
+        """The handler of an operator whose calls have this key; ``key_of`` raises ``Unkeyable`` for those that have none."""
+        table = self.store.table(func)
+
         def handler(mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             try:
-                key, graphs = subgraph_key(func, mode, args, kwargs, self.tensor_class)
+                key = key_of(mode, args, kwargs)
                 rebuild = table.get(key)
             except Unkeyable as refused:
                 return self.miss(mode, func, types, args, kwargs, None, refused.reason)
             except TypeError:
                 return self.miss(mode, func, types, args, kwargs, None, "unhashable argument")
             if rebuild is None:
-                forget_with(graphs, self.store.remove, table, key)
                 return self.miss(mode, func, types, args, kwargs, key)
             if type(rebuild) is not Bypass:
                 self.store.hit()
@@ -243,9 +245,14 @@ class Engine:
         key: Any = None,
         reason: str | None = None,
     ) -> Any:
-        """Dispatch for real; with a key, record the result.
+        """A call without an entry for plain sizes: answered for its symbols, or dispatched for real and recorded.
 
         Args:
+            mode: the mode of the call.
+            func: the operator.
+            types: the tensor classes involved, as ``__torch_dispatch__`` gets them.
+            args: positional arguments.
+            kwargs: keyword arguments.
             key: where to put the recipe, or None for a call that cannot be cached.
             reason: why it cannot, for the counters.
         """
@@ -259,29 +266,9 @@ class Engine:
         if key is None:
             self.store.count_bypass(reason or "unknown")
         elif mode.shape_env is not None:
-            rebuild = self.symbolic.find(mode.shape_env, func, key)
-            if rebuild is None and is_symbolic_key(key):
-                call = self._symbolic_call(mode, func, key)
-                if call is None:
-                    key = None
-                elif call.is_outdated and renew(args, kwargs):
-                    return self.handler(func)(mode, func, types, args, kwargs)
-                else:
-                    rebuild = call.find_normalized(mark_of(mode))
-            if rebuild is not None:
-                try:
-                    outputs = rebuild(mode, args, kwargs)
-                except Stale:
-                    self.symbolic.forget(mode.shape_env, func, key)
-                    return self.miss(mode, func, types, args, kwargs, key)
-                except Unlinked:
-                    call = call or self._symbolic_call(
-                        mode, func, key
-                    )  # dispatched, and recorded more closely
-                else:
-                    if type(rebuild) is not Bypass:
-                        self.store.hit()
-                    return outputs
+            outputs, key, call = self._for_symbols(mode, func, types, args, kwargs, key)
+            if outputs is not _NOTHING:
+                return outputs
         watched = tensors_of(args, kwargs) if is_mutable(func) else ()
         before = [(tensor, self._peek(tensor)) for tensor in watched if type(tensor) is self.tensor_class]
         REPLACEMENTS.watch()
@@ -299,6 +286,32 @@ class Engine:
             else:
                 self._record(mode, func, args, kwargs, key, outputs, call, evaluations)
         return outputs
+
+    def _for_symbols(
+        self, mode: Any, func: Any, types: Any, args: Any, kwargs: Any, key: Any
+    ) -> tuple[Any, Any, SymbolicCall | None]:
+        """The outputs of a call that the environment knows for these symbols, or another one for others; else nothing,
+        the key under which to record its dispatch, and the call on symbols."""
+        rebuild, call = self.symbolic.find(mode.shape_env, func, key), None
+        if rebuild is None and is_symbolic_key(key):
+            call = self._symbolic_call(mode, func, key)
+            if call is None:
+                return _NOTHING, None, None
+            if call.is_outdated and renew(args, kwargs):
+                return self.handler(func)(mode, func, types, args, kwargs), key, call
+            rebuild = call.find_normalized(mark_of(mode))
+        if rebuild is None:
+            return _NOTHING, key, call
+        try:
+            outputs = rebuild(mode, args, kwargs)
+        except Stale:
+            self.symbolic.forget(mode.shape_env, func, key)
+            return self._for_symbols(mode, func, types, args, kwargs, key)
+        except Unlinked:  # dispatched, and recorded more closely
+            return _NOTHING, key, call or self._symbolic_call(mode, func, key)
+        if type(rebuild) is not Bypass:
+            self.store.hit()
+        return outputs, key, call
 
     def _symbolic_call(self, mode: Any, func: Any, key: Any) -> SymbolicCall | None:
         try:

@@ -154,10 +154,6 @@ def fake_kernel_context() -> Any:
     return _fake_impl.global_ctx_getter()
 
 
-def has_fake_kernel(op: OpOverload) -> bool:
-    return _utils.has_fake_kernel(op)
-
-
 def replace_library(op: TorchCustomOpDef, library: Any) -> None:
     """Have a custom op that is being made register through ``library`` in the place of the one that torch made."""
     op._lib._destroy()
@@ -371,7 +367,6 @@ __all__ = [
     "find_schema",
     "has_autograd_formula",
     "has_computed_kernel_for_key",
-    "has_fake_kernel",
     "has_kernel_for_key",
     "has_kwarg_only_tensors",
     "has_vmap_rule",

@@ -20,7 +20,7 @@ from fxpasses.exact.rules import RULES
 __all__ = ["Machine", "UnsupportedCall", "is_dual", "is_random"]
 
 _DECOMPOSITIONS: dict[Any, fx.GraphModule | None] = {}
-"""Traced decompositions by operator, constants and metadata; owned by this module, emptied by :func:`forget_decompositions`."""
+"""Traced decompositions by operator, constants and metadata."""
 _MOST_DECOMPOSITIONS = 4096
 
 
@@ -237,8 +237,3 @@ def _traced_decomposition(
     except (RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError):
         return None  # a decomposition that refuses these arguments: the operator is opaque for them
     return None if any(node.target is target for node in gm.graph.nodes) else gm
-
-
-def forget_decompositions() -> None:
-    """Free the traced decompositions."""
-    _DECOMPOSITIONS.clear()

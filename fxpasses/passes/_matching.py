@@ -24,7 +24,6 @@ __all__ = [
     "constant_value",
     "erase_unused",
     "find_calls",
-    "is_all_true",
     "is_call",
     "is_pure",
     "is_zeros",
@@ -255,15 +254,6 @@ def constant_range(gm: fx.GraphModule, node: fx.Node) -> range | None:
         counted = range(start, start + shape[-1])
         wanted = torch.arange(counted.start, counted.stop, dtype=value.dtype)
         return counted if torch.equal(flat, wanted) else None
-
-
-def is_all_true(gm: fx.GraphModule, node: object) -> bool:
-    """Whether a node is a constant without a false element."""
-    value = constant_value(gm, node) if isinstance(node, fx.Node) else None
-    if value is None or value.dtype is not torch.bool:
-        return False
-    with disable_current_modes():
-        return bool(value.all())
 
 
 def _evaluate(

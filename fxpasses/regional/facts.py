@@ -92,20 +92,6 @@ class GraphFacts:
     grad_enabled: bool
     vmaps: list[int] = field(default_factory=list)
 
-    def reads_inside(self, start: int, stop: int, node: fx.Node) -> int:
-        """The index of a node in a subgraph.
-
-        Args:
-            start: index of the subgraph's first call.
-            stop: index behind its last call.
-            node: any node.
-
-        Returns:
-            The index counted from ``start``; -1 for a node outside.
-        """
-        index = self.position.get(node, -1)
-        return index - start if start <= index < stop else -1
-
     def balanced(self, start: int, stop: int) -> bool:
         """Whether a subgraph leaves autocast and gradient mode as it found them, and closes only what it opened.
 

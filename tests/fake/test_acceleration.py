@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import fake
 from fake import acceleration
-from fake.acceleration import accelerated_cache_info
+from fake.acceleration import engine
 from fake.seam.patches import LEDGER
 from fake.symbols.node import OPERATORS
 from tests.fake.support import structure
@@ -84,7 +84,7 @@ def test_same_graphs_and_guards(dynamic):
         assert ours[1] == guards
         for a, b in zip(results + grads, ours[2] + ours[3], strict=True):
             torch.testing.assert_close(a, b)
-    assert accelerated_cache_info().hits > 0
+    assert engine().store.info().hits > 0
 
 
 def test_other_subjects_of_compile():

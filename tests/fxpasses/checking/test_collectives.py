@@ -22,7 +22,7 @@ from fxpasses.checking.interpret import ExactRun, RoundedRun, Run
 from fxpasses.checking.lowered import differences
 from fxpasses.checking.staged import stage_repro
 from fxpasses.checking.values import Reference, compare
-from fxpasses.graphs.communication import communicates
+from fxpasses.graphs.communication import NAMESPACES, communicates
 
 functional = torch.ops._c10d_functional
 X = torch.tensor([1.0, -4.0])
@@ -44,14 +44,7 @@ def every_collective():
     """All operators of the namespaces in which torch speaks with other processes."""
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, rest = name.partition("::")
-        if namespace in (
-            "_c10d_functional",
-            "_c10d_functional_autograd",
-            "c10d_functional",
-            "c10d",
-            "_dtensor",
-            "symm_mem",
-        ):
+        if namespace in NAMESPACES:
             packet, _, overload = rest.partition(".")
             yield getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
 
