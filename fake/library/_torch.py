@@ -23,7 +23,7 @@ from torch._library.custom_ops import OPDEF_TO_LIB, OPDEFS
 from torch._library.custom_ops import CustomOpDef as TorchCustomOpDef
 from torch._library.custom_ops import _maybe_get_opdef as maybe_get_opdef
 from torch._library.effects import EffectType
-from torch._library.infer_schema import SUPPORTED_PARAM_TYPES, SUPPORTED_RETURN_TYPES, tuple_to_list
+from torch._library.infer_schema import SUPPORTED_PARAM_TYPES, tuple_to_list
 from torch._library.simple_registry import singleton as simple_registry
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, is_symbolic
 
@@ -336,7 +336,6 @@ __all__ = [
     "OUT_TAG",
     "REGISTRATION_FILES",
     "SUPPORTED_PARAM_TYPES",
-    "SUPPORTED_RETURN_TYPES",
     "TORCH_VERSION",
     "BelowAutograd",
     "BelowMutation",

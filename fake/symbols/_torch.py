@@ -18,7 +18,6 @@ from torch.fx.experimental.symbolic_shapes import (
     SYMPY_INTERP,
     ConstraintViolationError,
     DimDynamic,
-    RuntimeAssert,
     StatelessSymbolicContext,
     canonicalize_bool_expr,
     free_unbacked_symbols,
@@ -31,7 +30,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.utils._sympy.functions import CleanDiv, FloorDiv, Min, ModularIndexing, PythonMod
 from torch.utils._sympy.printers import PythonPrinter
-from torch.utils._sympy.value_ranges import ValueRanges
 
 from fake.seam.dispatch import OpOverload
 from fake.seam.dynamo import builder as dynamo_builder
@@ -53,7 +51,6 @@ __all__ = [
     "OpOverload",
     "PythonMod",
     "PythonPrinter",
-    "RuntimeAssert",
     "ShapeGuard",
     "Source",
     "StatelessSymbolicContext",
@@ -62,7 +59,6 @@ __all__ = [
     "TensorPropertySource",
     "TorchShapeEnv",
     "TracingContext",
-    "ValueRanges",
     "assume_divisible",
     "canonicalize_bool_expr",
     "concrete_bounds",

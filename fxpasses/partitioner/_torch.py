@@ -58,7 +58,7 @@ from torch._inductor.custom_graph_pass import get_hash_for_files
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.fx.experimental._backward_state import BackwardState
-from torch.fx.experimental.proxy_tensor import is_sym_node, py_sym_types
+from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.utils._ordered_set import OrderedSet
 from torch.utils.flop_counter import flop_registry
 
@@ -102,7 +102,6 @@ __all__ = [
     "must_recompute",
     "outputs_of",
     "overwritten_inputs",
-    "py_sym_types",
     "region_memory_budget",
     "saved_value_description",
     "symbol_bindings",
