@@ -19,6 +19,7 @@ import hashlib
 import io
 import os
 import pickle
+import stat
 import sys
 import tempfile
 import threading
@@ -111,8 +112,18 @@ class _DamagedError(Exception):
     """A file is no segment, or not whole."""
 
 
+def _read_file(path: Path) -> bytes:
+    """As many bytes as the file says that it has: neither a pipe, whose other end would be waited for, nor a device ends."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise _DamagedError("it is no regular file")
+        return file.read(status.st_size)
+
+
 def _read_segment(path: Path) -> dict[tuple[str, str], bytes] | None:
-    data = path.read_bytes()
+    data = _read_file(path)
     header, build = data[: len(MAGIC)], data[len(MAGIC) : len(MAGIC) + _DIGEST]
     if header != MAGIC or len(data) < len(MAGIC) + 2 * _DIGEST:
         raise _DamagedError("it is truncated or no dispatch cache")

@@ -54,6 +54,7 @@ def replay(
     backward: Collection[int] = (),
     bitwise: bool = False,
     after: Sequence[Pass] = (),
+    fault: str = "",
 ) -> int:
     """Run ``item`` on the graph of a function and compare before with after; what a repro file calls.
 
@@ -66,6 +67,7 @@ def replay(
         backward: positions of the calls that are marked as the backward pass's, as AOTAutograd does it.
         bitwise: whether results have to be equal bit by bit.
         after: passes that run before: ``item`` is compared with the graph that they leave.
+        fault: the kind of fault that was found; one that only the smaller graph shows is not told instead.
 
     Returns:
         1 when the pass is wrong, 0 otherwise: an exit status.
@@ -87,7 +89,13 @@ def replay(
     )
     if after:
         case = Case(after_passes(after, case.gm, min(item.graphs)), case.inputs, case.traced)
-    found = structural_faults(item, case) or _mismatches_of(item, case, bitwise)
+    structural = structural_faults(item, case)
+    found = (
+        structural
+        if structural and fault in ("", structural[0].fault)
+        else _mismatches_of(item, case, bitwise)
+    )
+    found = [m for m in found if m.fault == fault] or found or structural
     if not found:
         print(f"pass {item.name!r} is right on these inputs")
         return 0
@@ -279,7 +287,7 @@ def make_repro(
     call = "graph, inputs, PASS" + ", dynamic=True" * setting.dynamic + ", bitwise=True" * bitwise
     call += ", traced=traced" * (case.traced is not None)
     call += f", backward={marks}" * bool(marks)
-    call += ", after=EARLIER" * bool(earlier)
+    call += ", after=EARLIER" * bool(earlier) + f", fault={fault!r}"
     code = graph_text(case.gm)
     constants, saved_constants = constant_lines(case.gm, file)
     paths = [f"sys.path.insert(0, {path!r})" for path in source.paths]

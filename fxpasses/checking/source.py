@@ -212,7 +212,7 @@ class PassSource:
     def _bind_names_in(self, body: ast.AST, definition: Any) -> None:
         """Bind what the code of a definition takes from around it."""
         local = {n.arg for n in ast.walk(body) if isinstance(n, ast.arg)}
-        local |= {n.name for n in ast.walk(body) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+        local |= {n.name for n in ast.walk(body) if isinstance(n, _NAMING) and n.name is not None}
         local |= {
             a.asname or a.name
             for n in ast.walk(body)
@@ -229,6 +229,12 @@ class PassSource:
                     self.bind(node.id, known[node.id], line)
                 elif not hasattr(builtins, node.id) and id(node) not in annotations:
                     raise CannotEmbed(f"{node.id!r} is not known where {definition.__qualname__} is defined")
+
+
+_NAMING = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler, ast.MatchAs, ast.MatchStar
+)  # fmt: skip
+"""What binds a name that is no node of its own."""
 
 
 def _lambda_of(function: types.FunctionType) -> ast.Lambda:

@@ -45,9 +45,21 @@ def sample_input(example: Tensor, family: Family, generator: torch.Generator, sc
         return value.double() * scale if value.is_floating_point() else value
     if example.dtype is torch.bool:
         return _truth_values(example, family, generator)
+    if family in ("random", "ties", "rows") and _is_mask(example):
+        return _truth_values(example, family, generator).to(example.dtype)
     if not example.is_floating_point():
         return example.clone() if family == "index bounds" else _integers(example, family, generator)
     return _floats(example, family, generator) * scale
+
+
+def _is_mask(example: Tensor) -> bool:
+    """Whether an integer tensor holds truth values: ones and zeros, and not the offsets 0 and 1."""
+    return (
+        not example.is_floating_point()
+        and example.dim() > 1
+        and bool(((example == 0) | (example == 1)).all())
+        and bool((example == 1).any())
+    )
 
 
 def _truth_values(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:
@@ -100,8 +112,10 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
     elif family == "ties":
         value = torch.randint(-3, 4, example.shape, generator=generator) / 2.0 + (2.0 if positive else 0.0)
     elif family == "zeros":
-        chance = torch.rand(example.shape, generator=generator)
-        value = torch.where(chance < 0.2, 0.0, torch.where(chance < 0.4, -0.0, value))
+        some = -(-value.numel() // 5)
+        order = torch.randperm(value.numel(), generator=generator)
+        flat = value.view(-1)
+        flat[order[:some]], flat[order[some : 2 * some]] = -0.0, 0.0
     elif family == "rows" and value.dim():
         rows = value.reshape(-1, value.shape[-1])
         rows[0] = rows[0, 0]

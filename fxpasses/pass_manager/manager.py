@@ -8,12 +8,13 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx
 
 from fxpasses._torch import new_nodes
 from fxpasses.errors import ContractError, PassError
 from fxpasses.graphs.provenance import failing_node
-from fxpasses.graphs.rewriting import subgraphs
+from fxpasses.graphs.rewriting import constants_of, subgraphs
 from fxpasses.pass_manager.contract import Check, GraphKind, Pass
 from fxpasses.pass_manager.groups import Fixpoint, FixpointWarning
 from fxpasses.pass_manager.inheritance import inherit_provenance
@@ -147,7 +148,10 @@ def _run_group(group: Fixpoint, graph: _Graph) -> list[PassRun]:
 
 @dataclass
 class _Change:
-    """The changes of a pass to a graph: names of the nodes that are new, gone and modified, and the same of its subgraphs."""
+    """The changes of a pass to a graph: names of the nodes that are new, gone and modified, and the same of its subgraphs.
+
+    A node that holds a constant is modified when the constant is written to, or another one is put in its place.
+    """
 
     after: Snapshot
     added: tuple[str, ...] = ()
@@ -171,6 +175,11 @@ class _Change:
             setattr(self, part, getattr(self, part) + names)
 
 
+def _versions(gm: fx.GraphModule) -> dict[str, tuple[torch.Tensor, int]]:
+    """The tensors that the graph holds, each with the number of writes to it (which inference tensors do not count)."""
+    return {name: (t, -1 if t.is_inference() else t._version) for name, t in constants_of(gm).items()}
+
+
 class _Graph:
     """A graph while passes run on it, with the facts that are known between two of them."""
 
@@ -180,6 +189,7 @@ class _Graph:
         self.gm, self.kind, self.checks, self.structure = gm, kind, checks, structure
         self._snapshot = Snapshot(gm.graph)
         self._facts: Facts | None = None
+        self._constants = _versions(gm)
         self._inner = {name: _Graph(graph, kind, (), structure) for name, graph in subgraphs(gm).items()}
         """The graphs that operators such as ``torch.cond`` are given."""
 
@@ -234,6 +244,7 @@ class _Graph:
     def _change(self) -> _Change:
         """The changes since the last snapshot, those of the subgraphs included."""
         before, after = self._snapshot, Snapshot(self.gm.graph)
+        known, self._constants = self._constants, _versions(self.gm)
         if before.is_untouched(after):
             change = _Change(after)
         else:
@@ -245,6 +256,10 @@ class _Graph:
                 tuple(entry.name for entry in differing if entry.node in before.by_node),
                 [e.node for e in before.entries] != [e.node for e in after.entries],
             )
+        change.modified += tuple(
+            name for name, (value, version) in self._constants.items()
+            if name in known and (known[name][0] is not value or known[name][1] != version)
+        )  # fmt: skip
         for name, graph in self._inner.items():
             if subgraphs(self.gm).get(name) is graph.gm:
                 change.add(name, graph._change())

@@ -97,7 +97,10 @@ def read_sections(path: Path) -> dict[str, bytes]:
 
 
 def check_owner(path: Path) -> None:
-    """Raise PlanFileError where others than the user may write to a file or its folder."""
+    """Raise PlanFileError where others than the user may write to a file or its folder, or it is a pipe or a device."""
+    if not path.is_file():
+        path.stat()  # raises where there is nothing
+        raise PlanFileError(path, "it is no regular file")
     for place in (path, path.parent):
         found = place.stat()
         if found.st_uid != os.getuid() or found.st_mode & 0o022:

@@ -83,6 +83,28 @@ def test_a_constant_that_is_written_to_is_seen(grad):
     assert "CONSTANTS" in Path(error.repro).read_text()
 
 
+@pytest.mark.parametrize("how", ["written", "replaced"])
+def test_a_pass_that_hides_what_it_did_to_a_constant(how):
+    @fxpasses.graph_pass
+    def hides(gm):
+        for node in held(gm) if how == "replaced" else ():
+            with disable_current_modes():
+                setattr(gm, str(node.target), getattr(gm, str(node.target)) * 2)
+        if how == "written":
+            doubled_in_place(gm)
+        return False
+
+    with pytest.raises(Exception, match=r"'hides' failed .* apply returned False but changed the graph"):
+        run(hides, check="structure")
+
+
+def test_a_constant_that_is_written_to_is_a_change():
+    gm = fxpasses.capture(f, torch.ones(3)).forward
+    (done,) = fxpasses.PassManager([doubles]).run(gm, "inference")
+    assert done.changed
+    assert done.modified
+
+
 def test_a_right_rewrite_with_another_constant_is_right():
     x = torch.randn(3)
     torch.testing.assert_close(run(doubles_and_halves, x), f(x))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import fxpasses
+from fxpasses.checking.repro import replay
 from tests.fxpasses.checking.repros import in_this_process
 
 aten = torch.ops.aten
@@ -110,7 +111,20 @@ def by_class_with_options():
     return Multiply(Setting(7.0), (Which.SIN, torch.device("cpu"), scaled))
 
 
+def by_names_bound_by_statements():
+    def caught(gm):
+        try:
+            return gm.nothing
+        except AttributeError as missing:
+            match [str(missing), 7.0]:
+                case [_, factor, *rest] as both:
+                    return scaled(gm, Setting(factor + len(rest) * len(both)))
+
+    return fxpasses.graph_pass(caught, name="catches")
+
+
 WRONG = [
+    by_names_bound_by_statements,
     by_pattern_with_a_contract,
     by_pattern_of_lambdas,
     by_pattern_with_a_guard_and_a_number,
@@ -197,3 +211,23 @@ def test_a_pass_that_raises_gets_a_repro_file(make):
     error = error_of(make()[0])
     status, _, errors = in_this_process(error.repro)
     assert status == 1, errors
+
+
+def test_a_repro_tells_the_fault_that_was_found(capsys):
+    @fxpasses.graph_pass(numerics="bitwise")
+    def drops_zeros(gm):
+        for node in gm.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+        return True
+
+    def graph(x):
+        return (aten.add.Tensor(x, 0.0),)
+
+    told = {}
+    for fault in ("value", "aliasing", "structure", ""):
+        assert replay(graph, [torch.tensor([-0.0])], drops_zeros, bitwise=True, fault=fault) == 1
+        told[fault] = capsys.readouterr().out
+    assert "other sign" in told["value"]
+    assert "memory" not in told["value"]
+    assert all("memory" in told[fault] for fault in ("aliasing", "structure", ""))

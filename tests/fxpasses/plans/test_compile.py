@@ -1,6 +1,7 @@
 """``fxpasses.compile``: plans of inference and training, what is refused, and damaged files."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -56,6 +57,9 @@ def test_damaged_files_are_left_aside(cold, cache, tmp_path, run_models):
     path.chmod(0o666)
     with pytest.raises(PlanFileError, match="others than you may write"):
         read_sections(path)
+    os.mkfifo(tmp_path / "pipe.plan", 0o600)  # whose other end would be waited for
+    with pytest.raises(PlanFileError, match="no regular file"):
+        read_sections(tmp_path / "pipe.plan")
     # Each plan in the place of another: the key does not fit, and nothing is used but what is compiled anew.
     contents = [file.read_bytes() for file in files]
     for file, other in zip(files, [*contents[1:], contents[0]], strict=True):

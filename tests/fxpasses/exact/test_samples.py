@@ -1,0 +1,42 @@
+"""Families of inputs: each holds what it is named after, however small the example."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fxpasses.exact.samples import sample_input
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+def test_zeros_of_both_signs(generator, size):
+    for _ in range(20):
+        value = sample_input(torch.ones(size), "zeros", generator)
+        signs = value[value == 0].signbit()
+        assert signs.any()
+        assert size == 1 or not signs.all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_a_mask_of_integers_is_varied_as_flags(generator, dtype):
+    mask = torch.ones(3, 6, dtype=dtype)
+    value = sample_input(mask, "random", generator)
+    assert value.dtype is dtype
+    assert set(value.unique().tolist()) == {0, 1}
+    rows = sample_input(mask, "rows", generator)
+    assert rows[0].all()
+    assert not rows[-1].any()
+
+
+@pytest.mark.parametrize("example", [[[2, 1]], [[0, 0]], [0, 1, 1]])
+def test_other_integers_stay_in_their_range(generator, example):
+    example = torch.tensor(example)
+    for family in ("random", "rows", "ties"):
+        value = sample_input(example, family, generator)
+        assert value.min() >= example.min()
+        assert value.max() <= example.max()
