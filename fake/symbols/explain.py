@@ -9,6 +9,7 @@ from typing import Any
 import sympy
 import torch
 
+from fake.notebook import as_html
 from fake.symbols import _torch as _t
 from fake.symbols.guards import Guard, Guards, guards_of
 from fake.symbols.reasons import Location, Reason, note_graph
@@ -81,6 +82,12 @@ class Explanation(Sequence[ExplainedGuard]):
         return "\n".join([head, *(f"{number}. {guard}" for number, guard in enumerate(self._guards, 1))])
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (g.expression, g.why, g.operator or "the program", g.where or "", g.avoid) for g in self._guards
+        ]
+        return as_html(str(self).partition("\n")[0], ("guard", "why", "asked by", "where", "avoid"), rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The same as plain data."""

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, fx, nn
 
+from fake.notebook import as_html
 from fxpasses import _torch
 from fxpasses.checking._torch_dynamo import compile_apart
 from fxpasses.checking.calls import Rewrite, Trial
@@ -100,6 +101,14 @@ class ModelCheck:
                 verdict,
             )
         return table
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (s.stage, f"{s.max_error:.2g}", f"{s.times:.2g}", s.module, "ok" if s.ok else "WRONG")
+            for s in self.stages
+        ]
+        head = ("stage", "max error", "x rounding", "first difference", "verdict")
+        return as_html("\n".join(["compiled against eager", *self.details]), head, rows)
 
     @property
     def details(self) -> list[str]:

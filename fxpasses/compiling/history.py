@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import fx
 
+from fake.notebook import as_html
 from fxpasses.compiling.factors import compile_factors, graph_text
 from fxpasses.compiling.options import Options
 from fxpasses.errors import OptionsError
@@ -97,6 +98,12 @@ class Miss:
     def factor(self) -> str | None:
         """The factor to blame: the only one, or the first of several; ``None`` when there is none."""
         return self.differences[0].factor if self.differences else None
+
+    def _repr_html_(self) -> str:
+        rows = [(d.factor, d.first, d.second) for d in self.differences]
+        return as_html(
+            "\n".join(self.uncached) or str(self).partition("\n")[0], ("factor", "first", "second"), rows
+        )
 
     def __str__(self) -> str:
         lines = [f"cannot be cached: {reason}" for reason in self.uncached]

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from fake.notebook import as_html
 from fxpasses.graphs.rewriting import same_size
 from fxpasses.pass_manager.contract import Contract, GraphKind
 from fxpasses.pass_manager.sites import MatchSite
@@ -195,6 +196,13 @@ class PassRun:
         if texts:
             data |= {"before": self.before, "after": self.after, "diff": self.diff}
         return data
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (s.index, s.location.target, s.location.node, s.location.source, "yes" if s.applied else "no")
+            for s in self.sites
+        ]
+        return as_html(str(self), ("site", "operator", "node", "line", "rewritten"), rows, code=self.diff)
 
     def to_json(self, texts: bool = True, indent: int | None = None) -> str:
         """The record as JSON."""

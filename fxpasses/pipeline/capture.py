@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fake.notebook import as_html
 from fxpasses import _torch
 from fxpasses.compiling.inductor import EagerCompiler
 from fxpasses.compiling.observing import Observer
@@ -23,6 +24,7 @@ from fxpasses.partitioner import META_KEY, PartitionReport
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.pipeline.stages import Hooks
+from fxpasses.reports.text import annotated_code
 
 __all__ = ["Captured", "SavedValue", "capture"]
 
@@ -78,6 +80,14 @@ class Captured:
     def saved_bytes(self) -> int:
         """Bytes kept alive for the backward pass, without those of the forward graph's inputs."""
         return sum(value.nbytes for value in self.saved if not value.is_input)
+
+    def _repr_html_(self) -> str:
+        graphs = {"forward": self.forward, "backward": self.backward, "joint": self.joint}
+        present = {kind: gm for kind, gm in graphs.items() if gm is not None}
+        rows = [(kind, len(gm.graph.nodes)) for kind, gm in present.items()]
+        text = f"{self.saved_bytes} bytes in {len(self.saved)} values are saved for the backward pass"
+        code = "\n".join(f"# {kind}\n{annotated_code(gm)}" for kind, gm in present.items() if kind != "joint")
+        return as_html(text, ("graph", "nodes"), rows, code)
 
     def provenance(self, node: fx.Node) -> Provenance:
         """Source line, module path and, for a backward node, the forward node that it differentiates."""

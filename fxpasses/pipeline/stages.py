@@ -87,8 +87,13 @@ class Stages:
 
     @contextmanager
     def tracing(self, gm: fx.GraphModule) -> Iterator[None]:
-        """A block in which AOTAutograd traces ``gm``, timed and accelerated."""
-        with compiling(), counters.timed("tracing"), accelerated(self._options.accelerate, gm):
+        """A block in which AOTAutograd traces ``gm``, timed and accelerated; a report is of what went through all stages, not of a cache."""
+        whole = (
+            _torch.functorch_config.patch(enable_autograd_cache=False)
+            if self._options.report
+            else nullcontext()
+        )
+        with compiling(), counters.timed("tracing"), accelerated(self._options.accelerate, gm), whole:
             yield
 
     def run(

@@ -23,6 +23,8 @@ from fxpasses.plans.loaded import Armed, Directory, Shelf
 from fxpasses.plans.store import cache_directory
 from fxpasses.plans.surroundings import STATE, state, surroundings
 from fxpasses.plans.walk import Walk
+from fxpasses.reports.page import directory_of, read_report, report
+from fxpasses.reports.summary import Summary
 
 if TYPE_CHECKING:
     from fxpasses.pass_manager.contract import Pass
@@ -100,7 +102,7 @@ _SHARED = "an argument that shares memory with a model whose tensors are changed
 
 
 class Compiled(Generic[M]):
-    """What :func:`compile` returns: called like the model, whose attributes it has.
+    """What :func:`compile` returns: called like the model, whose attributes it has, but for those named here.
 
     Attributes:
         model: the model.
@@ -137,6 +139,31 @@ class Compiled(Generic[M]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled[M]:
         model = copy.deepcopy(self.model, memo)
         return Compiled(model, self._options, self._shelf, dynamic=self._dynamic, fullgraph=self._fullgraph)
+
+    @property
+    def report_directory(self) -> Path | None:
+        """Where ``report=`` has the graphs written, or None."""
+        return Path(self._options["report"]) if "report" in self._options else None
+
+    @property
+    def graphs(self) -> list[dict[str, Any]]:
+        """The data of each graph that was compiled so far, with ``report=`` (see the page on reports)."""
+        data: list[dict[str, Any]] = read_report(directory_of(self))["graphs"]
+        return data
+
+    def report(
+        self, output: str | Path | None = None, *, against: str | os.PathLike[str] | None = None
+    ) -> Path:
+        """Make one HTML page of what was compiled with ``report=``. Args: those of :func:`fxpasses.report`."""
+        return report(self, output, against=against)
+
+    def explain(self) -> Summary:
+        """Tell what was compiled with ``report=``: its graphs, why they end, what was compiled again, what is most worth doing.
+
+        Raises:
+            ReportError: it was compiled without a report, or nothing was compiled.
+        """
+        return Summary(read_report(directory_of(self)))
 
     def __repr__(self) -> str:
         return f"fxpasses.compile({self.model!r})"

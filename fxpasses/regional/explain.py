@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import fx
 
+from fake.notebook import as_html
 from fxpasses.compiling.options import check_regions
 from fxpasses.regional.cost_model import CostModel
 from fxpasses.regional.errors import RegionGraphError
@@ -99,6 +100,20 @@ class RegionReport:
     def saved_seconds(self) -> float:
         """Compile time saved, as estimated."""
         return sum(item.saved_seconds for item in self.taken)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                r.name,
+                r.copies,
+                r.calls,
+                "one region" if r.taken else f"left, {r.reason}",
+                f"{r.saved_seconds:.1f} s",
+            )
+            for r in (*self.taken, *self.left)
+        ]
+        head = ("modules", "copies", "calls", "became", "compile time saved")
+        return as_html(str(self).partition("\n")[0], head, rows)
 
     def joined(self, inner: RegionReport) -> RegionReport:
         """This report with that of a graph inside of this one: a checkpointed function."""

@@ -15,7 +15,7 @@ from fxpasses.reports.advice import advice
 from fxpasses.reports.against import compare
 from fxpasses.reports.versions import SCHEMA
 
-__all__ = ["read_report", "report", "write_page"]
+__all__ = ["directory_of", "read_report", "report", "write_page"]
 
 _ASSETS = Path(__file__).parent / "assets"
 
@@ -39,24 +39,35 @@ def report(
     Raises:
         ReportError: nothing was compiled with that option, or the directory holds no report that this version reads.
     """
+    directory = directory_of(compiled)
+    return write_page(read_report(directory, against), Path(output) if output else directory / "report.html")
+
+
+def directory_of(compiled: Callable[..., Any] | str | os.PathLike[str]) -> Path:
+    """The directory of the report of something compiled; a directory stands for itself.
+
+    Raises:
+        ReportError: it was compiled without a report, or not at all.
+    """
     if isinstance(compiled, (str, os.PathLike)):
-        directory = Path(compiled)
+        return Path(compiled)
+    if hasattr(type(compiled), "report_directory"):  # fxpasses.compile made it
+        found = compiled.report_directory  # type: ignore[attr-defined]
     else:
         # What is here was compiled, so torch is loaded; without it a directory is all that can be asked for.
         from fxpasses.reports._torch import compile_options
 
         options = compile_options(compiled)
-        found = (options or {}).get("report")
         if options is None:
             raise ReportError(
                 f"{type(compiled).__name__} is no result of torch.compile; name the directory instead"
             )
-        if not found:
-            raise ReportError(
-                'it was compiled without a report: torch.compile(..., options={"report": "directory"})'
-            )
-        directory = Path(found)
-    return write_page(read_report(directory, against), Path(output) if output else directory / "report.html")
+        found = options.get("report")
+    if not found:
+        raise ReportError(
+            'it was compiled without a report: torch.compile(..., options={"report": "directory"})'
+        )
+    return Path(found)
 
 
 def read_report(
@@ -94,8 +105,8 @@ def read_report(
         graphs.append({"name": str(file.parent.relative_to(root)), **data})
     if not graphs:
         raise ReportError(
-            f"there is no report in {str(root)!r}: compile with options={{'report': {str(root)!r}}}, and clear what "
-            "was compiled before (fxpasses cache clear): a graph that comes whole from a cache goes through no stage"
+            f"there is no report in {str(root)!r}: compile with options={{'report': {str(root)!r}}}; "
+            "what a plan of an earlier process runs is not compiled: fxpasses.compile(..., cache='off')"
         )
     data = {"schema": SCHEMA, "graphs": graphs, "advice": advice(graphs)}
     if against is not None:

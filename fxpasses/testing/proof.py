@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fake.notebook import as_html
 from fake.seam.pytree import tree_leaves
 from fxpasses.checking.less_precise import LessPrecise, less_precise
 from fxpasses.errors import FxPassesError, Location
@@ -112,6 +113,14 @@ class PassProof:
             lines.append(f"| {program or 'the model'} | {setting or 'as it is'} | {graphs} | {said} |")
         lines += [f"| {program} | {setting} | | changes nothing |" for program, setting in self.idle]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (s.program or "the model", s.setting or "as it is", s.graph, s.location or "whole run", s.said)
+            for s in self.sites
+        ]
+        text = "\n".join([f"pass '{self.name}'", *self.conditions])
+        return as_html(text, ("program", "setting", "graph", "site", "verdict"), rows)
 
     def raise_if_wrong(self) -> None:
         """Raise unless no rewrite is another function.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fake.library.errors import OpCheckError
+from fake.notebook import as_html
 
 __all__ = ["CheckFailure", "Evidence", "Passed", "Verdict", "describe_tensor"]
 
@@ -101,6 +102,11 @@ class Verdict(dict[str, Any]):
     def failures(self) -> list[CheckFailure]:
         """Those that failed."""
         return [result for result in self.values() if isinstance(result, CheckFailure)]
+
+    def _repr_html_(self) -> str:
+        rows = [(n, "FAIL", r.problem, r.fix) if isinstance(r, CheckFailure) else (n, "ok", getattr(r, "note", ""), "")
+                for n, r in (*self.items(), *self.also_passed.items())]  # fmt: skip
+        return as_html(str(self).partition("\n")[0], ("check", "verdict", "told", "fix"), rows)
 
     def __str__(self) -> str:
         lines = [

@@ -221,6 +221,11 @@ def test_inductors_kernels_name_their_nodes(tmp_path):
             assert kernel.partition(":")[0] in found["code"]
             assert nodes
             assert set(nodes) <= names
+    compiled_with_report(tmp_path / "again", compiler="inductor")  # what is in AOTAutograd's cache by now
+    (again,) = read_report(tmp_path / "again")["graphs"]
+    assert [found["kernels"] for found in again["kernels"]] == [
+        found["kernels"] for found in graph["kernels"]
+    ]
 
 
 def test_every_field_is_documented(recorded):

@@ -1,0 +1,34 @@
+"""How results look in a notebook: a line or two, then a table. Everything is escaped: nothing from a user's code is markup."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+__all__ = ["as_html"]
+
+
+def as_html(
+    text: str, head: Sequence[str] = (), rows: Iterable[Sequence[object]] = (), code: str = ""
+) -> str:
+    """Make what ``_repr_html_`` returns.
+
+    Args:
+        text: stands above the table; its lines stay lines.
+        head: the columns.
+        rows: the cells.
+        code: stands below the table, folded.
+
+    >>> as_html("a < b", ["x"], [[1]])
+    '<p style="white-space: pre-wrap">a &lt; b</p><table><tr><th>x</th></tr><tr><td style="text-align: left">1</td></tr></table>'
+    """
+    parts = [f'<p style="white-space: pre-wrap">{html.escape(text)}</p>']
+    lines = [
+        "".join(f'<td style="text-align: left">{html.escape(str(cell))}</td>' for cell in row) for row in rows
+    ]
+    if lines:
+        lines.insert(0, "".join(f"<th>{html.escape(name)}</th>" for name in head))
+        parts.append(f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>")
+    if code:
+        parts.append(f"<details><summary>code</summary><pre>{html.escape(code)}</pre></details>")
+    return "".join(parts)

@@ -1,0 +1,69 @@
+"""A report in a few lines, for a terminal or a notebook."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fake.notebook import as_html
+
+__all__ = ["Summary"]
+
+_COLUMNS = (
+    "graph",
+    "nodes",
+    "seconds",
+    "saved for backward",
+    "ends with a graph break",
+    "compiled again for",
+)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was compiled. Prints as text.
+
+    Attributes:
+        data: the whole report (see :func:`fxpasses.reports.page.read_report`).
+    """
+
+    data: dict[str, Any]
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """For each graph its name, nodes, seconds, saved bytes, where it ends and why it was compiled again."""
+        return [_row(graph) for graph in self.data["graphs"]]
+
+    @property
+    def advice(self) -> list[str]:
+        """What is most worth doing, with its place."""
+        return [
+            f"{number}. {item['title']}: {item['do']}" + (f" ({item['source']})" if item["source"] else "")
+            for number, item in enumerate(self.data["advice"], 1)
+        ]
+
+    def __str__(self) -> str:
+        lines = [
+            "; ".join(f"{name} {value}" for name, value in zip(_COLUMNS, row, strict=True) if value)
+            for row in self.rows
+        ]
+        return "\n".join([*lines, *self.advice])
+
+    def _repr_html_(self) -> str:
+        return as_html("\n".join(self.advice), _COLUMNS, self.rows)
+
+
+def _row(graph: dict[str, Any]) -> tuple[str, ...]:
+    nodes = ", ".join(
+        f"{kind} {len(one['nodes'])}" for kind, one in graph["graphs"].items() if kind != "joint"
+    )
+    ended, again, partition = graph["ended"], graph["recompiled"], graph["partition"]
+    where = ended["where"] if ended else None
+    return (
+        graph["name"].removeprefix("graph_"),
+        nodes,
+        f"{sum(graph['seconds']['stages'].values()):.1f}",
+        f"{partition['saved_bytes']:,} bytes" if partition else "",
+        f"at {where['file']}:{where['line']}: {where['code']}" if where else ended["reason"] if ended else "",
+        "; ".join(again["differs"]) if again else "",
+    )
