@@ -4,6 +4,8 @@ import doctest
 import importlib.util
 import inspect
 import re
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -23,13 +25,15 @@ def examples(page):
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda p: p.stem)
-def test_examples_run(page, tmp_path):
+def test_examples_run(page, tmp_path, monkeypatch):
     torch._dynamo.reset()
     compiled_autograd.reset()
     # A file, so that source code and line numbers can be found as in a user's script.
     script = tmp_path / f"{page.stem.replace('-', '_')}_examples.py"
     script.write_text("\n\n".join(examples(page)))
-    exec(compile(script.read_text(), str(script), "exec"), {"__name__": "examples"})
+    module = types.ModuleType("examples")
+    monkeypatch.setitem(sys.modules, "examples", module)  # where Dynamo looks for what functions name
+    exec(compile(script.read_text(), str(script), "exec"), vars(module))
 
 
 def test_readme_has_one_command_to_run_and_one_to_test():

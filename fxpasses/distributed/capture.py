@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from fxpasses._torch import FakeTensorMode
-from fxpasses.compiling.capture import Captured, capture
 from fxpasses.distributed import _torch
 from fxpasses.distributed.sharding import shard
 from fxpasses.distributed.simulate import Group
 from fxpasses.errors import SimulationError
+from fxpasses.pipeline.capture import Captured, capture
 
 __all__ = ["TRACED_RANKS", "capture_rank"]
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses.compiling.capture import Captured
 from fxpasses.distributed.network import KINDS, Cluster
 from fxpasses.errors import SimulationError
 from fxpasses.graphs.aliasing import AliasInfo
@@ -25,6 +24,7 @@ from fxpasses.graphs.rewriting import copy_graph, value_of
 from fxpasses.partitioner.cost import CostModel, is_getitem, is_view
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.pass_manager.manager import PassManager
+from fxpasses.pipeline.capture import Captured
 
 __all__ = ["Event", "Group", "Simulation", "measure", "simulate", "with_passes"]
 

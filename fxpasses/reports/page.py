@@ -105,8 +105,7 @@ def read_report(
         graphs.append({"name": str(file.parent.relative_to(root)), **data})
     if not graphs:
         raise ReportError(
-            f"there is no report in {str(root)!r}: compile with options={{'report': {str(root)!r}}}; "
-            "what a plan of an earlier process runs is not compiled: fxpasses.compile(..., cache='off')"
+            f"there is no report in {str(root)!r}: compile with options={{'report': {str(root)!r}}}, and call what was compiled"
         )
     data = {"schema": SCHEMA, "graphs": graphs, "advice": advice(graphs)}
     if against is not None:

@@ -74,7 +74,7 @@ def test_captures_runs_explanations_and_region_reports():
 
 def test_what_compile_gives_tells_of_itself(tmp_path):
     torch._dynamo.reset()
-    compiled = fxpasses.compile(nn.Linear(3, 3), compiler="eager", report=tmp_path, cache="off")
+    compiled = fxpasses.compile(nn.Linear(3, 3), compiler="eager", report=tmp_path)
     compiled(torch.randn(2, 3)).sum().backward()
     (graph,) = compiled.graphs
     assert set(graph["graphs"]) == {"joint", "forward", "backward"}
@@ -82,7 +82,7 @@ def test_what_compile_gives_tells_of_itself(tmp_path):
     assert str(summary).startswith("graph 0; nodes forward ")
     assert "graph" in shown(summary)
     assert compiled.report() == fxpasses.report(compiled) == tmp_path / "report.html"
-    without = fxpasses.compile(nn.Linear(3, 3), compiler="eager", cache="off")
+    without = fxpasses.compile(nn.Linear(3, 3), compiler="eager")
     for ask in (without.explain, without.report, lambda: without.graphs):
         with pytest.raises(fxpasses.ReportError, match="without a report"):
             ask()
