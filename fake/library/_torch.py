@@ -17,6 +17,7 @@ import torch
 import torch.library as torch_library
 from torch import _C
 from torch._C._dynamo import eval_frame as _eval_frame
+from torch._library import fake_profile
 from torch._library import opaque_object as _opaque_object
 from torch._library.autograd import supports_tensorlist
 from torch._library.custom_ops import OPDEF_TO_LIB, OPDEFS
@@ -39,8 +40,6 @@ from fake.seam.fake_tensor import (
     UnsupportedOperatorException,
 )
 from fake.seam.guards import TensorGuards
-
-TORCH_VERSION: tuple[int, int] = tuple(int(part) for part in torch.__version__.split(".")[:2])  # type: ignore[assignment]
 
 # --- the dispatcher's state -------------------------------------------------------------------------
 dispatch_keys = _C._dispatch_keys
@@ -307,18 +306,6 @@ def has_autograd_formula(op: OpOverload) -> bool:
 
 
 # --- codes of dtypes and layouts in saved profiles ---------------------------------------------------
-def serialization_codes() -> tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]]:
-    """dtype → code, layout → code, and the two inverses, as torch.export writes them."""
-    from torch._export.serde import serialize
-
-    return (
-        serialize._TORCH_TO_SERIALIZE_DTYPE,
-        serialize._TORCH_TO_SERIALIZE_LAYOUT,
-        serialize._SERIALIZE_TO_TORCH_DTYPE,
-        serialize._SERIALIZE_TO_TORCH_LAYOUT,
-    )
-
-
 # --- opaque arguments ------------------------------------------------------------------------------
 register_opaque_type: Callable[..., Any] = (
     getattr(
@@ -336,7 +323,6 @@ __all__ = [
     "OUT_TAG",
     "REGISTRATION_FILES",
     "SUPPORTED_PARAM_TYPES",
-    "TORCH_VERSION",
     "BelowAutograd",
     "BelowMutation",
     "DataDependentOutputException",
@@ -361,6 +347,7 @@ __all__ = [
     "eval_frame_callback",
     "expression_of_size",
     "fake_kernel_context",
+    "fake_profile",
     "fallthrough_kernel",
     "fill_defaults",
     "find_schema",
@@ -401,7 +388,6 @@ __all__ = [
     "resolve_overload",
     "run_functionalized",
     "scoped_library",
-    "serialization_codes",
     "set_report_error_callback",
     "set_source_of_fake",
     "simple_registry",

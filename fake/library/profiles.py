@@ -1,6 +1,8 @@
 """Operator profiles: recorded input and output descriptions that stand in for a fake kernel.
 
-The YAML format is torch's, so profiles saved by either can be read by the other.
+Descriptions and files are torch's own: profiles that draft export collected serve here, and ours there. What is different here: a
+profile that was saved is found although the file has lost which arguments are no tensors, and operators answer as before afterwards,
+also those that had no fake kernel.
 
 >>> import torch
 >>> t = TensorMetadata(rank=2, dtype=torch.float32, device=torch.device("cpu"), layout=torch.strided)
@@ -11,15 +13,11 @@ True
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import yaml
 
 from fake.library import _torch
 from fake.library.errors import ProfileError
@@ -38,36 +36,16 @@ __all__ = [
     "unsafe_generate_fake_kernels",
 ]
 
+OpProfile = _torch.fake_profile.OpProfile
+TensorMetadata = _torch.fake_profile.TensorMetadata
+generate_yaml_from_profiles = _torch.fake_profile.generate_yaml_from_profiles
+save_op_profiles = _torch.fake_profile.save_op_profiles
+
 Profiles = Mapping[str, "set[OpProfile]"]
 
 
 class MissingOpProfile(ProfileError):
     """No profile of the operator matches the inputs of this call."""
-
-
-@dataclass(frozen=True)
-class TensorMetadata:
-    """The profile of one tensor: everything but its sizes."""
-
-    rank: int
-    dtype: torch.dtype
-    device: torch.device
-    layout: torch.layout
-
-    @staticmethod
-    def maybe_from_tensor(value: Any) -> TensorMetadata | None:
-        """The description of a tensor; None of anything else."""
-        if not isinstance(value, torch.Tensor):
-            return None
-        return TensorMetadata(value.dim(), value.dtype, value.device, value.layout)
-
-
-@dataclass(frozen=True)
-class OpProfile:
-    """One observed call: a description (None: no tensor) for each argument, and of the output or outputs."""
-
-    args_profile: tuple[TensorMetadata | None, ...]
-    out_profile: TensorMetadata | tuple[TensorMetadata, ...]
 
 
 def record_profile(op: Callable[..., Any], *args: Any, **kwargs: Any) -> OpProfile:
@@ -85,86 +63,13 @@ def record_profile(op: Callable[..., Any], *args: Any, **kwargs: Any) -> OpProfi
     return OpProfile(inputs, output)
 
 
-# --- YAML -----------------------------------------------------------------------------------------
-def _dump_tensor(tensor: TensorMetadata) -> dict[str, Any]:
-    dtypes, layouts, _, _ = _torch.serialization_codes()
-    return {
-        "rank": tensor.rank,
-        "dtype": dtypes[tensor.dtype].value,
-        "device": str(tensor.device),
-        "layout": layouts[tensor.layout].value,
-    }
-
-
-def _load_tensor(data: Mapping[str, Any]) -> TensorMetadata:
-    _, _, dtypes, layouts = _torch.serialization_codes()
-    return TensorMetadata(
-        rank=data["rank"],
-        dtype=dtypes[data["dtype"]],
-        device=torch.device(data["device"]),
-        layout=layouts[data["layout"]],
-    )
-
-
-def _dump_profile(profile: OpProfile) -> dict[str, Any]:
-    out = profile.out_profile
-    return {
-        "args_profile": [_dump_tensor(a) for a in profile.args_profile if a is not None],
-        "out_profile": _dump_tensor(out)
-        if isinstance(out, TensorMetadata)
-        else [_dump_tensor(o) for o in out],
-    }
-
-
-def _load_profile(data: Mapping[str, Any]) -> OpProfile:
-    out = data["out_profile"]
-    return OpProfile(
-        args_profile=tuple(_load_tensor(a) for a in data["args_profile"]),
-        out_profile=tuple(_load_tensor(o) for o in out) if isinstance(out, list) else _load_tensor(out),
-    )
-
-
-def _version() -> str:
-    return ".".join(map(str, _torch.TORCH_VERSION))
-
-
-def generate_yaml_from_profiles(op_profiles: Profiles) -> str:
-    """The profiles as YAML text that `read_profiles_from_yaml` reads."""
-    operators = {name: [_dump_profile(p) for p in profiles] for name, profiles in op_profiles.items()}
-    return yaml.dump({"torch_version": _version(), "operators": operators}, sort_keys=False)
-
-
 def read_profiles_from_yaml(yaml_str: str) -> dict[str, set[OpProfile]]:
     """Profiles from YAML text.
 
     Raises:
         ProfileError: it was saved with another version of torch, or is not a file of profiles.
     """
-    data = yaml.safe_load(yaml_str)
-    if not isinstance(data, dict) or not {"torch_version", "operators"} <= set(data):
-        raise ProfileError("This is not a file of operator profiles: it has no torch_version and operators.")
-    if data["torch_version"] != _version():
-        raise ProfileError(
-            "Unable to load outdated profile. It was saved with torch version: "
-            f"{data['torch_version']} but the current torch version is: {_version()}"
-        )
-    return {name: {_load_profile(p) for p in profiles} for name, profiles in data["operators"].items()}
-
-
-def save_op_profiles(op_profiles: Profiles, f: Any) -> None:
-    """Write profiles to a path or a binary stream.
-
-    Raises:
-        ValueError: ``f`` is neither.
-    """
-    text = generate_yaml_from_profiles(op_profiles)
-    if isinstance(f, (str, os.PathLike)):
-        with open(f, "w") as file:
-            file.write(text)
-    elif isinstance(f, io.BytesIO):
-        f.write(text.encode("utf-8"))
-    else:
-        raise ValueError(f"Invalid type of file {f}")
+    return _read(_torch.fake_profile.read_profiles_from_yaml, yaml_str)
 
 
 def load_op_profiles(f: Any) -> dict[str, set[OpProfile]]:
@@ -174,15 +79,20 @@ def load_op_profiles(f: Any) -> dict[str, set[OpProfile]]:
         ValueError: ``f`` is neither.
         ProfileError: what it holds cannot be used.
     """
-    if isinstance(f, (str, os.PathLike)):
-        with open(f) as file:
-            return read_profiles_from_yaml(file.read())
-    if isinstance(f, io.BytesIO):
-        return read_profiles_from_yaml(f.read().decode("utf-8"))
-    raise ValueError(f"Invalid type of file {f}")
+    return _read(_torch.fake_profile.load_op_profiles, f)
 
 
-# --- fake kernels ---------------------------------------------------------------------------------
+def _read(read: Callable[[Any], Any], given: Any) -> dict[str, set[OpProfile]]:
+    try:
+        return read(given)
+    except RuntimeError as error:
+        raise ProfileError(str(error)) from error
+    except (KeyError, TypeError) as error:
+        raise ProfileError(
+            "This is not a file of operator profiles: it has no torch_version and operators."
+        ) from error
+
+
 def _dynamic_tensor(description: TensorMetadata) -> torch.Tensor:
     ctx = get_ctx()
     shape = [ctx.new_dynamic_size() for _ in range(description.rank)]
