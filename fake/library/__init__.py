@@ -11,7 +11,6 @@ from torch.library import triton_op, wrap_triton
 from fake.library import errors
 from fake.library._torch import EffectType, is_opaque_type, register_opaque_type
 from fake.library.custom_op import CustomOpDef, custom_op, destroy
-from fake.library.legacy import impl_abstract
 from fake.library.library import Library, define, fallthrough_kernel, impl, scoped_library
 from fake.library.opcheck import OpCheckError, generate_opcheck_tests, opcheck
 from fake.library.probe import FakeRule, probe
@@ -28,6 +27,7 @@ from fake.library.profiles import (
 from fake.library.register import (
     get_ctx,
     get_kernel,
+    impl_abstract,
     register_autocast,
     register_autograd,
     register_effect,

@@ -101,11 +101,9 @@ lookup_op = _utils.lookup_op
 parse_namespace = _utils.parse_namespace
 is_functional_schema = _utils.is_functional_schema
 has_kwarg_only_tensors = _utils.has_kwarg_only_tensors
-is_tensor_like_type = _utils.is_tensor_like_type
 is_tensorlist_like_type = _utils.is_tensorlist_like_type
 fill_defaults = _utils.fill_defaults
 dispatch_table = _C._dispatch_dump
-has_kernel_for_key = _C._dispatch_has_kernel_for_dispatch_key
 has_computed_kernel_for_key = _C._dispatch_has_computed_kernel_for_dispatch_key
 key_for_device = _C._dispatch_key_for_device
 scoped_library = torch_library._scoped_library  # type: ignore[attr-defined]
@@ -128,12 +126,6 @@ def find_schema(qualname: str) -> Any | None:
     if _C._get_operation_overload(name, overload) is None:
         return None
     return _C._get_schema(name, overload)
-
-
-def set_report_error_callback(qualname: str, report: Callable[[str], None]) -> None:
-    """Have ``report(dispatch key)`` raise the error for calls that find no kernel."""
-    name, _, overload = qualname.partition(".")
-    _C._dispatch_set_report_error_callback(_C._dispatch_find_schema_or_throw(name, overload), report)
 
 
 def is_view_schema(schema: Any) -> bool:
@@ -353,7 +345,6 @@ __all__ = [
     "find_schema",
     "has_autograd_formula",
     "has_computed_kernel_for_key",
-    "has_kernel_for_key",
     "has_kwarg_only_tensors",
     "has_vmap_rule",
     "increment_version",
@@ -362,7 +353,6 @@ __all__ = [
     "is_grad_enabled",
     "is_opaque_type",
     "is_symbolic",
-    "is_tensor_like_type",
     "is_tensorlist_like_type",
     "is_view_schema",
     "kernel_for_all_devices",
@@ -388,7 +378,6 @@ __all__ = [
     "resolve_overload",
     "run_functionalized",
     "scoped_library",
-    "set_report_error_callback",
     "set_source_of_fake",
     "simple_registry",
     "storage_of",

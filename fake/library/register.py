@@ -14,12 +14,13 @@ import torch
 from fake.library import _torch
 from fake.library.errors import MissingContextError, UnknownOpError
 from fake.library.library import impl, library_for
-from fake.library.location import call_at, user_location
+from fake.library.location import call_at, user_location, warn_user
 from fake.library.signatures import check_backward, check_setup_context, check_torch_dispatch, check_vmap
 
 __all__ = [
     "get_ctx",
     "get_kernel",
+    "impl_abstract",
     "register_autocast",
     "register_autograd",
     "register_effect",
@@ -252,3 +253,17 @@ def get_ctx() -> Any:
             "get_ctx() works only inside a fake kernel (register_fake) while it runs for fake tensors"
         )
     return getter_result
+
+
+def impl_abstract(
+    qualname: str, func: Callable[..., Any] | None = None, *, lib: Any = None, _stacklevel: int = 1
+) -> Any:
+    """The name of `fake.library.register_fake` before torch 2.4.
+
+    Args:
+        qualname: ``"ns::name"``.
+        func: the fake kernel; a decorator is returned where it is left out.
+        lib: the registration lives as long as this library.
+    """
+    warn_user("impl_abstract was renamed to register_fake; please use that", FutureWarning)
+    return register_fake(qualname, func, lib=lib, _stacklevel=_stacklevel)

@@ -26,7 +26,6 @@ WAYS = {
     "custom_op(NS + '::' + NAME, kernel, mutates_args=())",
     "decorator": "import torch\n@custom_op(NS + '::' + NAME, mutates_args=())\n"
     "def kernel(x: torch.Tensor) -> torch.Tensor: return x.clone()",
-    "legacy": "import fake.library.legacy as legacy\nlegacy.custom_op(NS + '::' + NAME, '(Tensor x) -> Tensor')",
 }
 
 
@@ -73,7 +72,7 @@ def _(ctx, saved, grad):
 """
     assert run_at_bottom(script, "script.py", {}) is None
     op = CustomOp.alive[name]
-    places = [op.location(kind) for kind in ("cpu", "cuda", "save_for_backward", "backward")]
+    places = [op._impls[kind].location for kind in ("cpu", "cuda", "save_for_backward", "backward")]
     assert places == ["script.py:5", "script.py:5", "script.py:11", "script.py:14"]
     x = torch.randn(3, requires_grad=True)
     op(x).sum().backward()
