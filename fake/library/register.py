@@ -56,6 +56,12 @@ def register_kernel(
 ) -> Any:
     """Register the kernel of one or more device types; None is the default for all.
 
+    Args:
+        op: the operator: its object, a `CustomOpDef` or its qualified name.
+        device_types: one, several, or None for all.
+        func: the kernel; a decorator is returned where it is left out.
+        lib: the registration lives as long as this library.
+
     Raises:
         UnknownOpError: ``op`` is no operator.
         SignatureError: ``func`` cannot be called with the operator's arguments.
@@ -81,6 +87,13 @@ def register_fake(
     **options: Any,
 ) -> Any:
     """Register the fake kernel: what the outputs look like, computed from inputs without data.
+
+    Args:
+        op: the operator: its object, a `CustomOpDef` or its qualified name.
+        func: the fake kernel; a decorator is returned where it is left out.
+        lib: the registration lives as long as this library.
+        _stacklevel: 2 where the caller registers for its own caller, and so on.
+        **options: ``allow_override``.
 
     Raises:
         UnknownOpError: ``op`` is no operator.
@@ -118,6 +131,12 @@ def register_autograd(
 ) -> None:
     """Register a backward formula, ``backward(ctx, *grads)``, and ``setup_context`` to save what it needs.
 
+    Args:
+        op: the operator: its object, a `CustomOpDef` or its qualified name.
+        backward: gives a gradient, or None, for each argument.
+        setup_context: takes ``ctx``, ``inputs`` and ``output``.
+        lib: the registration lives as long as this library.
+
     Raises:
         UnknownOpError: ``op`` is no operator.
         RuntimeError: the operator is not functional.
@@ -148,6 +167,11 @@ def register_vmap(
 ) -> Any:
     """Register ``func(info, in_dims, *args)`` → ``(outputs, out_dims)`` for ``torch.vmap``.
 
+    Args:
+        op: the operator: its object, a `CustomOpDef` or its qualified name.
+        func: the rule; a decorator is returned where it is left out.
+        lib: the registration lives as long as this library.
+
     Raises:
         UnknownOpError: ``op`` is no operator.
         SignatureError: ``func`` cannot be called that way.
@@ -177,6 +201,12 @@ def register_torch_dispatch(
 ) -> Any:
     """Register ``func(mode_or_class, op, types, args, kwargs)`` for a torch_dispatch mode or tensor subclass.
 
+    Args:
+        op: the operator: its object, a `CustomOpDef` or its qualified name.
+        torch_dispatch_class: the mode or subclass.
+        func: the rule; a decorator is returned where it is left out.
+        lib: the registration lives as long as this library.
+
     Raises:
         UnknownOpError: ``op`` is no operator.
         SignatureError: ``func`` does not take these five arguments.
@@ -198,6 +228,12 @@ def register_autocast(
     op: OpLike, device_type: str, cast_inputs: torch.dtype, /, *, lib: torch.library.Library | None = None
 ) -> Any:
     """Cast floating-point inputs to ``cast_inputs`` under autocast on ``device_type``.
+
+    Args:
+        op: the operator: its object, a `CustomOpDef` or its qualified name.
+        device_type: such as ``"cuda"``.
+        cast_inputs: the dtype.
+        lib: the registration lives as long as this library.
 
     Raises:
         UnknownOpError: ``op`` is no operator.

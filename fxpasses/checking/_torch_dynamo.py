@@ -26,6 +26,11 @@ def compile_apart(function: Callable[..., Any], backend: Callable[..., Any], dyn
 
     A graph break compiles the user's own functions, whose cache all compilations share: after eight backends Dynamo gives up on
     such a function and runs it in eager, without a word to its caller.
+
+    Args:
+        function: what to compile.
+        backend: of ``torch.compile``.
+        dynamic: of ``torch.compile``.
     """
     apart: dict[str, Any] = {"isolate_recompiles": True} if _APART else {}
     return torch.compile(function, backend=backend, dynamic=dynamic, **apart)

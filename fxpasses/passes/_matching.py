@@ -188,7 +188,12 @@ def returned_values(graph: fx.Graph) -> list[Any]:
 def update_values(gm: fx.GraphModule, changed: Iterable[fx.Node], returned: list[Any]) -> None:
     """Recompute the fake values that depend on ``changed``, after a rewrite that changed strides.
 
-    What the graph returns keeps the strides that it had (``returned``): it is viewed, or copied, where needed.
+    What the graph returns keeps the strides that it had: it is viewed, or copied, where needed.
+
+    Args:
+        gm: the graph.
+        changed: nodes whose values are right already.
+        returned: the fake values that the graph returned before.
     """
     nodes = set(changed)
     refresh(gm, {user for node in nodes for user in node.users if user.op != "output"})
@@ -201,7 +206,13 @@ def update_values(gm: fx.GraphModule, changed: Iterable[fx.Node], returned: list
 
 
 def restride(node: fx.Node, wanted: torch.Tensor, call: Callable[..., fx.Node]) -> fx.Node:
-    """``node``'s value with the strides of ``wanted``, which has the same shape and dtype."""
+    """A node's value in other strides.
+
+    Args:
+        node: the node.
+        wanted: a fake tensor with these strides, and the same shape and dtype.
+        call: inserts a call.
+    """
     size, stride = list(wanted.shape), list(wanted.stride())
     differing = [n for n, a, b in zip(size, stride, value_of(node).stride(), strict=True) if a != b]
     if all(isinstance(n, int) and n == 1 for n in differing):
@@ -229,7 +240,13 @@ def erase_unused(node: fx.Node) -> None:
 
 
 def constant_value(gm: fx.GraphModule, node: fx.Node, max_elements: int = 1 << 22) -> torch.Tensor | None:
-    """The value of a node that depends on factories of constants alone and has numbers for sizes, or None."""
+    """The value of a node that depends on factories of constants alone and has numbers for sizes, or None.
+
+    Args:
+        gm: the graph.
+        node: the node.
+        max_elements: None for a value that is larger, or made of one that is.
+    """
     known: dict[fx.Node, torch.Tensor | None] = {}
 
     def evaluate(node: fx.Node) -> torch.Tensor | None:

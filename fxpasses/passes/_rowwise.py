@@ -51,7 +51,13 @@ class Selection:
 def select_inputs(node: fx.Node, chosen: Selection, call: Call) -> fx.Node | None:
     """``node``'s operator applied to the parts of its inputs that the chosen part of its result needs.
 
-    Returns None, before anything is inserted, where the operator has no rule. All sizes have to be numbers.
+    Args:
+        node: the node; all sizes have to be numbers.
+        chosen: the part of its result.
+        call: inserts a call.
+
+    Returns:
+        The new node; None, before anything is inserted, where the operator has no rule.
     """
     target = node.target
     if any(shape_of(n) is None for n in node.all_input_nodes):
@@ -179,7 +185,13 @@ def _leading(shape: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
 
 
 def reshape(node: fx.Node, shape: list[int], call: Call) -> fx.Node:
-    """A view of ``node`` where its strides allow one, or else of a copy of it."""
+    """A view of a node where its strides allow one, or else of a copy of it.
+
+    Args:
+        node: the node.
+        shape: the sizes of the view.
+        call: inserts a call.
+    """
     value = value_of(node)
     try:
         with value.fake_mode:
@@ -190,7 +202,13 @@ def reshape(node: fx.Node, shape: list[int], call: Call) -> fx.Node:
 
 
 def kept_dimension(shape: tuple[int, ...], other: tuple[int, ...], dim: int) -> int | None:
-    """The dimension of ``other``, a reshape of ``shape``, that is the same as dimension ``dim`` of ``shape``."""
+    """The dimension of a reshape that is the same as one of the shape before, or None.
+
+    Args:
+        shape: the sizes before.
+        other: the sizes after.
+        dim: the dimension of ``shape``.
+    """
     for candidate in range(len(other)):
         if other[candidate] == shape[dim] and math.prod(other[:candidate]) == math.prod(shape[:dim]):
             return candidate

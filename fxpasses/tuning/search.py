@@ -39,7 +39,14 @@ class Workbench(Protocol):
     def duel(
         self, old: Any, new: Any, settled: Callable[[Interval], bool], least: int = LOOKS[0]
     ) -> Interval:
-        """Time of ``new`` over that of ``old``, measured in turns until the interval is settled, or after ``least`` pairs the time is up."""
+        """The time of one program over that of another, measured in turns.
+
+        Args:
+            old: the program that the time is divided by.
+            new: the other one.
+            settled: whether an interval is narrow enough.
+            least: how many pairs are measured even when the time is up.
+        """
 
     def peak_bytes(self, program: Any) -> int:
         """The most memory that one step of a program takes."""
