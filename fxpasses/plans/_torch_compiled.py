@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import itertools
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.convert_frame import register_bytecode_hook
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch._aot_autograd.schemas import MutationType
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.select_algorithm import extern_kernels
@@ -27,6 +29,7 @@ from fxpasses.plans.errors import NoPlan
 
 __all__ = [
     "CompiledFxGraph",
+    "changes_objects",
     "compiled_frames",
     "extern_kernels",
     "is_plain",
@@ -97,32 +100,71 @@ _OPERATIONS = frozenset({
     "SWAP", "PUSH_NULL", "PRECALL", "CALL", "KW_NAMES", "BUILD_LIST", "BUILD_TUPLE", "BUILD_MAP", "BUILD_CONST_KEY_MAP", "LIST_EXTEND",
     "UNPACK_SEQUENCE", "RETURN_VALUE", "RETURN_CONST", "POP_JUMP_FORWARD_IF_FALSE", "POP_JUMP_FORWARD_IF_TRUE",
     "POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE", "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE", "POP_JUMP_FORWARD_IF_NONE", "POP_JUMP_FORWARD_IF_NOT_NONE",
-    "JUMP_FORWARD", "IS_OP", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS",
+    "JUMP_FORWARD", "JUMP_BACKWARD", "GET_ITER", "FOR_ITER", "END_FOR", "POP_ITER", "IS_OP", "CACHE", "EXTENDED_ARG", "MAKE_CELL", "COPY_FREE_VARS",
 })  # fmt: skip
 _PROFILING = ("record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit")
 _SIZES = ("call_size", "call_stride", "call_storage_offset")
 _GLOBALS = ("__import_torch_dot__dynamo_dot_utils", "__import_torch_dot_autograd_dot_profiler")
 
 
+_MAKING = ("__new__", "object_setattr_ignore_descriptor", "clear", "items", "__setitem__")
+"""What is called to make objects that are returned, and to fill them."""
+
+
 def _more_than_its_graph(code: types.CodeType) -> str:
-    """Why the code that Dynamo wrote does something besides calling one graph and putting its results together, or ""."""
+    """Why the code that Dynamo wrote does something besides calling one graph and putting its results together, or "".
+
+    Objects among the results are made by ``__new__`` or by tuples' own constructors; that no older one is changed says
+    :func:`changes_objects`.
+    """
     calls = expected = graphs = 0
-    for instruction in dis.get_instructions(code):
+    every = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "COPY")]
+    kept = {
+        b.argval for a, b in itertools.pairwise(every) if b.opname == "STORE_FAST" and a.argval in _MAKING
+    }
+    instructions = [i for i in every if i.opname != "STORE_FAST"]
+    for position, instruction in enumerate(instructions):
         name, value = instruction.opname, instruction.argval
         if name not in _OPERATIONS:
             return f"the frame does more than its graph: {name}"
         calls += name == "CALL"
-        expected += name in ("LOAD_ATTR", "LOAD_METHOD") and value in (*_PROFILING, *_SIZES)
-        if name == "LOAD_METHOD" and value not in _PROFILING:
+        expected += name in ("LOAD_ATTR", "LOAD_METHOD") and value in (*_PROFILING, *_SIZES, *_MAKING)
+        expected += (name == "LOAD_CONST" and _makes_tuples(value)) or (name == "LOAD_FAST" and value in kept)
+        if name == "LOAD_METHOD" and value not in (*_PROFILING, *_MAKING):
             return f"the frame calls a method: {value}"
         if name == "LOAD_GLOBAL":
             if str(value).startswith("__compiled_fn"):
                 graphs += 1
-            elif value not in _GLOBALS:
+            elif value == "type" or (path := _path(instructions, position)) == ["collections", "OrderedDict"]:
+                expected += 1
+            elif value not in _GLOBALS and path[-1] != "__new__":
                 return f"the frame reads a global: {value}"
     if graphs != 1:
         return "the frame has no graph, or several"
     return "" if calls == expected + 1 else "the frame calls functions"
+
+
+def _path(instructions: list[dis.Instruction], position: int) -> list[str]:
+    """The name of a global that is loaded, and the attributes that are read of it one after the other."""
+    end = position + 1
+    while instructions[end].opname == "LOAD_ATTR":
+        end += 1
+    return [str(instruction.argval) for instruction in instructions[position:end]]
+
+
+def _makes_tuples(value: Any) -> bool:
+    """Whether a constant is a class of tuples, or such a class's ``_make``."""
+    owner = getattr(value, "__self__", None) if getattr(value, "__name__", "") == "_make" else value
+    return isinstance(owner, type) and issubclass(owner, tuple)
+
+
+def changes_objects() -> bool:
+    """Whether the frame that Dynamo is tracing changes an object that is older than the call."""
+    effects = InstructionTranslator.current_tx().output.side_effects
+    return any(
+        type(item.mutation_type).__name__.endswith("Existing") and effects.is_modified(item)
+        for item in effects.id_to_variable.values()
+    )
 
 
 def sized_inputs(graph: fx.Graph) -> tuple[list[str], list[list[Any] | None]]:

@@ -16,7 +16,8 @@ from fxpasses.plans import _torch, native
 from fxpasses.plans.arguments import SameArguments, described_arguments, without_sizes
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.reads import still_trusted, walk_reads
-from fxpasses.plans.runtime import callable_of, load_code, load_library, rebuilt
+from fxpasses.plans.results import builder
+from fxpasses.plans.runtime import callable_of, load_code, load_library
 from fxpasses.plans.store import candidates, read_sections
 from fxpasses.plans.walk import Walk
 
@@ -49,7 +50,7 @@ class Plan(_Checked):
     ) -> None:
         super().__init__(walk, walk.tensors[content["model_tensors"] :])
         self.file = file
-        self._layout = content["layout"]
+        self._result = builder(content["layout"], walk.tensors)
         self._run = callable_of(content["facts"], names["forward"], names.get("backward"))
         self._inputs = [
             walk.tensors[source[1]] if source[0] == "model" else None for source in content["inputs"]
@@ -86,7 +87,7 @@ class Plan(_Checked):
         )
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> Any:
-        return rebuilt(self._layout, self._run(self._inputs_of(arguments)))
+        return self._result(self._run(self._inputs_of(arguments)), arguments)
 
     def _inputs_of(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
         inputs: list[Any] = self._inputs.copy()

@@ -29,7 +29,7 @@ _UNSEEN = frozenset({
     "globals", "locals", "vars", "eval", "exec", "compile", "__import__", "importlib", "inspect", "sys", "os", "environ", "gc",
     "time", "random", "datetime", "open", "input", "id", "hash", "memoryview", "ctypes", "threading", "weakref", "contextvars",
     "grad", "grad_fn", "_version", "data_ptr", "untyped_storage", "storage", "__subclasses__", "_backward_hooks",
-    "__globals__", "__code__", "__closure__", "__builtins__", "setattr", "delattr",
+    "__globals__", "__code__", "__closure__", "__builtins__",
 })  # fmt: skip
 """Names behind which there is more than a walk over objects sees, or that change what they name."""
 
@@ -69,9 +69,7 @@ def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
             raise NoPlan(
                 "code that may read more than objects hold", f"{sorted(unseen)[0]} in {code.co_qualname}"
             )
-        modules = [m for m in list(sys.modules.values()) if _file_of(m) == code.co_filename]
-        if not modules:
-            raise NoPlan("code of no module", f"{code.co_qualname} in {code.co_filename}")
+        modules = _modules_of(code)
         dynamic = "getattr" in global_names(code) or "hasattr" in global_names(code)
         for module in modules:
             for name in global_names(code):
@@ -83,6 +81,10 @@ def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
                             "code that may read any attribute of a module", f"getattr in {code.co_qualname}"
                         )
     return list(found)
+
+
+def _modules_of(code: types.CodeType) -> list[types.ModuleType]:
+    return [module for module in list(sys.modules.values()) if _file_of(module) == code.co_filename]
 
 
 def _file_of(module: object) -> str | None:
@@ -169,5 +171,9 @@ def check_covered(codes: Sequence[types.CodeType], walk: Walk) -> None:
         NoPlan: some was not.
     """
     for code in codes:
-        if not _is_of_torch(code) and code_digest(code) not in walk.codes:
+        if _is_of_torch(code):
+            continue
+        if code_digest(code) not in walk.codes:
             raise NoPlan("traced code that no object holds", code.co_qualname)
+        if global_names(code) and not _modules_of(code) and code_digest(code) not in walk.made_codes:
+            raise NoPlan("code of no module", f"{code.co_qualname} in {code.co_filename}")

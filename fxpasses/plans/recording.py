@@ -22,6 +22,7 @@ from fxpasses.plans import native
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.generated import Module, function_parameters
 from fxpasses.plans.reads import Read, check_covered, reads_of, trusted_functions, walk_reads
+from fxpasses.plans.results import Layout
 from fxpasses.plans.store import write_sections
 from fxpasses.plans.walk import Walk
 
@@ -65,7 +66,7 @@ class Recording(Observer, Recorder):
         self._guards: tuple[str, list[int]] | None = None
         self._numbers: list[list[Any] | None] = []
         self._autocast = False
-        self._layout: Any = None
+        self._layout: Layout | None = None
         self._refused = ""
         self._finished = False
 
@@ -88,6 +89,8 @@ class Recording(Observer, Recorder):
         if self._compilations > 1:
             self._refuse("a graph break")
         self._codes = _t.traced_codes()
+        if _t.changes_objects():
+            self._refuse("a frame that changes an object")
         return self
 
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
@@ -137,7 +140,11 @@ class Recording(Observer, Recorder):
                 raise NoPlan(self._refused)
             if not self._graphs:
                 raise NoPlan("a graph that runs in eager")
-            self._layout = _layout(result, self._outputs)
+            tensors = {id(t): ["model", i] for i, t in enumerate(self._walk.tensors)}
+            tensors |= {id(t): ["argument", i] for i, t in enumerate(self._arguments)}
+            self._layout = Layout(
+                result, tensors | {id(t): ["output", i] for i, t in enumerate(self._outputs)}
+            )
         except NoPlan as error:
             self._end(None, error.reason, error.where)
             return
@@ -176,9 +183,10 @@ class Recording(Observer, Recorder):
             raise NoPlan("a graph whose inputs or outputs are rearranged")
         if facts["changed"]:
             self._check_memory()
-        if self._guards is not None and _has_number(self._layout):
+        assert self._layout is not None
+        if self._guards is not None and self._layout.has_number:
             raise NoPlan("a number among the results of symbolic sizes")
-        reads = reads_of(self._codes)
+        reads = list(dict.fromkeys([*reads_of(self._codes), *self._layout.classes]))
         model_tensors = len(self._walk.tensors)
         walk = self._walk.fork()
         digest = walk_reads(walk, reads)
@@ -196,10 +204,10 @@ class Recording(Observer, Recorder):
             left = module.add_guards(code_of_guards, of_model)
             asked = [inputs[places[names.index(name)]] for name in left]
         code, kernels, externs = module.sections()
-        plan = {
+        plan: dict[str, Any] = {
             "kind": kind,
             "facts": facts,
-            "layout": self._layout,
+            "layout": self._layout.content,
             "inputs": inputs,
             "asked": asked,
             "model_tensors": model_tensors,
@@ -257,29 +265,6 @@ class Recording(Observer, Recorder):
         return found
 
 
-def _has_number(layout: list[Any]) -> bool:
-    kind, content = layout
-    if kind in ("output", "constant"):
-        return kind == "constant" and type(content) is int
-    return any(_has_number(item[1] if kind == "dict" else item) for item in content)
-
-
 def hash_of(data: bytes) -> str:
     """A short hash."""
     return hashlib.sha256(data).hexdigest()[:16]
-
-
-def _layout(result: Any, outputs: Sequence[Any]) -> list[Any]:
-    """How a result is made of the outputs of the graph: see :func:`fxpasses.plans.runtime.rebuilt`."""
-    if isinstance(result, torch.Tensor):
-        index = next((i for i, output in enumerate(outputs) if output is result), None)
-        if index is None:
-            raise NoPlan("a result that is no output of the graph")
-        return ["output", index]
-    if result is None or type(result) in (bool, int, str):
-        return ["constant", result]
-    if type(result) in (list, tuple):
-        return [type(result).__name__, [_layout(item, outputs) for item in result]]
-    if type(result) is dict and all(type(key) is str for key in result):
-        return ["dict", [[key, _layout(item, outputs)] for key, item in result.items()]]
-    raise NoPlan(f"a result of class {type(result).__qualname__}")

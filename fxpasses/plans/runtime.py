@@ -22,7 +22,7 @@ from fxpasses.errors import FxPassesError
 from fxpasses.plans import _torch
 from fxpasses.plans.store import write_kernel
 
-__all__ = ["Conforming", "callable_of", "load_code", "load_library", "rebuilt"]
+__all__ = ["Conforming", "callable_of", "load_code", "load_library"]
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 _loaded: dict[str, types.ModuleType] = {}
@@ -316,15 +316,3 @@ def _as_traced(gradient: Any, size: Any, stride: Any, memory_format: str | None)
         return gradient
     made = torch.empty_strided(size, stride, dtype=gradient.dtype, device=gradient.device)
     return made.copy_(gradient)
-
-
-def rebuilt(layout: Any, outputs: Sequence[Any]) -> Any:
-    """What the model returned, made of the outputs of its graph: the inverse of the recorder's layout."""
-    kind, content = layout
-    if kind == "output":
-        return outputs[content]
-    if kind == "constant":
-        return content
-    if kind == "dict":
-        return {key: rebuilt(item, outputs) for key, item in content}
-    return (list if kind == "list" else tuple)(rebuilt(item, outputs) for item in content)

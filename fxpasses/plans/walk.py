@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from fxpasses.plans import _torch
-from fxpasses.plans.code import code_digest, codes_inside
+from fxpasses.plans.code import code_digest, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.watch import Watch
 
-__all__ = ["TENSOR_FACTS", "Walk", "tensor_facts"]
+__all__ = ["TENSOR_FACTS", "Walk", "hidden_state", "tensor_facts"]
 
 _PLAIN = (
     bool,
@@ -48,6 +48,7 @@ _BUILTIN = (
     types.ClassMethodDescriptorType,
 )
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_FIELD = type(vars(collections.namedtuple("_", ["name"]))["name"])
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.OrderedDict, collections.deque)
 _MANAGED_DICT = 1 << 4
 _HEAP_TYPE = 1 << 9
@@ -94,6 +95,7 @@ class Walk:
     Attributes:
         tensors: the tensors, in the order in which they were met.
         codes: digests of the code of all functions that were met.
+        made_codes: of those whose globals are not those of a module: what they read there was walked over.
         watch: what has to stay as it is for the digest to hold.
         story: where told, each fact that went into a digest, and where it was met.
 
@@ -105,6 +107,7 @@ class Walk:
         self.story: list[tuple[str, tuple[Any, ...]]] | None = [] if told else None
         self.tensors: list[torch.Tensor] = []
         self.codes: set[str] = set()
+        self.made_codes: set[str] = set()
         self.watch = Watch()
         self._numbers: dict[int, int] = {}
         self._storages: dict[int, int] = {}
@@ -116,6 +119,7 @@ class Walk:
         """A walk that goes on from here, without changing this one; it watches only what it meets itself."""
         other = Walk(told=self.story is not None)
         other.tensors, other.codes, other._kept = list(self.tensors), set(self.codes), list(self._kept)
+        other.made_codes = set(self.made_codes)
         other._numbers, other._storages = dict(self._numbers), dict(self._storages)
         return other
 
@@ -180,6 +184,8 @@ class Walk:
             self._builtin(value)
         elif kind in _DESCRIPTORS:
             self._say("descriptor", value.__qualname__)
+        elif kind is _FIELD:
+            self._say("field of a named tuple", value.__reduce__()[1][0])
         elif isinstance(value, (staticmethod, classmethod)):
             self._say(kind.__name__)
             self._inside(".__func__", value.__func__)
@@ -230,10 +236,16 @@ class Walk:
     def _function(self, value: types.FunctionType) -> None:
         code = value.__code__
         module = sys.modules.get(value.__globals__.get("__name__", ""))
-        if module is None or vars(module) is not value.__globals__:
-            raise self._refuse("a function whose globals are not those of a module")
         self.codes.update(map(code_digest, codes_inside(code)))
         self._say("function", value.__module__, code_digest(code))
+        if (
+            module is None or vars(module) is not value.__globals__
+        ):  # it was made from text, as methods of named tuples are
+            self.made_codes.update(map(code_digest, codes_inside(code)))
+            for name in global_names(code):
+                self.watch.entry(value.__globals__, name)
+                if name in value.__globals__:
+                    self._inside(f".__globals__[{name!r}]", value.__globals__[name])
         self.watch.attributes(value, ("__code__", "__defaults__", "__kwdefaults__"))
         self._inside(".__defaults__", value.__defaults__)
         self._inside(".__kwdefaults__", value.__kwdefaults__)
@@ -280,7 +292,7 @@ class Walk:
         base = next(
             b for b in kind.__mro__ if b in _CONTAINERS or b is object or not b.__flags__ & _HEAP_TYPE
         )
-        if base not in (*_CONTAINERS, object) or _hidden_bytes(kind, base):
+        if base not in (*_CONTAINERS, object) or hidden_state(kind, base):
             raise self._refuse(f"an object of class {kind.__module__}.{kind.__qualname__}")
         if kind not in _CONTAINERS:
             self._say("object")
@@ -301,6 +313,8 @@ class Walk:
             self._state(value)
 
     def _sortable(self, item: Any) -> str:
+        if isinstance(item, type):
+            return f"{item.__module__}.{item.__qualname__}"
         if type(item) not in (bool, int, float, complex, str, bytes, type(None), *_OF_TORCH):
             raise self._refuse("a set of objects")
         return f"{type(item).__name__} {item!r}"
@@ -338,6 +352,7 @@ _NOT_CONTENT = (
     "___has_generation_tag_patch",  # Dynamo writes these on classes of modules
     "__dict__",
     "__weakref__",
+    "__slotnames__",  # copyreg remembers them there
     "__doc__",
     "__module__",
     "__qualname__",
@@ -353,7 +368,7 @@ def _plain(value: Any) -> Any:
 
 
 @functools.cache
-def _hidden_bytes(kind: type, base: type) -> bool:
+def hidden_state(kind: type, base: type) -> bool:
     """Whether objects of a class hold more than their dictionary and slots: what C code put there cannot be seen."""
     room = base.__basicsize__
     if kind.__dictoffset__ != base.__dictoffset__ and not kind.__flags__ & _MANAGED_DICT:

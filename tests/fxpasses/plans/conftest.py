@@ -27,10 +27,16 @@ for name in sys.argv[2:] or MODELS:
         before = {{key: value.clone() for key, value in model.state_dict().items()}}
         for call in (compiled, model):
             model.load_state_dict(before)
+            given = inputs(batch)
             with torch.set_grad_enabled(name != "inference"):
-                out = call(*inputs(batch))
+                out = call(*given)
             leaves = torch.utils._pytree.tree_leaves(out)
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            if name == "results":
+                assert out.logits is out["logits"] and out.rest.first is given[0] and out.rest.second[1] is model.weight
+                kinds = [type(value).__name__ for value in (out, out.rest, out.rest.second[0])]
+                assert kinds == ["Answer", "Pair", "max"] and list(out) == list(vars(out)), (kinds, list(out), vars(out))
+                tensors = [out.logits, out.rest.second[0].values, out.rest.second[0].indices]
             tensors += [buffer.clone() for buffer in model.buffers()]
             if name != "inference":
                 sum(t.sum() for t in tensors if t.requires_grad).backward()

@@ -1,5 +1,8 @@
 """Small models for plans."""
 
+import collections
+import dataclasses
+
 import torch
 from torch import nn
 
@@ -36,6 +39,42 @@ class SideEffect(nn.Module):
         return x * self.weight
 
 
+class Notes:
+    def __init__(self):
+        self.seen = []
+
+
+class ChangedObject(SideEffect):
+    def __init__(self):
+        super().__init__()
+        self.notes = Notes()
+
+    def forward(self, x):
+        self.notes.seen.append(1)
+        return x * self.weight
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@dataclasses.dataclass
+class Answer(collections.OrderedDict):
+    """As results of transformers are: a dictionary whose entries are attributes as well."""
+
+    logits: torch.Tensor
+    rest: Pair | None = None
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            self[field.name] = getattr(self, field.name)
+
+
+class Results(SideEffect):
+    def forward(self, x):
+        y = x * self.weight
+        return Answer(y, Pair(x, [y.max(0), self.weight]))
+
+
 class GraphBreak(nn.Module):
     def __init__(self):
         super().__init__()
@@ -55,6 +94,8 @@ MODELS = {
     "batch norm": lambda: nn.BatchNorm1d(8),
     "view": View,
     "side effect": SideEffect,
+    "object": ChangedObject,
+    "results": Results,
     "graph break": GraphBreak,
 }
 

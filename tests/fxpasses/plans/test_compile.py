@@ -16,7 +16,8 @@ from fxpasses.plans.walk import Walk
 
 REFUSED = {
     "view": "an output that shares memory with an input or another output",
-    "side effect": "the frame does more than its graph: STORE_ATTR",
+    "side effect": "a frame that changes an object",
+    "object": "a frame that changes an object",
     "graph break": "a graph break",
 }
 

@@ -1,0 +1,143 @@
+"""What a model returns, as plain data: how it is put together of the outputs of its graph, and putting it together again."""
+
+from __future__ import annotations
+
+import collections
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.walk import hidden_state
+
+__all__ = ["Layout", "builder"]
+
+_BASES = {base.__name__: base for base in (collections.OrderedDict, dict, list, tuple, object)}
+
+
+class Layout:
+    """How a result is made.
+
+    Attributes:
+        content: nested lists that :func:`builder` takes: where a tensor is (``["output", 0]``, ``["argument", 0]``, ``["model", 0]``), a
+            constant, an object that was met before, or a container or object: its base, its class, its items, its attributes.
+        classes: module and names of each class that is not built in.
+
+    Raises:
+        NoPlan: the result holds something that cannot be made again.
+    """
+
+    def __init__(self, result: Any, tensors: Mapping[int, list[Any]]) -> None:
+        """Args: what the model returned, and where tensors are, by ``id``."""
+        self.classes: list[tuple[str, ...]] = []
+        self.has_number = False
+        self._tensors, self._numbers = tensors, dict[int, int]()
+        self.content = self._of(result)
+
+    def _of(self, value: Any) -> list[Any]:
+        kind: Any = type(value)
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._tensors:
+                raise NoPlan("a result that is no output of the graph")
+            return self._tensors[id(value)]
+        if value is None or kind in (bool, int, str):
+            self.has_number |= kind is int
+            return ["constant", value]
+        if id(value) in self._numbers:
+            return ["same", self._numbers[id(value)]]
+        self._numbers[id(value)] = len(self._numbers)
+        base = next(base for base in _BASES.values() if isinstance(value, base))
+        is_dict = isinstance(value, dict)
+        if is_dict and not all(type(key) in (str, int) for key in value):
+            raise NoPlan("a result with keys that are neither text nor numbers")
+        if hidden_state(kind, base) and not hasattr(kind, "n_sequence_fields"):
+            raise NoPlan(f"a result of class {kind.__qualname__}")
+        items = (
+            [[key, self._of(item)] for key, item in value.items()]
+            if is_dict
+            else []
+            if base is object
+            else list(map(self._of, value))
+        )
+        state = [[name, self._of(item)] for name, item in getattr(value, "__dict__", {}).items()]
+        return [base.__name__, None if kind is base else self._named(kind), items, state]
+
+    def _named(self, kind: type) -> list[str]:
+        name = (kind.__module__, *kind.__qualname__.split("."))
+        if _class_of(name) is not kind:
+            raise NoPlan(f"a result of class {kind.__qualname__}")
+        self.classes.append(name)
+        return list(name)
+
+
+def _class_of(name: Sequence[str]) -> Any:
+    found: Any = sys.modules.get(name[0])
+    for part in name[1:]:
+        found = getattr(found, part, None)
+    return found
+
+
+Maker = Callable[[Sequence[Any], Sequence[torch.Tensor], list[Any]], Any]
+
+
+def builder(layout: Any, model: Sequence[torch.Tensor]) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+    """A function of the graph's outputs and the tensors among the arguments that returns what the model did.
+
+    Args:
+        layout: the content of a :class:`Layout`.
+        model: the tensors of the model.
+    """
+    make = _maker(layout, model)
+    return lambda outputs, arguments: make(outputs, arguments, [])
+
+
+def _maker(layout: Any, model: Sequence[torch.Tensor]) -> Maker:
+    kind, content, *rest = layout
+    if kind == "output":
+        return lambda outputs, arguments, made: outputs[content]
+    if kind == "argument":
+        return lambda outputs, arguments, made: arguments[content]
+    if kind == "same":
+        return lambda outputs, arguments, made: made[content]
+    if kind in ("constant", "model"):
+        value = content if kind == "constant" else model[content]
+        return lambda outputs, arguments, made: value
+    return _container(_BASES[kind], content, rest[0], rest[1], model)
+
+
+def _container(base: Any, name: Any, items: Any, state: Any, model: Sequence[torch.Tensor]) -> Maker:
+    """What makes a container or object: as ``copy`` would, without calling the code of its class.
+
+    Args:
+        base: the built-in class that holds its items.
+        name: of its class, if that is another one.
+        items: layouts of them, with their keys.
+        state: the attributes, likewise.
+        model: the tensors of the model.
+    """
+    kind = base if name is None else _class_of(name)
+    keys = [item[0] for item in items] if issubclass(base, dict) else None
+    makers = [_maker(item if keys is None else item[1], model) for item in items]
+    attributes = [(key, _maker(item, model)) for key, item in state]
+    new = kind if hasattr(kind, "n_sequence_fields") else lambda *given: base.__new__(kind, *given)
+
+    def make(outputs: Sequence[Any], arguments: Sequence[torch.Tensor], made: list[Any]) -> Any:
+        place = len(made)
+        made.append(None)
+        if base is tuple:
+            value = new([make(outputs, arguments, made) for make in makers])
+        else:
+            value = made[place] = new()
+        made[place] = value
+        if base is list:
+            list.extend(value, [make(outputs, arguments, made) for make in makers])
+        elif keys is not None:
+            for key, maker in zip(keys, makers, strict=True):
+                base.__setitem__(value, key, maker(outputs, arguments, made))
+        for key, maker in attributes:
+            value.__dict__[key] = maker(outputs, arguments, made)
+        return value
+
+    return make
