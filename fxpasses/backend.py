@@ -122,12 +122,14 @@ def _compile(
     lowered = None
     if limits is not None and limits.check and limits.stage == "inductor":
         lowered = LoweringCheck(parsed.repro_directory(), limits.suspect)
+    ranks = _rank_check(parsed, made, gm, example_inputs)
     hooks = Hooks(
         unpartitioned_compiler if limits is not None and limits.stage == "capture" else None,
         observers,
         values=ValueCheck(parsed.repro_directory()) if parsed.check == "values" else None,
         lowered=lowered,
-        ranks=_rank_check(parsed, made, gm, example_inputs),
+        ranks=ranks,
+        decides=ranks.saved if ranks is not None and parsed.ranks == "agree" else None,
         advises=True,
     )
     log.info("compiling a graph of %d nodes", len(gm.graph.nodes))

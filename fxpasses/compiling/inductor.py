@@ -371,6 +371,7 @@ class UnpartitionedCompiler(EagerCompiler):
     def partition(
         self, joint: fx.GraphModule, joint_inputs: Any, **aot: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        aot.pop("decides", None)
         return default_partition(joint, joint_inputs, **aot)
 
 

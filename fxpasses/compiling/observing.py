@@ -148,6 +148,9 @@ class LoweringCheck(Protocol):
 class RankCheck(Protocol):
     """Compares the collectives of each compiled graph between the ranks of a job, before it runs for the first time."""
 
+    def saved(self, joint: fx.GraphModule, names: list[str]) -> list[str]:
+        """What the rank that decides saves of a joint graph, of which this one would save ``names``."""
+
     def compiling(self, kind: str, gm: fx.GraphModule) -> AbstractContextManager[Callable[[Any], Any]]:
         """Within, ``gm`` is compiled; gives the function that puts the comparison before what came out."""
 

@@ -22,7 +22,7 @@ __all__ = ["Options", "check_regions"]
 Compiler = Literal["inductor", "eager"]
 OnFailure = Literal["raise", "eager", "isolate"]
 CheckLevel = Literal["structure", "values", "off"]
-Ranks = Literal["check", "off"]
+Ranks = Literal["check", "agree", "off"]
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Options:
             :mod:`compiled_autograd`); those that cannot be captured run as they would without.
         ranks: whether the processes of a job ``"check"``, before a compiled graph with collectives runs for the first time, that all of them
             compiled the same collectives; a rank that differs, or does not come, is named (:class:`~fxpasses.errors.RankMismatchError`).
+            With ``"agree"``, the first of them decides besides what all of them save for the backward pass.
         cache: where the first call looks for the plan of an earlier process, and leaves its own: a directory; ``"off"``; or ``"auto"``, which
             is the directory in the environment variable ``FXPASSES_CACHE_DIR`` (or ``off`` there), or a folder ``fxpasses`` in
             ``TORCHINDUCTOR_CACHE_DIR``, or one in the directory for temporary files; none where Inductor's caches are disabled.

@@ -14,15 +14,11 @@ A graph that is compiled again, with a signature that was accepted for the same 
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import datetime
 import hashlib
 import json
-import logging
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +28,8 @@ from torch import fx
 
 from fxpasses.compiling.history import Compilation, explain_miss
 from fxpasses.distributed import _torch
+from fxpasses.distributed.answering import ASK_AFTER, HERE, SILENT_AFTER, STUCK_AFTER, Answering, came
+from fxpasses.distributed.decision import decide
 from fxpasses.distributed.signature import (
     CollectiveCall,
     Signature,
@@ -42,42 +40,6 @@ from fxpasses.distributed.signature import (
 from fxpasses.errors import RankMismatchError
 
 __all__ = ["Agreement"]
-
-log = logging.getLogger(__name__)
-
-_ASK_AFTER = 1.0
-"""Seconds after which the first rank at the gate asks who is missing."""
-_STUCK_AFTER = 2.0
-"""Seconds inside of another graph with collectives after which a rank will not come."""
-_SILENT_AFTER = 60.0
-"""Seconds without an answer after which a rank counts as gone."""
-_LEAVING_SECONDS = 5.0
-"""Seconds that a process waits at its end for the thread that answers."""
-
-
-@dataclasses.dataclass
-class _Here:
-    """What this rank does now, for ranks that ask."""
-
-    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
-    rounds: dict[str, int] = dataclasses.field(default_factory=dict)
-    accepted: set[tuple[str, str, Signature]] = dataclasses.field(default_factory=set)
-    running: str = ""
-    since: float = 0.0
-    calls: Counter[str] = dataclasses.field(default_factory=Counter)
-    answering: Any = None
-    leaves: bool = False
-
-    def state(self) -> dict[str, Any]:
-        """As it is sent: what runs (``""`` if nothing does that communicates), for how many seconds, how many calls each group has seen."""
-        return {
-            "running": self.running,
-            "seconds": time.monotonic() - self.since if self.running else 0.0,
-            "calls": dict(self.calls),
-        }
-
-
-_HERE = _Here()
 
 
 class Agreement:
@@ -92,6 +54,23 @@ class Agreement:
             code: which code is compiled: the same text when it is compiled again.
         """
         self._made, self._inputs, self._code = made, inputs, code
+        self._refusal: RankMismatchError | None = None
+
+    def saved(self, joint: fx.GraphModule, names: list[str]) -> list[str]:
+        """What all ranks save for the backward pass of a joint graph: what the first of them would (``ranks="agree"``).
+
+        Args:
+            joint: the joint graph.
+            names: of the nodes that this rank would save.
+
+        Where the first rank traced another graph, or does not come, the first call raises on all ranks.
+        """
+        groups = signatures(joint.graph, names_on_every_rank(joint.graph, self._inputs))
+        try:
+            return decide(self._code, joint.graph, groups, names) if groups else names
+        except RankMismatchError as error:
+            self._refusal = error
+            return names
 
     @contextmanager
     def compiling(self, kind: str, gm: fx.GraphModule) -> Iterator[Callable[[Any], Any]]:
@@ -122,16 +101,20 @@ class Agreement:
 
         def run(inputs: Any) -> Any:
             nonlocal pending
+            if self._refusal is not None:
+                for group in handed:
+                    _Gate.next(group, _torch.ranks_of(group)).refuse(self._refusal)
+                raise self._refusal
             if pending:
                 for group, calls in handed.items():
                     self._agree(group, what, calls, lowered.get(group))
                 pending = False
-            before, _HERE.running, _HERE.since = _HERE.running, what, time.monotonic()
-            _HERE.calls.update(keys)
+            before, HERE.running, HERE.since = HERE.running, what, time.monotonic()
+            HERE.calls.update(keys)
             try:
                 return compiled(inputs)
             finally:
-                _HERE.running = before
+                HERE.running = before
 
         run._boxed_call = True  # type: ignore[attr-defined]
         run.called = [compiled]  # type: ignore[attr-defined]
@@ -141,11 +124,11 @@ class Agreement:
         if not dist.is_initialized():
             return
         ranks = _torch.ranks_of(group)
-        if len(ranks) < 2 or (group, what, lowered or calls) in _HERE.accepted:
+        if len(ranks) < 2 or (group, what, lowered or calls) in HERE.accepted:
             return
         gate = _Gate.next(group, ranks)
         gate.come(_Offer(gate.rank, what, _digest(self._inputs), calls, lowered), self._made)
-        _HERE.accepted.add((group, what, lowered or calls))
+        HERE.accepted.add((group, what, lowered or calls))
 
 
 def _key(group: str, ranks: Sequence[int]) -> str:
@@ -165,11 +148,10 @@ class _Gate:
     @classmethod
     def next(cls, group: str, ranks: Sequence[int]) -> _Gate:
         """The next round: each rank counts its own, and the first calls of its graphs are its rounds."""
-        with _HERE.lock:
+        with HERE.lock:
             key = _key(group, ranks)
-            number = _HERE.rounds[key] = _HERE.rounds.get(key, -1) + 1
-            if _HERE.answering is None:
-                _HERE.answering = _Answering.start(dist.get_rank())
+            number = HERE.rounds[key] = HERE.rounds.get(key, -1) + 1
+        Answering.ensure()
         return cls(group, ranks, number)
 
     def come(self, offer: _Offer, made: Compilation) -> None:
@@ -199,6 +181,11 @@ class _Gate:
         if self.store.check(["differs"]):
             self._tell(reference.rank, int(self.store.get("differs")), problem, made)
 
+    def refuse(self, error: RankMismatchError) -> None:
+        """Nobody passes: whoever comes gets this error."""
+        told = {"problem": str(error), "ranks": error.ranks}
+        self.store.compare_set("open", "", json.dumps(told))
+
     def _wait(self, keys: list[str], patience: datetime.timedelta, what: str) -> None:
         try:
             self.store.wait(keys, patience)
@@ -212,20 +199,20 @@ class _Gate:
         """Wait for the last rank; meanwhile find out whether one will never come."""
         started, heard = time.monotonic(), {}
         while True:
-            if _came(self.store, "open", _ASK_AFTER):
+            if came(self.store, "open", ASK_AFTER):
                 return
             for rank in self._missing(list(self.ranks))[:_ASKED_AT_ONCE]:
-                state = _Answering.ask(rank)
+                state = Answering.ask(rank)
                 if state is not None:
                     heard[rank] = time.monotonic()
                     # One that is behind comes when it has caught up; one that is inside of the call that this one is about to make does not.
-                    ahead = state["calls"].get(self.key, 0) > _HERE.calls[self.key]
-                    if state["running"] and ahead and state["seconds"] > _STUCK_AFTER:
+                    ahead = state["calls"].get(self.key, 0) > HERE.calls[self.key]
+                    if state["running"] and ahead and state["seconds"] > STUCK_AFTER:
                         why = f"has been inside of the {state['running']} for {state['seconds']:.0f} s, which it need not compile again"
                         return self._give_up(rank, offer, why)
-                elif time.monotonic() - heard.get(rank, started) > _SILENT_AFTER:
+                elif time.monotonic() - heard.get(rank, started) > SILENT_AFTER:
                     return self._give_up(
-                        rank, offer, f"has not answered for {_SILENT_AFTER:.0f} s, has ended or hangs"
+                        rank, offer, f"has not answered for {SILENT_AFTER:.0f} s, has ended or hangs"
                     )
             if time.monotonic() - started > self.patience.total_seconds():
                 missing = self._missing(list(self.ranks))
@@ -279,74 +266,6 @@ class _Gate:
 _YES = "all have come"
 _ASKED_AT_ONCE = 4
 _SHOWN = 3
-
-
-class _Answering:
-    """The thread of a rank that answers what it is asked, while the rank itself waits, compiles or hangs."""
-
-    @staticmethod
-    def start(rank: int) -> threading.Thread | None:
-        """Begin to answer; where the store cannot be waited at from a second thread, nobody answers."""
-        try:
-            store = _torch.store().clone()
-        except RuntimeError as error:
-            log.info("this rank does not answer other ranks: %s", error)
-            return None
-        thread = threading.Thread(
-            target=_Answering._answer, args=(store, rank), name="fxpasses ranks", daemon=True
-        )
-        thread.start()
-        # Python ends threads where they come back from C++, which then ends the process with a signal.
-        atexit.register(_Answering._end, thread, store.clone(), rank)
-        return thread
-
-    @staticmethod
-    def _end(thread: threading.Thread, store: _torch.Store, rank: int) -> None:
-        """Wake the thread up, for the last time."""
-        _HERE.leaves = True
-        try:
-            _Answering._pose(store, rank)
-        except (RuntimeError, dist.DistError) as error:  # the store is gone: so is the thread, soon
-            log.debug("the store cannot be reached any more: %s", error)
-        thread.join(_LEAVING_SECONDS)
-
-    @staticmethod
-    def _pose(store: _torch.Store, rank: int) -> int:
-        """Put a question to a rank; gives its number."""
-        number = store.add(f"fxpasses/asked/{rank}", 1)
-        store.set(f"fxpasses/ask/{rank}/{number}", "")
-        return number
-
-    @staticmethod
-    def _answer(store: _torch.Store, rank: int) -> None:
-        number = 1
-        while not _HERE.leaves:
-            try:
-                store.wait([f"fxpasses/ask/{rank}/{number}"], datetime.timedelta(days=7))
-                store.set(f"fxpasses/answer/{rank}/{number}", json.dumps(_HERE.state()))
-            except (RuntimeError, dist.DistError):
-                return  # the store is gone: so is the job
-            number += 1
-
-    @staticmethod
-    def ask(rank: int) -> dict[str, Any] | None:
-        """What a rank does now, or ``None`` if it does not say so within a second."""
-        store = _torch.store()
-        number = _Answering._pose(store, rank)
-        if not _came(store, f"fxpasses/answer/{rank}/{number}", _ASK_AFTER):
-            return None
-        return json.loads(store.get(f"fxpasses/answer/{rank}/{number}"))
-
-
-def _came(store: _torch.Store, key: str, seconds: float) -> bool:
-    """Whether a key is at the store within some time. (A wait with a short timeout would be logged as a failure of the network.)"""
-    end, pause = time.monotonic() + seconds, 0.001
-    while not store.check([key]):
-        if time.monotonic() > end:
-            return False
-        time.sleep(pause)
-        pause = min(2 * pause, 0.05)
-    return True
 
 
 @dataclasses.dataclass(frozen=True)

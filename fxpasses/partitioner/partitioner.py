@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.fx as fx
@@ -35,6 +35,7 @@ def partition(
     static_lifetime_input_indices: list[int] | None = None,
     memory_budget: float | None = 1.0,
     curve: bool = False,
+    decides: Callable[[fx.GraphModule, list[str]], list[str]] | None = None,
     **aot_kwargs: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Split AOTAutograd's joint graph into a forward and a backward graph that together save the fewest bytes.
@@ -54,6 +55,7 @@ def partition(
         memory_budget: 0 to 1. ``torch.autograd.graph.region_activation_memory_budget`` around the forward pass
             overrides it. None reads ``torch._functorch.config.activation_memory_budget``.
         curve: whether the report tells what other budgets would give.
+        decides: what is saved instead: of the joint graph, and names of nodes, other names.
         **aot_kwargs: what else AOTAutograd and Inductor pass (``compiler``); not used.
 
     Returns:
@@ -89,6 +91,9 @@ def partition(
     saved = [graph.nodes[i] for i in range(len(graph.nodes)) if _is_saved(i, side)]
     if _torch.functorch_config._sync_decision_cross_ranks:
         saved = _torch.sync_decision_cross_ranks(joint.graph, saved)
+    if decides is not None:
+        by_name = {node.name: node for node in graph.nodes}
+        saved = [by_name[name] for name in decides(joint, [node.name for node in saved])]
     forward, backward = extract(joint, graph, [graph.index[node] for node in saved])
     clock.lap("extract")
     report = make_report(

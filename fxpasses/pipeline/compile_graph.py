@@ -148,7 +148,15 @@ def _compile_region(region_graph: RegionGraph, options: Options, around: Hooks) 
         compilers.append(RegionCompiler(new_compiler(options, gm, inputs), region_graph, options, check))
         return compilers[-1]
 
-    hooks = Hooks(compiler, observers, check, of_region=True, counts=False, regions=around.regions)
+    hooks = Hooks(
+        compiler,
+        observers,
+        check,
+        decides=around.decides,
+        of_region=True,
+        counts=False,
+        regions=around.regions,
+    )
     try:
         compiled = compile_graph(region_graph.gm, region_graph.example_inputs, own, hooks)
     except StageError as error:

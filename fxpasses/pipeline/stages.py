@@ -49,6 +49,7 @@ class Hooks:
         values: compares the graphs before and after each rewrite when they first run.
         lowered: looks at the compiler's work.
         ranks: compares collectives with those of other processes.
+        decides: what is saved for the backward pass: of a joint graph and names, other names; for regions as well.
         of_region: whether the graph is a region's: whoever compiles the graph around it deals with failures.
         counts: false for a subgraph of a graph that is counted already.
         advises: whether errors reach somebody who gave options to ``torch.compile``.
@@ -60,6 +61,7 @@ class Hooks:
     values: RewriteCheck | None = None
     lowered: LoweringCheck | None = None
     ranks: RankCheck | None = None
+    decides: Callable[[fx.GraphModule, list[str]], list[str]] | None = None
     of_region: bool = False
     counts: bool = True
     advises: bool = False
@@ -167,6 +169,8 @@ class Stages:
         """Split the joint graph. Args: those of AOTAutograd's partition function, and the compiler."""
         if self._values is not None and compiler.partition_keeps_rng(joint):
             self._values.to_be_partitioned(joint)
+        if self._hooks.decides is not None:
+            aot["decides"] = self._hooks.decides
         with self._stage(PartitionError, joint, "joint"):
             forward, backward = compiler.partition(joint, joint_inputs, **aot)
         if self._values is not None:

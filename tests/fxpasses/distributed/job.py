@@ -12,8 +12,9 @@ import torch
 import torch._inductor.config as inductor_config
 import torch.distributed as dist
 from torch import fx
+from torch._functorch import config as functorch_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.distributed._functional_collectives import all_reduce
+from torch.distributed._functional_collectives import all_gather_tensor_autograd, all_reduce
 
 from fxpasses.errors import RankMismatchError
 
@@ -109,6 +110,38 @@ def unchecked():
     return compiled(sums, ranks="off")(torch.ones(1))[0].item()
 
 
+def _recomputed(ranks):
+    """Budgets differ, and gathers may be computed again: one rank saves what the other gathers twice."""
+
+    def loss(shard, x):
+        for _ in range(3):
+            x = (x @ all_gather_tensor_autograd(shard, 0, WORLD)).sin()
+        return x.sum()
+
+    shard = torch.full((2, 4), 0.1 * (1 + RANK), requires_grad=True)
+    with functorch_config.patch(unsafe_allow_optimization_of_collectives=True):
+        run = compiled(loss, memory_budget=float(RANK), ranks=ranks)
+        run(shard, torch.ones(3 + RANK, 4)).backward()
+    other = shard.detach().clone().requires_grad_()
+    loss(other, torch.ones(3 + RANK, 4)).backward()
+    return torch.allclose(shard.grad, other.grad)
+
+
+def other_budgets():
+    return _recomputed("check")
+
+
+def other_budgets_agreed():
+    return _recomputed("agree")
+
+
+def other_graphs_agreed():
+    def loss(x):
+        return (doubled(x.sin()) * 2 if RANK else doubled(x.cos())).sum()
+
+    return compiled(loss, ranks="agree")(torch.ones(2, requires_grad=True))
+
+
 def alone():
     """Only rank 1 compiles again, and what it gets sends more."""
 
@@ -131,6 +164,9 @@ TOGETHER = (
     other_groups,
     late,
     unchecked,
+    other_budgets,
+    other_budgets_agreed,
+    other_graphs_agreed,
 )
 
 found = {}

@@ -46,6 +46,19 @@ def test_other_sizes_are_refused(outcomes):
     assert outcomes[0]["other_sizes"]["factor"] == "shape of input value"
 
 
+def test_one_rank_decides_what_is_saved(outcomes):
+    assert "RankMismatch" not in _error(outcomes, "other_budgets")  # only compared: the gathers differ
+    assert [rank["other_budgets_agreed"].get("result", rank) for rank in outcomes] == [True, True]
+
+
+def test_decisions_about_another_graph_mean_nothing(outcomes):
+    text = _error(outcomes, "other_graphs_agreed")
+    assert text == outcomes[1]["other_graphs_agreed"]["error"]
+    assert "traced different graphs of frame" in text
+    assert "aten.cos" in text
+    assert "aten.sin" in text
+
+
 @pytest.mark.parametrize(
     ("case", "expected"),
     [

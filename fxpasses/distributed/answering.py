@@ -1,0 +1,143 @@
+"""What this rank does now, and the thread that tells it to ranks that ask, while the rank itself waits, compiles or hangs."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import datetime
+import json
+import logging
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import torch.distributed as dist
+
+from fxpasses.distributed import _torch
+
+__all__ = ["ASK_AFTER", "HERE", "SILENT_AFTER", "STUCK_AFTER", "Answering", "came"]
+
+log = logging.getLogger(__name__)
+
+ASK_AFTER = 1.0
+"""Seconds after which the first rank at the gate asks who is missing."""
+STUCK_AFTER = 2.0
+"""Seconds inside of another graph with collectives after which a rank will not come."""
+SILENT_AFTER = 60.0
+"""Seconds without an answer after which a rank counts as gone."""
+_LEAVING_SECONDS = 5.0
+"""Seconds that a process waits at its end for the thread that answers."""
+
+
+@dataclasses.dataclass
+class Here:
+    """What this rank does now, for ranks that ask.
+
+    Attributes:
+        lock: held while rounds are counted.
+        rounds: comparisons so far, by group, and decisions, by code.
+        accepted: what was compared and fits.
+        decided: what is saved, by the structure of the joint graph.
+        running: the compiled graph with collectives that it is inside of.
+        since: when it went there.
+        calls: of such graphs, by group.
+        answering: the thread that answers.
+        leaves: whether the process ends.
+    """
+
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    rounds: dict[str, int] = dataclasses.field(default_factory=dict)
+    accepted: set[Any] = dataclasses.field(default_factory=set)
+    decided: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    running: str = ""
+    since: float = 0.0
+    calls: Counter[str] = dataclasses.field(default_factory=Counter)
+    answering: Any = None
+    leaves: bool = False
+
+    def state(self) -> dict[str, Any]:
+        """As it is sent: what runs (``""`` if nothing does that communicates), for how many seconds, how many calls each group has seen."""
+        return {
+            "running": self.running,
+            "seconds": time.monotonic() - self.since if self.running else 0.0,
+            "calls": dict(self.calls),
+        }
+
+
+HERE = Here()
+
+
+class Answering:
+    """The thread of a rank that answers what it is asked, while the rank itself waits, compiles or hangs."""
+
+    @staticmethod
+    def ensure() -> None:
+        """Answer from now on, if this rank does not yet."""
+        with HERE.lock:
+            if HERE.answering is None:
+                HERE.answering = Answering._start(dist.get_rank())
+
+    @staticmethod
+    def _start(rank: int) -> threading.Thread | None:
+        """Begin to answer; where the store cannot be waited at from a second thread, nobody answers."""
+        try:
+            store = _torch.store().clone()
+        except RuntimeError as error:
+            log.info("this rank does not answer other ranks: %s", error)
+            return None
+        thread = threading.Thread(
+            target=Answering._answer, args=(store, rank), name="fxpasses ranks", daemon=True
+        )
+        thread.start()
+        # Python ends threads where they come back from C++, which then ends the process with a signal.
+        atexit.register(Answering._end, thread, store.clone(), rank)
+        return thread
+
+    @staticmethod
+    def _end(thread: threading.Thread, store: _torch.Store, rank: int) -> None:
+        """Wake the thread up, for the last time."""
+        HERE.leaves = True
+        try:
+            Answering._pose(store, rank)
+        except (RuntimeError, dist.DistError) as error:  # the store is gone: so is the thread, soon
+            log.debug("the store cannot be reached any more: %s", error)
+        thread.join(_LEAVING_SECONDS)
+
+    @staticmethod
+    def _pose(store: _torch.Store, rank: int) -> int:
+        """Put a question to a rank; gives its number."""
+        number = store.add(f"fxpasses/asked/{rank}", 1)
+        store.set(f"fxpasses/ask/{rank}/{number}", "")
+        return number
+
+    @staticmethod
+    def _answer(store: _torch.Store, rank: int) -> None:
+        number = 1
+        while not HERE.leaves:
+            try:
+                store.wait([f"fxpasses/ask/{rank}/{number}"], datetime.timedelta(days=7))
+                store.set(f"fxpasses/answer/{rank}/{number}", json.dumps(HERE.state()))
+            except (RuntimeError, dist.DistError):
+                return  # the store is gone: so is the job
+            number += 1
+
+    @staticmethod
+    def ask(rank: int) -> dict[str, Any] | None:
+        """What a rank does now, or ``None`` if it does not say so within a second."""
+        store = _torch.store()
+        number = Answering._pose(store, rank)
+        if not came(store, f"fxpasses/answer/{rank}/{number}", ASK_AFTER):
+            return None
+        return json.loads(store.get(f"fxpasses/answer/{rank}/{number}"))
+
+
+def came(store: _torch.Store, key: str, seconds: float) -> bool:
+    """Whether a key is at the store within some time. (A wait with a short timeout would be logged as a failure of the network.)"""
+    end, pause = time.monotonic() + seconds, 0.001
+    while not store.check([key]):
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    return True

@@ -1,0 +1,106 @@
+"""One rank decides what all of them save for the backward pass.
+
+What is saved and what is computed again follows from sizes and budgets, which may differ between ranks; where gathers may be computed again, ranks that decide differently
+would send different messages. So each rank takes the decision of its leader, the lowest rank of all groups that the graph speaks with, which has taken that of its own leader: on a mesh
+of several dimensions that ends at its first rank. Decisions travel through the job's key-value store, and are kept by the structure of the joint graph: a rank that compiles the
+same structure again, for other sizes, asks nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch.distributed as dist
+from torch import fx
+
+from fxpasses.distributed import _torch
+from fxpasses.distributed.answering import ASK_AFTER, HERE, SILENT_AFTER, STUCK_AFTER, Answering, came
+from fxpasses.errors import RankMismatchError
+
+__all__ = ["decide"]
+
+
+def decide(code: str, joint: fx.Graph, groups: Iterable[str], names: list[str]) -> list[str]:
+    """What the leader saves of a joint graph.
+
+    Args:
+        code: which code is compiled: the same text on all ranks.
+        joint: the joint graph.
+        groups: names of the process groups that it speaks with.
+        names: of the nodes that this rank would save.
+
+    Returns:
+        Names of nodes of this graph.
+
+    Raises:
+        RankMismatchError: the leader traced another graph of the same code, or does not come.
+    """
+    structure = [f"{node.name} = {node.target}" for node in joint.nodes]
+    digest = hashlib.sha256("\n".join(structure).encode()).hexdigest()
+    if digest in HERE.decided:
+        return HERE.decided[digest]
+    Answering.ensure()
+    rank = dist.get_rank()
+    leader = min(min(_torch.ranks_of(group)) for group in groups)
+    with HERE.lock:
+        number = HERE.rounds[code] = HERE.rounds.get(code, 0) + 1
+    if leader != rank:
+        names = _Leader(leader, code, number, structure).decision(digest)
+    published = _published(rank)
+    published.set(digest, json.dumps(names))
+    published.set(f"{code}/{number}", json.dumps(structure))  # for those who wait for another one
+    HERE.decided[digest] = names
+    return names
+
+
+def _published(rank: int) -> Any:
+    return _torch.PrefixStore(f"fxpasses/decided/{rank}", _torch.store())
+
+
+class _Leader:
+    """The rank whose decision is awaited."""
+
+    def __init__(self, rank: int, code: str, number: int, structure: list[str]) -> None:
+        self._rank, self._code, self._structure = rank, code, structure
+        self._at_my_place = f"{code}/{number}"
+        self._store = _published(rank)
+
+    def decision(self, digest: str) -> list[str]:
+        started = heard = time.monotonic()
+        while not came(self._store, digest, ASK_AFTER):
+            if self._store.check([self._at_my_place]) and not self._store.check([digest]):
+                raise self._other(json.loads(self._store.get(self._at_my_place)))
+            state, now = Answering.ask(self._rank), time.monotonic()
+            heard = now if state is not None else heard
+            if state is not None and state["running"] and state["seconds"] > STUCK_AFTER:
+                raise self._missing(f"has been inside of the {state['running']} for {state['seconds']:.0f} s")
+            if now - heard > SILENT_AFTER:
+                raise self._missing(f"has not answered for {SILENT_AFTER:.0f} s, has ended or hangs")
+            if now - started > _torch.store().timeout.total_seconds():
+                raise self._missing(f"was waited for during {_torch.store().timeout}")
+        return json.loads(self._store.get(digest))
+
+    def _missing(self, why: str) -> RankMismatchError:
+        own = dist.get_rank()
+        return RankMismatchError(
+            f"rank {own} compiles {self._code} and waits for what rank {self._rank} decides to save (ranks='agree'); rank {self._rank} {why}. "
+            "It did not have to compile where this rank did: look for what differs between the ranks (sizes of inputs, graph breaks, branches on the rank).",
+            (self._rank,),
+        )
+
+    def _other(self, theirs: list[str]) -> RankMismatchError:
+        own, graphs = dist.get_rank(), (theirs, self._structure)
+        pairs = enumerate(zip(*graphs, strict=False))
+        place = next((i for i, (a, b) in pairs if a != b), min(map(len, graphs)))
+        first, second = (graph[place] if place < len(graph) else "the end" for graph in graphs)
+        return RankMismatchError(
+            f"rank {self._rank} and rank {own} traced different graphs of {self._code}: node {place} is {first!r} on rank {self._rank} and "
+            f"{second!r} on rank {own}; what one saves means nothing to the other (ranks='agree')",
+            (self._rank, own),
+            f"node {place}",
+            (first, second),
+        )
