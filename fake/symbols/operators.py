@@ -45,7 +45,7 @@ def _operator(method: str, original: Callable, classes: tuple[Any, ...], *, refl
             return own["constant"]
         made = new(result.__class__)
         made.__dict__ = own
-        number = new(numbers[own["pytype"]])
+        number: Any = new(numbers[own["pytype"]])
         number.node = made
         return number
 
