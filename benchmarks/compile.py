@@ -19,7 +19,7 @@ from fxpasses.demo.gpt import GPT
 
 
 def step(backend: str, layers: int, dynamic: bool):  # type: ignore[no-untyped-def]
-    """A compiled training step of a GPT, forgotten by Dynamo beforehand."""
+    """A training step of a new GPT, compiled when it is first run."""
     model = GPT(layers, 128, 4, 64, 512)
     tokens, targets = torch.randint(512, (2, 64)), torch.randint(512, (2, 64))
 
@@ -58,16 +58,14 @@ def main(argv: list[str]) -> int:
             compile_seconds: dict[str, list[float]] = {"inductor": [], "fxpasses": []}
             runs = {}
             for _ in range(arguments.repeats):
+                torch._dynamo.reset()
                 for backend, seconds in compile_seconds.items():
-                    torch._dynamo.reset()
                     runs[backend] = step(backend, arguments.layers, dynamic)
                     start = _cpu()
                     runs[backend]()
                     seconds.append(_cpu() - start)
+                    console.log("dynamic" if dynamic else "static", backend, f"{seconds[-1]:.1f} s")
             _row(table, dynamic, "first step (s)", compile_seconds, 1.0)
-            torch._dynamo.reset()
-            for run in (runs := {name: step(name, arguments.layers, dynamic) for name in runs}).values():
-                run()
             steps = interleaved(runs, arguments.rounds, time.process_time)
             _row(table, dynamic, "later step (ms)", {name: [step] for name, step in steps.items()}, 1e3)
     console.print(table)

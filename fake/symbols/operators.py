@@ -28,7 +28,8 @@ _NUMBERS = {int: torch.SymInt, bool: torch.SymBool, float: torch.SymFloat}
 def _operator(method: str, original: Callable, classes: tuple[Any, ...], *, reflected: bool) -> Callable:
     """``a + b``: from what is remembered if it can be, else through the node, else as torch does it."""
     get_mode, proxies, modes_before, logs = _t.arithmetic_watchers
-    symbolic, numbers, new = torch.SymInt, _NUMBERS, object.__new__
+    symbolic, numbers = torch.SymInt, _NUMBERS
+    new: Callable[..., Any] = object.__new__
     recall = attrgetter(f"_canonical._{method}_{'reflected' if reflected else 'results'}")
 
     def lean(self: Any, other: Any) -> Any:
