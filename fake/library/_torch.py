@@ -172,11 +172,11 @@ def _optests() -> Any:
     return generate_tests
 
 
-def optests() -> Any:
-    """The module with torch's checks as functions of their own."""
-    from torch.testing._internal import optests
+def optest(name: str) -> Any:
+    """One of torch's checks as a function of its own, or what its tests need."""
+    from torch.testing._internal.optests import aot_autograd
 
-    return optests
+    return getattr(_optests() if hasattr(_optests(), name) else aot_autograd, name)
 
 
 def torch_schema_check(op: OpOverload, args: Any, kwargs: Any) -> None:
@@ -362,7 +362,7 @@ __all__ = [
     "lookup_op",
     "maybe_get_opdef",
     "op_overload_name",
-    "optests",
+    "optest",
     "parse_dispatch_key",
     "parse_namespace",
     "parse_schema",
