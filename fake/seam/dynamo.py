@@ -6,7 +6,7 @@ from torch._dynamo import config, convert_frame
 from torch._dynamo.backends import registry
 from torch._dynamo.eval_frame import reset_code
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
-from torch._dynamo.utils import counters, detect_fake_mode, get_metrics_context
+from torch._dynamo.utils import counters, detect_fake_mode, dynamo_timed, get_metrics_context
 from torch._dynamo.variables import builder
 from torch._dynamo.variables.tensor import TensorVariable
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
@@ -20,6 +20,7 @@ __all__ = [
     "convert_frame",
     "counters",
     "detect_fake_mode",
+    "dynamo_timed",
     "get_metrics_context",
     "registry",
     "reset_code",

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import fx
 
+from fake.seam.dynamo import dynamo_timed
 from fake.tracing.compiling import compiling
 from fxpasses import _torch, _torch_inductor
 from fxpasses.compiling.inductor import Compiler
@@ -95,7 +96,7 @@ class Stages:
             if self._options.report
             else nullcontext()
         )
-        with compiling(), counters.timed("tracing"), accelerated(self._options.accelerate, gm), whole:
+        with compiling(), _timed("tracing"), accelerated(self._options.accelerate, gm), whole:
             yield
 
     def run(
@@ -150,7 +151,7 @@ class Stages:
             PassError: when one fails.
         """
         self._unmatched.before(gm, kind)
-        with counters.timed("passes"):
+        with _timed("passes"):
             try:
                 runs = self._manager.run(gm, kind)
             except PassError as error:
@@ -288,7 +289,7 @@ class Stages:
     @contextmanager
     def _stage(self, failure: type[StageError], gm: fx.GraphModule, kind: str) -> Iterator[None]:
         try:
-            with counters.timed(failure.stage):
+            with _timed(failure.stage):
                 yield
         except StageError:
             raise
@@ -314,6 +315,13 @@ class Stages:
         compile_id = _torch.CompileContext.current_compile_id()
         if compile_id is not None and compile_id.frame_compile_id:
             counters.count("recompiles")
+
+
+@contextmanager
+def _timed(stage: str) -> Iterator[None]:
+    """The time of this block belongs to a stage: in our counters, in ``torch.profiler``, and where ``TORCH_TRACE`` writes."""
+    with counters.timed(stage), dynamo_timed(f"fxpasses.{stage}", log_pt2_compile_event=True):
+        yield
 
 
 def _unchanged(compiled: Any) -> Any:
