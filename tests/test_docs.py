@@ -3,6 +3,7 @@
 import doctest
 import importlib.util
 import inspect
+import json
 import re
 import sys
 import types
@@ -42,6 +43,15 @@ def test_readme_has_one_command_to_run_and_one_to_test():
         command = re.search(rf"<!-- command: {name} -->\n```bash\n(.*?)```", text, re.DOTALL).group(1).strip()
         assert "\n" not in command
         assert "-c constraints.txt" in command
+
+
+def test_the_chart_is_drawn_from_the_figures():
+    from benchmarks import charts
+
+    assert charts.main(["--check"]) == 0
+    names = {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
+    figures = json.loads((ROOT / "benchmarks" / "figures.json").read_text())
+    assert {bar["how"].split()[0] for bar in figures["bars"]} <= names
 
 
 def test_the_reference_shows_no_roles_and_no_double_colons():
