@@ -17,6 +17,7 @@ from fxpasses.graphs.rewriting import insert_call, replace, same_metadata, value
 from fxpasses.pass_manager.metadata import refresh
 
 __all__ = [
+    "FACTORIES",
     "RESHAPES",
     "bring_before",
     "calls_before",
@@ -42,7 +43,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 RESHAPES = (aten.view.default, aten._unsafe_view.default)
 
-_FACTORIES = {
+FACTORIES = {
     aten.full.default,
     aten.zeros.default,
     aten.ones.default,
@@ -50,8 +51,11 @@ _FACTORIES = {
     aten.arange.start,
     aten.arange.start_step,
     aten.scalar_tensor.default,
+    aten.linspace.default,
+    aten.eye.default,
     prims.iota.default,
 }
+"""Operators that make constants of numbers alone."""
 _FILLED = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}
 _ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
 
@@ -285,7 +289,7 @@ def _evaluate(
         return None
     if not is_pure(node) or not isinstance(node.target, OpOverload) or fake.device.type != "cpu":
         return None
-    if not node.all_input_nodes and node.target not in _FACTORIES:
+    if not node.all_input_nodes and node.target not in FACTORIES:
         return None
     values = {n: evaluate(n) for n in node.all_input_nodes}
     if any(value is None for value in values.values()):

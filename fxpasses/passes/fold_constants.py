@@ -14,26 +14,14 @@ from fxpasses.graphs.aliasing import AliasInfo, is_mutating, is_random
 from fxpasses.graphs.rewriting import fake_mode_of, insert_call, replace, value_of
 from fxpasses.pass_manager.contract import Contract, Pass
 from fxpasses.pass_manager.sites import claim
+from fxpasses.passes._matching import FACTORIES
 from fxpasses.passes._options import require_at_least
 
 __all__ = ["FoldConstants"]
 
 aten = torch.ops.aten
 
-_FACTORIES = {
-    aten.full.default,
-    aten.zeros.default,
-    aten.ones.default,
-    aten.arange.default,
-    aten.arange.start,
-    aten.arange.start_step,
-    aten.scalar_tensor.default,
-    aten.linspace.default,
-    aten.eye.default,
-    torch.ops.prims.iota.default,
-}
-
-_GIVEN = _FACTORIES | {aten.lift_fresh_copy.default}
+_GIVEN = FACTORIES | {aten.lift_fresh_copy.default}
 """Calls that are constants already: there is nothing to fold."""
 
 
@@ -126,7 +114,7 @@ class FoldConstants(Pass):
         if fake.numel() * fake.element_size() > 16 * self.max_bytes or fake.dtype.is_complex:
             return None
         inputs = node.all_input_nodes
-        if any(n not in known for n in inputs) or (not inputs and node.target not in _FACTORIES):
+        if any(n not in known for n in inputs) or (not inputs and node.target not in FACTORIES):
             return None
         if is_mutating(node) or is_random(node) or has_effects(node.target):
             return None
