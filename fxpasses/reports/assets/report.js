@@ -368,7 +368,7 @@
   function passBody(run) {
     const promises = Object.entries(run.contract || {}).filter(([, value]) => value.length).map(([name, value]) => [name, Array.isArray(value) ? value.join(", ") : value]);
     const parts = [h("p", { class: "soft" }, run.options), table(["contract", ""], promises),
-      run.changed ? h("p", {}, `Structure: as the contract says. Values: ${run.verdict || "not compared; options={'check': 'values'} does"}.`) : null];
+      run.changed ? h("p", {}, `Structure: ${(current().settings || {}).check === "off" ? "not checked" : "as the contract says"}. Values: ${run.verdict || "not compared; options={'check': 'values'} does"}.`) : null];
     if (run.sites.length) parts.push(table(["#site", "operator", "node", "line", "module"], run.sites.map((site) => [String(site.index), site.target, nodeLink(site.node), site.source, site.module])));
     if (run.diff && run.diff.length) {
       const cells = [], out = [], into = [];
