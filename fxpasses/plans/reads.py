@@ -171,6 +171,8 @@ def check_covered(codes: Sequence[types.CodeType], walk: Walk) -> None:
         NoPlan: some was not.
     """
     for code in codes:
+        if code_digest(code) in walk.unseen_codes:
+            raise NoPlan("a traced function that holds what cannot be seen into", code.co_qualname)
         if _is_of_torch(code):
             continue
         if code_digest(code) not in walk.codes:

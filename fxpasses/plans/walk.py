@@ -95,6 +95,7 @@ class Walk:
     Attributes:
         tensors: the tensors, in the order in which they were met.
         codes: digests of the code of all functions that were met.
+        unseen_codes: of those among the methods of classes that hold what cannot be seen into.
         made_codes: of those whose globals are not those of a module: what they read there was walked over.
         watch: what has to stay as it is for the digest to hold.
         story: where told, each fact that went into a digest, and where it was met.
@@ -108,18 +109,20 @@ class Walk:
         self.tensors: list[torch.Tensor] = []
         self.codes: set[str] = set()
         self.made_codes: set[str] = set()
+        self.unseen_codes: set[str] = set()
         self.watch = Watch()
         self._numbers: dict[int, int] = {}
         self._storages: dict[int, int] = {}
         self._kept: list[Any] = []
         self._lines: list[str] = []
         self._path: list[str] = []
+        self._in_class = False
 
     def fork(self) -> Walk:
         """A walk that goes on from here, without changing this one; it watches only what it meets itself."""
         other = Walk(told=self.story is not None)
         other.tensors, other.codes, other._kept = list(self.tensors), set(self.codes), list(self._kept)
-        other.made_codes = set(self.made_codes)
+        other.made_codes, other.unseen_codes = set(self.made_codes), set(self.unseen_codes)
         other._numbers, other._storages = dict(self._numbers), dict(self._storages)
         return other
 
@@ -162,8 +165,15 @@ class Walk:
         if number is not None:
             self._say("same as", number)
             return
-        self._numbers[id(value)] = len(self._numbers)
+        self._numbers[id(value)] = len(self._kept)
         self._kept.append(value)
+        try:
+            self._content(value, kind)
+        except NoPlan:
+            del self._numbers[id(value)]  # whoever meets it again is to be told again
+            raise
+
+    def _content(self, value: Any, kind: type) -> None:
         if isinstance(value, torch.Tensor):
             self._tensor(value)
         elif isinstance(value, type):
@@ -189,8 +199,11 @@ class Walk:
         elif isinstance(value, (staticmethod, classmethod)):
             self._say(kind.__name__)
             self._inside(".__func__", value.__func__)
-        elif kind is property:
+        elif isinstance(value, property):
             self._say("property")
+            if kind is not property:
+                self._inside(".__class__", kind)
+                self._inside(".__dict__", getattr(value, "__dict__", None))
             for name in ("fget", "fset", "fdel"):
                 self._inside(f".{name}", getattr(value, name))
         elif kind is functools.partial:
@@ -238,6 +251,17 @@ class Walk:
         module = sys.modules.get(value.__globals__.get("__name__", ""))
         self.codes.update(map(code_digest, codes_inside(code)))
         self._say("function", value.__module__, code_digest(code))
+        depth = len(self._path)
+        try:
+            self._inside_function(value, code, module)
+        except NoPlan as error:
+            self.unseen_codes.add(code_digest(code))
+            if not self._in_class:
+                raise
+            del self._path[depth:]
+            self._say("unseen", error.reason)  # that it is not traced says check_covered
+
+    def _inside_function(self, value: types.FunctionType, code: types.CodeType, module: Any) -> None:
         if (
             module is None or vars(module) is not value.__globals__
         ):  # it was made from text, as methods of named tuples are
@@ -286,7 +310,11 @@ class Walk:
             if cls is torch.nn.Module and name in ("__init__", "__setstate__", "__del__"):
                 continue  # Dynamo puts others in their places; none of them runs in a call of a module
             self._say("attribute", name)
-            self._inside(f".{name}", value)
+            before, self._in_class = self._in_class, True
+            try:
+                self._inside(f".{name}", value)
+            finally:
+                self._in_class = before
 
     def _object(self, value: Any, kind: type) -> None:
         base = next(
@@ -294,6 +322,13 @@ class Walk:
         )
         if base not in (*_CONTAINERS, object) or hidden_state(kind, base):
             raise self._refuse(f"an object of class {kind.__module__}.{kind.__qualname__}")
+        before, self._in_class = self._in_class, False
+        try:
+            self._parts(value, kind, base)
+        finally:
+            self._in_class = before
+
+    def _parts(self, value: Any, kind: type, base: type) -> None:
         if kind not in _CONTAINERS:
             self._say("object")
             self._inside(".__class__", kind)
