@@ -20,7 +20,7 @@ HELP = "list, verify or clear the caches on disk"
 _CACHES = ("inductor", "plans", "tuned", "fake")
 _OWN_FILES = {
     "fake": ("*.segment",),
-    "plans": ("*/*.plan", "kernels/*.so", "sources/*"),
+    "plans": ("*/*.plan", "*/*.none", "kernels/*.so", "sources/*"),
     "tuned": ("tuned/*/*.json",),
 }
 _PICKLED = ("aotautograd", "fxgraph")
@@ -164,7 +164,7 @@ def _verify(roots: dict[str, Path]) -> Outcome:
 def _problem_of_file(path: Path) -> str:
     """Why a plan or a result of tuning is left aside, or ""."""
     try:
-        if path.suffix == ".plan":
+        if path.suffix in (".plan", ".none"):
             read_sections(path)
         elif path.suffix == ".json":
             read_result(path)

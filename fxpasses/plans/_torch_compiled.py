@@ -33,6 +33,7 @@ __all__ = [
     "compiled_frames",
     "extern_kernels",
     "is_plain",
+    "is_rest_of_function",
     "kernel_compiler",
     "plain_facts",
     "recorded_compilation",
@@ -61,6 +62,11 @@ def kernel_compiler() -> str:
 def traced_codes() -> list[types.CodeType]:
     """The code of the functions that Dynamo has traced for the graph that is being compiled."""
     return list(dict.fromkeys(TracingContext.get().traced_code))
+
+
+def is_rest_of_function(code: types.CodeType) -> bool:
+    """Whether Dynamo made the code of that of a function, to go on behind a graph break."""
+    return code.co_name.startswith("torch_dynamo_resume_in_")
 
 
 @contextlib.contextmanager

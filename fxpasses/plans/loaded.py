@@ -205,6 +205,9 @@ class Directory:
             abouts: the factors of a plan for these sizes, and of one for many.
             armed: the model.
             tensors: those among the arguments.
+
+        Raises:
+            NoPlan: an earlier process has found that there can be none.
         """
         found = (self._find(about, armed, tensors) for about in abouts)
         return next((plan for plan in found if plan is not None), None)
@@ -225,6 +228,8 @@ class Directory:
                 content["functions"]
             ):
                 continue
+            if "refused" in content:
+                raise NoPlan(content["refused"])
             try:
                 plan = loaded(content, sections, self._path, walk, path)
                 if plan.accepts(tensors):

@@ -88,7 +88,7 @@ class Recording(Observer, Recorder):
         self._autocast = is_any_autocast_enabled()
         if self._compilations > 1:
             self._refuse("a graph break")
-        self._codes = _t.traced_codes()
+        self._codes += _t.traced_codes()
         if _t.changes_objects():
             self._refuse("a frame that changes an object")
         return self
@@ -166,10 +166,30 @@ class Recording(Observer, Recorder):
             self._finished = True
             if where:
                 log.info("no plan: %s: %s", reason, where)
+            if path is None and self._codes and not any(self._numbers):
+                self._write_refusal(reason)
             self._done(path, reason)
         self._model, self._walk = None, Walk()
         self._arguments, self._inputs, self._outputs, self._codes = [], [], [], []
         self._graphs, self._facts = {}, {}
+
+    def _write_refusal(self, reason: str) -> None:
+        """Leave word for later processes, which then need not record, and may use AOTAutograd's cache."""
+        try:
+            codes = [code for code in self._codes if not _t.is_rest_of_function(code)]
+            reads, walk = reads_of(codes), self._walk.fork()
+            plan: dict[str, Any] = {
+                "refused": reason,
+                "reads": reads,
+                "read": walk_reads(walk, reads),
+                "about": self._about,
+            }
+            check_covered(codes, walk)
+            plan["functions"] = trusted_functions(codes)
+            data = {"plan": json.dumps(plan).encode()}
+            write_sections(self._target(self._about, json.dumps(plan)).with_suffix(".none"), data)
+        except (NoPlan, OSError) as error:
+            log.info("why there is no plan is not kept: %s", error)
 
     def _write(self) -> Path:
         if self._calls != 1:

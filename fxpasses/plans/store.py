@@ -118,5 +118,5 @@ def write_kernel(directory: Path, data: bytes) -> Path:
 
 
 def candidates(folder: Path) -> list[Path]:
-    """The plans that were written for a key: they differ in what is read besides the model."""
-    return sorted(folder.glob("*.plan"))[:_MOST]
+    """The plans that were written for a key, which differ in what is read besides the model; or why there is none."""
+    return sorted(folder.glob("*.plan"))[:_MOST] or sorted(folder.glob("*.none"))[:_MOST]

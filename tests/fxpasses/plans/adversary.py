@@ -136,6 +136,20 @@ CHANGES = {
     "a weight's dtype": lambda m, h, g: m.double(),
     "a frozen weight": lambda m, h, g: m.blocks[0].lin.bias.requires_grad_(False),
     "other values of weights": lambda m, h, g: m.blocks[0].lin.bias.data.add_(1.0),
+    "a default of forward": lambda m, h, g: setattr(g.Model.forward, "__defaults__", (True,)),
+    "a property in the place of a number": lambda m, h, g: setattr(g.Model, "limit", property(lambda self: 0.1)),
+    "a property that hides an attribute": lambda m, h, g: setattr(g.Config, "eps", property(lambda self: 0.1, lambda self, value: None)),
+    "another class of an object": lambda m, h, g: setattr(m.blocks[1].config, "__class__", _config_like(g.Config)),
+    "a number of another type": lambda m, h, g: setattr(m.blocks[1], "power", 1),
+    "an object shared by two": lambda m, h, g: setattr(m.blocks[1], "config", m.blocks[0].config),
+    "a buffer": lambda m, h, g: m.blocks[0].register_buffer("more", torch.ones(2)),
+    "a hook on gradients": lambda m, h, g: m.blocks[1].register_full_backward_hook(lambda module, before, after: (before[0] * 2,)),
+    "a hook on a parameter": lambda m, h, g: m.blocks[0].lin.bias.register_hook(lambda gradient: gradient * 2),
+    "a parametrization": lambda m, h, g: nn.utils.parametrizations.weight_norm(m.blocks[1].lin),
+    "no gradients of the model": lambda m, h, g: m.requires_grad_(False),
+    "a view of a larger weight": lambda m, h, g: setattr(m.blocks[1].lin, "weight", nn.Parameter(torch.ones(8, 4)[4:])),
+    "weights that share memory": lambda m, h, g: setattr(m.blocks[1].lin, "weight", nn.Parameter(m.blocks[0].lin.weight.data)),
+    "a method that nobody calls": lambda m, h, g: setattr(g.Block, "other", lambda self: 1),
     "a bias removed": lambda m, h, g: setattr(m.blocks[0].lin, "bias", None),
 }  # fmt: skip
 """What is changed between processes; the first and ``other values of weights`` change nothing that a plan depends on."""
@@ -163,9 +177,30 @@ CALLS = {
     "another default dtype": lambda x: {"x": x, "around": _set(torch.set_default_dtype, torch.float64, torch.float32)},
     "hooks on saved tensors": lambda x: {"x": x, "around": torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)},
     "hooks on all modules": lambda x: {"x": x, "around": _hooks_on_all()},
+    "precision of matmuls": lambda x: {"x": x, "around": _set(_matmul_precision, "bf16", "none")},
+    "without oneDNN": lambda x: {"x": x, "around": _set(torch._C._set_mkldnn_enabled, False, True)},
+    "anomaly detection": lambda x: {"x": x, "around": torch.autograd.set_detect_anomaly(True)},
+    "memory shared by the input and a weight": lambda x: {"x": _of_model[-1].last.weight.detach()[:3]},
     "an environment variable": lambda x: {"x": x, "around": _variable("TORCHINDUCTOR_FREEZING", "1")},
 }  # fmt: skip
 """What is changed in the call."""
+
+
+def _config_like(config):
+    """A class of the same name whose objects have another number."""
+    return type(
+        "Config",
+        (config,),
+        {"eps": property(lambda self: 0.1, lambda self, value: None), "__module__": config.__module__},
+    )
+
+
+def _matmul_precision(value):
+    torch.backends.mkldnn.matmul.fp32_precision = value
+
+
+_of_model = []
+"""The model that is called, for calls that are given a part of it."""
 
 
 @contextlib.contextmanager
@@ -214,6 +249,7 @@ def run(change: str, late: bool):
         Whether both agree, and whether the last call used a plan, compiled (or ran in eager instead), or looked for none.
     """
     model = build("nothing" if late else change)
+    _of_model[:] = [model]
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1)).to(next(model.parameters()).dtype)
     how = CALLS[change](x) if change in CALLS else {"x": x}
     x, around, options = how.pop("x"), how.pop("around", None), how.pop("options", {})

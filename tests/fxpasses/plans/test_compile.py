@@ -10,6 +10,7 @@ from torch import nn
 import fxpasses
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError
+from fxpasses.plans.reads import check_covered
 from fxpasses.plans.store import read_sections, write_sections
 from fxpasses.plans.surroundings import _own_source
 from fxpasses.plans.walk import Walk
@@ -32,6 +33,11 @@ def test_plans_are_used_by_the_next_process(cold, cache, run_models):
             assert (used, written, refused) == (1, plans, {}), name  # the process that wrote it uses it, too
     warm, dynamo, by_torch = run_models(cache, *(name for name in cold if name not in REFUSED))
     assert not dynamo
+    again, *_ = run_models(
+        cache, "view"
+    )  # AOTAutograd's cache may be used there: it is known that there is no plan
+    assert again["view"][3] == {REFUSED["view"]: 1}
+    assert len(list(cache.glob("*/*.none"))) == 2  # the others change their model
     assert by_torch == [2, 0]  # the plans that fxpasses.compile has written
     assert all(agrees for agrees, *_ in warm.values())
     assert {name: used for name, (_, used, _, _) in warm.items()} == {
@@ -88,6 +94,31 @@ def test_what_cannot_be_seen_into_is_refused():
         else:
             with pytest.raises(NoPlan):
                 walk.add("model", model)
+
+
+def _decorated_by(held):
+    def decorate(function):
+        def run(*args):
+            return function(*args) if held else None
+
+        return run
+
+    return decorate
+
+
+class _Prepared(nn.Linear):
+    prepare = _decorated_by(iter([1]))(lambda self: None)  # nobody can see into an iterator
+
+
+def test_a_method_that_cannot_be_seen_into_must_not_be_traced():
+    walk, model = Walk(), _Prepared(2, 2)
+    assert walk.add("model", model) == Walk().add("model", model)
+    with pytest.raises(NoPlan, match="a traced function that holds"):
+        check_covered([_Prepared.prepare.__code__], walk)
+    model.prepared = model.prepare  # an object of the model may be called in other ways
+    model.held = [_decorated_by(iter([1]))(len)]
+    with pytest.raises(NoPlan, match="iterator"):
+        Walk().add("model", model)
 
 
 def test_the_hash_of_our_source_is_remembered(tmp_path, monkeypatch):
