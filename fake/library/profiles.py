@@ -36,7 +36,7 @@ __all__ = [
     "unsafe_generate_fake_kernels",
 ]
 
-OpProfile = _torch.fake_profile.OpProfile
+OpProfile: Any = _torch.fake_profile.OpProfile  # declared for a single argument
 TensorMetadata = _torch.fake_profile.TensorMetadata
 generate_yaml_from_profiles = _torch.fake_profile.generate_yaml_from_profiles
 save_op_profiles = _torch.fake_profile.save_op_profiles
