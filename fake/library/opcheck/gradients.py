@@ -41,6 +41,7 @@ _LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "a gradient with gaps": _gapped,
     "a gradient with a storage offset": _offset,
 }
+_LINEAR_FIX = "a gradient is linear in those of the outputs: multiply by them; do not clamp or round"
 _LAYOUT_FIX = (
     "do not assume that gradients are contiguous: index them by size and stride, or call .contiguous()"
 )
@@ -51,7 +52,7 @@ def check(op: Any, call: Call) -> str:
     """Compare the formula with differences of the operator's values, then with itself.
 
     The first for the sample, for other sizes, and for other numbers and flags; the second for the same gradient values
-    in other layouts, for inputs in other strides, for one input at a time, and after another call has come between.
+    in other layouts, for large and small ones, for inputs in other strides, for one input at a time, and after another call has come between.
     Where the sample requires no gradient and there is a formula, all inputs that can require one.
 
     Raises:
@@ -74,6 +75,7 @@ def check(op: Any, call: Call) -> str:
         return "not deterministic"
     notes = _check_values(op, call, claimed) if _torch.is_defined_in_python(op) else []
     _check_layouts(op, call, reference, tolerances)
+    _check_linear(op, call, reference, tolerances)
     _check_each_input_alone(op, call, reference, tolerances)
     _check_state(op, call, reference, tolerances)
     return "\n".join(notes)
@@ -107,7 +109,12 @@ def _calls(op: Any, call: Call) -> Iterator[Call]:
         for other in plan.at(freedom, new):
             yield demanding(other)
     for other in itertools.islice(number_variations(whole, strings), 16):
-        if other.kind == "number" and len(other.tensors) == len(needs):
+        # Times zero, all is constant: a straight-through formula need not know of that.
+        zero = any(
+            type(new) is float and new == 0 != old
+            for old, new in zip(whole.leaves, other.leaves, strict=False)
+        )
+        if other.kind == "number" and not zero and len(other.tensors) == len(needs):
             yield demanding(other)
 
 
@@ -188,6 +195,16 @@ def _check_layouts(op: Any, call: Call, reference: Gradients, tolerances: Mappin
         found = _gradients(op, changed, lambda g: g, ones=False)
         if not isinstance(found, str):  # a kernel may refuse inputs that are not contiguous
             _compare(op, call, reference, found, label, tolerances, _INPUT_FIX)
+
+
+def _check_linear(op: Any, call: Call, reference: Gradients, tolerances: Mapping[str, float]) -> None:
+    if any(t.dtype is torch.float16 for t in call.tensors):
+        return  # it holds neither
+    for label, factor in (("a large gradient", 2.0**10), ("a small gradient", 2.0**-20)):
+        found = _gradients(op, call, lambda g, factor=factor: g * factor, ones=False)  # type: ignore[misc]
+        if not isinstance(found, str):
+            found = {name: g if g is None else g / factor for name, g in found.items()}
+        _compare(op, call, reference, found, label, tolerances, _LINEAR_FIX)
 
 
 def _check_each_input_alone(

@@ -171,9 +171,12 @@ def _other_values(name: str, value: Any, rank: int, strings: tuple[str, ...]) ->
     if isinstance(value, int):
         if name.split("[")[0].split(".")[-1] in _DIMENSION_NAMES:
             return [dim for dim in range(-rank, rank) if dim != value]
-        return [new for new in dict.fromkeys((value + 1, value - 1, 2 * value)) if new >= min(value, 0)]
+        near = dict.fromkeys((value + 1, value - 1, 2 * value, 0, 1))
+        return [new for new in near if new != value and new >= min(value, 0)]
     if isinstance(value, float):
-        return [new for new in dict.fromkeys((-value, value * 0.5, value + 1.0, 0.25)) if new != value]
+        return [
+            new for new in dict.fromkeys((-value, value * 0.5, value + 1.0, 0.25, 0.0, 1.0)) if new != value
+        ]
     if isinstance(value, str):
         return [new for new in strings if new != value]
     if isinstance(value, torch.dtype):

@@ -231,3 +231,13 @@ right(
     lambda ctx, g: (g * ctx.others[0] / ctx.saved_tensors[0], None),
     save,
 )
+
+wrong("gradient clamped", g34, T, lambda x: x * 2, like, lambda ctx, g: 2 * g.clamp(-10, 10))
+wrong(
+    "small gradients dropped",
+    g34,
+    T,
+    lambda x: x * 2,
+    like,
+    lambda ctx, g: 2 * torch.where(g.abs() > 1e-3, g, 0),
+)

@@ -326,3 +326,15 @@ wrong(
     lambda x, n: torch.repeat_interleave(x, n),
     lambda x, n: x.new_empty(2 * x.shape[0]),
 )
+
+TS = "(Tensor x, float s) -> Tensor"
+wrong("itself times zero", lambda: (r(3, 4), 2.0), TS, lambda x, s: x * s if s else x, like)
+wrong("itself times one", lambda: (r(3, 4), 2.0), TS, lambda x, s: x if s == 1 else x * s, like)
+wrong(
+    "itself repeated once",
+    lambda: (r(3), 4),
+    "(Tensor x, int n) -> Tensor",
+    lambda x, n: x if n == 1 else x.repeat(n),
+    lambda x, n: x.new_empty(x.shape[0] * n),
+)
+right("divided by a number", lambda: (r(3, 4), 2.0), TS, lambda x, s: x / s, like)
