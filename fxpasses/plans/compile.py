@@ -73,7 +73,8 @@ def compile(
         report: a directory for the captured graphs.
         accelerate: whether tracing is accelerated.
         compiled_autograd: whether backward passes are captured whole.
-        cache: where plans are: a directory, ``"auto"`` (see :attr:`fxpasses.Options.cache`), or ``"off"``.
+        cache: where plans are: a directory, ``"off"``, or ``"auto"``: the directory in ``FXPASSES_CACHE_DIR`` (``off`` there: none), else
+            a folder ``fxpasses`` in ``TORCHINDUCTOR_CACHE_DIR``, else one in the directory for temporary files; none where Inductor's caches are disabled.
         dynamic: as in ``torch.compile``.
         fullgraph: as in ``torch.compile``.
 

@@ -83,7 +83,9 @@ def test_every_tab_opens_without_an_error_and_nothing_of_the_data_runs(chromium,
         for closed in page.locator("main details:not([open]) > summary").all():
             if closed.is_visible():
                 closed.click()
-        page.evaluate("new Promise((done) => setTimeout(done, 50))")  # what opens is filled by an event of its own
+        page.evaluate(
+            "new Promise((done) => setTimeout(done, 50))"
+        )  # what opens is filled by an event of its own
         texts[tab] = page.inner_text("main")
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, tab
     assert all(BOLD in texts[tab] for tab in ("Summary", "Source", "Passes", "Memory", "Sizes", "Kernels"))
