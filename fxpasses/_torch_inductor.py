@@ -36,6 +36,7 @@ __all__ = [
     "RegionalOutputCode",
     "cache_for_code",
     "inductor_repro",
+    "keep_from_autograd_cache",
     "kernel_flags",
     "load_cpp",
     "load_cpp_kernel",
@@ -61,6 +62,11 @@ def origins_of(error: BaseException) -> list[str]:
 def saves_compiled_code() -> bool:
     """Whether AOTAutograd saves compiled graphs themselves, and asks for each as an ``OutputCode``."""
     return should_bundle_autograd_cache()
+
+
+def keep_from_autograd_cache(code: OutputCode) -> None:
+    """Have AOTAutograd make no cache entry of what calls this code: entries refer to code by this key."""
+    code._fx_graph_cache_key = None
 
 
 def loaded_code(code: OutputCode, graph_kwargs: Any) -> OutputCode:

@@ -19,7 +19,7 @@ from fxpasses.compiling.environment import own_source
 from fxpasses.compiling.fixed_sizes import FixedSizes, fixed_graph, with_hints
 from fxpasses.compiling.isolation import Isolation, NotIsolated
 from fxpasses.compiling.options import Options
-from fxpasses.compiling.saved_code import EagerCode
+from fxpasses.compiling.saved_code import EagerCode, unsaved
 from fxpasses.compiling.segments import (
     Cut,
     Direct,
@@ -220,8 +220,9 @@ class InductorCompiler:
             _keep_strides(gm, calls)
             compiled = _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
             if called:
-                # It finds them by name: they have to live as long as it does.
+                # It finds them by name: they have to live as long as it does, which nothing that comes from a cache would see to.
                 compiled.called = called  # type: ignore[attr-defined]
+                return unsaved(compiled, "it calls regions of this process by name")
             return compiled
 
     def _around(self, found: Cut, inputs: Sequence[Any], how: dict[str, Any]) -> Callable[[list[Any]], Any]:

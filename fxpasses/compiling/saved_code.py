@@ -17,7 +17,7 @@ from torch import fx
 from fxpasses import _torch_inductor
 from fxpasses.compiling.segments import fitted, load_stitched
 
-__all__ = ["EagerCode", "StitchedCode", "UnsavedCode", "as_output_code"]
+__all__ = ["EagerCode", "StitchedCode", "UnsavedCode", "as_output_code", "unsaved"]
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +111,14 @@ class UnsavedCode(_torch_inductor.OutputCode):
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """It is not saved, and nor are its kernels."""
+
+
+def unsaved(compiled: Any, reason: str) -> Any:
+    """Inductor's compiled graph, of which AOTAutograd's cache keeps no entry; ``reason`` says why."""
+    if _torch_inductor.saves_compiled_code():
+        return UnsavedCode(compiled, reason)
+    _torch_inductor.keep_from_autograd_cache(compiled)
+    return compiled
 
 
 def as_output_code(compiled: Callable[..., Any], reason: str) -> Callable[..., Any]:

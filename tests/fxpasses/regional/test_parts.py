@@ -181,6 +181,21 @@ def test_regions_live_as_long_as_the_code_that_calls_them(compiler, mode):
         table[key]
 
 
+def test_a_graph_that_calls_regions_by_name_is_compiled_with_them():
+    """One from AOTAutograd's cache would call regions that nobody holds."""
+    for _ in range(2):
+        torch._dynamo.reset()
+        gc.collect()
+        model = Stack([Block() for _ in range(4)])
+        call = compiled(model, compiler="inductor", inductor={"triton.cudagraphs": True})
+        for _ in range(2):
+            gc.collect()
+            output = call(X).sum()
+            gc.collect()
+            output.backward()
+    assert fxpasses.stats().cache_hits == 0
+
+
 def test_equal_layers_in_two_checkpoints_are_compiled_once():
     calls = []
 
