@@ -91,9 +91,10 @@ class Stages:
     @contextmanager
     def tracing(self, gm: fx.GraphModule) -> Iterator[None]:
         """A block in which AOTAutograd traces ``gm``, timed and accelerated; a report is of what went through all stages, not of a cache."""
+        # What is saved whole for other processes is what would be in the cache.
         whole = (
             _torch.functorch_config.patch(enable_autograd_cache=False)
-            if self._options.report
+            if self._options.report and not _torch_inductor.saves_compiled_code()
             else nullcontext()
         )
         with compiling(), _timed("tracing"), accelerated(self._options.accelerate, gm), whole:

@@ -209,13 +209,15 @@ def described_options(options: Mapping[str, Any]) -> dict[str, str]:
     }
     if options.get("check") == "values" or options.get("report"):
         raise NoPlan("graphs that are checked or reported while they are compiled")
-    if options.get("passes") == "tuned":
+    passes = options.get("passes")
+    if passes == "tuned" or not isinstance(passes, str | Sequence | None):
         raise NoPlan("passes that are chosen by measuring")
     if options.get("compiled_autograd"):
         raise NoPlan("backward passes that are captured")
-    passes = options.get("passes")
-    if isinstance(passes, list):
-        found["passes"] = repr([_described_pass(item) for item in passes])
+    if passes is not None:
+        found["passes"] = repr(
+            [_described_pass(p) for p in ([passes] if isinstance(passes, str) else passes)]
+        )
     if " at 0x" in repr(found):
         raise NoPlan("options that cannot be described")
     return found

@@ -29,6 +29,9 @@ def _clean():
     yield
     for name in list(CustomOp.alive):
         CustomOp.alive[name]._destroy()
+    # torch leaves the names in the namespace, which torch.export looks through.
+    operators = getattr(torch.ops, NAMESPACE)
+    operators._dir[:] = [name for name in operators._dir if hasattr(operators, name)]
 
 
 def define(prototype=None, kernel=None):
