@@ -7,7 +7,8 @@ import argparse
 import ast
 import importlib
 import importlib.util
-import runpy
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def object_named(text: str, what: str) -> Any:
     if source.endswith(".py"):
         if not Path(source).is_file():
             raise UsageError(f"there is no file {source!r}")
-        found = runpy.run_path(source)
+        found = vars(_module_of(Path(source)))
     else:
         if importlib.util.find_spec(source.partition(".")[0]) is None:
             raise UsageError(f"there is no module {source!r}; for a file, write {source}.py:{name}")
@@ -90,6 +91,15 @@ def object_named(text: str, what: str) -> Any:
     if name not in found:
         raise UsageError(f"{source!r} has no {what} {name!r}")
     return found[name]
+
+
+def _module_of(path: Path) -> types.ModuleType:
+    """The module of a file that is no import's; under its name Dynamo finds the globals of functions that it cuts in two."""
+    name = f"_fxpasses_{path.stem}"
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__file__ = str(path)
+    exec(compile(path.read_bytes(), path, "exec"), vars(module))
+    return module
 
 
 def _option(text: str) -> tuple[str, Any]:

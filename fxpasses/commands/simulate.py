@@ -43,6 +43,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     ranks = math.prod(arguments.mesh.values())
     if arguments.ranks not in (None, ranks):
         raise UsageError(f"--ranks says {arguments.ranks}, and the mesh has {ranks}")
+    if arguments.trace and not Path(arguments.trace).parent.is_dir():
+        raise UsageError(f"there is no directory for {arguments.trace!r}")
     make = function_named(arguments.model)
     if len(inspect.signature(make).parameters) > 1:
         raise UsageError(

@@ -40,7 +40,7 @@ def capture_rank(
         The capture, and by the names that the graphs give them the groups as large as they will be.
 
     Raises:
-        SimulationError: a process group exists already, or the mesh is empty.
+        SimulationError: a process group exists already, the mesh is empty, or ``make`` returns something else.
         CaptureError: the model cannot be captured.
         ShardingError: the model cannot be sharded.
     """
@@ -57,11 +57,13 @@ def capture_rank(
             groups[str(traced.get_group(name).group_name)] = Group(mesh[name], stride, name)
             stride *= mesh[name]
         with FakeTensorMode(allow_non_fake_inputs=True):
-            if inspect.signature(make).parameters:
-                model, inputs = make(traced)
-            else:
-                model, inputs = make()
-                model = shard(model, traced)
+            distributes = bool(inspect.signature(make).parameters)
+            made = make(traced) if distributes else make()
+            if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], tuple)):
+                raise SimulationError(
+                    f"{getattr(make, '__name__', make)} has to return a pair, the model and a tuple of its inputs; it returned {type(made).__name__}"
+                )
+            model, inputs = made if distributes else (shard(made[0], traced), made[1])
             return capture(
                 model, *inputs, passes=["default"], memory_budget=memory_budget, dynamic=False
             ), groups

@@ -199,12 +199,7 @@ class Directory:
     def find(
         self, abouts: Sequence[Mapping[str, Any]], armed: Armed, tensors: Sequence[torch.Tensor]
     ) -> Plan | None:
-        """The plan that was made of the same, and whose checks hold.
-
-        Args:
-            abouts: the factors of a plan for these sizes, and of one for many.
-            armed: the model.
-            tensors: those among the arguments.
+        """The plan of an earlier process. Args: those of :meth:`Shelf.find`.
 
         Raises:
             NoPlan: an earlier process has found that there can be none.

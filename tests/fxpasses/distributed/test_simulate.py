@@ -156,6 +156,14 @@ def make():
     return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)), (torch.randn(4, 64),)
 def three(a, b, c):
     return None
+def alone():
+    return torch.nn.Linear(2, 2)
+def broken():
+    class Broken(torch.nn.Linear):
+        def forward(self, x):
+            torch._dynamo.graph_break()
+            return super().forward(x)
+    return Broken(2, 2), (torch.randn(1, 2),)
 """
 
 
@@ -186,6 +194,7 @@ def test_the_command(tmp_path, capsys):
         (["--mesh", "dp=4", "--ranks", "8"], "--ranks says 8, and the mesh has 4"),
         (["--mesh", "dp=2", "--network", "none.yaml"], "there is no file 'none.yaml'"),
         (["--mesh", "a=2,b=2,c=2"], "the mesh has 3 dimensions"),
+        (["--mesh", "dp=2", "--trace", "none/here.json"], "no directory for 'none/here.json'"),
     ],
 )
 def test_wrong_command_lines(arguments, message, tmp_path, capsys):
@@ -198,6 +207,10 @@ def test_wrong_functions_and_meshes(tmp_path, capsys):
     (tmp_path / "model.py").write_text(MODEL)
     assert main(["simulate", "--model", f"{tmp_path}/model.py:three", "--mesh", "dp=2"]) == 2
     assert "takes 3 arguments" in capsys.readouterr().err
+    assert main(["simulate", "--model", f"{tmp_path}/model.py:alone", "--mesh", "dp=2"]) == 2
+    assert "alone has to return a pair" in capsys.readouterr().err
+    assert main(["simulate", "--model", f"{tmp_path}/model.py:broken", "--mesh", "dp=2"]) == 3
+    assert "graph_break" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["simulate", "--model", "x:y", "--mesh", "dp"])
     with pytest.raises(SimulationError, match="sizes of at least 1"):
