@@ -1,8 +1,8 @@
-"""The autograd engine that Python sees while capturing is enabled.
+"""The autograd engine that Python sees while capturing is enabled, and the way of one backward pass through it.
 
-`CapturingEngine.run_backward` sets the C++ hook only while the engine walks the nodes. The hook hands the
-graph and its arguments back instead of running them, and they run after the engine has returned: so backward
-passes may nest, errors and tracebacks are Python's own, and a refusal leaves nothing half done.
+`run_pass` reads top to bottom, from the call of the engine to the gradients. The C++ hook is set only while the engine
+walks the nodes. It hands the graph and its arguments back instead of running them, and they run after the engine has
+returned: so backward passes may nest, errors and tracebacks are Python's own, and a refusal leaves nothing half done.
 """
 
 import functools
@@ -26,7 +26,7 @@ from compiled_autograd.session.node_sessions import node_sessions
 from compiled_autograd.session.session import Session, sessions
 from compiled_autograd.session.walking import Handle, walks
 
-__all__ = ["CapturingEngine"]
+__all__ = ["CapturingEngine", "run_pass"]
 
 _UNUSED = (
     "One of the differentiated Tensors appears to not have been used in the graph. "
@@ -35,6 +35,55 @@ _UNUSED = (
 
 
 def _nothing() -> None: ...
+
+
+@_torch.nothing_traced
+def run_pass(
+    session: Session, engine: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run one backward pass: as a graph, found or captured, or where that cannot be, in torch's engine.
+
+    Args:
+        session: whose pass it is: the compiler, and whether sizes become symbolic.
+        engine: torch's own ``run_backward``.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+
+    Returns:
+        The gradients, as the engine returns them.
+
+    Raises:
+        RefusedError: the pass cannot be captured, and ``config.fallback`` is off.
+    """
+    backward_pass = _Pass(session, *args, **kwargs)
+    run_backward = functools.partial(engine, *args, **kwargs)
+    reason = reason_before()
+    if reason is None:
+        try:
+            # C++ walks the nodes, and finds a graph or has one recorded: `_Pass.make_compiler`, `_Pass.captured`
+            result = backward_pass.walk_in_engine(run_backward)
+        except (AttributeError, NotImplementedError, RuntimeError) as error:
+            reason = None if backward_pass.started else refusal_reason(error)
+            if reason is None:
+                raise
+        else:
+            if backward_pass.found is None:  # nothing to run, or it ran inside of the engine, for C++ hooks
+                return result
+            return backward_pass.run()  # compiles the graph, where no pass before did
+    if not config.fallback:
+        raise RefusedError(reason)
+    return _run_uncaptured(run_backward, reason)
+
+
+def _run_uncaptured(run_backward: Callable[[], Any], reason: str) -> Any:
+    record = sessions.ledger.fell_back(reason)
+    log_fallback(reason)
+    running.stack.append(EAGER)
+    try:
+        return walks.uncaptured(run_backward)
+    finally:
+        running.stack.pop()
+        sessions.tell("fallback", record)
 
 
 class _Pass:
@@ -64,7 +113,8 @@ class _Pass:
         self.captured_now = False
         self.started = False
         self.end_walk: Callable[[], None] = _nothing
-        self.pending: tuple[CapturedGraph, tuple[Any, ...]] | None = None
+        self.found: tuple[CapturedGraph, tuple[Any, ...]] | None = None
+        """The graph that C++ found or had recorded, with its arguments, until it runs."""
         self.graph: CapturedGraph | None = None
         self._walked: list[schedule.WalkedNode] | None = None
         self.phase = ""
@@ -87,15 +137,26 @@ class _Pass:
     def refuse_late_hooks(self) -> None:
         late_hooks.refuse_node_hooks(self)
 
-    # Capturing
+    # Its steps
+
+    def walk_in_engine(self, run_backward: Callable[[], Any]) -> Any:
+        """Have C++ find or record the graph; what the engine returned, where it did not use our graph."""
+        with walks.walking(self.make_compiler, self.session.dynamic) as self.end_walk:
+            outer, _collecting.current = _collecting.current, self
+            try:
+                return run_backward()
+            finally:
+                _collecting.current = outer
 
     def make_compiler(self) -> GraphCompiler:
+        """C++ has no graph for such nodes: what records one."""
         if _collecting.current is not self:
             raise StrayPassError
         walks.pause_collector()
-        return GraphCompiler(self.walk, self._finish)
+        return GraphCompiler(self.walk, self.captured)
 
-    def _finish(self, capture: Capture) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def captured(self, capture: Capture) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The recording is complete: what C++ keeps of it."""
         nodes = ordered_nodes(capture)
         graph = CapturedGraph(capture, nodes, build_graph(capture, nodes))
         sessions.ledger.captured(graph.record)
@@ -104,27 +165,11 @@ class _Pass:
         self.captured_now = True
         return walks.handle(_hand_over, graph, len(nodes))
 
-    def collect(self, run_backward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Have C++ find or record the graph; what the engine returned, where it did not use our graph.
-
-        Args:
-            run_backward: the engine's entry, which looks for the graph first.
-            args: its positional arguments.
-            kwargs: its keyword arguments.
-        """
-        with walks.walking(self.make_compiler, self.session.dynamic) as self.end_walk:
-            outer, _collecting.current = _collecting.current, self
-            try:
-                return run_backward(*args, **kwargs)
-            finally:
-                _collecting.current = outer
-
-    # Running
-
     def run(self) -> Sequence[Any]:
-        assert self.pending is not None
-        graph, arguments = self.pending
-        self.graph, self.pending = graph, None
+        """Run the graph that was found or captured, compiled; then what was queued until the pass is over."""
+        assert self.found is not None
+        graph, arguments = self.found
+        self.graph, self.found = graph, None
         if not self.captured_now:
             sessions.ledger.count("hits")
             log_hit(graph)
@@ -132,7 +177,8 @@ class _Pass:
         running.stack.append(self)
         try:
             with torch.set_grad_enabled(self.create_graph):
-                outputs = graph.run(self.session.compiler, self.session.dynamic, arguments)
+                program = graph.program(self.session.compiler, self.session.dynamic, arguments)
+                outputs = program(*arguments)
                 if self.late_node_hooks:
                     self.refuse_late_hooks()
                 position = 0
@@ -167,7 +213,7 @@ def _hand_over(
         if walks.is_elsewhere():
             raise StrayPassError
         return graph(*arguments)  # torch's own compiled autograd found our graph in the shared cache
-    current.pending = (graph, arguments)
+    current.found = (graph, arguments)
     if graph.needs_engine:  # C++ hooks live only as long as this call
         current.end_walk()
         return current.run()
@@ -195,34 +241,7 @@ class CapturingEngine(_torch.Engine):
         session = _session_of(args[0])
         if session is None:
             return walks.uncaptured(functools.partial(super().run_backward, *args, **kwargs))
-        return self._run(session, args, kwargs)
-
-    @_torch.nothing_traced
-    def _run(self, session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        backward_pass = _Pass(session, *args, **kwargs)
-        reason = reason_before()
-        if reason is None:
-            try:
-                result = backward_pass.collect(super().run_backward, args, kwargs)
-            except (AttributeError, NotImplementedError, RuntimeError) as error:
-                reason = None if backward_pass.started else refusal_reason(error)
-                if reason is None:
-                    raise
-            else:
-                return result if backward_pass.pending is None else backward_pass.run()
-        return self._run_eager(reason, args, kwargs)
-
-    def _run_eager(self, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not config.fallback:
-            raise RefusedError(reason)
-        record = sessions.ledger.fell_back(reason)
-        log_fallback(reason)
-        running.stack.append(EAGER)
-        try:
-            return walks.uncaptured(functools.partial(super().run_backward, *args, **kwargs))
-        finally:
-            running.stack.pop()
-            sessions.tell("fallback", record)
+        return run_pass(session, super().run_backward, args, kwargs)
 
     def is_checkpoint_valid(self) -> bool:
         """Whether reentrant checkpointing works here: not in ``grad`` or ``backward(inputs=...)``."""

@@ -67,8 +67,10 @@ class CapturedGraph:
         sessions.ledger.kept_calls(reason, len(self.record.inlined))
         return self._with_calls
 
-    def run(self, compiler: Compiler, dynamic: bool, arguments: tuple[Any, ...]) -> Sequence[Any]:
-        """The gradients; ``arguments`` as C++ gave them.
+    def program(
+        self, compiler: Compiler, dynamic: bool, arguments: tuple[Any, ...]
+    ) -> Callable[..., Sequence[Any]]:
+        """What to call with ``arguments``: compiled by the first pass that wants it so.
 
         A pass whose result is differentiated again runs as captured: a compiled form has no history.
 
@@ -76,10 +78,13 @@ class CapturedGraph:
             compiler: the user's.
             dynamic: whether sizes that change become symbolic.
             arguments: the inputs, sizes, scalars, hooks and packed values, as C++ gave them.
+
+        Returns:
+            A function of the five arguments that returns the gradients.
         """
         form = self._form()
         if torch.is_grad_enabled():
-            return form.run(*arguments)
+            return form.run
         if config.cudagraphs or _torch.cudagraphs_enabled():
             self._prepare_for_cuda_graphs(form.module, arguments[0])
         key = (compiler.key, dynamic, form)
@@ -89,7 +94,7 @@ class CapturedGraph:
                 program = self._programs.get(key)
                 if program is None:
                     program = self._programs[key] = build_program(form.module, compiler, dynamic)
-        return program(*arguments)
+        return program
 
     def _prepare_for_cuda_graphs(self, module: fx.GraphModule, inputs: list[Any]) -> None:
         scalars = cudagraphs.liftable_scalars(module, inputs)
