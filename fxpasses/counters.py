@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -78,7 +77,7 @@ class Stats:
             ``tracing`` (AOTAutograd), ``passes``, ``checks`` (after each pass), ``partition``, and ``inductor``. What a
             stage spends in another one counts there only: together they are ``total``.
         pass_changes: for each pass, how many graphs it changed.
-        pass_runs: for each pass, on how many graphs it ran.
+        pass_runs: for each pass, on how many graphs it ran; 0 for a pass of the user's that no graph so far was for.
     """
 
     graphs: int = 0
@@ -106,7 +105,7 @@ class Stats:
 
     @property
     def unmatched(self) -> tuple[str, ...]:
-        """The passes that ran and never changed anything."""
+        """The passes that never changed anything, those that never ran included."""
         return tuple(name for name in self.pass_runs if name not in self.pass_changes)
 
 
@@ -172,6 +171,15 @@ class _Counters:
             self._reported.add(name)
             return first
 
+    def first_without_graph(self, name: str) -> bool:
+        """Whether a pass has never run, and nobody has said so yet."""
+        with self._lock:
+            runs = self._stats.pass_runs
+            first = name not in runs
+            if first:
+                self._stats = replace(self._stats, pass_runs={**runs, name: 0})
+            return first
+
     def add_fallback(self, fallback: Fallback) -> None:
         with self._lock:
             self._stats = replace(self._stats, fallbacks=(*self._stats.fallbacks, fallback))
@@ -209,7 +217,7 @@ class _Counters:
 
 
 def _added(table: dict, key: str, amount: float) -> dict:
-    return dict(Counter(table) + Counter({key: amount}))
+    return {**table, key: table.get(key, 0) + amount}
 
 
 counters = _Counters()

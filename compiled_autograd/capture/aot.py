@@ -18,6 +18,7 @@ from torch import fx
 from compiled_autograd import _torch
 from compiled_autograd.capture.steps import Constant, Inlined, InputValue, Kind, Step, SumValue, Value
 from compiled_autograd.runtime import _torch_aot, aot_functional, functional, validation
+from fake.error_text import describe_error
 
 __all__ = ["CompiledCall", "inline", "is_compiled", "reason_to_call"]
 
@@ -116,7 +117,7 @@ def inline(call: CompiledCall) -> Inlined | str:
     except _Kept as kept:
         return str(kept)
     except Exception as error:  # noqa: BLE001 - C++ has tokens in its nodes: the capture must end, and the call is right
-        return f"its backward graph cannot be read: {type(error).__name__}: {error}"
+        return f"its backward graph cannot be read: {describe_error(error)}"
 
 
 _modules: "weakref.WeakKeyDictionary[Any, fx.GraphModule | str]" = weakref.WeakKeyDictionary()

@@ -21,6 +21,7 @@ from compiled_autograd.runtime.executing import executable, graph_module
 from compiled_autograd.session.compilers import Compiler
 from compiled_autograd.session.log import log_compile
 from compiled_autograd.session.session import sessions
+from fake.error_text import error_text
 from fake.tracing.compiling import compiling, one_at_a_time
 
 __all__ = ["build_program"]
@@ -250,7 +251,7 @@ def _first_positions(values: Sequence[Any]) -> tuple[int, ...] | None:
 
 def _first_line(error: Exception) -> str:
     """What it says first; Dynamo names the backend there, and quotes it on the next line."""
-    lines = str(error).strip().splitlines() or ["no message"]
+    lines = error_text(error).strip().splitlines() or ["no message"]
     return " ".join(lines[: 1 + lines[0].endswith(":")])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from compiled_autograd import _torch
+from fake.error_text import error_text
 
 __all__ = ["plain_metadata", "validate", "validate_outputs"]
 
@@ -105,7 +106,7 @@ def validate_outputs(grads: Sequence[Grad], function: str, metadata: Sequence[An
     try:
         return _torch.functional_operators.get("validate_outputs")(grads, metadata)
     except RuntimeError as error:
-        text = str(error)
+        text = error_text(error)
         if not text.startswith(_REFUSED):
             raise
         raise RuntimeError(f"Function {function} returned an {text.removeprefix(_REFUSED)}") from None

@@ -10,6 +10,7 @@ from compiled_autograd import _torch
 from compiled_autograd.config import config
 from compiled_autograd.errors import RefusedError
 from compiled_autograd.runtime.running import EAGER, running
+from fake.error_text import error_text
 from fake.tracing.compiling import one_at_a_time
 
 __all__ = ["is_beside_another", "is_unknown_torch", "reason_before", "refusal_reason"]
@@ -78,7 +79,7 @@ def refusal_reason(error: BaseException) -> str | None:
         return error.reason
     if not isinstance(error, (AttributeError, NotImplementedError, RuntimeError)):
         return None
-    message = str(error).split("\nException raised from", 1)[0]
+    message = error_text(error).split("\nException raised from", 1)[0]
     if "INTERNAL ASSERT FAILED" in message and _BESIDE not in message:
         return None  # a walk that broke off in the middle may have left nodes changed: nothing to retry
     for pattern, reason in _REFUSALS:
@@ -91,4 +92,4 @@ def refusal_reason(error: BaseException) -> str | None:
 
 def is_beside_another(error: BaseException) -> bool:
     """Whether C++ refused a pass because it is inside, or beside, one that it captures."""
-    return _BESIDE in str(error)
+    return _BESIDE in error_text(error)

@@ -30,6 +30,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, S
 
 from fake._torch import library_fake_impl as _fake_impl
 from fake._torch import library_utils as _utils
+from fake.error_text import error_text
 from fake.seam import pytree
 from fake.seam.dispatch import OpOverload, OpOverloadPacket
 from fake.seam.fake_tensor import (
@@ -249,7 +250,7 @@ def storage_of(tensor: torch.Tensor) -> int | None:
 
 def refuses_aliasing(error: Exception | None) -> bool:
     """Whether an error is the one of a custom op whose output is in the memory of an argument."""
-    return isinstance(error, RuntimeError) and "may not alias any inputs" in str(error)
+    return isinstance(error, RuntimeError) and "may not alias any inputs" in error_text(error)
 
 
 def range_of_size(size: torch.SymInt) -> tuple[Any, Any]:

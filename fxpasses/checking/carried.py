@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from fake.error_text import describe_error
 from fxpasses.checking.changes import changed_nodes, taken_pairs
 from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import Run
@@ -87,7 +88,7 @@ def _kept(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
     except Unsupported:
         raise
     except Exception as error:
-        raise Unsupported(f"the graph itself raises {type(error).__name__}: {error}") from error
+        raise Unsupported(f"the graph itself raises {describe_error(error)}") from error
     return run.values
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fake.error_text import first_line
 from fxpasses._torch import inductor_config, lowering_of, outside_tracing
 from fxpasses.checking.collectives import UnknownCollective, collectives
 from fxpasses.checking.inputs import Unsupported, cloned, inputs_from_hints, placeholders
@@ -69,7 +70,7 @@ def differences(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
             got = [*_listed(compiled(*values)), *values]
     except Exception as error:  # noqa: BLE001  (whatever a wrong lowering raises is the finding)
         cause = getattr(error, "inner_exception", error)
-        return f"it raises {type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
+        return f"it raises {first_line(cause)}"
     return _wrong_values(reference, got)
 
 

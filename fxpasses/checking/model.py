@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, fx, nn
 
+from fake.error_text import first_line
 from fake.notebook import as_html
 from fxpasses import _torch
 from fxpasses.checking._torch_dynamo import compile_apart
@@ -313,8 +314,9 @@ class _Stages:
         try:
             return self._steps.exact()
         except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError) as error:
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            self._notes.append(f"the model does not run in float64 ({why}): errors are distances from eager")
+            self._notes.append(
+                f"the model does not run in float64 ({first_line(error)}): errors are distances from eager"
+            )
             return None
 
 

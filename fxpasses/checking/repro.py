@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
+from fake.error_text import describe_error
 from fxpasses._torch import OpOverload, outside_tracing
 from fxpasses.checking.blame import after_passes, apply_pass
 from fxpasses.checking.fake_values import propagate_fakes
@@ -172,7 +173,7 @@ def _mismatches_of(item: Pass, case: Case, bitwise: bool = False) -> list[Mismat
     try:
         after, _ = apply_pass(item, case.gm)
     except Exception as error:  # noqa: BLE001  (whatever a wrong pass raises is the finding)
-        return [Mismatch("error", "", -1, f"the pass raises {type(error).__name__}: {error}")]
+        return [Mismatch("error", "", -1, f"the pass raises {describe_error(error)}")]
     return compare(reference, after, value_names(case.gm, "joint"), bitwise)
 
 
@@ -333,7 +334,7 @@ def why_not_shown(file: Path) -> str | None:
     except SystemExit as end:
         return None if end.code == 1 else said.getvalue().strip()
     except Exception as error:  # noqa: BLE001  (a file that cannot be run shows nothing)
-        return f"{type(error).__name__}: {error}"
+        return describe_error(error)
     return "it ends without a verdict"
 
 

@@ -20,6 +20,7 @@ from unittest import mock
 import torch
 from torch import Tensor, fx
 
+from fake.error_text import describe_error, first_line
 from fake.seam.pytree import tree_leaves
 from fxpasses._torch import functorch_config, outside_tracing, reset_code
 from fxpasses.checking.collectives import collectives
@@ -93,7 +94,7 @@ def _differences(
         native = _step(graph, inputs, sign)
         samples = [_step(graph, inputs, sign, RoundedMode(seed)) for seed in range(_SAMPLES)]
     except Exception as error:
-        raise Unsupported(f"eager raises {type(error).__name__}: {error}") from error
+        raise Unsupported(f"eager raises {describe_error(error)}") from error
     exact: dict[str, Tensor] | None
     try:
         exact = _step(graph, inputs, sign, wide=True)
@@ -104,7 +105,7 @@ def _differences(
             got = _step(compiled(graph), inputs, sign)
     except Exception as error:  # noqa: BLE001  (whatever a wrong stage raises is the finding)
         cause = getattr(error, "inner_exception", error)
-        return f"it raises {type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
+        return f"it raises {first_line(cause)}"
     for name, usual in native.items():
         value = got.get(name)
         if value is None or (value.shape, value.dtype) != (usual.shape, usual.dtype):
@@ -303,7 +304,7 @@ def _without_rng(case: Case) -> Case:
     try:
         run(cloned(case.inputs), _SEED)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise Unsupported(f"eager raises {type(error).__name__}: {error}") from error
+        raise Unsupported(f"eager raises {describe_error(error)}") from error
     if not run.drawing:
         return case
     calls = {n for n in case.gm.graph.nodes if n.op == "call_function"}

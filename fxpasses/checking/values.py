@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
+from fake.error_text import describe_error
 from fxpasses.checking.changes import changed_nodes
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import ExactRun, Poison, RoundedRun, Run, allocates
@@ -94,7 +95,7 @@ class Reference:
         except Unsupported:
             raise
         except Exception as error:
-            raise Unsupported(f"the graph itself raises {type(error).__name__}: {error}") from error
+            raise Unsupported(f"the graph itself raises {describe_error(error)}") from error
 
     @functools.cached_property
     def exact(self) -> list[Any]:
@@ -149,7 +150,7 @@ def compare(
         except Unsupported:  # not run, which says nothing about it
             raise
         except Exception as error:  # noqa: BLE001  (whatever a wrong graph raises is the finding)
-            return [Mismatch("error", "", -1, f"the graph now raises {type(error).__name__}: {error}")]
+            return [Mismatch("error", "", -1, f"the graph now raises {describe_error(error)}")]
         found = [*_shapes(expected, got, names), *_memory(expected, got, names)]
         if bitwise and not any(m.fault == "metadata" for m in found):
             found += _numbers(reference, got, names, bitwise)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 import fxpasses
+from fake.error_text import describe_error
 from fxpasses.commands import (
     bisect,
     cache,
@@ -154,6 +155,6 @@ def _told(prog: str, error: Exception) -> str:
     ]
     frames = [frame for frame in frames if not frame.filename.startswith(os.path.dirname(os.__file__))]
     where = [f'  File "{frame.filename}", line {frame.lineno}: {frame.line}' for frame in frames[-1:]]
-    text = f"{type(error).__name__}: {error}"
+    text = describe_error(error)
     notes = getattr(error, "__notes__", [])
     return "\n".join([f"{prog}: {text}", *where, *notes, "(--debug shows the traceback)"])

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fake.error_text import first_line
 from fxpasses import _torch, _torch_inductor
 from fxpasses.compiling.inductor_rng import with_inductor_rng
 from fxpasses.compiling.saved_code import EagerCode, StitchedCode
@@ -315,8 +316,7 @@ class Isolation:
 def _one_line(error: BaseException | None) -> str:
     if error is None:
         return "the search took too long"
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}".rstrip(": ")
+    return first_line(error)
 
 
 def fresh_file(directory: Path) -> Path:

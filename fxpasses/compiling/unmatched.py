@@ -1,7 +1,7 @@
-"""Passes that ran and found nothing to change: most often they look for operators that graphs do not have.
+"""Passes that found nothing to change, or no graph to run on: most often they look for operators that graphs do not have.
 
 Passes run behind the decompositions of Inductor: ``aten.gelu`` is ``erf`` and products by then, and ``aten.linear`` never was
-in a graph. What a pass looks for is read off its code.
+in a graph. What a pass looks for is read off its code. A model without gradients has no joint graph.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ __all__ = ["Unmatched", "mentioned_operators", "never_rewrites"]
 
 log = logging.getLogger(__name__)
 
+_INFERENCE = (
+    "Where no result needs a gradient there is an inference graph in the place of a joint one: declare graphs=['joint', 'inference'] "
+    "if the pass is right there, too. "
+)
+
 
 @dataclass
 class Unmatched:
@@ -44,17 +49,23 @@ class Unmatched:
 
     def __post_init__(self) -> None:
         usual = {item.name for item in default_passes()}
-        self._looked_at = [
+        self._waiting = [
             item
             for given in self.passes
             for item in (given.passes if isinstance(given, Fixpoint) else (given,))
+            if item.name not in usual
+        ]
+        """Those that have run on no graph yet."""
+        self._looked_at = [
+            item
+            for item in self._waiting
             # A pattern says whether it expects a match.
-            if item.name not in usual and not isinstance(item, PatternPass) and not never_rewrites(item)
+            if not isinstance(item, PatternPass) and not never_rewrites(item)
         ]
 
     def before(self, gm: fx.GraphModule, kind: str) -> None:
         """Note what a graph has, before passes run on it."""
-        if not self._looked_at:
+        if not self._looked_at and not self._waiting:
             return
         targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
         self._graphs[kind] = len(targets)
@@ -64,6 +75,7 @@ class Unmatched:
         """Note what passes did."""
         for run in runs:
             counters.count_pass(run.name, changed=run.changed)
+            self._waiting = [item for item in self._waiting if item.name != run.name]
             if run.changed or run.sites:
                 self._looked_at = [item for item in self._looked_at if item.name != run.name]
             else:
@@ -71,10 +83,10 @@ class Unmatched:
 
     def tell(self) -> None:
         """Say it once of each pass that has never changed anything and has seen every graph that it takes."""
+        self._tell_of_waiting()
         for item in self._looked_at:
             kinds = self._ran.get(item.name, {})
-            waits = "joint" in self._graphs and "backward" in item.contract.graphs and "backward" not in kinds
-            if not kinds or waits or not counters.first_report(item.name):
+            if not kinds or self._waits(item) or not counters.first_report(item.name):
                 continue
             graphs = ", ".join(f"{kind} ({self._graphs[kind]} calls)" for kind in kinds)
             log.warning(
@@ -82,6 +94,22 @@ class Unmatched:
                 "graphs that passes see; fxpasses.stats().unmatched has all such passes.",
                 item.name, graphs, _why(item, self._targets),
             )  # fmt: skip
+
+    def _waits(self, item: Pass) -> bool:
+        """Whether a graph that the pass takes is still to come."""
+        return (
+            "joint" in self._graphs and "backward" in item.contract.graphs and "backward" not in self._graphs
+        )
+
+    def _tell_of_waiting(self) -> None:
+        for item in self._waiting if self._graphs else ():
+            if not self._waits(item) and counters.first_without_graph(item.name):
+                log.warning(
+                    "pass %r has not run so far: it takes %s graphs, and those compiled are %s graphs. %s"
+                    "fxpasses.stats().unmatched has all such passes.",
+                    item.name, ", ".join(sorted(item.contract.graphs)), ", ".join(self._graphs),
+                    _INFERENCE if "inference" in self._graphs else "",
+                )  # fmt: skip
 
 
 def _why(item: Pass, targets: Collection[Any]) -> str:

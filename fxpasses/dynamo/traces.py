@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fake.error_text import describe_error
 from fxpasses.dynamo import _torch
 
 __all__ = [
@@ -350,7 +351,7 @@ def reader(tx: Any) -> Callable[[Any], Any]:
         try:
             return source.get_value(scopes, {}, cache)
         except Exception as error:  # a source runs code of the user's, a module's __getattr__ for one
-            raise Unknown(f"{source.name} cannot be read: {type(error).__name__}: {error}") from error
+            raise Unknown(f"{source.name} cannot be read: {describe_error(error)}") from error
 
     return read
 

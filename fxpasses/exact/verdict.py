@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
+from fake.error_text import describe_error
 from fxpasses.exact.arithmetic import Dual
 from fxpasses.exact.bounds import at_bounds
 from fxpasses.exact.fields import field as field_of
@@ -385,7 +386,7 @@ class _Sample:
             others = second.outputs(second.evaluate(*first.inputs))
         except (RuntimeError, IndexError, ValueError) as error:
             # The graph may be at fault, or a rule of ours: neither is shown.
-            reason = f"evaluating the graph after raises {type(error).__name__}: {error}"
+            reason = f"evaluating the graph after raises {describe_error(error)}"
             self.finding = Finding(first.family, "the graph", Comparison("unproved", reason=reason))
         else:
             self._compare(first, others, second, signed_zeros)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
+from fake.error_text import describe_error, safe_repr
 from fxpasses._torch import new_nodes
 from fxpasses.errors import ContractError, PassError
 from fxpasses.graphs.provenance import failing_node
@@ -290,7 +291,7 @@ class _Graph:
             raise
         except Exception as error:
             failure = PassError(
-                f"{type(error).__name__}: {error}",
+                describe_error(error),
                 failing_node(error, self.gm),
                 pass_name=item.name,
                 graph=self.kind,
@@ -299,7 +300,7 @@ class _Graph:
             raise failure from error
         if not isinstance(changed, bool):
             raise PassError(
-                f"apply returned {changed!r}; it must return whether it changed anything, True or False",
+                f"apply returned {safe_repr(changed)}; it must return whether it changed anything, True or False",
                 pass_name=item.name,
                 graph=self.kind,
             )
@@ -311,7 +312,7 @@ class _Graph:
             return refresh(self.gm, before.touched(after), before)
         except Exception as error:
             raise PassError(
-                f"the graph cannot be run any more: {type(error).__name__}: {error}",
+                f"the graph cannot be run any more: {describe_error(error)}",
                 failing_node(error, self.gm),
                 pass_name=item.name,
                 graph=self.kind,

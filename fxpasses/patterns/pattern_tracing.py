@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fake.error_text import describe_error
 from fxpasses._torch import (
     FakeTensorMode,
     OpOverload,
@@ -79,7 +80,7 @@ class TracedFunction:
         try:
             module = trace_calls(call, inputs, select_decomp_table() if decompose else {}, guards)
         except Exception as error:
-            raise PatternError(self.name, f"cannot be traced: {type(error).__name__}: {error}") from error
+            raise PatternError(self.name, f"cannot be traced: {describe_error(error)}") from error
         self.graph = module.graph
         self.graph.eliminate_dead_code()
         if self.graph.find_nodes(op="get_attr"):

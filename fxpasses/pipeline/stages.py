@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import fx
 
+from fake.error_text import describe_error
 from fake.seam.dynamo import dynamo_timed
 from fake.tracing.compiling import compiling
 from fxpasses import _torch, _torch_inductor
@@ -122,9 +123,7 @@ class Stages:
             if _torch.is_control_flow(error):
                 raise  # Dynamo traces again and comes back with another graph
             self._count_graph()
-            failure = CaptureError(
-                f"{type(error).__name__}: {error}", failing_node(error, gm), graph="Dynamo"
-            )
+            failure = CaptureError(describe_error(error), failing_node(error, gm), graph="Dynamo")
             failure.__cause__ = error
             return self._eager_instead(failure, original.forward)
         self._count_graph()
@@ -297,7 +296,7 @@ class Stages:
         except Exception as error:
             if _torch.is_control_flow(error):
                 raise
-            reason = f"{type(error).__name__}: {error}"
+            reason = describe_error(error)
             raise failure(reason, failing_node(error, gm), graph=kind) from error
 
     def _eager_instead(self, error: StageError, eager: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fake.error_text import describe_error
 from fxpasses.plans.errors import PlanFileError
 from fxpasses.plans.store import write_atomically
 
@@ -109,9 +110,7 @@ def read_archive(path: Path, public_key: object = None) -> Archive:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             return _read(path, archive, key)
     except _BROKEN as error:
-        raise PlanFileError(
-            path, f"it is damaged, or no file of plans ({type(error).__name__}: {error})"
-        ) from None
+        raise PlanFileError(path, f"it is damaged, or no file of plans ({describe_error(error)})") from None
 
 
 def _read(path: Path, archive: zipfile.ZipFile, key: Any) -> Archive:

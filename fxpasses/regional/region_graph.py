@@ -18,6 +18,7 @@ import sympy
 import torch
 from torch import fx
 
+from fake.error_text import describe_error
 from fxpasses.regional import _torch, _torch_dtensor
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.facts import (
@@ -268,7 +269,7 @@ class _Cutter:
             with _torch.trying_out(self.fake_mode):
                 everything(*sizes, *copies)
         except Exception as error:
-            raise RegionRefused(f"it cannot run on its own: {type(error).__name__}: {error}") from error
+            raise RegionRefused(f"it cannot run on its own: {describe_error(error)}") from error
         written = {i for i, value in enumerate(copies) if value._version > 0}
         slot = {node: i for i, node in enumerate(self.tensors)}
         written |= {slot[n] for call in self.calls for n in updated_statistics(call) if n in slot}

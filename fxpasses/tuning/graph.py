@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import distributed, fx
 
+from fake.error_text import describe_error
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.compiling.factors import compile_surroundings
 from fxpasses.compiling.options import Options
@@ -132,7 +133,7 @@ class _KeptProgram:
             self._strike(str(error))
         except Exception as error:  # noqa: BLE001  (raised again where the default raises it, too)
             saved = self._default(inputs)  # raises the same if it is not the choice that fails
-            self._strike(f"{type(error).__name__}: {error}")
+            self._strike(describe_error(error))
             return saved
         return self._default(inputs)
 
@@ -192,7 +193,7 @@ class _FirstCall:
             found = self._searched(inputs)
         except Exception as error:  # noqa: BLE001  (the default is compiled: it runs, whatever tuning meets)
             log.warning("a graph is not tuned: %s: %s", type(error).__name__, error)
-            counters.add_fallback(Fallback("tuning", f"{type(error).__name__}: {error}", self._place.graph))
+            counters.add_fallback(Fallback("tuning", describe_error(error), self._place.graph))
             return self._running
         kept = _kept(found, self._place)
         one.results.append(kept)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from fake.error_text import first_line
 from fxpasses.tuning.choice import Choice, Step
 from fxpasses.tuning.intervals import LOOKS, Interval
 from fxpasses.tuning.ledger import Entry
@@ -137,7 +138,7 @@ class _Search:
                 return entry
             refused, verdict = self._bench.refusal(choice, program)
         except Exception as error:  # noqa: BLE001  (whatever is wrong with a candidate, the default is there)
-            return replace(entry, outcome="failed", verdict=_first_line(error))
+            return replace(entry, outcome="failed", verdict=first_line(error))
         if refused:
             return replace(entry, outcome="wrong", verdict=refused)
         self.found.choice, self.found.program = choice, program
@@ -201,8 +202,3 @@ def _settled(found: Interval) -> bool:
 
 def _settled_as_no_worse(found: Interval) -> bool:
     return found.high < _HARM or found.low > _HARM
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")

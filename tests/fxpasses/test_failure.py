@@ -195,3 +195,26 @@ def test_a_new_node_without_a_value_gets_one():
         result, _ = call({"passes": [bare, looks]}, backward=False)
     assert torch.allclose(result, f(torch.linspace(0, 1, 4)))
     assert [(tuple(v.shape), v.dtype) for v in values] == [((4,), torch.float32)]
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text either")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    ("returns", "told"), [(False, "Unspeakable: <exception"), (True, "<Unspeakable at 0x")]
+)
+def test_an_exception_or_a_result_without_a_text_does_not_hide_the_pass(returns, told):
+    @fxpasses.graph_pass(graphs="any")
+    def speechless(gm):
+        if returns:
+            return Unspeakable()
+        raise Unspeakable
+
+    error, message = failure({"passes": [speechless], "compiler": "eager"})
+    assert isinstance(error, PassError)
+    assert error.pass_name == "speechless"
+    assert told in message

@@ -105,3 +105,44 @@ def test_a_pass_on_the_backward_graph_is_judged_when_that_is_compiled(caplog):
         assert not said(caplog)
         result.backward()
     assert len(said(caplog)) == 1
+
+
+def never_ran(caplog):
+    return [r.getMessage() for r in caplog.records if "has not run" in r.getMessage()]
+
+
+def test_a_pass_on_joint_graphs_of_a_model_without_gradients_never_runs(caplog):
+    late = fxpasses.graph_pass(lambda gm: True, name="late", graphs=["backward"])
+    only_looks = fxpasses.graph_pass(lambda gm: False, name="only_looks", graphs="joint")
+    call = compiled(torch.sin, replaces(aten.sin.default, ["joint"]), late, fxpasses.fixpoint(only_looks))
+    with caplog.at_level(logging.WARNING, "fxpasses"):
+        call(torch.ones(3))
+        call(torch.ones(3, 2))
+    assert [message.split("'")[1] for message in never_ran(caplog)] == ["finds", "late", "only_looks"]
+    assert "takes joint graphs, and those compiled are inference graphs" in never_ran(caplog)[0]
+    assert fxpasses.stats().pass_runs["finds"] == 0
+    assert {"finds", "late", "only_looks"} <= set(fxpasses.stats().unmatched)
+
+
+def test_a_pass_for_inference_never_runs_in_training(caplog):
+    x = torch.ones(3, requires_grad=True)
+    item = fxpasses.graph_pass(lambda gm: True, name="inferring", graphs="inference")
+    with caplog.at_level(logging.WARNING, "fxpasses"):
+        compiled(lambda x: x.sin().sum(), item, replaces(aten.cos.default, ["backward"]))(x).backward()
+        (message,) = never_ran(caplog)
+    assert "takes inference graphs, and those compiled are joint, forward graphs" in message
+
+
+def test_patterns_on_graphs_that_do_not_come_are_reported_and_default_passes_are_not(caplog):
+    item = fxpasses.pattern_pass(
+        lambda x: x.sin(),
+        lambda x: x.cos(),
+        [torch.ones(3)],
+        name="to_cos",
+        graphs="joint",
+        expect_match=False,
+    )
+    with caplog.at_level(logging.WARNING, "fxpasses"):
+        compiled(torch.sin, item)(torch.ones(3))
+    (message,) = never_ran(caplog)
+    assert "'to_cos'" in message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fake.error_text import error_text
 from fake.library import _torch
 from fake.library.opcheck.inputs import Call, attempt
 from fake.library.opcheck.result import CheckFailure
@@ -21,8 +22,8 @@ def _check(name: str, op: Any, call: Call, *, dynamic: bool) -> str:
         raise CheckFailure(
             name,
             _torch.op_overload_name(op),
-            str(error),
-            fix=_fix(op, call, str(error)),
+            error_text(error),
+            fix=_fix(op, call, error_text(error)),
         ) from error
     return ""
 

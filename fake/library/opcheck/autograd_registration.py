@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fake.error_text import error_text
 from fake.library import _torch
 from fake.library.opcheck.inputs import Call
 from fake.library.opcheck.result import CheckFailure
@@ -25,7 +26,7 @@ def check(op: Any, call: Call) -> str:
         raise CheckFailure(
             NAME,
             _torch.op_overload_name(op),
-            str(error),
+            error_text(error),
             fix="register the formula with register_autograd; do not call autograd.Function inside a device kernel",
         ) from error
     return ""

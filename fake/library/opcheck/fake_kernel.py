@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fake.error_text import error_text
 from fake.library import _torch
 from fake.library.opcheck.comparison import compare, fix_for, run_real, try_fake
 from fake.library.opcheck.inputs import Call, flat_tensors
@@ -30,7 +31,7 @@ def check(op: Any, call: Call) -> str:
         _torch.torch_fake_check(op, call.copy().args, call.copy().kwargs)
     except Exception as error:
         raise CheckFailure(
-            NAME, name, str(error), evidence=evidence, fix=_fix(real.error, fake.error, evidence, call)
+            NAME, name, error_text(error), evidence=evidence, fix=_fix(real.error, fake.error, evidence, call)
         ) from error
     if evidence:
         problem = f"the fake kernel is wrong about {evidence[0].where}"
@@ -41,7 +42,7 @@ def check(op: Any, call: Call) -> str:
 def _fix(real: Exception | None, fake: Exception | None, evidence: tuple[Evidence, ...], call: Call) -> str:
     if real is not None:
         return "give a sample that the operator accepts: the real kernel raised this error"
-    if isinstance(fake, _torch.MISSING_FAKE_KERNEL) or "no fake impl" in str(fake):
+    if isinstance(fake, _torch.MISSING_FAKE_KERNEL) or (fake and "no fake impl" in error_text(fake)):
         return "register a fake kernel with register_fake; probe() can derive it"
     if isinstance(fake, _torch.READS_DATA):
         return (

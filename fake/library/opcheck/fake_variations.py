@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from fake.error_text import describe_error
 from fake.library import _torch
 from fake.library.opcheck.comparison import compare, fix_for, run_real, try_fake
 from fake.library.opcheck.inputs import Call
@@ -85,7 +86,7 @@ def _try_all(op: Any, variations: Iterator[Call]) -> str:
         elif isinstance(fake.error, (*_torch.MISSING_FAKE_KERNEL, NotImplementedError)):
             continue
         else:
-            said = f"{type(fake.error).__name__}: {fake.error}"
+            said = describe_error(fake.error)
             inputs = f"{variation.label}: {variation.describe()}"
             evidence = [Evidence("fake kernel", "an answer", said, inputs, "error")]
         ran += 1

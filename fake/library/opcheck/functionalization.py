@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from fake.error_text import error_text
 from fake.library import _torch
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors
 from fake.library.opcheck.result import CheckFailure, Evidence
@@ -37,7 +38,7 @@ def check(op: Any, call: Call) -> str:
         raise CheckFailure(
             NAME,
             name,
-            str(error),
+            error_text(error),
             fix="mark mutated arguments as Tensor(a!) and return fresh tensors or nothing: an output that aliases an "
             "argument cannot be functionalized",
         ) from error

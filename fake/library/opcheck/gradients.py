@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fake.error_text import describe_error
 from fake.library import _torch
 from fake.library.opcheck.derivatives import Comparison, compare_formula, differentiable, in_double, jittered
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors
@@ -270,7 +271,7 @@ def _gradients(
 
     outcome = attempt(run, call)
     if outcome.error is not None:
-        return f"{type(outcome.error).__name__}: {outcome.error}"
+        return describe_error(outcome.error)
     if not outcome.value:
         return "no gradient"
     return outcome.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fake.error_text import error_text
 from fake.library import _torch
 from fake.library.opcheck.inputs import Call
 from fake.library.opcheck.memory import compare_memory
@@ -28,9 +29,9 @@ def check(op: Any, call: Call) -> str:
     except Exception as error:
         if found is None:
             fix = "give a sample that the operator accepts: the kernel raised this error"
-            raise CheckFailure(NAME, name, str(error), fix=fix) from error
+            raise CheckFailure(NAME, name, error_text(error), fix=fix) from error
         fix = found.fix or "make the schema say what the kernel does"
-        raise CheckFailure(NAME, name, str(error), evidence=found.evidence, fix=fix) from error
+        raise CheckFailure(NAME, name, error_text(error), evidence=found.evidence, fix=fix) from error
     if found is not None and found.text:
         raise CheckFailure(NAME, name, found.text, evidence=found.evidence, fix=found.fix)
     return ""

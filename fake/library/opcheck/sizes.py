@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fake.error_text import error_text
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors, refill_like
 
 __all__ = ["Freedom", "SizeKey", "SizePlan", "plan_sizes", "resize"]
@@ -277,7 +278,7 @@ class _Search:
         sizes = _with_ties(sizes, self.ties)
         outcome = attempt(lambda *a, **k: self.op(*a, **k), resize(self.call, sizes, "a trial"))
         if outcome.error is not None and not self.reason:
-            lines = str(outcome.error).strip().splitlines() or [""]
+            lines = error_text(outcome.error).strip().splitlines() or [""]
             self.reason = f"the kernel refuses others: {type(outcome.error).__name__}: {lines[0][:120]}"
         return outcome.error is None
 

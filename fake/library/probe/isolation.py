@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from fake.error_text import describe_error
+
 __all__ = ["Crash", "can_isolate", "run_isolated"]
 
 T = TypeVar("T")
@@ -103,7 +105,7 @@ def _picklable(error: Exception) -> Exception:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001  exceptions with arguments of their own
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        return RuntimeError(describe_error(error))
     return error
 
 

@@ -1,0 +1,57 @@
+"""What an exception or an object says of itself. Both may be a user's, and a text that cannot be had must not hide what went wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["describe_error", "error_text", "first_line", "safe_repr"]
+
+
+def error_text(error: BaseException) -> str:
+    """The exception's own text; Python's words for it where ``__str__`` raises.
+
+    >>> class Broken(Exception):
+    ...     def __str__(self):
+    ...         raise RuntimeError
+    >>> error_text(Broken()), error_text(ValueError("too small"))
+    ('<exception str() failed>', 'too small')
+    """
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  (whatever a user's method raises)
+        return "<exception str() failed>"
+
+
+def describe_error(error: BaseException) -> str:
+    """The exception's type and text, as the last line of a traceback has them.
+
+    >>> describe_error(ValueError("too small")), describe_error(KeyError())
+    ('ValueError: too small', 'KeyError')
+    """
+    text = error_text(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def first_line(error: BaseException) -> str:
+    """The exception's type and the first line of its text.
+
+    >>> first_line(ValueError("too small\\nby far"))
+    'ValueError: too small'
+    """
+    lines = error_text(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def safe_repr(value: Any) -> str:
+    """The object's ``repr``; its type and address where that raises.
+
+    >>> class Broken:
+    ...     def __repr__(self):
+    ...         raise RuntimeError
+    >>> safe_repr(Broken()).partition(" at ")[0], safe_repr(2)
+    ('<Broken', '2')
+    """
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001  (whatever a user's method raises)
+        return f"<{type(value).__name__} at {id(value):#x}>"
