@@ -28,48 +28,6 @@ from fake.seam.guards import TensorGuards
 from fake.seam.logging import log_state
 from fake.seam.patches import LEDGER, Patch, Setting, When, always
 
-__all__ = [
-    "ACCUMULATE_GRAD_RETURNS",
-    "DTYPES",
-    "DTYPE_CODES",
-    "HOOK_PROBLEM",
-    "STRIDED_CODE",
-    "BackwardFunction",
-    "Engine",
-    "OptimizedModule",
-    "TorchDispatchMode",
-    "call_cpp_tensor_pre_hooks",
-    "clear_cache",
-    "copy_slices_epilogue",
-    "copy_slices_prologue",
-    "current_autograd_node",
-    "current_graph_task_execution_order",
-    "current_graph_task_id",
-    "disable_modes",
-    "dispatch_mode_depth",
-    "forget_stacks_of_compilations",
-    "functional_operators",
-    "hook_problem",
-    "hooks_go_to_backward",
-    "is_cache_empty",
-    "is_marked",
-    "keeps_graph",
-    "materializes_grads",
-    "nothing_traced",
-    "register_hook",
-    "register_node_hook",
-    "register_post_accumulate_grad_hook",
-    "session_patches",
-    "set_autograd_compiler",
-    "set_verbose_logger",
-    "top_saved_tensors_hooks",
-    "torch_verbose_logging",
-    "trace_module_hooks",
-    "trace_tensor_hook",
-    "traces_whole",
-    "will_engine_execute_node",
-]
-
 _hook: Any = torch._C._dynamo.compiled_autograd
 _C: Any = torch._C
 set_autograd_compiler = _hook.set_autograd_compiler

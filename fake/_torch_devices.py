@@ -18,8 +18,6 @@ import torch
 from fake import _torch as _t
 from fake.seam.patches import LEDGER, Edit, When
 
-__all__ = ["allow_cuda"]
-
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
 """``c10::impl::device_guard_impl_registry``: an array of pointers to guards, by device type."""
 

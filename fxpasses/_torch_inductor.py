@@ -27,25 +27,6 @@ from fake.seam.inductor import GraphLowering, OutputCode
 from fake.seam.patches import LEDGER, ThreadPatch, When
 from fxpasses._torch import inductor_config, of_segment, shape_env_of
 
-__all__ = [
-    "CPP_ENTRY",
-    "INDUCTOR_RANDINT",
-    "INDUCTOR_RANDOM",
-    "BypassAOTAutogradCache",
-    "OutputCode",
-    "RegionalOutputCode",
-    "cache_for_code",
-    "inductor_repro",
-    "keep_from_autograd_cache",
-    "kernel_flags",
-    "load_cpp",
-    "load_cpp_kernel",
-    "loaded_code",
-    "origins_of",
-    "rewritten_code",
-    "saves_compiled_code",
-]
-
 
 def origins_of(error: BaseException) -> list[str]:
     """Names of the graph's nodes that Inductor was generating code for when it raised, innermost frame first."""

@@ -28,19 +28,6 @@ from fake.seam.dispatch import (
 )
 from fake.seam.fake_tensor import unset_fake_temporarily
 
-__all__ = [
-    "HigherOrderOperator",
-    "autocast_disabled",
-    "autocast_enabled",
-    "backward_module",
-    "coerce_tangent",
-    "draws_from_seed",
-    "is_compiled_function",
-    "numbers_of",
-    "prologue_arguments",
-    "tangent_formats",
-]
-
 
 def is_compiled_function(function: Any) -> bool:
     """Whether AOTAutograd made this custom Function, and calls its backward in the way we know."""

@@ -9,8 +9,6 @@ from torch import fx
 
 from fake.seam.dynamo import LazyGraphModule as _LazyGraphModule
 
-__all__ = ["LazyGraphModule", "NodeWriter", "has_plain_code"]
-
 _NOTHING: Mapping[str, Any] = {}
 
 

@@ -8,8 +8,6 @@ from torch._higher_order_ops import utils as higher_order_utils
 
 from fake.seam.aot_autograd import config as functorch_config
 
-__all__ = ["preferred_device_type", "uncached_higher_order_operators", "wrapped_subgraph"]
-
 
 def uncached_higher_order_operators() -> set[Any]:
     """Higher-order operators whose fake implementation is not to be cached, as their authors said."""

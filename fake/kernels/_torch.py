@@ -23,7 +23,6 @@ from torch._subclasses.fake_impls import get_fast_op_impls, op_implementations_c
 from torch.fx.experimental.symbolic_shapes import (
     free_unbacked_symbols,
     guard_or_false,
-    guard_or_true,
     statically_known_true,
 )
 
@@ -56,43 +55,6 @@ from fake.seam.fake_tensor import (
 )
 from fake.seam.symbolic_shapes import Mod
 from fake.symbols.expr import without_common_factor
-
-__all__ = [
-    "BELOW_PYTHON_SNAPSHOT",
-    "COMPOSITE",
-    "ELEMENTWISE_TYPE_PROMOTION_KIND",
-    "PYTHON_SNAPSHOT",
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
-    "FakeTensor",
-    "FakeTensorMode",
-    "OpOverload",
-    "UnsupportedOperatorException",
-    "active_fake_mode",
-    "autograd_node_type",
-    "common_device",
-    "composite_kernel_exists",
-    "conv_backend",
-    "elementwise_dtypes",
-    "exact_quotient",
-    "guard_or_false",
-    "guard_or_true",
-    "has_unbacked",
-    "hides_structured_meta",
-    "hint",
-    "in_eager",
-    "in_kernel_invocation_manager",
-    "is_dense",
-    "is_tracing",
-    "no_dispatch",
-    "saved_tensor",
-    "statically_known_true",
-    "structured_meta",
-    "suggest_memory_format",
-    "torchs_answer",
-    "views_are_noted",
-    "wrap",
-]
 
 #: The dispatch key of kernels that are made of other operators, autograd included.
 COMPOSITE = DispatchKey.CompositeImplicitAutograd

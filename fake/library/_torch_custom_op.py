@@ -7,16 +7,3 @@ from torch._custom_op.impl import CustomOp, get_op, global_registry
 from torch._custom_op.impl import custom_op as object_custom_op
 from torch._custom_ops import _destroy as destroy
 from torch._custom_ops import custom_op, impl, impl_backward, impl_save_for_backward
-
-__all__ = [
-    "DEVICE_KEYS",
-    "CustomOp",
-    "custom_op",
-    "destroy",
-    "get_op",
-    "global_registry",
-    "impl",
-    "impl_backward",
-    "impl_save_for_backward",
-    "object_custom_op",
-]

@@ -4,5 +4,3 @@ from __future__ import annotations
 
 from torch._functorch import config
 from torch._functorch._aot_autograd.schemas import OutputType
-
-__all__ = ["OutputType", "config"]

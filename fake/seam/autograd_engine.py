@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch._C import _current_autograd_node as current_autograd_node
 
-__all__ = ["current_autograd_node", "keeps_graph", "keeps_graph_in_engine", "top_saved_tensors_hooks"]
-
 keeps_graph_in_engine: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
 """``retain_graph`` of the pass that torch's engine runs."""
 top_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks

@@ -27,36 +27,6 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 
-__all__ = [
-    "DisableAutocast",
-    "DispatchKey",
-    "DispatchKeySet",
-    "HigherOrderOperator",
-    "OpOverload",
-    "OpOverloadPacket",
-    "TorchDispatchMode",
-    "TorchDispatchModeKey",
-    "check",
-    "collectives",
-    "decomposition_table",
-    "disable_current_modes",
-    "dispatch_keys",
-    "dispatch_mode_depth",
-    "enable_python_dispatcher",
-    "function_mode_depth",
-    "get_dispatch_mode",
-    "get_dynamic_layer_stack_depth",
-    "has_kernel",
-    "is_any_autocast_enabled",
-    "is_functorch_wrapped_tensor",
-    "is_key_excluded",
-    "is_key_included",
-    "meta_table",
-    "no_dispatch",
-    "peek_interpreter_stack",
-    "set_grad_enabled",
-]
-
 collectives = torch.ops._c10d_functional
 """The operators of functional collectives."""
 check = torch._check

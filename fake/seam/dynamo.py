@@ -10,18 +10,3 @@ from torch._dynamo.utils import counters, detect_fake_mode, dynamo_timed, get_me
 from torch._dynamo.variables import builder
 from torch._dynamo.variables.tensor import TensorVariable
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
-
-__all__ = [
-    "LazyGraphModule",
-    "TensorVariable",
-    "TensorifyScalarRestartAnalysis",
-    "builder",
-    "config",
-    "convert_frame",
-    "counters",
-    "detect_fake_mode",
-    "dynamo_timed",
-    "get_metrics_context",
-    "registry",
-    "reset_code",
-]

@@ -14,17 +14,3 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-
-__all__ = [
-    "DataDependentOutputException",
-    "DynamicOutputShapeException",
-    "FakeTensor",
-    "FakeTensorMode",
-    "FunctionalTensor",
-    "FunctionalTensorMode",
-    "UnsupportedOperatorException",
-    "from_functional_tensor",
-    "in_kernel_invocation_manager",
-    "is_functional_tensor",
-    "unset_fake_temporarily",
-]

@@ -10,8 +10,6 @@ from torch._dynamo import trace_rules
 
 from fake.seam.patches import LEDGER, Edit, When
 
-__all__ = ["SKIPPED_FRAMES", "skipped_frames"]
-
 
 def skipped_frames(package: str, when: When = When.USE) -> Edit:
     """An entry of the ledger: Dynamo's frame hook leaves the functions of ``package`` alone where torch calls them.

@@ -4,5 +4,3 @@ from __future__ import annotations
 
 from torch._C._dynamo.guards import TensorGuards
 from torch._guards import Guard, TracingContext, tracing
-
-__all__ = ["Guard", "TensorGuards", "TracingContext", "tracing"]

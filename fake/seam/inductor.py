@@ -6,5 +6,3 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch._inductor.graph import GraphLowering
 from torch._inductor.output_code import OutputCode
-
-__all__ = ["CustomPartitionerFn", "GraphLowering", "OutputCode", "config"]

@@ -4,7 +4,5 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["log_state"]
-
 log_state = torch._logging._internal
 """The module that holds what is on; its names are bound anew when somebody turns a log on."""

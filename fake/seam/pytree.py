@@ -12,14 +12,3 @@ from torch.utils._pytree import (
     tree_map_only,
     tree_unflatten,
 )
-
-__all__ = [
-    "TreeSpec",
-    "arg_tree_leaves",
-    "tree_flatten",
-    "tree_flatten_with_path",
-    "tree_leaves",
-    "tree_map",
-    "tree_map_only",
-    "tree_unflatten",
-]

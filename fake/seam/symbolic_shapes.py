@@ -6,5 +6,3 @@ from torch.fx.experimental import _config as config
 from torch.utils._sympy.functions import Max, Mod
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.symbol import SymT, symbol_is_type
-
-__all__ = ["Max", "Mod", "SymT", "config", "int_oo", "symbol_is_type"]

@@ -22,21 +22,6 @@ from fake.seam.dispatch import (
 from fake.seam.fake_tensor import FakeTensor as TorchFakeTensor
 from fake.seam.logging import log_state
 
-__all__ = [
-    "DimDynamic",
-    "MetaConverter",
-    "StatelessSymbolicContext",
-    "TorchFakeTensor",
-    "compile_lock",
-    "compile_session",
-    "dense_key_sets",
-    "dispatch_keys",
-    "graph_compile",
-    "is_under_transform",
-    "no_dispatch",
-    "structured_log_is_on",
-]
-
 compile_session: Any = getattr(torch.compiler, "_compile_session_context", contextlib.nullcontext)
 """Sets what ``torch.compiler.is_compiling()`` answers; versions without it have no flag that asks for it."""
 

@@ -16,8 +16,6 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from fake.seam.dynamo import convert_frame, reset_code
 from fake.seam.patches import LEDGER, Setting, When
 
-__all__ = ["compile_apart", "nothing_left_behind"]
-
 _APART = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 

@@ -13,8 +13,6 @@ from torch.distributed import distributed_c10d
 from fake.seam.inductor import GraphLowering
 from fake.seam.patches import LEDGER, ThreadPatch, When
 
-__all__ = ["PrefixStore", "Store", "lowered_graphs", "ranks_of", "silent_process_group", "store"]
-
 Store = dist.Store
 PrefixStore = dist.PrefixStore
 

@@ -48,39 +48,6 @@ from fake.seam.guards import Guard
 from fake.seam.patches import LEDGER, Patch, ThreadPatch, When
 from fake.seam.pytree import tree_map
 
-__all__ = [
-    "CAN_REPLAY",
-    "ConstantVariable",
-    "Guard",
-    "HigherOrderOperator",
-    "LazyVariableTracker",
-    "SymNodeVariable",
-    "TensorVariable",
-    "TupleVariable",
-    "VariableTracker",
-    "backend_of",
-    "build_number",
-    "build_variable",
-    "comparison_of",
-    "derives_from",
-    "global_state",
-    "guard_constant",
-    "has_new_attributes",
-    "is_asked_about",
-    "is_from_class",
-    "is_functorch_wrapped_tensor",
-    "made_so_far",
-    "plain_module",
-    "read_in_order",
-    "readable_path",
-    "running_on_fakes",
-    "surround_compilations",
-    "tensor_variable",
-    "tree_map",
-    "watch_tracing",
-    "without_function_metadata",
-]
-
 VariableTracker = variable_bases.VariableTracker
 _CHILD = re.compile(r"\._(?:modules|parameters|buffers)\[(['\"])([^'\"\]]+)\1\]")
 _COMPARISONS: Mapping[str, Any] = getattr(guards, "GUARD_VALUE_DISPATCH", {})

@@ -25,8 +25,6 @@ from fake.seam.dispatch import dispatch_keys, enable_python_dispatcher
 from fake.seam.dynamo import TensorVariable
 from fake.seam.guards import Guard, TracingContext
 
-__all__ = ["inputs_like"]
-
 
 def inputs_like(tx: Any) -> Callable[[Any, Any, fx.Node], Any]:
     """Gives a function ``(source, value, input)`` for the call that Dynamo traces now: the variable of a parameter that is an

@@ -68,50 +68,6 @@ from fake.seam.dispatch import HigherOrderOperator, OpOverload
 from fake.seam.inductor import CustomPartitionerFn
 from fake.seam.inductor import config as inductor_config
 
-__all__ = [
-    "BackwardState",
-    "CustomPartitionerFn",
-    "HigherOrderOperator",
-    "OpOverload",
-    "apply_user_rewrites",
-    "cleanup_recompute_tags",
-    "default_partition",
-    "flop_registry",
-    "force_save_bw_mutation_src",
-    "force_save_collectives",
-    "force_save_effectful_ops",
-    "functionalize_rng_ops",
-    "functorch_config",
-    "get_default_op_list",
-    "get_hash_for_files",
-    "has_recomputable_ops",
-    "has_recomputable_rng_ops",
-    "hint_of",
-    "input_behind_backward_output",
-    "is_backward_seed",
-    "is_forward_seed",
-    "is_opaque",
-    "is_primal",
-    "is_sym_node",
-    "is_tangent",
-    "is_with_effects",
-    "make_graph_module",
-    "marked_memory_budget",
-    "must_be_in_backward",
-    "must_be_in_forward",
-    "must_recompute",
-    "outputs_of",
-    "overwritten_inputs",
-    "region_memory_budget",
-    "saved_value_description",
-    "symbol_bindings",
-    "symbol_bound_by",
-    "symbols_in",
-    "sync_decision_cross_ranks",
-    "tagged_backward",
-    "thread_graphsafe_rng_from_hops",
-]
-
 UNBACKED_FALLBACK = 4096
 """The hint of an unbacked size when bytes and FLOPs are estimated: torch's own choice."""
 

@@ -23,26 +23,6 @@ from fake.seam.dispatch import (
 )
 from fake.seam.fake_tensor import is_functional_tensor
 
-__all__ = [
-    "CALLS_OF_MODULES",
-    "NOTES",
-    "NUMERIC_FLAGS",
-    "TRUSTED_MODULES",
-    "assert_size_stride",
-    "changed_settings",
-    "dictionary_state",
-    "is_in_transform",
-    "is_note",
-    "kernel_environment",
-    "nn_kernels",
-    "numeric_flags",
-    "operator_name",
-    "prelude",
-    "tensor_guards",
-    "unsafe_view",
-    "unusual_state",
-]
-
 nn_kernels = torch._C._nn
 unsafe_view = torch.ops.aten._unsafe_view
 

@@ -27,21 +27,6 @@ from fake.symbols.terms import text_of_source
 from fxpasses._torch import get_cpp_compiler
 from fxpasses.plans.errors import NoPlan
 
-__all__ = [
-    "CompiledFxGraph",
-    "changes_objects",
-    "compiled_frames",
-    "extern_kernels",
-    "is_plain",
-    "is_rest_of_function",
-    "kernel_compiler",
-    "plain_facts",
-    "recorded_compilation",
-    "runtime_facts",
-    "sized_inputs",
-    "traced_codes",
-]
-
 
 def is_plain(compiled: CompiledFxGraph) -> str:
     """Why a compiled graph is more than its generated code, or ""."""

@@ -17,8 +17,6 @@ from fake.seam.patches import Patch, When
 from fxpasses.dynamo._torch import backend_of
 from fxpasses.plans._torch import CALLS_OF_MODULES
 
-__all__ = ["surround_callables"]
-
 _INLINE = wrap_inline(len).__code__
 
 Planned = Callable[..., Callable[..., Any] | None]

@@ -38,49 +38,6 @@ from fake.seam.inductor import config as inductor_config
 from fake.seam.symbolic_shapes import Max, SymT, symbol_is_type
 from fxpasses.regional._torch_dtensor import local_of
 
-__all__ = [
-    "FakeTensor",
-    "FunctionalTensor",
-    "FunctionalTensorMode",
-    "HigherOrderOperator",
-    "Max",
-    "OpOverload",
-    "OpOverloadPacket",
-    "ProxyTorchDispatchMode",
-    "as_outside_of_modes",
-    "backed_values",
-    "capture_surroundings",
-    "checkpoint_policy",
-    "checkpointed",
-    "computation_dtype",
-    "detect_fake_mode",
-    "enters_autocast",
-    "evaluate",
-    "exits_autocast",
-    "expression",
-    "forward_metadata",
-    "free_symbols",
-    "functional",
-    "has_unbacked",
-    "in_transforms",
-    "inside_of",
-    "mark_as_dynamo_graph",
-    "may_contain_regions",
-    "of_sizes",
-    "original_operator",
-    "output_strides",
-    "proxies_of",
-    "proxy_of_call",
-    "set_value",
-    "sets_grad_mode",
-    "storage_of",
-    "symbol_facts",
-    "thunks",
-    "track",
-    "trying_out",
-    "unsupported_metadata",
-]
-
 _ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
 _EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
 

@@ -11,19 +11,6 @@ from torch import fx
 
 from fake.seam.dispatch import OpOverload
 
-__all__ = [
-    "FUNCTIONAL",
-    "FromLocal",
-    "WrapLocal",
-    "described",
-    "is_dtensor",
-    "is_placement",
-    "local_of",
-    "mesh_of",
-    "unwrap",
-    "wraps_or_gathers",
-]
-
 _PLACEMENTS = frozenset({"Shard", "_StridedShard", "Replicate", "Partial"})
 """Placements that their text describes completely (a masked one holds a tensor)."""
 _METHODS = frozenset({"redistribute", "to_local", "full_tensor", "from_local"})

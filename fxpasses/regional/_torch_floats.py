@@ -12,8 +12,6 @@ from fake.seam.dynamo import TensorifyScalarRestartAnalysis
 from fake.seam.symbolic_shapes import SymT, symbol_is_type
 from fxpasses.regional._torch import backed_values
 
-__all__ = ["floats_are_settled", "floats_of_one_graph", "trace_again_with_constants"]
-
 
 def floats_are_settled(shape_env: Any, kept: set[Any]) -> None:
     """Tell AOTAutograd that no float of a graph is left for it to make a tensor or a number of, but those in ``kept``."""

@@ -12,16 +12,6 @@ from torch import fx
 
 from fake.seam.dynamo import get_metrics_context
 
-__all__ = [
-    "compile_options",
-    "end_of_graph",
-    "generated_code",
-    "kernels_of",
-    "recompile_reason",
-    "source_of",
-    "symbols_of",
-]
-
 
 def source_of(placeholder: fx.Node) -> str:
     """The expression by which Dynamo finds an input of its graph in the user's frame, or ""."""

@@ -11,8 +11,6 @@ from fake.seam.dispatch import OpOverload
 from fake.seam.dynamo import detect_fake_mode
 from fake.seam.guards import TracingContext
 
-__all__ = ["OpOverload", "TracingContext", "detect_fake_mode", "peak_bytes"]
-
 
 def peak_bytes(step: Callable[[], object]) -> int:
     """The most memory that tensors made inside of ``step`` take at once: as allocators report it."""
