@@ -23,7 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from fxpasses.checking.failure_rate import Answer, Odds, by_chance
 from fxpasses.checking.warm_process import Runner
@@ -218,10 +225,13 @@ def bisect_script(
         console: where the progress bar is drawn; standard error by default.
 
     Raises:
-        BisectError: when the script does not exist, or fails without being compiled by fxpasses; for ``confirm`` below one.
+        BisectError: when the script does not exist, or fails without being compiled by fxpasses; for ``confirm`` below one and a
+            ``timeout`` that is not positive.
     """
     if confirm < 1:
         raise BisectError(f"confirm: expected a number of runs of at least 1, got {confirm!r}")
+    if timeout is not None and not timeout > 0:
+        raise BisectError(f"timeout: expected a positive number of seconds, or None, got {timeout!r}")
     script, output = Path(script), Path(output)
     if not script.is_file():
         raise BisectError(f"there is no script {str(script)!r}")
@@ -230,6 +240,8 @@ def bisect_script(
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
         console=console or Console(stderr=True),
     )
     # What comes from a cache ran through no pass.

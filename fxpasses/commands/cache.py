@@ -99,6 +99,8 @@ def _roots(arguments: argparse.Namespace) -> dict[str, Path]:
     roots |= {name: directory for name in ("plans", "tuned") if name in wanted and directory is not None}
     if "fake" in wanted and arguments.fake_directory:
         roots["fake"] = Path(arguments.fake_directory)
+        if not roots["fake"].is_dir() and arguments.fake_directory != os.environ.get("FAKE_DISPATCH_CACHE"):
+            raise UsageError(f"there is no directory {arguments.fake_directory!r}")
     elif arguments.only == "fake":
         raise UsageError(
             "name the directory of the dispatch cache with --fake-directory, or in FAKE_DISPATCH_CACHE"
@@ -125,15 +127,16 @@ def _folders(cache: str, root: Path) -> list[Entry]:
 def _verify(roots: dict[str, Path]) -> Outcome:
     problems, looked_at = [], 0
     with working("reading the caches") as tell:
-        for path in (
+        pickles = [
             path
             for folder in _PICKLED
             if "inductor" in roots
             for path in sorted((roots["inductor"] / folder).rglob("*"))
             if path.is_file() and not path.name.endswith(".lock")
-        ):
+        ]
+        for path in pickles:
             looked_at += 1
-            tell(str(path))
+            tell("reading the caches", looked_at, len(pickles))
             problem = _problem_of_pickle(path)
             if problem:
                 problems.append(Entry("inductor", str(path), 1, path.stat().st_size, problem))
@@ -191,7 +194,8 @@ def _show(roots: dict[str, Path], entries: list[Entry]) -> None:
 
     for cache, root in roots.items():
         mine = [entry for entry in entries if entry.cache == cache]
-        table = Table(box=None, header_style="bold", title=f"{cache}: {root}", title_justify="left")
+        print(f"{cache}: {root}")
+        table = Table(box=None, header_style="bold")
         table.add_column("entry")
         table.add_column("files", justify="right")
         table.add_column("size", justify="right")

@@ -41,15 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Make the model, and check it; the table is printed when it is done."""
-    make = function_named(arguments.model)
+    model, inputs = model_named(arguments.model)
     with working("importing torch"):
         from fxpasses.checking.model import check
-    made = make()
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise UsageError(
-            f"{make.__name__}() returned {type(made).__name__}; it has to return a pair: the model, and a tuple of its inputs"
-        )
-    model, inputs = made
     result = check(
         model,
         inputs,
@@ -59,6 +53,19 @@ def run(arguments: argparse.Namespace) -> Outcome:
         seconds=arguments.seconds,
     )
     return Outcome(0 if result.ok else 1, {"ok": result.ok, **plain_data(result)})
+
+
+def model_named(text: str) -> tuple[Any, tuple[Any, ...]]:
+    """The model and inputs that the function named returns. Raises: UsageError: where there is no such function, or it returns something else."""
+    make = function_named(text)
+    made = make()
+    if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
+        kinds = ", ".join(type(part).__name__ for part in made) if isinstance(made, tuple) else ""
+        raise UsageError(
+            f"{make.__name__}() returned {f'({kinds})' if kinds else type(made).__name__}; "
+            "it has to return a pair: the model, and a tuple of its inputs"
+        )
+    return made[0], made[1] if isinstance(made[1], tuple) else (made[1],)
 
 
 def function_named(text: str) -> Any:
@@ -73,15 +80,17 @@ def function_named(text: str) -> Any:
 def object_named(text: str, what: str) -> Any:
     """What ``MODULE:NAME`` or ``FILE.py:NAME`` names. Raises: UsageError: where there is no such thing."""
     source, _, name = text.rpartition(":")
-    if not source:
-        raise UsageError(f"{text!r} has no ':{what.upper()}' at its end")
+    if not source or not name:
+        expected = what.upper()
+        raise UsageError(f"expected FILE.py:{expected} or MODULE:{expected}, got {text!r}")
     if source.endswith(".py"):
         if not Path(source).is_file():
             raise UsageError(f"there is no file {source!r}")
         found = vars(_module_of(Path(source)))
     else:
-        if importlib.util.find_spec(source.partition(".")[0]) is None:
-            raise UsageError(f"there is no module {source!r}; for a file, write {source}.py:{name}")
+        if source.startswith(".") or importlib.util.find_spec(source.partition(".")[0]) is None:
+            meant = f"; for the file, write {source}.py:{name}" if Path(f"{source}.py").is_file() else ""
+            raise UsageError(f"there is no module {source!r}{meant}")
         try:
             found = vars(importlib.import_module(source))
         except ModuleNotFoundError as error:

@@ -33,7 +33,9 @@ def run(arguments: argparse.Namespace) -> Outcome:
     assert own is not None
     entries = _read(Path(arguments.ledger) if arguments.ledger else own, arguments.step)
     if arguments.against is None:
-        return Outcome(0, [entry.to_data() for entry in entries], lambda: _show(table_of_entries(entries)))
+        data = [entry.to_data() for entry in entries]
+        nothing = "nothing was tuned there, or no step of that name"
+        return Outcome(0, data, lambda: _show(table_of_entries(entries) if entries else nothing))
     found = changes(_read(Path(arguments.against), arguments.step), entries)
     told = [
         {

@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 
 import fxpasses
 from fake.error_text import describe_error
@@ -33,7 +34,7 @@ from fxpasses.commands import (
     report,
     simulate,
 )
-from fxpasses.commands.outcome import Command, UsageError, end_quietly, plain_data
+from fxpasses.commands.outcome import Command, Outcome, UsageError, end_quietly, plain_data
 from fxpasses.errors import BisectError, OptionsError, ReportError
 
 __all__ = ["main", "make_parser"]
@@ -54,16 +55,8 @@ COMMANDS: dict[str, Command] = {
     "cache": cache,
 }
 SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")
-_MISTAKES = (
-    UsageError,
-    OptionsError,
-    BisectError,
-    ReportError,
-    FileNotFoundError,
-    NotADirectoryError,
-    PermissionError,
-)
-"""What a user's mistake raises: told in one line."""
+_MISTAKES = (UsageError, OptionsError, BisectError, ReportError)
+"""What a user's mistake raises: told in one line; and an ``OSError`` about a file that no code of the user's opened."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,9 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: with 2 for a command line that is wrong, with 0 after ``--help`` and ``--version``.
     """
     arguments = make_parser().parse_args(argv)
-    if arguments.command == "completion":
-        return _print_completion(arguments.shell)
     parser: argparse.ArgumentParser = arguments.parser
+    for name, value in vars(arguments).items():
+        if value == "":
+            parser.error(f"argument {name}: expected a name, got ''")
     try:
         with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
             outcome = arguments.run(arguments)
@@ -101,9 +95,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if arguments.debug:
             raise
+        if isinstance(error, OSError) and error.filename is not None and not _users_line(error):
+            print(f"{parser.prog}: error: {error.filename}: {error.strerror}", file=sys.stderr)
+            return 2
         print(_told(parser.prog, error), file=sys.stderr)
         return 3
 
@@ -124,9 +121,11 @@ def make_parser() -> argparse.ArgumentParser:
     completion = commands.add_parser(
         "completion",
         help="print the completion script of a shell",
+        allow_abbrev=False,
         description='For bash: eval "$(fxpasses completion bash)"; see your shell for where such scripts are kept.',
     )
     completion.add_argument("shell", choices=SHELLS)
+    completion.set_defaults(run=_completion, parser=completion, json=False, debug=False)
     return parser
 
 
@@ -138,23 +137,28 @@ def _versions() -> str:
     return f"fxpasses {fxpasses.__version__} (torch {torch}, Python {sys.version.split()[0]})"
 
 
-def _print_completion(shell: str) -> int:
+def _completion(arguments: argparse.Namespace) -> Outcome:
     import shtab
 
-    print(shtab.complete(make_parser(), shell))
-    return 0
+    return Outcome(0, None, lambda: print(shtab.complete(make_parser(), arguments.shell)))
 
 
-def _told(prog: str, error: Exception) -> str:
+def _told(prog: str, error: BaseException) -> str:
     """An exception in a few lines: what, where in the user's files, what was noted."""
-    ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((ours, "<")) and "site-packages" not in frame.filename
-    ]
-    frames = [frame for frame in frames if not frame.filename.startswith(os.path.dirname(os.__file__))]
-    where = [f'  File "{frame.filename}", line {frame.lineno}: {frame.line}' for frame in frames[-1:]]
     text = describe_error(error)
     notes = getattr(error, "__notes__", [])
+    where = [line] if (line := _users_line(error)) else []
     return "\n".join([f"{prog}: {text}", *where, *notes, "(--debug shows the traceback)"])
+
+
+def _users_line(error: BaseException) -> str:
+    """The innermost line of the user's files that an exception came through, or ""."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f'  File "{error.filename}", line {error.lineno}: {(error.text or "").strip()}'
+    packages = Path(__file__).parents[2]
+    others = [str(packages / name) for name in ("fxpasses", "fake", "compiled_autograd")]
+    others = [folder + os.sep for folder in (*others, os.path.dirname(os.__file__))]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith((*others, "<")) and "site-packages" not in frame.filename:
+            return f'  File "{frame.filename}", line {frame.lineno}: {frame.line}'
+    return ""

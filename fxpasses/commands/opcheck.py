@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Outcome:
     """Check each sample."""
     with working("importing torch") as tell:
-        from fake.library.opcheck.runner import ALL_TEST_UTILS, opcheck, resolve
+        from fake.library.opcheck.runner import ALL_TEST_UTILS, opcheck
         from fxpasses.errors import did_you_mean
 
         for name in arguments.check or ():
@@ -33,14 +33,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
                     f"--check: there is no check {name!r}{did_you_mean(name, ALL_TEST_UTILS)}; there are {known}"
                 )
         op, samples = read_operator(arguments)
-        try:
-            resolve(op)
-        except RuntimeError as error:
-            raise UsageError(str(error)) from error
         verdicts = []
         checks = arguments.check or ("ALL" if arguments.all else None)
         for number, (args, kwargs) in enumerate(samples):
-            tell(f"sample {number + 1} of {len(samples)}")
+            tell("checking samples", number, len(samples))
             verdicts.append(opcheck(op, args, kwargs, test_utils=checks, raise_exception=False))
     passed = sum(verdict.ok for verdict in verdicts)
 

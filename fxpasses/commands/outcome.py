@@ -49,26 +49,32 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Say on standard error what is being done, with the time it takes, while it is done; nothing in a file or pipe.
+def working(what: str) -> Iterator[Callable[..., None]]:
+    """Say on standard error what is being done, with the time it takes and what remains, while it is done; nothing in a file or pipe.
 
     Args:
         what: is done.
 
     Returns:
-        A context manager; it gives a function that changes the text.
+        A context manager; it gives a function that changes the text, and may be told how many parts are ``done`` of how many.
     """
     from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda text: None
+        yield lambda text, done=0, total=None: None
         return
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    text_column = TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), text_column, TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what, total=None)
-        yield lambda text: progress.update(task, description=text)
+
+        def tell(text: str, done: int = 0, total: int | None = None) -> None:
+            count = f", {done} of {total}" if total else ""
+            progress.update(task, description=text + count, completed=done, total=total)
+
+        yield tell
 
 
 def positive(text: str) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fxpasses.commands.check import function_named, object_named
+from fxpasses.commands.check import model_named, object_named
 from fxpasses.commands.outcome import Outcome, UsageError, plain_data, working
 
 HELP = "prove that a pass is right, by match site"
@@ -45,10 +45,11 @@ def run(arguments: argparse.Namespace) -> Outcome:
         )
     given: tuple[Any, ...] = ()
     if arguments.model:
-        model, inputs = function_named(arguments.model)()
+        model, inputs = model_named(arguments.model)
         given = (model, *inputs)
     try:
-        proof = prove(item, *given, dynamic=arguments.dynamic or None)
+        with working(f"proving {arguments.passed}"):
+            proof = prove(item, *given, dynamic=arguments.dynamic or None)
     except NoSiteError as error:
         raise UsageError(str(error)) from error
     data = {

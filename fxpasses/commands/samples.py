@@ -25,10 +25,15 @@ def read_operator(arguments: argparse.Namespace) -> tuple[Any, list[tuple[tuple[
         UsageError: when either is not there.
     """
     from fake.library.errors import SamplesError, UnknownOpError
+    from fake.library.opcheck.runner import resolve
     from fake.library.samples import find_operator, read_samples
 
     try:
-        samples = read_samples(arguments.samples)
-        return find_operator(arguments.op), samples
+        samples, op = read_samples(arguments.samples), find_operator(arguments.op)
     except (SamplesError, UnknownOpError) as error:
         raise UsageError(str(error)) from error
+    try:
+        resolve(op)
+    except (UnknownOpError, RuntimeError) as error:
+        raise UsageError(str(error)) from error
+    return op, samples

@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
             say("capturing the graphs of one rank")
             captured, groups = capture_rank(make, arguments.mesh, arguments.memory_budget)
             rows, best = [], None
-            for bucket, ahead in _SETTINGS:
-                say(f"simulating {_setting(bucket, ahead)}")
+            for number, (bucket, ahead) in enumerate(_SETTINGS):
+                say(f"simulating {_setting(bucket, ahead)}", number, len(_SETTINGS))
                 passes: list[Any] = [BucketCollectives(bucket)] if bucket else []
                 passes += [OverlapCollectives(ahead)] if ahead else []
                 changed = with_passes(captured, passes)

@@ -59,11 +59,12 @@ def capture_rank(
         with FakeTensorMode(allow_non_fake_inputs=True):
             distributes = bool(inspect.signature(make).parameters)
             made = make(traced) if distributes else make()
-            if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], tuple)):
+            if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
                 raise SimulationError(
-                    f"{getattr(make, '__name__', make)} has to return a pair, the model and a tuple of its inputs; it returned {type(made).__name__}"
+                    f"{getattr(make, '__name__', make)} has to return a pair, the model and a tuple of its inputs; it returned {made!r:.200}"
                 )
-            model, inputs = made if distributes else (shard(made[0], traced), made[1])
+            model = made[0] if distributes else shard(made[0], traced)
+            inputs = made[1] if isinstance(made[1], tuple) else (made[1],)
             return capture(
                 model, *inputs, passes=["default"], memory_budget=memory_budget, dynamic=False
             ), groups

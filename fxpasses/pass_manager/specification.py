@@ -46,6 +46,10 @@ def parse_pass(text: str, available: Mapping[str, PassFactory | Pass]) -> Pass:
     if form is None:
         raise OptionsError("passes", text, "a pass as name{option=value other=value}")
     name, options = form["name"], form["options"]
+    if name == "default":
+        raise OptionsError(
+            "passes", text, "one pass ('default' stands for all that run where none are named)"
+        )
     if name not in available:
         valid = [*available, "default"]
         raise OptionsError("passes", name, valid=valid, problem=unknown_name("pass", name, valid))

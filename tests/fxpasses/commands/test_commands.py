@@ -63,6 +63,7 @@ def test_opcheck_and_probe(operator, capsys):
         (["no_such_module:op"], "samples = [(1,)]", "there is no module"),
         (["torch:sinn"], "samples = [(1,)]", "did you mean sin"),
         (["aten::sin"], None, "there is no file"),
+        (["json:loads"], "samples = [(1,)]", "must be instance of torch._ops.OpOverload"),
     ],
 )
 @pytest.mark.parametrize("command", ["opcheck", "probe"])
@@ -139,20 +140,69 @@ def test_options_behind_a_script_belong_to_the_script(tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("models.py", "has no ':FUNCTION' at its end"),
+        ("models.py", "expected FILE.py:FUNCTION or MODULE:FUNCTION, got 'models.py'"),
+        ("models.py:", "expected FILE.py:FUNCTION or MODULE:FUNCTION, got 'models.py:'"),
+        ("models:alone", "there is no module 'models'; for the file, write models.py:alone"),
+        ("..models:alone", "there is no module '..models'"),
         ("elsewhere.py:model", "there is no file 'elsewhere.py'"),
         ("nowhere_at_all:model", "there is no module 'nowhere_at_all'"),
         ("json.nowhere:model", "there is no module 'json.nowhere'"),
         ("models.py:other", "'models.py' has no function 'other'"),
         ("models.py:number", "'models.py' has no function 'number'"),
         ("models.py:alone", "alone() returned int; it has to return a pair"),
+        ("models.py:no_model", "no_model() returned (int, tuple); it has to return a pair"),
     ],
 )
-def test_check_says_what_is_wrong_with_its_argument(model, said, tmp_path, monkeypatch, capsys):
-    (tmp_path / "models.py").write_text("number = 3\ndef alone():\n    return 3\n")
+@pytest.mark.parametrize("command", [["check"], ["prove", "fold_constants", "--model"]])
+def test_a_model_that_is_not_there(command, model, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "models.py").write_text(
+        "number = 3\ndef alone():\n    return 3\ndef no_model():\n    return 3, ()\n"
+    )
     monkeypatch.chdir(tmp_path)
-    assert main(["check", model]) == 2
+    assert main([*command, model]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def f(:\n", 'File "models.py", line 1: def f(:'),
+        ("open('/nowhere/at/all')", "File \"models.py\", line 1: open('/nowhere/at/all')"),
+        ("raise SystemExit(5)", "SystemExit: 5"),
+    ],
+)
+def test_what_the_users_own_file_raises_is_told_with_its_line(text, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "models.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    for command in (["check", "models.py:f"], ["opcheck", "aten::sin", "--samples", "models.py"]):
+        assert main(command) == 3
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect", "/"],
+        ["inspect", "nothing.fxp"],
+        ["cache", "list", "--only", "fake", "--fake-directory", "nothing"],
+        ["bisect", "--timeout", "-1", "nothing.py"],
+        ["prove", "default"],
+    ],
+)
+def test_one_line_for_what_is_not_there(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["report", ""], ["check", ""], ["bisect", ""], ["prove", ""], ["inspect", ""]]
+)
+def test_an_empty_name_is_none(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "expected a name, got ''" in capsys.readouterr().err
 
 
 def test_check_says_that_the_model_itself_raises_and_where(tmp_path, monkeypatch, capsys):
