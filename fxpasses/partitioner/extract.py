@@ -55,10 +55,21 @@ def extract(
         graph.num_forward_outputs,
     )
     if _torch.has_recomputable_rng_ops(joint):
-        forward, backward = _torch.functionalize_rng_ops(joint, forward, backward, len(sections.symbols))
+        behind = len(sections.opaque) + len(sections.symbols)
+        forward, backward = _torch.functionalize_rng_ops(joint, forward, backward, behind)
+        _put_opaque_last(backward)
     forward = _torch.thread_graphsafe_rng_from_hops(forward, is_backward=False)
     backward = _torch.thread_graphsafe_rng_from_hops(backward, is_backward=True)
     return forward, backward
+
+
+def _put_opaque_last(backward: fx.GraphModule) -> None:
+    """Move saved opaque objects behind the states of the RNG, which are saved tensors: torch adds those before the tangents."""
+    placeholders = backward.graph.find_nodes(op="placeholder")
+    first_tangent = next(k for k, node in enumerate(placeholders) if _torch.is_tangent(node))
+    for node in filter(_torch.is_opaque, placeholders[:first_tangent]):
+        placeholders[first_tangent].prepend(node)
+    backward.recompile()
 
 
 def _needed_in_backward(graph: JointGraph, saved: frozenset[int]) -> tuple[bytearray, set[int]]:

@@ -6,6 +6,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 
 from fxpasses.distributed import shard
 from fxpasses.errors import ShardingError
@@ -83,3 +85,29 @@ def test_what_is_sharded_already_and_recurrent_layers_are_refused(mesh):
         shard(model, mesh)
     with pytest.raises(ShardingError, match="LSTM"):
         shard(nn.LSTM(3, 5), mesh)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 12)
+
+    def forward(self, x):
+        q, k, v = self.layer(x).chunk(3, dim=-1)
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def test_random_operators_of_sharded_models_are_recomputed():
+    # torch's own partitioners put the states of the RNG behind the mesh, which AOTAutograd then takes for a tensor
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        model = shard(Attention(), init_device_mesh("cpu", (2,)))
+
+        @torch.compile(backend="fxpasses", options={"compiler": "eager"})
+        def loss(x):
+            return checkpoint(model, x, use_reentrant=False).sin().sum()
+
+        loss(torch.randn(2, 1, 3, 4)).backward()
+    finally:
+        dist.destroy_process_group()
+    assert model.layer._parameters["weight"].grad.to_local().shape == (6, 4)
