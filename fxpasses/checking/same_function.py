@@ -193,7 +193,7 @@ class Rewriting:
                 continue
             verdict = self._exact(inner.before, inner.after, inner.inputs)
             if verdict is not None and verdict.kind != "UNPROVED":
-                said = str(verdict.finding) if verdict.kind == "DIFFERENT" else ""
+                said = "" if verdict.kind == "EQUAL" else str(verdict.finding)
             else:
                 said = "; ".join(
                     d.problem for d in _differences_in_float64(inner.before, inner.after, inner.inputs) or ()
@@ -230,7 +230,10 @@ class Rewriting:
             )
         if self._is_explained_by_constants():
             return []
-        return [Difference(_position(self.before, finding.output), str(finding).partition(", ")[2], calls)]
+        problem = str(finding).partition(", ")[2]
+        if verdict.kind == "APPROXIMATE":
+            problem += f"; an approximation, at most {verdict.distance:.2g} of the largest value away"
+        return [Difference(_position(self.before, finding.output), problem, calls)]
 
 
 def _with_calls(difference: Difference, calls: frozenset[str]) -> Difference:

@@ -21,6 +21,7 @@ __all__ = ["Arithmetic", "Dual"]
 
 _CANCELLED = 1e-9
 """A sum so much smaller than its terms may be zero: the residues know."""
+_LARGEST_DENOMINATOR = 2**20
 
 
 class Dual:
@@ -304,6 +305,25 @@ class Arithmetic:
         residues = [function(*(v.residues[k] for v in values)) % p for k, p in enumerate(self.primes)]
         finite = torch.isfinite(witness)
         return Dual(witness, [torch.where(finite, r, 0) for r in residues], values[0].dtype)
+
+    def rational(self, function: Callable[[Tensor], Tensor], a: Dual, denominator: int) -> Any:
+        """Apply a linear function of float64 tensors whose coefficients are fractions, such as a mean over windows.
+
+        Args:
+            function: is linear.
+            a: its argument.
+            denominator: a common one of the coefficients.
+
+        Returns:
+            The result; ``NotImplemented`` where float64 does not hold what the residues add up to.
+        """
+        if denominator > _LARGEST_DENOMINATOR:
+            return NotImplemented
+        residues = []
+        for k, (r, p) in enumerate(zip(a.residues, self.primes, strict=True)):
+            whole = (function(r.double()) * denominator).round().long() % p
+            residues.append(whole * self.field.inverse(k, torch.tensor(denominator % p)) % p)
+        return self.finished(function(a.witness), residues, dtype=a.dtype)
 
     def sum(self, a: Dual, dim: Sequence[int] | None = None, keepdim: bool = False) -> Dual:
         """Sum over dimensions.

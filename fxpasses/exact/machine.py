@@ -15,7 +15,7 @@ from fake.seam.pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 from fxpasses import _torch
 from fxpasses.exact.arithmetic import Arithmetic, Dual
 from fxpasses.exact.fields import LEVELS, Field
-from fxpasses.exact.rules import RULES
+from fxpasses.exact.rules import rule_of
 
 __all__ = ["Machine", "UnsupportedCall", "is_dual", "is_random"]
 
@@ -44,7 +44,7 @@ def is_dual(value: Any) -> bool:
 
 def is_random(target: Any) -> bool:
     """Whether an operator samples from a random number generator. Attention kernels only do with dropout: they have rules."""
-    if not isinstance(target, _torch.OpOverload) or target.overloadpacket in RULES:
+    if not isinstance(target, _torch.OpOverload) or rule_of(target) is not None:
         return False
     return torch.Tag.nondeterministic_seeded in target.tags
 
@@ -94,7 +94,7 @@ class Machine:
         if target._schema.is_mutable:
             raise UnsupportedCall(target, "it changes its arguments in place")
         found = NotImplemented
-        known = RULES.get(target.overloadpacket)
+        known = rule_of(target)
         if known is not None:
             try:
                 found = known(self.arithmetic, target, *args, **kwargs)

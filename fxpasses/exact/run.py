@@ -20,6 +20,7 @@ from fxpasses.exact.same_values import Relation, compare, digests
 __all__ = ["Run"]
 
 _copy = torch.ops.aten.copy.default
+_as_strided = torch.ops.aten.as_strided.default
 _copy_in_place = torch.ops.aten.copy_.default
 
 
@@ -104,6 +105,8 @@ class Run(fx.Interpreter):
         if _writes_to_input(n):
             self._write(n, args)
             return self._machine.call(_copy, args, kwargs)
+        if n.target is _as_strided:
+            args = _in_order_of_memory(n, args)
         opaque = self._machine.opaque.total()
         try:
             value = self._machine.call(n.target, args, kwargs, self._random_calls.get(n.name))
@@ -165,6 +168,25 @@ class Run(fx.Interpreter):
                     self.adopted[n.name] = name
                     return old
         return value
+
+
+def _in_order_of_memory(n: fx.Node, args: Any) -> Any:
+    """The arguments of ``as_strided`` with its tensor in one dimension, as it lies in memory, where it fills that."""
+    source, known = args[0], n.args[0].meta.get("val")  # type: ignore[union-attr]
+    if not isinstance(source, Dual) or not isinstance(known, Tensor) or len(args) < 3:
+        return args
+    numbers = [*source.shape, *known.stride(), known.storage_offset()]
+    if not all(type(number) is int for number in numbers):
+        return args
+    count = source.witness.numel()
+    if sum((s - 1) * d for s, d in zip(source.shape, known.stride(), strict=True)) + 1 != count:
+        return args
+    places = torch.arange(count).as_strided(source.shape, known.stride()).flatten()
+    if len(places.unique()) != count:
+        return args
+    flat = source.map(lambda t: torch.empty_like(t.flatten()).index_copy(0, places, t.flatten()))
+    offset = args[3] if len(args) > 3 and args[3] is not None else known.storage_offset()
+    return (flat, args[1], args[2], offset - known.storage_offset())
 
 
 def _writes_to_input(n: fx.Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from fxpasses.exact.arithmetic import Dual
 from fxpasses.exact.fields import Field
 
-__all__ = ["DRIFT", "KERNEL_DRIFT", "RANKS", "Comparison", "Relation", "compare", "digests"]
+__all__ = ["DRIFT", "EQUAL", "KERNEL_DRIFT", "RANKS", "Comparison", "Relation", "compare", "digests"]
 
 Relation = Literal["equal", "unproved", "where not finite", "different"]
 RANKS: tuple[Relation, ...] = ("equal", "unproved", "where not finite", "different")
@@ -38,6 +39,7 @@ class Comparison:
         first: its value in the first tensor.
         second: its value in the second tensor.
         reason: in words, where numbers do not say it.
+        distance: between the two, relative to the largest of their tensor; infinite where they are no finite floats.
     """
 
     relation: Relation
@@ -45,6 +47,12 @@ class Comparison:
     first: float | int | None = None
     second: float | int | None = None
     reason: str = ""
+    distance: float = math.inf
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Larger for what is worse."""
+        return RANKS.index(self.relation), self.distance
 
     def __str__(self) -> str:
         if self.first is None:
@@ -54,7 +62,7 @@ class Comparison:
         return f"{where}{self.first:.9g} became {self.second:.9g}{said}"
 
 
-EQUAL = Comparison("equal")
+EQUAL = Comparison("equal", distance=0.0)
 
 
 def compare(
@@ -74,7 +82,7 @@ def compare(
         if len(a) != len(b):
             return Comparison("different", reason=f"{len(a)} values became {len(b)}")
         found = [compare(x, y, field, scale, signed_zeros, drift) for x, y in zip(a, b, strict=True)]
-        return max(found, key=lambda c: RANKS.index(c.relation), default=EQUAL)
+        return max(found, key=lambda c: c.rank, default=EQUAL)
     if isinstance(a, Dual) and isinstance(b, Dual):
         return _compare_duals(a, b, field, scale, signed_zeros, drift)
     if isinstance(a, (Dual, Tensor)) or isinstance(b, (Dual, Tensor)):
@@ -127,15 +135,17 @@ def _compare_duals(
     finite = torch.isfinite(x)
     distance = torch.where(finite, (x - y).abs(), 0.0)
     at = _index(distance.argmax(), x)
-    largest = max(float(torch.where(finite, torch.maximum(x.abs(), y.abs()), 0.0).max()), scale, 1e-300)
+    own = max(float(torch.where(finite, torch.maximum(x.abs(), y.abs()), 0.0).max()), 1e-300)
+    largest = max(own, scale)
     if any(bool((r == s).all()) for r, s in zip(a.residues, b.residues, strict=True)):
         if float(distance[at]) <= _GUARD * largest:
             return EQUAL
-        return Comparison("different", at, x[at].item(), y[at].item(), "equal but for a sign")
+        relative = float(distance[at]) / own
+        return Comparison("different", at, x[at].item(), y[at].item(), "equal but for a sign", relative)
     if _equal_up_to_sign(a, b, field):
         return EQUAL
     relation: Relation = "different" if float(distance[at]) > drift * largest else "unproved"
-    return Comparison(relation, at, x[at].item(), y[at].item())
+    return Comparison(relation, at, x[at].item(), y[at].item(), distance=float(distance[at]) / own)
 
 
 def _equal_up_to_sign(a: Dual, b: Dual, field: Field) -> bool:

@@ -24,17 +24,23 @@ from fxpasses.exact.bounds import at_bounds
 from fxpasses.exact.fields import field as field_of
 from fxpasses.exact.machine import Machine, UnsupportedCall
 from fxpasses.exact.run import Run
-from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT, RANKS, Comparison, compare
+from fxpasses.exact.same_values import DRIFT, EQUAL, KERNEL_DRIFT, Comparison, Relation, compare
 from fxpasses.exact.samples import EDGES, Family, sample_input, with_other_sizes
 
 __all__ = ["Finding", "Kind", "Original", "Verdict", "equivalent"]
 
-Kind = Literal["EQUAL", "DIFFERENT", "UNPROVED"]
+Kind = Literal["EQUAL", "DIFFERENT", "APPROXIMATE", "UNPROVED"]
+_KINDS: tuple[Kind, ...] = ("EQUAL", "UNPROVED", "APPROXIMATE", "DIFFERENT")
 
 _DEGREE = 2000
 """The degree that the printed bound assumes of the difference of two graphs, relative to values that they share."""
 _SMALLEST_FIELD = 2**21
 _MOST_DOUBLINGS = 30
+_TELLING: tuple[Family, ...] = ("rows", "ties", "zeros")
+_SMALL_POWERS = (-10, -24)
+"""Where an epsilon shows: on rows of equal numbers, and on small ones."""
+_CLOSE = 0.02
+"""Another function whose results are at most so far away, relative to the largest of their tensor, is an approximation."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,10 @@ class Verdict:
     """Whether two graphs are one function.
 
     Attributes:
-        kind: ``EQUAL``, ``DIFFERENT``, or ``UNPROVED``.
-        finding: what shows it, where they are not equal.
+        kind: ``EQUAL``, ``DIFFERENT``, ``APPROXIMATE`` (another function, within 2% of the largest value of each result on all
+            samples: right only for a pass that says so), or ``UNPROVED``.
+        finding: what shows it, where they are not equal: where they are farthest apart.
+        distance: how far apart the values are there, relative to the largest of their tensor.
         samples: how many random samples were equal.
         bound: the probability that this many samples miss a difference, for a difference of degree 2,000.
         opaque: operators that were taken as uninterpreted functions, with their number of calls.
@@ -83,6 +91,7 @@ class Verdict:
 
     kind: Kind = "EQUAL"
     finding: Finding | None = None
+    distance: float | None = None
     samples: int = 0
     bound: float = 1.0
     opaque: Counter[str] = field(default_factory=Counter)
@@ -103,8 +112,11 @@ class Verdict:
         if self.kind == "EQUAL":
             said = f"EQUAL ({self.samples} samples, error below {self.bound:.0e}{taken})"
         else:
+            close = ""
+            if self.kind == "APPROXIMATE":
+                close = f" (another function, at most {self.distance:.2g} of the largest value away)"
             needs = f"; no exact rule for {', '.join(self.needed)}" if self.needed else ""
-            said = f"{self.kind}: {self.finding}{needs}{taken}"
+            said = f"{self.kind}{close}: {self.finding}{needs}{taken}"
         return "\n".join([said, *(f"  at an edge: {finding}" for finding in self.edges)])
 
 
@@ -130,8 +142,8 @@ def equivalent(
         signed_zeros: whether 0.0 and -0.0 are two values.
 
     Returns:
-        ``EQUAL`` when all samples are; ``DIFFERENT`` with what shows it; ``UNPROVED`` when residues differ and floats do not,
-        or when an operator cannot be evaluated.
+        ``EQUAL`` when all samples are; ``DIFFERENT`` or ``APPROXIMATE`` with what shows it; ``UNPROVED`` when residues differ and
+        floats do not, or when an operator cannot be evaluated.
 
     Raises:
         ValueError: the graphs take other numbers of inputs than are given.
@@ -218,7 +230,22 @@ class Original:
         self._decide(verdict, after, families, signed_zeros)
         if verdict.kind == "EQUAL":
             verdict.edges = _at_edges(self, after, edges, overflow, len(families))
+        elif verdict.kind == "UNPROVED" and verdict.finding and verdict.finding.comparison.first is not None:
+            self._look_closer(verdict, after, len(families))
         return verdict
+
+    def _look_closer(self, verdict: Verdict, after: fx.GraphModule, number: int) -> None:
+        """Decide where residues differ and floats hardly do: an epsilon shows on small numbers and on rows of equal ones."""
+        samples = (_try(self, after, self.inputs, family, number) for family in _TELLING)
+        found = [sample.finding for sample in samples if sample is not None and sample.finding is not None]
+        for power in _SMALL_POWERS:
+            small = _Sample(self.run(self.inputs, "random", number, 2.0**power), after).finding
+            found += [] if small is None else [small.noting(f"inputs times 2**{power}")]
+        for finding in found:
+            kind = _kind(finding.comparison)
+            if _KINDS.index(kind) > _KINDS.index(verdict.kind):
+                verdict.kind, verdict.finding = kind, finding
+                verdict.distance, verdict.needed = finding.comparison.distance, ()
 
     def _decide(
         self, verdict: Verdict, after: fx.GraphModule, families: Sequence[Family], signed_zeros: bool
@@ -246,9 +273,9 @@ class Original:
                     verdict.samples += 1
                     verdict.bound *= _DEGREE / _SMALLEST_FIELD
                 continue
-            kind: Kind = "UNPROVED" if finding.comparison.relation == "unproved" else "DIFFERENT"
-            if kind == "DIFFERENT" or verdict.kind == "EQUAL":
-                verdict.kind, verdict.finding = kind, finding
+            kind, apart = _kind(finding.comparison), finding.comparison.distance
+            if (_KINDS.index(kind), apart) > (_KINDS.index(verdict.kind), verdict.distance or 0.0):
+                verdict.kind, verdict.finding, verdict.distance = kind, finding, apart
             if kind == "DIFFERENT":
                 break
         verdict._adopted = adopted or {}
@@ -260,6 +287,12 @@ class Original:
             )
         if verdict.kind == "UNPROVED":
             verdict.needed = tuple(verdict.opaque)
+
+
+def _kind(comparison: Comparison) -> Kind:
+    if comparison.relation == "unproved":
+        return "UNPROVED"
+    return "APPROXIMATE" if comparison.distance <= _CLOSE else "DIFFERENT"
 
 
 def _check_inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
@@ -385,9 +418,10 @@ class _Sample:
         try:
             others = second.outputs(second.evaluate(*first.inputs))
         except (RuntimeError, IndexError, ValueError) as error:
-            # The graph may be at fault, or a rule of ours: neither is shown.
+            # The graph is at fault, or a rule of ours.
             reason = f"evaluating the graph after raises {describe_error(error)}"
-            self.finding = Finding(first.family, "the graph", Comparison("unproved", reason=reason))
+            relation: Relation = "different" if _raises(after, first.inputs) else "unproved"
+            self.finding = Finding(first.family, "the graph", Comparison(relation, reason=reason))
         else:
             self._compare(first, others, second, signed_zeros)
         self.opaque = first.machine.opaque | machine.opaque
@@ -400,16 +434,30 @@ class _Sample:
             reason = f"only one of the graphs has {', '.join(odd)}"
             self.finding = Finding(first.family, "the graph", Comparison("different", reason=reason))
             return
-        worst = Comparison("equal")
+        worst = EQUAL
         drift = KERNEL_DRIFT if second.rests_on_opaque_kernels() else DRIFT
         for name, value in results.items():
             found = compare(
                 value, others[name], first.machine.arithmetic.field, first.scale, signed_zeros, drift
             )
-            if RANKS.index(found.relation) > RANKS.index(worst.relation):
+            if found.rank > worst.rank:
                 worst = found
                 node = next((k for k, r in second.relations.items() if r != "equal"), "")
                 self.finding = Finding(first.family, name, found, node)
+
+
+def _raises(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether a graph cannot be run on these inputs as it is."""
+    given = [
+        v.witness.to(v.dtype) if isinstance(v, Dual) else v.clone() if isinstance(v, Tensor) else v
+        for v in inputs
+    ]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            fx.Interpreter(gm).run(*given, enable_io_processing=False)
+    except (RuntimeError, IndexError, ValueError):
+        return True
+    return False
 
 
 _DRIFT_SCALE = 1e-4

@@ -76,16 +76,19 @@ class PassProof:
         name: of the pass.
         sites: one verdict for each match site, and one for all of them together.
         idle: programs and settings in which the pass changes nothing, of those in which it does otherwise.
+        numerics: what the pass's contract says of results; with ``"none"`` it may approximate them.
     """
 
     name: str
     sites: tuple[SiteProof, ...]
     idle: tuple[tuple[str, str], ...] = ()
+    numerics: str = "tolerance"
 
     @property
     def ok(self) -> bool:
-        """Whether every rewrite is the same function, and rounds no worse than it may."""
-        return all(site.said == "EQUAL" for site in self.sites)
+        """Whether every rewrite is the same function, and rounds no worse than it may; or an approximation, where the contract says so."""
+        right = ("EQUAL", "APPROXIMATE") if self.numerics == "none" else ("EQUAL",)
+        return all(site.said in right for site in self.sites)
 
     @property
     def conditions(self) -> list[str]:
@@ -128,7 +131,8 @@ class PassProof:
         Raises:
             WrongPassError: naming the sites that are.
         """
-        wrong = [str(site) for site in self.sites if site.said in ("DIFFERENT", "LESS PRECISE")]
+        faults = {"DIFFERENT", "LESS PRECISE"} | ({"APPROXIMATE"} if self.numerics != "none" else set())
+        wrong = [str(site) for site in self.sites if site.said in faults]
         if wrong:
             raise WrongPassError(f"pass '{self.name}' computes something else:\n" + "\n".join(wrong))
 
@@ -188,7 +192,7 @@ def prove(
             f"pass '{item.name}' changes nothing in the graphs of this model ({looked_at}): give a model in which it has "
             "something to rewrite, or look at the graphs with fxpasses.capture(..., decompose=True)"
         )
-    return PassProof(item.name, tuple(found))
+    return PassProof(item.name, tuple(found), numerics=item.contract.numerics)
 
 
 def _programs(item: Pass) -> tuple[Program, ...]:
@@ -245,7 +249,7 @@ def _survey(item: Pass, decompose: bool, samples: int) -> PassProof:
             f"pass '{item.name}' changes nothing in any of the programs that are tried: "
             f"{', '.join(program.name for program in _programs(item))}; give it a model in which it has something to rewrite"
         )
-    return PassProof(item.name, tuple(found), tuple(idle))
+    return PassProof(item.name, tuple(found), tuple(idle), item.contract.numerics)
 
 
 def _runs(model: Callable[..., Any], inputs: Sequence[Any], gradients: bool) -> bool:

@@ -1,6 +1,17 @@
 """Exact rules of ATen's operators on dual numbers, one family a file; operators without one are decomposed, or opaque."""
 
-from fxpasses.exact.rules import attention, data_movement, matmul, pointwise, reductions
-from fxpasses.exact.rules.table import RULES, Rule, rule
+from fxpasses.exact.rules import attention, data_movement, matmul, pointwise, pooling, reductions
+from fxpasses.exact.rules.table import RULES, Rule, rule, rule_of
 
-__all__ = ["RULES", "Rule", "attention", "data_movement", "matmul", "pointwise", "reductions", "rule"]
+__all__ = [
+    "RULES",
+    "Rule",
+    "attention",
+    "data_movement",
+    "matmul",
+    "pointwise",
+    "pooling",
+    "reductions",
+    "rule",
+    "rule_of",
+]

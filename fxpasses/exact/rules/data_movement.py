@@ -88,10 +88,22 @@ def _is_integer(value: Any) -> bool:
         "swapaxes swapdims im2col channel_shuffle rot90 _to_dense"
     ),
     *named("wait_tensor", collectives),
+    *(
+        f"prims::{name}"
+        for name in ("rev", "transpose", "squeeze", "slice", "broadcast_in_dim", "collapse", "cat", "clone")
+    ),
 )
 def _moved(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
     kwargs.pop("memory_format", None)
     return _parts(m, op, args, kwargs, reduce=False)
+
+
+@rule(aten.as_strided)
+def _as_strided(m: Arithmetic, op: Any, a: Dual, size: Any, stride: Any, offset: int | None = None) -> Any:
+    # Of memory: a tensor in one dimension is in the order of its memory, and whoever knows the graph's strides makes it so.
+    if a.dim() != 1:
+        return NotImplemented
+    return a.map(lambda t: t.contiguous().as_strided(size, stride, offset or 0))
 
 
 @rule(*_VIEWS_BY_SHAPE)
@@ -111,9 +123,11 @@ def _view(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
     )
 )
 def _added_up(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
-    kwargs.pop("dtype", None)
+    dtype = kwargs.pop("dtype", None)
+    if dtype is not None and not dtype.is_floating_point:
+        return op(args[0].witness, *args[1:], dtype=dtype)
     values = tuple(m.dual(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args)
-    return _parts(m, op, values, kwargs, reduce=True)
+    return _parts(m, op, values, kwargs if dtype is None else {**kwargs, "dtype": dtype}, reduce=True)
 
 
 @rule(aten.index_add)

@@ -1,4 +1,4 @@
-"""Matmuls, convolutions and pooling."""
+"""Matmuls and convolutions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fake.seam.dispatch import collectives
-from fxpasses.exact.arithmetic import Arithmetic, Dual, stacked
+from fxpasses.exact.arithmetic import Arithmetic, Dual
 from fxpasses.exact.rules.table import named, rule
 
 aten = torch.ops.aten
@@ -65,66 +65,6 @@ def _convolution_backward(
         m.bilinear(of_weight, grad, a) if wanted[1] else None,
         m.sum(grad, [0, *range(2, grad.dim())]) if wanted[2] else None,
     )
-
-
-@rule(aten.max_pool2d_with_indices)
-def _max_pool2d(m: Arithmetic, op: Any, a: Dual, *how: Any) -> Any:
-    witness, indices = op(a.witness, *how)
-    at = indices.flatten(-2)
-    chosen = a.map(lambda t: t.flatten(-2).gather(-1, at).view(indices.shape))
-    return m.finished(witness, chosen.residues, dtype=a.dtype), indices
-
-
-@rule(aten.max_pool2d_with_indices_backward)
-def _max_pool2d_backward(m: Arithmetic, op: Any, grad: Dual, a: Any, *how: Any) -> Dual:
-    at = how[-1].flatten(-2)
-    size = (*a.shape[:-2], a.shape[-2] * a.shape[-1])
-
-    def scattered(t: Tensor) -> Tensor:
-        return torch.zeros(size, dtype=t.dtype).scatter_add(-1, at, t.flatten(-2)).view(a.shape)
-
-    return m.linear(scattered, grad)
-
-
-@rule(aten.avg_pool2d)
-def _avg_pool2d(
-    m: Arithmetic,
-    op: Any,
-    a: Dual,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Dual:
-    how = (kernel_size, stride or kernel_size, padding, ceil_mode)
-
-    def window_sum(t: Tensor) -> Tensor:
-        total = op(t.double(), *how, True, 1)
-        return total if t.is_floating_point() else total.round().long()
-
-    ones = torch.ones_like(a.witness)
-    if divisor_override:
-        count: Any = divisor_override
-    else:
-        count = m.dual((window_sum(ones) / op(ones, *how, count_include_pad)).round())
-    return m.div(m.linear(window_sum, a), count).as_type(a.dtype or torch.float32)
-
-
-@rule(aten._adaptive_avg_pool2d, aten.adaptive_avg_pool2d)
-def _adaptive_avg_pool2d(m: Arithmetic, op: Any, a: Dual, output_size: Any) -> Dual:
-    height, width = a.shape[-2:]
-    rows, columns = output_size
-    cells = []
-    for i in range(rows):
-        for j in range(columns):
-            down = slice(i * height // rows, -(-(i + 1) * height // rows))
-            across = slice(j * width // columns, -(-(j + 1) * width // columns))
-            cell = a.map(lambda t, d=down, c=across: t[..., d, c])  # type: ignore[misc]
-            cells.append(m.mean(cell, [a.dim() - 2, a.dim() - 1]))
-    size = [*a.shape[:-2], rows, columns]
-    return stacked(cells, -1).map(lambda t: t.reshape(size))
 
 
 @rule(*named("all_reduce", collectives))

@@ -164,17 +164,23 @@ def _erfc(m: Arithmetic, op: Any, a: Dual) -> Dual:
     return m.with_witness(m.sub(1, _erf(m, op, a)), a.witness.erfc(), a)
 
 
+def _half_tangent(m: Arithmetic, a: Dual) -> Dual:
+    """``tan(a / 2)``: odd, and nothing else is known of it. Sine and cosine are made of it, so that their squares add up to one."""
+    return m.uninterpreted("tan of the half", a, (a.witness / 2).tan(), parity=-1)
+
+
 @rule(aten.sin)
 def _sin(m: Arithmetic, op: Any, a: Dual) -> Dual:
-    return m.uninterpreted("sin", a, m.dual(a).witness.sin(), parity=-1)
+    a = m.dual(a)
+    t = _half_tangent(m, a)
+    return m.with_witness(m.div(m.add(t, t), m.add(m.mul(t, t), 1)), a.witness.sin(), a)
 
 
 @rule(aten.cos)
 def _cos(m: Arithmetic, op: Any, a: Dual) -> Dual:
     a = m.dual(a)
-    found = m.uninterpreted("cos", a, a.witness.cos(), parity=1)
-    ones = [torch.where(r == 0, 1, h) for r, h in zip(a.residues, found.residues, strict=True)]
-    return m.finished(found.witness, ones, a, dtype=found.dtype)
+    squared = m.mul(_half_tangent(m, a), _half_tangent(m, a))
+    return m.with_witness(m.div(m.sub(1, squared), m.add(squared, 1)), a.witness.cos(), a)
 
 
 @rule(aten.tan)
@@ -292,6 +298,11 @@ def _lerp(m: Arithmetic, op: Any, a: Dual, b: Dual, weight: Any) -> Dual:
 @rule(aten.addcmul)
 def _addcmul(m: Arithmetic, op: Any, a: Any, b: Any, c: Any, value: Any = 1) -> Dual:
     return m.add(a, m.mul(m.mul(b, c), value))
+
+
+@rule("prims::fma")
+def _fma(m: Arithmetic, op: Any, a: Any, b: Any, c: Any) -> Dual:
+    return m.add(m.mul(a, b), c)
 
 
 @rule(aten.addcdiv)

@@ -26,6 +26,8 @@ def _squeezed(a: Dual, dims: Sequence[int]) -> Dual:
 @rule(aten.sum)
 def _total(m: Arithmetic, op: Any, a: Any, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Dual:
     a = m.dual(a)
+    if dtype is not None and not dtype.is_floating_point:
+        return a.witness.to(dtype).sum(_dims(a, dim), keepdim)
     result = m.sum(a, _dims(a, dim), keepdim)
     return result.as_type(dtype) if dtype is not None else result
 
@@ -143,6 +145,31 @@ def _logsumexp(m: Arithmetic, op: Any, a: Dual, dim: Any, keepdim: bool = False)
     top = m.extreme(a, dims, True, largest=True)
     result = m.add(m.log(m.sum(m.exp(m.sub(a, top)), dims, True)), top)
     return result if keepdim else _squeezed(result, dims)
+
+
+@rule("prims::prepare_softmax_online")
+def _softmax_online(m: Arithmetic, op: Any, a: Dual, dim: int) -> tuple[Dual, Dual]:
+    top = m.extreme(a, [dim], True, largest=True)
+    return top, m.sum(m.exp(m.sub(a, top)), [dim % a.dim()], True)
+
+
+@rule(aten.logcumsumexp)
+def _logcumsumexp(m: Arithmetic, op: Any, a: Dual, dim: int) -> Any:
+    if not a.dim():
+        return a
+    sums = m.linear(lambda t: t.cumsum(dim), m.exp(a))
+    return m.with_witness(m.log(sums), op(a.witness, dim), a)
+
+
+@rule(aten._cdist_forward)
+def _cdist(m: Arithmetic, op: Any, a: Dual, b: Dual, p: float, mode: Any) -> Any:
+    if p not in (1.0, 2.0):
+        return NotImplemented
+    apart = m.sub(a.map(lambda t: t.unsqueeze(-2)), b.map(lambda t: t.unsqueeze(-3)))
+    if p == 1.0:
+        apart = m.select(apart.witness < 0, m.neg(apart), apart)
+        return m.sum(apart, [apart.dim() - 1])
+    return m.root(m.sum(m.mul(apart, apart), [apart.dim() - 1]))
 
 
 # Elements that the witness finds

@@ -7,13 +7,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["RULES", "Rule", "named", "rule"]
+__all__ = ["RULES", "Rule", "named", "rule", "rule_of"]
 
 Rule = Callable[..., Any]
 """Called with the arithmetic, the overload and the call's arguments; returns ``NotImplemented`` where it does not apply."""
 
 RULES: dict[Any, Rule] = {}
-"""By operator (an overload packet, such as ``torch.ops.aten.add``)."""
+"""By operator: an overload packet, such as ``torch.ops.aten.add``, or the qualified name of one that exists once some module is imported."""
+
+_LIKE_ATEN = """abs acos acosh add asin asinh atan atanh ceil cos cosh digamma div eq erf erfc exp exp2 expm1 floor fmax fmin ge gt
+isfinite le lgamma log log10 log1p log2 lt maximum minimum mul ne neg pow reciprocal rsqrt sign signbit sin sinh sqrt sub tan tanh
+trunc where"""
+"""Primitives that take what ATen's operators of their names take."""
 
 
 def rule(*operators: Any) -> Callable[[Rule], Rule]:
@@ -36,6 +41,19 @@ def rule(*operators: Any) -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+def rule_of(target: Any) -> Rule | None:
+    """The rule of an overload; one of torch's primitives has that of ATen's operator of its name. ``None`` where there is none.
+
+    >>> rule_of(torch.ops.prims.exp.default) is RULES[torch.ops.aten.exp]
+    True
+    """
+    found = RULES.get(target.overloadpacket) or RULES.get(target._schema.name)
+    namespace, _, name = target._schema.name.partition("::")
+    if found is None and namespace == "prims" and name in _LIKE_ATEN.split():
+        found = RULES.get(getattr(torch.ops.aten, name))
+    return found
 
 
 def named(text: str, namespace: Any = torch.ops.aten) -> list[Any]:

@@ -1,0 +1,143 @@
+"""Right and wrong rewrites of many kinds, each a pair of programs: no right one is called wrong, no wrong one ``EQUAL``.
+
+Each program is captured as ``torch.compile`` would (its joint graph, or that of inference), in float32, bfloat16 and float16, with fixed and
+with symbolic sizes, and what the value check asks of a pass is asked of it: the exact verdict, rounding, and made-up inputs at edges.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import fx
+
+import fxpasses
+from benchmarks.rewrites.pairs import REWRITES, Program, Rewriting
+from fxpasses.checking.calls import FirstCalls, Rewrite, Trial
+from fxpasses.checking.values import compare, value_names
+from fxpasses.errors import CaptureError
+from fxpasses.exact import equivalent
+from fxpasses.pass_manager.contract import graph_pass
+from fxpasses.testing.proof import _joint_inputs
+
+__all__ = ["REWRITES", "main", "verdicts"]
+
+
+def _captured(
+    program: Program, inputs: Sequence[Any], gradients: bool, dynamic: bool
+) -> tuple[fx.GraphModule, list[Any]]:
+    def call(*args: Any) -> Any:
+        # Taken in their order here: graphs take their inputs in the order of their uses.
+        return program(*(a.view_as(a) for a in args))
+
+    with torch.enable_grad() if gradients else torch.no_grad():
+        captured = fxpasses.capture(call, *inputs, dynamic=dynamic)
+    if captured.joint is None:
+        return captured.forward, list(captured.inputs)
+    return captured.joint, _joint_inputs(captured, captured.joint)
+
+
+@graph_pass
+def _rewrite(gm: fx.GraphModule) -> bool:
+    """Stands for the pass."""
+    return True
+
+
+class _Findings:
+    """Who the value check shows the rewrite to: keeps what it finds."""
+
+    def __init__(self, rewrite: Rewrite) -> None:
+        self._rewrite = rewrite
+        self.found: list[str] = []
+        self.strides = 0
+
+    def rewrites(self, kind: str) -> list[Rewrite]:
+        return [self._rewrite] if kind == self._rewrite.kind else []
+
+    def examine(self, rewrite: Rewrite, trial: Trial) -> None:
+        names = value_names(rewrite.before, rewrite.kind)
+        found = compare(trial.reference, rewrite.after, names)
+        # A pass that changes strides restores them; these rewrites do not bother.
+        others = [m for m in found if "with strides" not in m.problem]
+        self.found += [f"{m}, on {trial.where}" for m in others]
+        self.strides += len(found) - len(others)
+
+    def has_time(self, rewrite: Rewrite) -> bool:
+        return not self.found
+
+    def cannot_examine(self, rewrite: Rewrite, why: str) -> None:
+        self.found.append(f"not checked: {why}")
+
+
+def verdicts(item: Rewriting, program: Program, dtype: torch.dtype, dynamic: bool) -> tuple[str, str]:
+    """The exact verdict on a rewrite of ``item.before`` to a program, and what the value check says ("" for nothing).
+
+    Args:
+        item: the rewriting.
+        program: one of its two other programs.
+        dtype: of floats.
+        dynamic: whether sizes are symbolic.
+    """
+    torch.manual_seed(0)
+    made = item.inputs()
+    inputs = [
+        v.to(dtype).requires_grad_(item.gradients and v.dim() > 0) if v.is_floating_point() else v
+        for v in made
+    ]
+    inputs = [v.detach() if i in item.state else v for i, v in enumerate(inputs)]
+    before, values = _captured(item.before, inputs, item.gradients, dynamic)
+    after, others = _captured(program, inputs, item.gradients, dynamic)
+    if len(values) != len(others):
+        return f"other inputs: {len(values)} and {len(others)}", ""
+    exact = equivalent(before, after, values)
+    kind = "joint" if any(str(n.target).startswith("tangents") for n in before.graph.nodes) else "inference"
+    checked = _Findings(Rewrite(_rewrite, kind, before, after))
+    FirstCalls(checked, (kind,)).look(
+        [
+            v
+            for v, n in zip(values, before.graph.find_nodes(op="placeholder"), strict=True)
+            if not str(n.target).startswith("tangents")
+        ]
+    )
+    return str(exact), "; ".join(checked.found) or "strides" * bool(checked.strides)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks rewrites", description=__doc__)
+    parser.add_argument("names", nargs="*", help="parts of names; all by default")
+    parser.add_argument("--dtypes", nargs="*", default=["float32"], help="float32, bfloat16, float16")
+    parser.add_argument("--dynamic", action="store_true", help="symbolic sizes")
+    parser.add_argument("--say", action="store_true", help="print every verdict")
+    arguments = parser.parse_args(argv)
+    console = Console(width=180, highlight=False, soft_wrap=True)
+    counts: Counter[str] = Counter()
+    for name, item in REWRITES.items():
+        if arguments.names and not any(part in name for part in arguments.names):
+            continue
+        for dtype in arguments.dtypes:
+            for label, program in (("right", item.right), ("wrong", item.wrong)):
+                start = time.process_time()
+                try:
+                    exact, checked = verdicts(item, program, getattr(torch, dtype), arguments.dynamic)
+                except CaptureError as error:
+                    counts["not captured"] += 1
+                    console.print(f"{name}, {dtype}, {label}: not captured: {str(error)[:300]}", markup=False)
+                    continue
+                seconds = time.process_time() - start
+                said = exact.partition(" ")[0].rstrip(":")
+                counts[f"{label}: {said}"] += 1
+                alarm = checked not in ("", "strides") if label == "right" else not checked
+                counts[f"{label}: {'FALSE ALARM' if label == 'right' else 'ESCAPED'}"] += alarm
+                odd = alarm or (said != "EQUAL" if label == "right" else said in ("EQUAL", "UNPROVED"))
+                if odd or arguments.say:
+                    console.print(
+                        f"{name}, {dtype}, {label}, {seconds:.1f} s:\n  exact: {exact}\n  check: {checked}",
+                        markup=False,
+                    )
+    console.print(dict(counts))
+    return int(bool(counts["right: FALSE ALARM"] or counts["wrong: ESCAPED"]))

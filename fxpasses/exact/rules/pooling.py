@@ -1,0 +1,212 @@
+"""Pooling, and sums and extremes over bags and buckets of elements."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxpasses.exact.arithmetic import Arithmetic, Dual
+from fxpasses.exact.rules.table import named, rule
+
+aten = torch.ops.aten
+
+
+def _at(a: Dual, indices: Tensor, spatial: int) -> Dual:
+    """The elements at these places of the last ``spatial`` dimensions, taken as one."""
+    at = indices.flatten(-spatial)
+    return a.map(lambda t: t.flatten(-spatial).gather(-1, at).view(indices.shape))
+
+
+@rule(aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)
+def _max_pool(m: Arithmetic, op: Any, a: Dual, *how: Any) -> Any:
+    witness, indices = op(a.witness, *how)
+    spatial = 2 if op.overloadpacket is aten.max_pool2d_with_indices else 3
+    return m.finished(witness, _at(a, indices, spatial).residues, dtype=a.dtype), indices
+
+
+@rule("prims::_low_memory_max_pool_with_offsets")
+def _max_pool_with_offsets(
+    m: Arithmetic, op: Any, a: Dual, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
+) -> Any:
+    witness, offsets = op(a.witness, kernel, stride, padding, dilation, ceil)
+    size = a.shape[-len(kernel) :]
+    indices = torch.ops.prims._low_memory_max_pool_offsets_to_indices.default(
+        offsets, kernel, size, stride, padding, dilation
+    )
+    return m.finished(witness, _at(a, indices, len(kernel)).residues, dtype=a.dtype), offsets
+
+
+@rule(aten.max_pool2d_with_indices_backward, aten.max_pool3d_with_indices_backward)
+def _max_pool_backward(m: Arithmetic, op: Any, grad: Dual, a: Any, *how: Any) -> Dual:
+    spatial = 2 if op.overloadpacket is aten.max_pool2d_with_indices_backward else 3
+    at = how[-1].flatten(-spatial)
+    size = (*a.shape[:-spatial], math.prod(a.shape[-spatial:]))
+
+    def scattered(t: Tensor) -> Tensor:
+        return torch.zeros(size, dtype=t.dtype).scatter_add(-1, at, t.flatten(-spatial)).view(a.shape)
+
+    return m.linear(scattered, grad)
+
+
+@rule(*named("avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward avg_pool3d_backward"))
+def _average(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
+    names = [argument.name for argument in op._schema.arguments]
+    given = {x.name: x.default_value for x in op._schema.arguments if x.default_value is not None}
+    given |= dict(zip(names[1:], args, strict=False)) | kwargs
+    kernel = given["kernel_size"]
+    if given.get("divisor_override"):
+        denominator = int(given["divisor_override"])
+    elif given.get("ceil_mode") or not given.get("count_include_pad", True):
+        denominator = math.prod(math.lcm(*range(1, k + 1)) for k in kernel)
+    else:
+        denominator = math.prod(kernel)
+    rest = [a.witness.new_zeros(x.shape) if isinstance(x, (Dual, Tensor)) else x for x in args]
+    return m.rational(lambda t: op(t, *rest, **kwargs), a, denominator)
+
+
+@rule(
+    *named(
+        "adaptive_avg_pool1d _adaptive_avg_pool2d adaptive_avg_pool2d _adaptive_avg_pool3d "
+        "_adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward"
+    )
+)
+def _adaptive_average(m: Arithmetic, op: Any, a: Dual, other: Any) -> Any:
+    backward = isinstance(other, (Dual, Tensor))
+    rest = a.witness.new_zeros(other.shape) if backward else other
+    spatial = 3 if "3d" in op._schema.name else 1 if "1d" in op._schema.name else 2
+    inner = list((other if backward else a).shape[-spatial:])
+    outer = list(a.shape[-spatial:]) if backward else list(other)
+    sizes = ({-(-(i + 1) * n // k) - i * n // k for i in range(k)} for n, k in zip(inner, outer, strict=True))
+    return m.rational(lambda t: op(t, rest), a, math.prod(math.lcm(*s) for s in sizes))
+
+
+@rule(aten._embedding_bag, aten._embedding_bag_forward_only)
+def _embedding_bag(
+    m: Arithmetic,
+    op: Any,
+    weight: Dual,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    factors = per_sample_weights.witness if per_sample_weights is not None else None
+    witness, *rest = op(
+        weight.witness, indices, offsets, False, mode, False, factors, include_last_offset, padding_idx
+    )
+    if mode == 2:
+        found = weight.map(lambda t: t.gather(0, rest[2].clamp(min=0)))
+        found = m.select((rest[1] > 0).unsqueeze(-1), found, 0)
+    else:
+        starts = offsets[:-1] if include_last_offset else offsets
+        bags = torch.searchsorted(starts, torch.arange(len(indices)).to(starts.dtype), right=True) - 1
+        rows = weight.map(lambda t: t[indices])
+        if per_sample_weights is not None:
+            rows = m.mul(rows, per_sample_weights.map(lambda t: t.unsqueeze(-1)))
+        rows = m.select((indices != padding_idx).unsqueeze(-1), rows, 0)
+        size = (len(starts), rows.shape[1])
+        found = m.linear(lambda t: torch.zeros(size, dtype=t.dtype).index_add(0, bags, t), rows)
+        if mode == 1:
+            counts = torch.zeros(len(starts), dtype=torch.int64).index_add(
+                0, bags, (indices != padding_idx).long()
+            )
+            found = m.div(found, counts.clamp(min=1).unsqueeze(-1))
+    return m.finished(witness, found.residues, dtype=weight.dtype), *rest
+
+
+@rule(aten._embedding_bag_backward)
+def _embedding_bag_backward(
+    m: Arithmetic,
+    op: Any,
+    grad: Dual,
+    indices: Tensor,
+    offsets: Tensor,
+    bags: Tensor,
+    sizes: Tensor,
+    largest: Tensor,
+    rows: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Any,
+    padding_idx: int = -1,
+) -> Any:
+    if scale_grad_by_freq or sparse:
+        return NotImplemented
+    size = (rows, grad.shape[1])
+    if mode == 2:
+        grad = m.select((sizes > 0).unsqueeze(-1), grad, 0)
+        return m.linear(
+            lambda t: torch.zeros(size, dtype=t.dtype).scatter_add(0, largest.clamp(min=0), t), grad
+        )
+    if len(bags) != len(indices):  # a kernel that does not say: bags begin at their offsets
+        bags = torch.searchsorted(offsets, torch.arange(len(indices)).to(offsets.dtype), right=True) - 1
+    if mode == 1:
+        grad = m.div(grad, sizes.clamp(min=1).unsqueeze(-1))
+    each = grad.map(lambda t: t[bags])
+    if per_sample_weights is not None:
+        each = m.mul(each, per_sample_weights.map(lambda t: t.unsqueeze(-1)))
+    each = m.select((indices != padding_idx).unsqueeze(-1), each, 0).as_type(grad.dtype or torch.float32)
+    return m.linear(lambda t: torch.zeros(size, dtype=t.dtype).index_add(0, indices, t), each)
+
+
+@rule(aten.scatter_reduce)
+def _scatter_reduce(
+    m: Arithmetic,
+    op: Any,
+    a: Dual,
+    dim: int,
+    index: Tensor,
+    source: Dual,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Any:
+    a, source = m.dual(a), m.dual(source)
+    if reduce not in ("sum", "mean", "amax", "amin") or not a.dim():
+        return NotImplemented
+    source = source.map(lambda t: t[tuple(slice(n) for n in index.shape)])
+    hit = torch.zeros(a.shape, dtype=torch.bool).scatter(dim, index, True)
+    start = a if include_self else m.select(hit, 0, a)
+    if reduce in ("amax", "amin"):
+        witness = op(a.witness, dim, index, source.witness, reduce, include_self=include_self)
+        is_chosen = source.witness == witness.gather(dim, index)
+        places = torch.full(a.shape, -1).scatter_reduce(
+            dim, index, torch.where(is_chosen, _places(index), -1), "amax"
+        )
+        taken = source.map(lambda t: t.flatten()[places.clamp(min=0)])
+        return m.finished(witness, m.select(places >= 0, taken, a).residues, dtype=a.dtype)
+    total = m.linear(lambda t, s: t.scatter_add(dim, index, s), start, source)
+    if reduce == "mean":
+        counts = torch.zeros(a.shape, dtype=torch.int64).scatter_add(dim, index, torch.ones_like(index))
+        total = m.div(total, counts + 1 if include_self else counts.clamp(min=1))
+    return total.as_type(a.dtype or torch.float32)
+
+
+def _places(like: Tensor) -> Tensor:
+    return torch.arange(like.numel()).view(like.shape)
+
+
+@rule(aten.segment_reduce)
+def _segment_reduce(m: Arithmetic, op: Any, a: Dual, reduce: str, **how: Any) -> Any:
+    lengths: Any = how.get("lengths")
+    if (
+        reduce not in ("sum", "mean")
+        or lengths is None
+        or lengths.dim() != 1
+        or how.get("initial") is not None
+    ):
+        return NotImplemented
+    bags = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    size = (len(lengths), *a.shape[1:])
+    total = m.linear(lambda t: torch.zeros(size, dtype=t.dtype).index_add(0, bags, t), a)
+    if reduce == "sum":
+        return total
+    return m.div(total, lengths.view(-1, *[1] * (a.dim() - 1)))
