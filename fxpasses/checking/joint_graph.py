@@ -9,7 +9,7 @@ from torch import fx
 
 from fxpasses.checking.inputs import placeholders
 from fxpasses.graphs.aliasing import is_mutating, is_random
-from fxpasses.graphs.rewriting import value_of
+from fxpasses.graphs.rewriting import attributes_of, value_of
 
 __all__ = ["joined_graph"]
 
@@ -58,8 +58,7 @@ def joined_graph(
     inner.update(zip(ordered, values, strict=True))
     results = _copied(backward.graph, graph, inner)
     graph.output([*outputs[:count], *results])
-    attributes = {**_attributes(forward), **_attributes(backward)}
-    return fx.GraphModule(attributes, graph)
+    return fx.GraphModule({**attributes_of(forward), **attributes_of(backward)}, graph)
 
 
 def _copied(source: fx.Graph, graph: fx.Graph, inner: dict[fx.Node, fx.Node]) -> list[Any]:
@@ -84,13 +83,3 @@ def _copied(source: fx.Graph, graph: fx.Graph, inner: dict[fx.Node, fx.Node]) ->
         inner[node].meta = dict(node.meta)
     (output,) = source.find_nodes(op="output")
     return list(fx.node.map_arg(output.args[0], inner.__getitem__))  # type: ignore[arg-type]
-
-
-def _attributes(gm: fx.GraphModule) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for node in gm.graph.find_nodes(op="get_attr"):
-        value: object = gm
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
-        found[str(node.target)] = value
-    return found

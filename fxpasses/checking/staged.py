@@ -29,6 +29,7 @@ from fxpasses.checking.interpret import RoundedMode, Run, as_float64, seeded
 from fxpasses.checking.reduce import Case, extract_calls, reduce_nodes
 from fxpasses.checking.repro import fresh_directory, graph_text, input_lines, why_not_shown
 from fxpasses.checking.tolerance import deviation
+from fxpasses.graphs.rewriting import attribute_of
 from fxpasses.pass_manager.limits import VARIABLE, Limits, progress
 
 __all__ = ["Stage", "in_eager_with_repro", "replay_stage", "stage_differences", "stage_repro"]
@@ -256,9 +257,9 @@ def _with_numbers(gm: fx.GraphModule, inputs: Sequence[Any]) -> Case:
     values: list[Any] = []
     given = iter(inputs)
     for node in gm.graph.nodes:
-        if node.op == "placeholder" or (node.op == "get_attr" and isinstance(_attribute(gm, node), Tensor)):
+        if node.op == "placeholder" or (node.op == "get_attr" and isinstance(attribute_of(node, gm), Tensor)):
             made[node] = graph.placeholder(node.name)
-            values.append(next(given) if node.op == "placeholder" else _attribute(gm, node))
+            values.append(next(given) if node.op == "placeholder" else attribute_of(node, gm))
         elif node.op == "call_method":
             made[node] = graph.create_node(
                 "call_function",
@@ -312,13 +313,6 @@ def _without_rng(case: Case) -> Case:
     if rest is None:
         raise Unsupported("every call calls the RNG")
     return rest
-
-
-def _attribute(gm: fx.GraphModule, node: fx.Node) -> Any:
-    value: Any = gm
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _write(

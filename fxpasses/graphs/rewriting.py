@@ -23,6 +23,8 @@ from fxpasses._torch import (
 
 __all__ = [
     "PROVENANCE",
+    "attribute_of",
+    "attributes_of",
     "compute_value",
     "constants_of",
     "copy_graph",
@@ -135,16 +137,22 @@ def _in_mode(value: Any, mode: Any) -> Any:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
+def attribute_of(node: fx.Node, gm: fx.GraphModule | None = None) -> Any:
+    """What a ``get_attr`` node reads from ``gm``, or else from the module that owns its graph; ``None`` if it is not there."""
+    value: Any = node.graph.owning_module if gm is None else gm
+    for part in str(node.target).split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def attributes_of(gm: fx.GraphModule) -> dict[str, Any]:
+    """What the ``get_attr`` nodes of a graph read, by the name of the attribute."""
+    return {str(node.target): attribute_of(node, gm) for node in gm.graph.find_nodes(op="get_attr")}
+
+
 def subgraphs(gm: fx.GraphModule) -> dict[str, fx.GraphModule]:
     """The graphs that operators such as ``torch.cond`` are given, by the name of the attribute that holds each."""
-    found: dict[str, fx.GraphModule] = {}
-    for node in gm.graph.find_nodes(op="get_attr"):
-        value: object = gm
-        for part in str(node.target).split("."):
-            value = getattr(value, part, None)
-        if isinstance(value, fx.GraphModule):
-            found[str(node.target)] = value
-    return found
+    return {name: value for name, value in attributes_of(gm).items() if isinstance(value, fx.GraphModule)}
 
 
 def copy_graph(
@@ -173,14 +181,7 @@ def copy_graph(
 
 def constants_of(gm: fx.GraphModule) -> dict[str, torch.Tensor]:
     """The tensors that the graph holds, by the name of the attribute."""
-    found: dict[str, torch.Tensor] = {}
-    for node in gm.graph.find_nodes(op="get_attr"):
-        value: object = gm
-        for part in str(node.target).split("."):
-            value = getattr(value, part, None)
-        if isinstance(value, torch.Tensor):
-            found[str(node.target)] = value
-    return found
+    return {name: value for name, value in attributes_of(gm).items() if isinstance(value, torch.Tensor)}
 
 
 def same_constant(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -215,10 +216,8 @@ def _own_constants(gm: fx.GraphModule, known: Mapping[str, torch.Tensor]) -> Non
                 mine = mine.conj() if value.is_conj() else mine
             if isinstance(value, torch.nn.Parameter):
                 mine = torch.nn.Parameter(mine, value.requires_grad)
-        *path, last = name.split(".")
-        owner: Any = gm
-        for part in path:
-            owner = getattr(owner, part)
+        path, _, last = name.rpartition(".")
+        owner: Any = gm.get_submodule(path)
         if isinstance(value, torch.nn.Parameter) or last not in owner._parameters:
             setattr(owner, last, mine)
 

@@ -11,6 +11,7 @@ import torch
 import torch.fx as fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from fxpasses.graphs.rewriting import attribute_of
 from fxpasses.partitioner import _torch
 from fxpasses.partitioner.classify import JointGraph
 from fxpasses.partitioner.cost import CostModel, is_view
@@ -176,13 +177,8 @@ def _why_subgraphs_never(node: fx.Node, table: "_OperatorTable") -> str | None:
     """Why a higher-order operator may not run twice, looking inside the graphs that it calls."""
     if _torch.is_with_effects(node):
         return "has an effect"
-    owner = node.graph.owning_module
     for argument in node.all_input_nodes:
-        if argument.op != "get_attr" or owner is None:
-            continue
-        module: Any = owner
-        for part in str(argument.target).split("."):
-            module = getattr(module, part, None)
+        module = attribute_of(argument) if argument.op == "get_attr" else None
         if isinstance(module, fx.GraphModule):
             for inner in module.graph.nodes:
                 if inner.op == "call_function" and (reason := table.why_never(inner.target)):

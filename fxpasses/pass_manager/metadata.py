@@ -16,7 +16,14 @@ from torch import fx
 
 from fxpasses._torch import FakeTensor, OpOverload, statically_known_true
 from fxpasses.graphs.aliasing import is_alias
-from fxpasses.graphs.rewriting import compute_value, fake_mode_of, same_metadata, same_size, value_of
+from fxpasses.graphs.rewriting import (
+    attribute_of,
+    compute_value,
+    fake_mode_of,
+    same_metadata,
+    same_size,
+    value_of,
+)
 from fxpasses.pass_manager.runs import Snapshot, same_argument
 
 __all__ = ["Difference", "metadata_difference", "refresh"]
@@ -178,9 +185,7 @@ def _is_computable(node: fx.Node) -> bool:
 
 
 def _set_attribute_value(gm: fx.GraphModule, node: fx.Node, mode: Any) -> None:
-    value: Any = gm
-    for part in str(node.target).split("."):
-        value = getattr(value, part, None)
+    value = attribute_of(node, gm)
     if isinstance(value, torch.Tensor):
         is_fake = isinstance(value, FakeTensor)
         node.meta["val"] = value if is_fake else mode.from_tensor(value, static_shapes=True)

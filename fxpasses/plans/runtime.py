@@ -7,6 +7,7 @@ import hashlib
 import importlib.machinery
 import importlib.util
 import marshal
+import operator
 import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +50,7 @@ def load_code(
         "assert_tensor_metadata": assert_tensor_metadata,
     }
     known["extern_kernels"] = types.SimpleNamespace(
-        **{name: _attribute(torch, path) for name, path in externs.items()}
+        **{name: operator.attrgetter(path)(torch) for name, path in externs.items()}
     )
     known["_kernels"] = {
         name: load_library(name.partition(" ")[2], data, folder) for name, data in kernels.items()
@@ -74,12 +75,6 @@ def load_library(entry: str, data: bytes, folder: Path | None) -> types.ModuleTy
             loader.exec_module(module)
         _loaded[digest] = module
     return _loaded[digest]
-
-
-def _attribute(value: Any, path: str) -> Any:
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
 
 
 def fitted(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

@@ -21,6 +21,7 @@ import sympy
 import torch
 from torch import fx
 
+from fxpasses.graphs.rewriting import attribute_of
 from fxpasses.regional import _torch, _torch_dtensor
 from fxpasses.regional._torch_dtensor import FUNCTIONAL
 from fxpasses.regional.parameters import gathered_parameters, is_static
@@ -308,7 +309,7 @@ class _Reader:
         if _torch_dtensor.mesh_of(value_of(node)) is not None:
             return self._mesh(value_of(node))
         if node.op == "get_attr":
-            attribute = _attribute(self._gm, str(node.target))
+            attribute = attribute_of(node, self._gm)
             if isinstance(attribute, fx.GraphModule):
                 return "graph", self._graph(str(node.target), attribute)
             if not isinstance(attribute, torch.Tensor):
@@ -325,7 +326,7 @@ class _Reader:
             for number, node in enumerate(gm.graph.nodes):
                 number_of[node] = number
                 reads: list[fx.Node] = []
-                if node.op == "get_attr" and not isinstance(_attribute(gm, str(node.target)), fx.GraphModule):
+                if node.op == "get_attr" and not isinstance(attribute_of(node, gm), fx.GraphModule):
                     raise _Unknown("a nested graph has tensors of its own")
                 if node.op not in ("placeholder", "output", "get_attr"):
                     nested._refuse(node)
@@ -346,7 +347,7 @@ class _Reader:
         if kind is None:
             kind = self._describe(value_of(node))
             if node.op == "get_attr" and kind == ("NoneType",):
-                attribute = _attribute(self._gm, str(node.target))
+                attribute = attribute_of(node, self._gm)
                 kind = self._describe(attribute) if isinstance(attribute, torch.Tensor) else kind
             if is_static(node):
                 value = value_of(node)
@@ -433,13 +434,6 @@ def _is_pending(node: fx.Node) -> bool:
 def counts_from_storage(node: fx.Node) -> bool:
     """Whether a call depends on where in its memory an operand begins."""
     return target_name(node).startswith(("as_strided", "storage_offset"))
-
-
-def _attribute(gm: fx.GraphModule, target: str) -> Any:
-    value: Any = gm
-    for name in target.split("."):
-        value = getattr(value, name)
-    return value
 
 
 def _target(target: Any) -> str:

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from fake.error_text import describe_error
+from fxpasses.graphs.rewriting import attribute_of
 from fxpasses.regional import _torch, _torch_dtensor
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.facts import (
@@ -442,10 +443,7 @@ class _Cutter:
 def _tensor(node: fx.Node, facts: GraphFacts) -> Any:
     value = value_of(node)
     if value is None and node.op == "get_attr":
-        owner: Any = facts.graph.owning_module
-        for name in str(node.target).split("."):
-            owner = getattr(owner, name)
-        return owner
+        return attribute_of(node, facts.graph.owning_module)
     return value
 
 

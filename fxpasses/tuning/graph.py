@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -65,20 +66,19 @@ def tuned_graph(
         family_of(gm, inputs),
         {**compile_surroundings(), "goal": one.goal, "options": _told(options), "allowed": str(one.allowed)},
     )
+    graph = _Graph(gm, options, compile, place)
     found = None if one.fresh else place.read()
     if found is not None:
         kept, exact = found
         one.results.append(kept)
         one.reused += 1
         counters.count("tuned_reused")
-        return _KeptProgram(
-            gm, options, compile, place, kept, exact, (*(one.passes or ()), *one.allowed)
-        ).compiled(inputs)
+        return _KeptProgram(graph, kept, exact, (*(one.passes or ()), *one.allowed)).compiled(inputs)
     default = compile(gm, inputs, options)
     if any(isinstance(value, torch.SymInt) for value in inputs):
         log.info("not tuned: sizes are symbolic, and no other size of the graph was tuned before")
         return default
-    return _FirstCall(gm, options, compile, place, one, default, alone)
+    return _FirstCall(graph, one, default, alone)
 
 
 def _told(options: Options) -> str:
@@ -86,39 +86,52 @@ def _told(options: Options) -> str:
     return str({name: str(v) for name, v in values.items() if name not in ("report", "check", "ranks")})
 
 
-class _KeptProgram:
-    """The program of a choice that was kept, until it fails."""
+@dataclass(frozen=True)
+class _Graph:
+    """A graph of Dynamo, the user's options for it, what compiles it, and where its results are kept."""
 
-    def __init__(
-        self,
-        gm: fx.GraphModule,
-        options: Options,
-        compile: Compile,
-        place: Place,
-        kept: Kept,
-        exact: bool,
-        passes: Sequence[Pass],
-    ) -> None:
-        self._gm, self._options, self._compile, self._place = gm, options, compile, place
-        self._kept, self._checked = kept, exact
-        self._named = {str(item): item for item in passes}
-        self._running: Callable[..., Any] | None = None
+    gm: fx.GraphModule
+    options: Options
+    compile: Compile
+    place: Place
+
+    def compiled(self, inputs: Sequence[Any], options: Options | None = None) -> Callable[..., Any]:
+        """The graph compiled for inputs, fake or real, with these options or the user's."""
+        return self.compile(self.gm, inputs, options or self.options)
+
+
+@dataclass
+class _KeptProgram:
+    """The program of a choice that was kept, until it fails.
+
+    Attributes:
+        graph: the graph.
+        kept: what the tuning kept.
+        checked: whether the choice was compared with eager for inputs of these sizes.
+        passes: those of the session, which a choice may name.
+    """
+
+    graph: _Graph
+    kept: Kept
+    checked: bool
+    passes: Sequence[Pass]
+    _running: Callable[..., Any] | None = None
 
     def compiled(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What the backend returns. Args: the inputs that Dynamo gave."""
         try:
-            steps = [Step.from_data(data, self._pass) for data in self._kept.steps]
+            steps = [Step.from_data(data, self._pass) for data in self.kept.steps]
             self._choice = Choice(tuple(steps))
         except FxPassesError as error:
             self._strike(str(error))
-            return self._compile(self._gm, inputs, self._options)
+            return self.graph.compiled(inputs)
         if not steps:
-            return self._compile(self._gm, inputs, self._options)
+            return self.graph.compiled(inputs)
         try:
-            self._running = self._compile(self._gm, inputs, self._choice.options(self._options))
+            self._running = self.graph.compiled(inputs, self._choice.options(self.graph.options))
         except StageError as error:
             self._strike(str(error))
-            return self._compile(self._gm, inputs, self._options)
+            return self.graph.compiled(inputs)
         return self
 
     def __call__(self, *inputs: Any) -> Any:
@@ -126,7 +139,7 @@ class _KeptProgram:
         if running is None:
             return self._default(inputs)
         try:
-            if not self._checked:
+            if not self.checked:
                 self._check(running, inputs)
             return running(*inputs)
         except _Wrong as error:
@@ -138,81 +151,85 @@ class _KeptProgram:
         return self._default(inputs)
 
     def _pass(self, text: str) -> Pass:
-        return self._named.get(text) or parse_pass(text, available_passes())
+        named = {str(item): item for item in self.passes}
+        return named.get(text) or parse_pass(text, available_passes())
 
     def _default(self, inputs: Sequence[Any]) -> Any:
-        return self._gm.forward(*inputs)
+        return self.graph.gm.forward(*inputs)
 
     def _check(self, running: Callable[..., Any], inputs: Sequence[Any]) -> None:
         """Compare with eager once: the choice was checked for other sizes."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng())
             given = own_inputs(inputs)
-            verdicts = Verdicts(self._gm, given, self._options, lambda o: self._compile(self._gm, given, o))
+            gm, options = self.graph.gm, self.graph.options
+            verdicts = Verdicts(gm, given, options, lambda o: self.graph.compiled(given, o))
             end = verdicts.compared(self._choice, running)
         if not end.ok:
             raise _Wrong(f"not what eager gives: {end.problems[0]}")
-        self._checked = True
+        self.checked = True
 
     def _strike(self, why: str) -> None:
         log.warning("a tuned program is struck, and the graph runs without it: %s", why)
         self._running = None
-        counters.add_fallback(Fallback("tuning", why, self._kept.graph))
-        self._place.write(dataclasses.replace(self._kept.without_choice(why), graph=self._place.graph))
+        counters.add_fallback(Fallback("tuning", why, self.kept.graph))
+        place = self.graph.place
+        place.write(dataclasses.replace(self.kept.without_choice(why), graph=place.graph))
 
 
 class _Wrong(Exception):
     """A tuned program that gives other results than eager."""
 
 
+@dataclass
 class _FirstCall:
-    """The default program, which is tuned on the inputs of its first call, and replaced if something better is found."""
+    """The default program, which is tuned on the inputs of its first call, and replaced if something better is found.
 
-    def __init__(
-        self,
-        gm: fx.GraphModule,
-        options: Options,
-        compile: Compile,
-        place: Place,
-        one: Session,
-        default: Callable[..., Any],
-        alone: bool,
-    ) -> None:
-        self._gm, self._options, self._compile, self._place = gm, options, compile, place
-        self._session, self._running, self._is_tuned, self._alone = one, default, False, alone
+    Attributes:
+        graph: the graph.
+        session: how to measure.
+        running: the program that runs: the default at first.
+        alone: whether the graph is tuned outside of a session of several.
+    """
+
+    graph: _Graph
+    session: Session
+    running: Callable[..., Any]
+    alone: bool
+    _is_tuned: bool = False
 
     def __call__(self, *inputs: Any) -> Any:
         if not self._is_tuned:
             self._is_tuned = True
-            self._running = self._tuned(inputs)
-        return self._running(*inputs)
+            self.running = self._tuned(inputs)
+        return self.running(*inputs)
 
     def _tuned(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        one = self._session
+        one, place = self.session, self.graph.place
         try:
             found = self._searched(inputs)
         except Exception as error:  # noqa: BLE001  (the default is compiled: it runs, whatever tuning meets)
             log.warning("a graph is not tuned: %s: %s", type(error).__name__, error)
-            counters.add_fallback(Fallback("tuning", describe_error(error), self._place.graph))
-            return self._running
-        kept = _kept(found, self._place)
+            counters.add_fallback(Fallback("tuning", describe_error(error), place.graph))
+            return self.running
+        kept = _kept(found, place)
         one.results.append(kept)
         if kept.entries or not kept.left:  # otherwise there was no time for anything
-            self._place.write(kept)
+            place.write(kept)
             counters.count("tuned")
         if found.interrupted:
             one.interrupted = True
-            if self._alone:
+            if self.alone:
                 raise KeyboardInterrupt
         return found.program.run
 
     def _searched(self, inputs: Sequence[Any]) -> Found:
-        one = self._session
-        with torch.random.fork_rng(), ProgressLine(self._alone, name="fxpasses.tune") as line:
-            if self._alone:
+        one = self.session
+        with torch.random.fork_rng(), ProgressLine(self.alone, name="fxpasses.tune") as line:
+            if self.alone:
                 one.started, one.tell = time.monotonic(), line
-            bench = _Bench(self._gm, own_inputs(inputs), self._options, self._compile, one, self._running)
-            return search(bench, self._place.graph, one.goal, bench.default)
+            bench = _Bench(self.graph, own_inputs(inputs), one, self.running)
+            return search(bench, self.graph.place.graph, one.goal, bench.default)
 
 
 def _kept(found: Found, place: Place) -> Kept:
@@ -231,18 +248,10 @@ def _kept(found: Found, place: Place) -> Kept:
 class _Bench:
     """The workbench of one graph: see :class:`fxpasses.tuning.search.Workbench`."""
 
-    def __init__(
-        self,
-        gm: fx.GraphModule,
-        inputs: list[Any],
-        options: Options,
-        compile: Compile,
-        one: Session,
-        default: Callable[..., Any],
-    ) -> None:
-        options = dataclasses.replace(options, report=None)
-        self._gm, self._inputs, self._options, self._session = gm, inputs, options, one
-        self._compile = lambda chosen: compile(gm, inputs, chosen)
+    def __init__(self, graph: _Graph, inputs: list[Any], one: Session, default: Callable[..., Any]) -> None:
+        gm, options = graph.gm, dataclasses.replace(graph.options, report=None)
+        self._inputs, self._options, self._session = inputs, options, one
+        self._compile = lambda chosen: graph.compiled(inputs, chosen)
         regions = counters.snapshot().regions
         start = time.monotonic()
         self.default = Program(default, inputs)
