@@ -101,7 +101,7 @@ class RankMismatchError(FxPassesError, RuntimeError):
     """The ranks of a job compiled graphs whose collectives do not fit together; raised before one of them runs.
 
     Attributes:
-        ranks: the two ranks that differ, or the one that did not come.
+        ranks: the two ranks that differ, or the one that did not come; none where the job's store is gone.
         factor: the first factor of the compilation in which they differ, ``""`` if there is none or nobody could be asked.
         values: its value on each of the two ranks.
     """

@@ -28,7 +28,16 @@ from torch import fx
 
 from fxpasses.compiling.history import Compilation, explain_miss
 from fxpasses.distributed import _torch
-from fxpasses.distributed.answering import ASK_AFTER, HERE, SILENT_AFTER, STUCK_AFTER, Answering, came
+from fxpasses.distributed.answering import (
+    ASK_AFTER,
+    HERE,
+    SILENT_AFTER,
+    STUCK_AFTER,
+    Answering,
+    came,
+    note_absent_ranks,
+    reaching_store,
+)
 from fxpasses.distributed.decision import decide
 from fxpasses.distributed.signature import (
     CollectiveCall,
@@ -67,7 +76,8 @@ class Agreement:
         """
         groups = signatures(joint.graph, names_on_every_rank(joint.graph, self._inputs))
         try:
-            return decide(self._code, joint.graph, groups, names) if groups else names
+            with reaching_store(f"agree on what to save in {self._code}"):
+                return decide(self._code, joint.graph, groups, names) if groups else names
         except RankMismatchError as error:
             self._refusal = error
             return names
@@ -97,7 +107,7 @@ class Agreement:
     ) -> Any:
         pending = True
         what = f"{kind} graph of {self._code}"
-        keys = [_key(group, _torch.ranks_of(group)) for group in handed]
+        keys = {_key(group, ranks): ranks for group in handed if (ranks := _torch.ranks_of(group))}
 
         def run(inputs: Any) -> Any:
             nonlocal pending
@@ -110,9 +120,13 @@ class Agreement:
                     self._agree(group, what, calls, lowered.get(group))
                 pending = False
             before, HERE.running, HERE.since = HERE.running, what, time.monotonic()
-            HERE.calls.update(keys)
+            HERE.calls.update(list(keys))
             try:
                 return compiled(inputs)
+            except RuntimeError as error:
+                for key, ranks in keys.items():
+                    note_absent_ranks(error, key, ranks)
+                raise
             finally:
                 HERE.running = before
 
@@ -126,8 +140,9 @@ class Agreement:
         ranks = _torch.ranks_of(group)
         if len(ranks) < 2 or (group, what, lowered or calls) in HERE.accepted:
             return
-        gate = _Gate.next(group, ranks)
-        gate.come(_Offer(gate.rank, what, _digest(self._inputs), calls, lowered), self._made)
+        with reaching_store(f"compare the {what} with the other ranks'"):
+            gate = _Gate.next(group, ranks)
+            gate.come(_Offer(gate.rank, what, _digest(self._inputs), calls, lowered), self._made)
         HERE.accepted.add((group, what, lowered or calls))
 
 
@@ -198,6 +213,8 @@ class _Gate:
     def _ask_who_is_missing(self, offer: _Offer) -> None:
         """Wait for the last rank; meanwhile find out whether one will never come."""
         started, heard = time.monotonic(), {}
+        patience = self.patience.total_seconds()
+        most_silent = min(SILENT_AFTER, patience / 2)
         while True:
             if came(self.store, "open", ASK_AFTER):
                 return
@@ -209,23 +226,19 @@ class _Gate:
                     ahead = state["calls"].get(self.key, 0) > HERE.calls[self.key]
                     if state["running"] and ahead and state["seconds"] > STUCK_AFTER:
                         why = f"has been inside of the {state['running']} for {state['seconds']:.0f} s, which it need not compile again"
-                        return self._give_up(rank, offer, why)
-                elif time.monotonic() - heard.get(rank, started) > SILENT_AFTER:
+                        return self._give_up(rank, offer, f"{why}. {_DIFFERS}")
+                elif (silent := time.monotonic() - heard.get(rank, started)) > most_silent:
                     return self._give_up(
-                        rank, offer, f"has not answered for {SILENT_AFTER:.0f} s, has ended or hangs"
+                        rank, offer, f"has not answered for {silent:.0f} s: it has ended or hangs"
                     )
-            if time.monotonic() - started > self.patience.total_seconds():
+            if time.monotonic() - started > patience:
                 missing = self._missing(list(self.ranks))
-                return self._give_up(missing[0], offer, f"was waited for during {self.patience}")
+                return self._give_up(missing[0], offer, f"was waited for during {self.patience}. {_DIFFERS}")
 
     def _give_up(self, missing: int, offer: _Offer, why: str) -> None:
         calls = offer.calls
         sends = "; ".join(map(str, calls[:_SHOWN])) + (", ..." if len(calls) > _SHOWN else "")
-        problem = (
-            f"rank {self.rank} compiled the {offer.what}, whose collectives are {len(calls)}: {sends}; rank {missing} does not come: it {why}. "
-            "It compiled other code, or did not have to compile again where this rank did: look for what differs between the ranks "
-            "(sizes of inputs, graph breaks, branches on the rank)."
-        )
+        problem = f"rank {self.rank} compiled the {offer.what}, whose collectives are {len(calls)}: {sends}; rank {missing} does not come: it {why}"
         self.store.compare_set("open", "", json.dumps({"problem": problem, "ranks": [missing]}))
 
     def _missing(self, ranks: list[int]) -> list[int]:
@@ -264,6 +277,10 @@ class _Gate:
 
 
 _YES = "all have come"
+_DIFFERS = (
+    "It compiled other code, or did not have to compile again where this rank did: look for what differs between the ranks "
+    "(sizes of inputs, graph breaks, branches on the rank)."
+)
 _ASKED_AT_ONCE = 4
 _SHOWN = 3
 

@@ -10,13 +10,25 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 
 from fxpasses.distributed import _torch
+from fxpasses.errors import RankMismatchError
 
-__all__ = ["ASK_AFTER", "HERE", "SILENT_AFTER", "STUCK_AFTER", "Answering", "came"]
+__all__ = [
+    "ASK_AFTER",
+    "HERE",
+    "SILENT_AFTER",
+    "STUCK_AFTER",
+    "Answering",
+    "came",
+    "note_absent_ranks",
+    "reaching_store",
+]
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +86,7 @@ class Answering:
     @staticmethod
     def ensure() -> None:
         """Answer from now on, if this rank does not yet."""
+        _torch.store().check(["fxpasses"])  # fails at once where the store is gone; another connection is tried for minutes
         with HERE.lock:
             if HERE.answering is None:
                 HERE.answering = Answering._start(dist.get_rank())
@@ -141,3 +154,56 @@ def came(store: _torch.Store, key: str, seconds: float) -> bool:
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
     return True
+
+
+@contextmanager
+def reaching_store(purpose: str) -> Iterator[None]:
+    """Within, the job's store is asked; where it cannot be reached any more, the error says what that means.
+
+    Args:
+        purpose: what this rank wants of it.
+
+    Raises:
+        RankMismatchError: the process that keeps the store has ended.
+    """
+    try:
+        yield
+    except dist.DistError as error:
+        raise RankMismatchError(
+            f"rank {dist.get_rank()} wants to {purpose}, and the job's key-value store cannot be reached any more: the process that keeps it "
+            f"(rank 0, unless torchrun does) has ended or hangs ({str(error).splitlines()[0]})",
+            (),
+        ) from error
+
+
+_MOST_ASKED = 8
+
+
+def note_absent_ranks(error: RuntimeError, key: str, ranks: Sequence[int]) -> None:
+    """Add notes to an error that a graph with collectives ended with: which other ranks have ended, hang, or are elsewhere.
+
+    Args:
+        error: as the communication library raised it, which knows no ranks.
+        key: of the process group, as calls are counted.
+        ranks: of the group; those with the nearest numbers are asked, which are the neighbours in a ring.
+    """
+    if not dist.is_initialized():
+        return
+    own = dist.get_rank()
+    for rank in sorted((rank for rank in ranks if rank != own), key=lambda rank: abs(rank - own))[
+        :_MOST_ASKED
+    ]:
+        try:
+            state = Answering.ask(rank)
+        except dist.DistError:
+            error.add_note(
+                "The job's key-value store is gone: the process that keeps it (rank 0, unless torchrun does) has ended."
+            )
+            return
+        if state is None:
+            error.add_note(f"Rank {rank} does not answer: it has ended or hangs.")
+        elif (calls := state["calls"].get(key, 0)) != HERE.calls[key]:
+            where = f"inside of the {state['running']}" if state["running"] else "outside of all of them"
+            error.add_note(
+                f"Rank {rank} has begun {calls} compiled graphs with collectives of this group, rank {own} {HERE.calls[key]}; it is {where}."
+            )

@@ -177,6 +177,6 @@ for case in (alone,) if sys.argv[1] == "apart" else TOGETHER:
     except RankMismatchError as error:
         found[case.__name__] = {"error": str(error), "ranks": error.ranks, "factor": error.factor}
     except RuntimeError as error:  # gloo's: the other rank has left
-        found[case.__name__] = {"left": str(error)}
+        found[case.__name__] = {"left": str(error), "notes": error.__notes__}
     found[case.__name__]["seconds"] = time.monotonic() - start
 print(json.dumps(found), flush=True)
