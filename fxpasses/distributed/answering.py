@@ -86,7 +86,9 @@ class Answering:
     @staticmethod
     def ensure() -> None:
         """Answer from now on, if this rank does not yet."""
-        _torch.store().check(["fxpasses"])  # fails at once where the store is gone; another connection is tried for minutes
+        _torch.store().check(
+            ["fxpasses"]
+        )  # fails at once where the store is gone; another connection is tried for minutes
         with HERE.lock:
             if HERE.answering is None:
                 HERE.answering = Answering._start(dist.get_rank())

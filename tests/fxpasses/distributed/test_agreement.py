@@ -76,7 +76,9 @@ def test_harmless_differences_pass(outcomes, case, expected):
 def test_a_rank_that_does_not_come_is_named():
     """Rank 0 is inside of the graph that it has; the other one would wait for it for ever."""
     stayed, alone = (rank["alone"] for rank in job("job.py", "apart"))
-    assert stayed["notes"] == ["Rank 1 does not answer: it has ended or hangs."]  # gloo's error knows no ranks
+    assert stayed["notes"] == [
+        "Rank 1 does not answer: it has ended or hangs."
+    ]  # gloo's error knows no ranks
     assert alone["ranks"] == [0]
     assert "rank 0 does not come" in alone["error"]
     assert alone["seconds"] < 30
