@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-__all__ = ["Fallback", "Isolated", "Stats", "reset_stats", "stats"]
+__all__ = ["EAGER_FILE", "Fallback", "Isolated", "Stats", "reset_stats", "stats"]
+
+EAGER_FILE = "eager.jsonl"
+"""In the directory of a report: the functions that Dynamo left in eager, one a line."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,11 +45,25 @@ __all__ = [
     "Partitioner",
     "UnpartitionedCompiler",
     "cache_identity",
+    "lowered_parts",
 ]
 
 log = logging.getLogger(__name__)
 
 aten = torch.ops.aten
+
+_parts: ContextVar[list[Any] | None] = ContextVar("inductor_parts", default=None)
+
+
+@contextlib.contextmanager
+def lowered_parts() -> Iterator[list[Any]]:
+    """Gives a list to which Inductor's compiled graphs are added, those of segments included."""
+    found: list[Any] = []
+    before = _parts.set(found)
+    try:
+        yield found
+    finally:
+        _parts.reset(before)
 
 
 @dataclass(frozen=True)
@@ -219,6 +234,8 @@ class InductorCompiler:
             called = list(calls.values())
             _keep_strides(gm, calls)
             compiled = _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
+            if (parts := _parts.get()) is not None:
+                parts.append(compiled)
             if called:
                 # It finds them by name: they have to live as long as it does, which nothing that comes from a cache would see to.
                 compiled.called = called  # type: ignore[attr-defined]

@@ -52,6 +52,9 @@ class Observer:
     def compiled(self, kind: str, compiled: Callable[..., Any]) -> None:
         """What the compiler made of the graph of that kind."""
 
+    def lowered(self, kind: str, parts: Sequence[Any]) -> None:
+        """What Inductor made of it: one compiled graph, or one for each segment between calls of regions."""
+
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
         """The shape environment of Dynamo's graph, once all stages have installed their guards."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,7 +18,7 @@ import fake
 from compiled_autograd.session.node_sessions import capture_later
 from fake.seam.missing import missing_names
 from fake.seam.patches import Patch
-from fxpasses.counters import Fallback, counters
+from fxpasses.counters import EAGER_FILE, Fallback, counters
 from fxpasses.dynamo import _torch
 from fxpasses.dynamo.replay import Replay
 from fxpasses.errors import UnknownTorchWarning
@@ -76,14 +78,14 @@ def around_compilations(backend: Callable[..., Any]) -> Patch:
                 yield
             except _torch.Unsupported as error:
                 if ours and code is not None:
-                    _count_eager(code, error)
+                    _count_eager(code, error, options)
                 raise
 
     return _torch.surround_compilations(around)
 
 
-def _count_eager(code: CodeType, error: Exception) -> None:
-    """Count a function that Dynamo leaves as it is: it runs in eager, and so does all that it does itself."""
+def _count_eager(code: CodeType, error: Exception, options: Any) -> None:
+    """Count a function that Dynamo leaves as it is: it runs in eager, and so does all that it does itself. A report tells it, too."""
     said, _, where = str(error).partition("\nfrom user code")
     found = [line for line in said.splitlines() if line and not line.startswith((" ", "*", "For more"))]
     reason = ", because of: ".join(reversed(found))
@@ -93,6 +95,11 @@ def _count_eager(code: CodeType, error: Exception) -> None:
         reason += f" (at {lines[own[-1]].strip()})"
     location = f"{code.co_filename}:{code.co_firstlineno}, {code.co_name}"
     fallback = Fallback("dynamo", reason, location)
+    report = options.get("report") if isinstance(options, Mapping) else None
+    if isinstance(report, str):
+        os.makedirs(report, exist_ok=True)
+        with open(os.path.join(report, EAGER_FILE), "a") as file:
+            file.write(json.dumps({"location": location, "reason": reason}) + "\n")
     if fallback not in counters.snapshot().fallbacks:
         counters.add_fallback(fallback)
         log.warning("%s is not compiled and runs in eager, except for what it calls: %s", location, reason)

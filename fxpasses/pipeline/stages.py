@@ -14,7 +14,7 @@ from fake.error_text import describe_error
 from fake.seam.dynamo import dynamo_timed
 from fake.tracing.compiling import compiling
 from fxpasses import _torch, _torch_inductor
-from fxpasses.compiling.inductor import Compiler
+from fxpasses.compiling.inductor import Compiler, lowered_parts
 from fxpasses.compiling.inductor_rng import with_inductor_rng
 from fxpasses.compiling.observing import LoweringCheck, Observer, RankCheck, RewriteCheck
 from fxpasses.compiling.options import Options
@@ -229,7 +229,7 @@ class Stages:
         handed_over = copy_graph(gm) if lowered is not None else gm
         gate = ranks.compiling(kind, gm) if ranks is not None else nullcontext(_unchanged)
         try:
-            with self._stage(HandoverError, gm, kind), gate as gated:
+            with self._stage(HandoverError, gm, kind), gate as gated, lowered_parts() as parts:
                 compiled = gated(compile())
         except HandoverError as error:
             if lowered is not None:
@@ -237,6 +237,7 @@ class Stages:
             raise
         for observer in self._hooks.observers:
             observer.compiled(kind, compiled)
+            observer.lowered(kind, parts)
         if lowered is not None:
             compiled = lowered.watch(handed_over, compiled)
         return compiled if self._values is None else self._watched(kind, compiled)

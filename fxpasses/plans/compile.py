@@ -153,10 +153,14 @@ class Compiled(Generic[M]):
         return data
 
     def report(
-        self, output: str | Path | None = None, *, against: str | os.PathLike[str] | None = None
+        self,
+        output: str | Path | None = None,
+        *,
+        against: str | os.PathLike[str] | None = None,
+        profile: Callable[[], object] | None = None,
     ) -> Path:
         """Make one HTML page of what was compiled with ``report=``. Args: those of :func:`fxpasses.report`."""
-        return report(self, output, against=against)
+        return report(self, output, against=against, profile=profile)
 
     def explain(self) -> Summary:
         """Tell what was compiled with ``report=``: its graphs, why they end, what was compiled again, what is most worth doing.

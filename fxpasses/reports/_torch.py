@@ -40,6 +40,11 @@ def generated_code(compiled: Callable[..., Any]) -> str:
     return str(getattr(compiled, "source_code", None) or "")
 
 
+def cache_key(compiled: Callable[..., Any]) -> str:
+    """By which the profiler names calls of a graph that Inductor compiled."""
+    return str(getattr(compiled, "_fx_graph_cache_key", None) or "")
+
+
 def kernels_of(compiled: Callable[..., Any]) -> dict[str, list[str]]:
     """For each call of a kernel in the compiled graph the names of the nodes that it computes, as far as Inductor tells."""
     text = getattr(compiled, "inductor_provenance_mapping_str", None)

@@ -20,11 +20,12 @@ _BREAKS = {
 """Dynamo's own words for two reasons, and what they mean."""
 
 
-def advice(graphs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def advice(graphs: Sequence[dict[str, Any]], eager: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
     """What to do, the most urgent first, each with the place and the option that does it.
 
     Args:
         graphs: the data of each graph (see :mod:`fxpasses.reports.record`).
+        eager: the functions that Dynamo left as they are.
 
     Returns:
         At most three of ``{"title", "why", "do", "source"}``.
@@ -33,6 +34,20 @@ def advice(graphs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     found += [
         item for graph in graphs if "/regions/" not in graph["name"] for item in _of_memory(graph, graphs)
     ]
+    for left in eager:
+        place, _, function = left["location"].rpartition(", ")
+        title = f"{function} is not compiled: it runs in eager, except for what it calls"
+        found.append(
+            (
+                95.0,
+                _entry(
+                    title,
+                    left["reason"],
+                    "move what breaks the graph out of the loop, or out of the function",
+                    place,
+                ),
+            )
+        )
     found.sort(key=lambda item: -item[0])
     unique = {(entry["title"], entry["source"]): entry for _, entry in reversed(found)}
     return list(reversed(unique.values()))[:_SHOWN]

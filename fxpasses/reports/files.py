@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,8 @@ class GraphFiles(Observer):
         self._record.graph(kind, gm, self.runs)
         self._record.write(self.directory)
 
-    def compiled(self, kind: str, compiled: Callable[..., Any]) -> None:
-        self._record.compiled(kind, compiled)
+    def lowered(self, kind: str, parts: Sequence[Any]) -> None:
+        self._record.lowered(kind, parts)
         self._record.write(self.directory)
 
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fxpasses.counters import EAGER_FILE
 from fxpasses.errors import ReportError
 from fxpasses.reports.advice import advice
 from fxpasses.reports.against import compare
-from fxpasses.reports.versions import SCHEMA
+from fxpasses.reports.versions import SCHEMA, STEPS_FILE
 
 __all__ = ["directory_of", "read_report", "report", "write_page"]
 
@@ -25,6 +26,7 @@ def report(
     output: str | Path | None = None,
     *,
     against: str | os.PathLike[str] | None = None,
+    profile: Callable[[], object] | None = None,
 ) -> Path:
     """Make one HTML page of what was compiled with ``options={"report": directory}``.
 
@@ -32,6 +34,8 @@ def report(
         compiled: what ``torch.compile(..., backend="fxpasses", options={"report": directory})`` returned, or the directory.
         output: the file; ``report.html`` in the directory by default.
         against: the directory of another report; a tab of its own tells what differs.
+        profile: does one step, backward pass and optimizer included if they are part of it. It is called some times, compiled and in
+            eager by turns; a tab tells how long both take, by graph, region, kernel and operator, and the directory holds the timelines.
 
     Returns:
         The file.
@@ -40,6 +44,10 @@ def report(
         ReportError: nothing was compiled with that option, or the directory holds no report that this version reads.
     """
     directory = directory_of(compiled)
+    if profile is not None:
+        from fxpasses.reports.steps import measure_steps  # torch, which a directory alone does without
+
+        measure_steps(profile, directory)
     return write_page(read_report(directory, against), Path(output) if output else directory / "report.html")
 
 
@@ -80,7 +88,7 @@ def read_report(
         against: another one: ``"against"`` tells what differs.
 
     Returns:
-        ``schema``, ``graphs``, ``advice``, and ``against``.
+        ``schema``, ``graphs``, ``advice``, ``eager`` (functions that Dynamo left as they are), ``steps`` (or None), and ``against``.
 
     Raises:
         ReportError: there is no such directory, no report in it, or one of another version.
@@ -91,26 +99,37 @@ def read_report(
     files = sorted(
         root.rglob("graph.json"), key=lambda file: [_ordered(part) for part in file.relative_to(root).parts]
     )
+    lines = (root / EAGER_FILE).read_text().splitlines() if (root / EAGER_FILE).is_file() else []
+    eager = [_read(root / EAGER_FILE, line) for line in dict.fromkeys(lines)]
     graphs = []
     for file in files:
-        try:
-            data = json.loads(file.read_text())
-        except ValueError as error:
-            raise ReportError(f"{str(file)!r} is no JSON: {error}") from error
+        data = _read(file, file.read_text())
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             found = data.get("schema") if isinstance(data, dict) else None
             raise ReportError(
                 f"{str(file)!r} has version {found!r} of the data; this fxpasses reads {SCHEMA}"
             )
         graphs.append({"name": str(file.parent.relative_to(root)), **data})
+    if not graphs and eager:
+        told = "; ".join(f"{one['location']}: {one['reason']}" for one in eager)
+        raise ReportError(f"nothing was compiled, Dynamo left all of it in eager: {told}")
     if not graphs:
         raise ReportError(
             f"there is no report in {str(root)!r}: compile with options={{'report': {str(root)!r}}}, and call what was compiled"
         )
-    data = {"schema": SCHEMA, "graphs": graphs, "advice": advice(graphs)}
+    steps = root / STEPS_FILE
+    data = {"schema": SCHEMA, "graphs": graphs, "advice": advice(graphs, eager), "eager": eager,
+            "steps": _read(steps, steps.read_text()) if steps.is_file() else None}  # fmt: skip
     if against is not None:
         data["against"] = {"directory": str(against), **compare(read_report(against), data)}
     return data
+
+
+def _read(file: Path, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ReportError(f"{str(file)!r} is no JSON: {error}") from error
 
 
 def write_page(data: dict[str, Any], file: Path) -> Path:

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import fx
 
 import fake
 import fxpasses
-from fxpasses.compiling.history import Miss
+from fxpasses.compiling.history import Difference, Miss
 from fxpasses.compiling.options import Options
 from fxpasses.counters import counters
 from fxpasses.graphs.provenance import provenance
@@ -30,6 +30,7 @@ from fxpasses.partitioner import META_KEY
 from fxpasses.partitioner.cost import CostModel, is_view
 from fxpasses.pass_manager.runs import PassRun
 from fxpasses.reports._torch import (
+    cache_key,
     end_of_graph,
     generated_code,
     kernels_of,
@@ -96,8 +97,7 @@ class Recorder:
         """
         self._data["ended"] = end_of_graph(gm)
         if earlier is not None:
-            differs = [str(difference) for difference in earlier.differences]
-            self._data["recompiled"] = {"reason": recompile_reason(), "differs": differs}
+            self._data["recompiled"] = {"reason": recompile_reason(), "differs": _causes(earlier.differences)}
         holders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         self._inputs = [parameter_name(source_of(node)) or str(node.target) for node in holders]
         self._data["options"] = str(options)
@@ -133,17 +133,20 @@ class Recorder:
                 "recomputed": [[v.name, v.flops, v.source, v.reason] for v in found.recomputed],
             }
 
-    def compiled(self, kind: str, compiled: Callable[..., Any]) -> None:
-        """What the compiler made of a graph."""
-        code = generated_code(compiled)
-        if code:
-            names = {row[0] for row in self._data["graphs"].get(kind, {}).get("nodes", ())}
+    def lowered(self, kind: str, parts: Sequence[Any]) -> None:
+        """What Inductor made of a graph, part by part."""
+        names = {row[0] for row in self._data["graphs"].get(kind, {}).get("nodes", ())}
+        for part in parts:
+            code = generated_code(part)
             kernels = [
                 [kernel, nodes]
-                for kernel, found in kernels_of(compiled).items()
+                for kernel, found in kernels_of(part).items()
                 if kernel.partition(":")[0] in code and (nodes := [n for n in found if n in names])
             ]
-            self._data["kernels"].append({"graph": kind, "code": code, "kernels": kernels})
+            if code:
+                self._data["kernels"].append(
+                    {"graph": kind, "key": cache_key(part), "code": code, "kernels": kernels}
+                )
 
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
         """For which sizes the graphs hold."""
@@ -259,6 +262,20 @@ def parameter_name(source: str) -> str:
     if rooted is None:
         return parts
     return rooted[2][1:] if parts != source and rooted[2].startswith(".") else rooted[1] + rooted[2]
+
+
+def _causes(differences: Sequence[Difference]) -> list[str]:
+    """What differs from the last compilation: of shapes the dimensions; without the symbols that follow from them."""
+    follows = {"dynamic sizes"} if any(d.factor.startswith("shape of input") for d in differences) else set()
+    told = []
+    for found in differences:
+        sizes = [text.strip("(),").split(", ") for text in (found.first, found.second)]
+        if found.factor.startswith("shape of input") and len(sizes[0]) == len(sizes[1]):
+            changed = [(i, a, b) for i, (a, b) in enumerate(zip(*sizes, strict=True)) if a != b]
+            told += [f"{found.factor}, dimension {i}: {a} -> {b}" for i, a, b in changed]
+        elif found.factor not in follows:
+            told.append(str(found))
+    return told
 
 
 def _described(run: PassRun) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """The version of the data of a report, and its fields; known without torch."""
 
-__all__ = ["NODE_FIELDS", "SCHEMA"]
+__all__ = ["NODE_FIELDS", "SCHEMA", "STEPS_FILE"]
+
+STEPS_FILE = "steps.json"
+"""Measured steps, beside the graphs of a report."""
 
 SCHEMA = 1
 """Goes up when a field changes its meaning or is gone; new fields do not change it."""

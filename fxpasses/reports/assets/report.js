@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const TABS = [...(data.against ? ["Against"] : []), "Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels"];
+  const TABS = [...(data.against ? ["Against"] : []), "Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels", ...(data.steps ? ["Steps"] : [])];
   const SHOWN = 200;          // rows that are rendered at once
   const AROUND = 4;           // lines of source before and after one with operators
   const DRAWN = 120;          // boxes that are laid out at once
@@ -21,7 +21,7 @@
   const link = (text, act) => h("a", { href: "#", onclick: (event) => { event.preventDefault(); act(); } }, text);
   const size = (n) => n >= 1e9 ? (n / 1e9).toFixed(2) + " GB" : n >= 1e6 ? (n / 1e6).toFixed(1) + " MB" : n >= 1e3 ? (n / 1e3).toFixed(1) + " kB" : n + " B";
   const flops = (n) => n >= 1e9 ? (n / 1e9).toFixed(2) + " G" : n >= 1e6 ? (n / 1e6).toFixed(1) + " M" : n >= 1e3 ? (n / 1e3).toFixed(1) + " k" : String(n);
-  const seconds = (s) => s >= 1 ? s.toFixed(1) + " s" : (s * 1e3).toFixed(1) + " ms";
+  const seconds = (s) => s >= 1 ? s.toFixed(1) + " s" : s >= 1e-3 || !s ? (s * 1e3).toFixed(1) + " ms" : (s * 1e6).toFixed(0) + " us";
   const base = (file) => file.split("/").pop();
   const table = (heads, rows) => h("div", { class: "wide" }, h("table", {},
     h("tr", {}, heads.map((head) => h("th", { class: head.startsWith("#") ? "n" : null }, head.replace("#", "")))),
@@ -66,13 +66,23 @@
   };
   const nodeLink = (name, kind) => { const node = findNode(name, kind); return node ? link(node.meaning || name, () => show(node)) : name; };
 
+  // The nodes that compute a node's gradient, or the one whose gradient it computes.
+  const gradients = new Map();
+  function partners(node) {
+    if (!kinds().includes("backward")) return [];
+    if (node.forward) { const found = findNode(node.forward, "forward"); return found ? [found] : []; }
+    if (!gradients.has(state.graph)) {
+      const found = new Map();
+      for (const other of nodesOf(state.graph, "backward")) if (other.backward && other.forward) { if (!found.has(other.forward)) found.set(other.forward, []); found.get(other.forward).push(other); }
+      gradients.set(state.graph, found);
+    }
+    return node.backward ? [] : gradients.get(state.graph).get(node.name) || [];
+  }
+
   function show(node) {
     state.node = node;
-    const all = nodesOf(state.graph, node.kind), pairs = [];
-    if (node.forward) pairs.push(["gradient of", nodeLink(node.forward, kinds().includes("forward") ? "forward" : null)]);
-    const backward = kinds().includes("backward") && !node.backward
-      ? nodesOf(state.graph, "backward").filter((other) => other.forward === node.name && other.backward) : [];
-    if (backward.length) pairs.push(["its gradient", backward.slice(0, 12).map((other) => [nodeLink(other.name, "backward"), " "])]);
+    const all = nodesOf(state.graph, node.kind), pairs = [], others = partners(node);
+    if (others.length) pairs.push([node.forward ? "gradient of" : "its gradient", others.slice(0, 12).map((other) => [nodeLink(other.name, other.kind), " "])]);
     const kernels = current().kernels.filter((k) => k.graph === node.kind).flatMap((k) => k.kernels).filter(([, names]) => names.includes(node.name));
     detail.replaceChildren(
       h("div", {}, h("b", {}, node.meaning || node.name), " ", h("span", { class: "soft" }, `${node.kind} graph`), " ",
@@ -141,6 +151,7 @@
         h("h2", {}, "Most worth doing"),
         data.advice.length ? h("ol", {}, data.advice.map((item) => h("li", {}, h("b", {}, item.title), h("br"), h("span", { class: "soft" }, item.why), h("br"),
           h("span", {}, item.do), item.source ? [h("br"), h("code", {}, item.source)] : null))) : h("p", {}, "Nothing stands out."),
+        (data.eager || []).length ? [h("h2", { class: "warm" }, "Left in eager"), table(["where", "why"], data.eager.map((left) => [h("code", {}, left.location), left.reason]))] : null,
         h("h2", {}, "What was compiled"),
         h("div", { class: "cards" }, card("graphs", String(data.graphs.length)), counts.map(([kind, n]) => card(`nodes, ${kind}`, n.toLocaleString("en"))),
           card("in the stages", seconds(total)), g.partition ? card("saved for backward", size(g.partition.saved_bytes)) : null,
@@ -212,11 +223,9 @@
       }
       const nodes = nodesNow();
       if (state.node && state.node.kind === kindNow()) {
-        const near = new Set([state.node.index]);
-        for (let step = 0; step < 2; step++) for (const i of [...near]) if (i === state.node.index || nodes[i].type.includes("[")) for (const j of [...nodes[i].inputs, ...nodes[i].users]) if (near.size < DRAWN / 2) near.add(j);
-        parts.push(h("h2", {}, `Around ${state.node.meaning || state.node.name}`), link("back to the modules", () => go({ node: null })),
-          draw([...near].map((i) => ({ id: i, label: nodes[i].meaning || nodes[i].name, sub: nodes[i].type, node: nodes[i] })),
-            [...near].flatMap((i) => nodes[i].inputs.filter((j) => near.has(j)).map((j) => [j, i]))));
+        const others = partners(state.node).slice(0, 12);
+        parts.push(h("h2", {}, `Around ${state.node.meaning || state.node.name}`), link("back to the modules", () => go({ node: null })), h("div", { class: "pair" }, around([state.node]),
+          others.length ? h("div", {}, h("div", {}, `${state.node.forward ? "the value" : "its gradient"}, in the ${others[0].kind} graph`), around(others, 1)) : null));
         return parts;
       }
       parts.push(h("h2", {}, "By module"), tree(nodes), h("h2", {}, "Modules, drawn"), modulesDrawn(nodes));
@@ -287,9 +296,39 @@
     },
   };
 
+  // What torch.profiler saw: Inductor names a compiled graph by its key, and a kernel "graph_0_NAME" on a CPU, "NAME" on a GPU.
+  VIEWS.Steps = () => {
+    const { compiled, eager, count } = data.steps, middle = (found) => [...found.seconds].sort((a, b) => a - b)[Math.floor(found.seconds.length / 2)];
+    const card = (title, value) => h("div", { class: "card" }, h("b", {}, value), h("span", { class: "soft" }, title));
+    const known = new Map(), shown = new Set(), step = middle(compiled), share = (s) => (100 * s / step).toFixed(1) + " %";
+    data.graphs.forEach((graph, number) => graph.kernels.forEach((found) => {
+      known.set(`## Call CompiledFxGraph ${found.key} ##`, [`${graph.name} ${found.graph}`, number]);
+      const prefix = (found.code.match(/"(graph_\d+_)cpp_/) || ["", ""])[1];
+      for (const [call, nodes] of found.kernels) { const name = call.split(":")[0]; known.set(prefix + name, [name, number, nodes]); }
+    }));
+    const find = ([key]) => known.get(key);
+    const rows = (isKernel) => compiled.events.filter((event) => find(event) && Boolean(find(event)[2]) === isKernel).map((event) => {
+      const [name, number, nodes] = find(event), spent = isKernel ? event[3] + event[4] : event[2];
+      shown.add(event[0]);
+      return [spent, [link(name, () => { select.value = number; go({ graph: number, tab: "Kernels", node: null, kind: null }); }), String(event[1]), seconds(spent), share(spent),
+        nodes ? nodes.slice(0, 12).map((node) => [node, " "]) : ""]];
+    }).sort((a, b) => b[0] - a[0]).map(([, row]) => row);
+    const graphs = rows(false), kernels = rows(true), heads = ["", "#calls", "#time", "#of a step", "computes"];
+    const other = new Map(eager.events.map((event) => [event[0], event])), names = new Set([...compiled.events, ...eager.events].map((event) => event[0]));
+    const mine = new Map(compiled.events.map((event) => [event[0], event])), self = (event) => event ? event[3] + event[4] : 0;
+    const both = [...names].filter((name) => !shown.has(name)).map((name) => [name, mine.get(name), other.get(name)])
+      .sort((a, b) => Math.max(self(b[1]), self(b[2])) - Math.max(self(a[1]), self(a[2])));
+    return [h("h2", {}, "A step"), h("div", { class: "cards" }, card("in eager", seconds(middle(eager))), card("compiled", seconds(step)), card("times as fast", (middle(eager) / step).toFixed(2))),
+      h("p", { class: "soft" }, `medians of ${count} steps, by turns; what follows is under the profiler, which costs time itself. Timelines for ui.perfetto.dev: steps_compiled.trace.json, steps_eager.trace.json beside the graphs.`),
+      h("h2", {}, "Graphs and regions"), graphs.length ? table(heads.slice(0, 4), graphs.map((row) => row.slice(0, 4))) : h("p", {}, "None that Inductor compiled."),
+      h("h2", {}, "Kernels"), kernels.length ? table(heads, kernels) : h("p", {}, "The profiler saw none. On a CPU, options={'inductor': {'cpp.enable_kernel_profile': True}} names them."),
+      h("h2", {}, "All else, without what it calls"), table(["", "#calls, compiled", "#time, compiled", "#calls, eager", "#time, eager"],
+        both.map(([name, a, b]) => [name, a ? String(a[1]) : "", a ? seconds(self(a)) : "", b ? String(b[1]) : "", b ? seconds(self(b)) : ""]))];
+  };
+
   function nodeTable(nodes) {
-    return table(["node", "operator", "type", "#bytes", "#FLOPs", "line", "module"], nodes.map((node) =>
-      [link(node.meaning || node.name, () => show(node)), node.target, node.type, size(node.bytes), flops(node.flops), lineLink(node.line), node.module]));
+    return table(["node", "operator", "type", "gradient", "#bytes", "#FLOPs", "line", "module"], nodes.map((node) => [link(node.meaning || node.name, () => show(node)), node.target, node.type,
+      partners(node).slice(0, 3).map((other) => [node.backward ? "of " : "", nodeLink(other.name, other.kind), " "]), size(node.bytes), flops(node.flops), lineLink(node.line), node.module]));
   }
 
   // Modules that open; siblings that run the same operators are one row.
@@ -345,21 +384,47 @@
     return draw(shown.map((box) => ({ ...box, sub: `${box.count} nodes`, search: box.id })), [...edges].map((edge) => edge.split("\n")));
   }
 
+  function around(seeds, steps = 2) {
+    const nodes = nodesOf(state.graph, seeds[0].kind), near = new Set(seeds.map((node) => node.index));
+    for (let step = 0; step < steps; step++) for (const i of [...near]) if (!step || nodes[i].type.includes("[")) for (const j of [...nodes[i].inputs, ...nodes[i].users]) if (near.size < DRAWN / 2) near.add(j);
+    return draw([...near].map((i) => ({ id: i, label: nodes[i].meaning || nodes[i].name, sub: nodes[i].type, node: nodes[i], style: seeds.includes(nodes[i]) ? "at" : "" })),
+      [...near].flatMap((i) => nodes[i].inputs.filter((j) => near.has(j)).map((j) => [j, i])));
+  }
+
+  // The diff of a pass as a graph: what is added, removed, changed, and what that reads or is read by.
+  function changeDrawn(run) {
+    const boxes = new Map(), calls = [];
+    for (const text of run.diff) {
+      const found = /^([-+ ])(\w+): (.+?) = (.+?)\((.*)\)$/.exec(text);
+      if (!found) continue;
+      const [, mark, name, type, target, given] = found, known = boxes.get(name);
+      boxes.set(name, { id: name, label: name, sub: `${target} ${type}`, node: mark === "-" && !known ? null : findNode(name, run.graph), style: known ? "changed" : { "-": "remove", "+": "add", " ": "" }[mark] });
+      calls.push([mark, name, new Set(given.match(/[A-Za-z_]\w*/g))]);
+    }
+    const edges = new Map();
+    for (const [mark, name, given] of calls) for (const from of given) {
+      if (!boxes.has(from)) { const node = mark === " " ? null : findNode(from, run.graph); if (!node) continue; boxes.set(from, { id: from, label: node.meaning || from, sub: node.type, node, style: "" }); }
+      if (boxes.get(from).style || boxes.get(name).style) { const key = `${from} ${name}`, style = { "-": "remove", "+": "add", " ": "" }[mark]; edges.set(key, edges.has(key) && edges.get(key) !== style ? "" : style); }
+    }
+    const ends = new Set([...edges.keys()].flatMap((key) => key.split(" "))), shown = [...boxes.values()].filter((box) => box.style || ends.has(box.id));
+    return shown.length > DRAWN ? h("p", { class: "soft" }, `${shown.length} nodes are too many for one drawing; the diff below has all.`) : draw(shown, [...edges].map(([key, style]) => [...key.split(" "), style]));
+  }
+
   function draw(boxes, edges) {
     const graph = new dagre.graphlib.Graph().setGraph({ nodesep: 18, ranksep: 34, rankdir: "TB" }).setDefaultEdgeLabel(() => ({}));
     for (const box of boxes) graph.setNode(String(box.id), { width: 26 + 7 * Math.max(box.label.length, Math.min(30, box.sub.length)), height: 40, box });
-    for (const [from, to] of edges) graph.setEdge(String(from), String(to));
+    for (const [from, to, style] of edges) graph.setEdge(String(from), String(to), { style: style || "" });
     dagre.layout(graph);
     const { width, height } = graph.graph(), S = "http://www.w3.org/2000/svg";
     const s = (tag, props, ...children) => { const e = document.createElementNS(S, tag); for (const [k, v] of Object.entries(props)) e.setAttribute(k, v); e.append(...children); return e; };
     const svg = s("svg", { class: "graph", viewBox: `-8 -8 ${width + 16} ${height + 16}`, width: width + 16, height: height + 16, role: "img" });
-    for (const edge of graph.edges()) svg.append(s("path", { d: "M" + graph.edge(edge).points.map((p) => `${p.x} ${p.y}`).join("L") }));
+    for (const edge of graph.edges()) svg.append(s("path", { class: graph.edge(edge).style || "", d: "M" + graph.edge(edge).points.map((p) => `${p.x} ${p.y}`).join("L") }));
     for (const id of graph.nodes()) {
       const { x, y, width: w, height: t, box } = graph.node(id);
       const g = s("g", { transform: `translate(${x - w / 2} ${y - t / 2})` },
-        s("rect", { width: w, height: t, rx: 6, class: (box.node === state.node && box.node ? "at " : "") + (box.node && box.node.backward ? "backward" : "") }),
+        s("rect", { width: w, height: t, rx: 6, class: (box.style || "") + (box.node === state.node && box.node ? " at" : "") + (box.node && box.node.backward ? " backward" : "") }),
         s("text", { x: 8, y: 17 }, box.label), s("text", { x: 8, y: 33, opacity: 0.7 }, box.sub.slice(0, 34)));
-      g.addEventListener("click", () => box.node ? show(box.node) : go({ search: box.search }));
+      g.addEventListener("click", () => box.node ? show(box.node) : box.search ? go({ search: box.search }) : null);
       svg.append(g);
     }
     return h("div", { class: "wide" }, svg);
@@ -379,7 +444,7 @@
         else { flush(); if (text.startsWith("@@")) cells.push(h("div", { class: "hunk" }, text)); else cells.push(h("div", {}, text.slice(1)), h("div", {}, text.slice(1))); }
       }
       flush();
-      parts.push(h("div", { class: "diff" }, cells));
+      parts.push(changeDrawn(run), h("div", { class: "diff" }, cells));
       if (run.diff_left_out) parts.push(h("p", { class: "soft" }, `${run.diff_left_out} lines of the diff were left out.`));
     }
     return parts;

@@ -25,7 +25,8 @@ def made_up(layers, calls):
             row = [f"mul_{number}", 1, "float32[4, 8]", "[8, 1]", 128, 32, 0, [number - 1], 0, layer, 0, ""]
             nodes.append(row)
     nodes.append(["output", 2, "", "", 0, 0, 0, [len(nodes) - 1], -1, -1, 0, ""])
-    diff = ["--- before", "+++ after", "@@ -1,2 +1,2 @@", " x", "-old", "+new"]
+    diff = ["--- before", "+++ after", "@@ -1,2 +1,2 @@", "-old: f32[4] = aten.sin.default(x)", "-mul_2: f32[4] = aten.mul.Tensor(old, x)",
+            "+mul_2: f32[4] = aten.mul.Tensor(x, x)", BOLD]  # fmt: skip
     run = {"name": "my_pass", "options": BOLD, "graph": "forward", "changed": True, "round": 0, "seconds": 0.1, "check_seconds": 0.1,
            "nodes_before": 3, "nodes_after": 3, "added": [], "removed": [], "modified": [], "matches": 0, "sites": [], "diff": diff,
            "diff_left_out": 0, "contract": {"graphs": ["forward"], "numerics": "bitwise", "requires": []}, "verdict": BOLD}  # fmt: skip
@@ -38,14 +39,22 @@ def made_up(layers, calls):
         "guards": [{"expression": BOLD, "kind": "", "why": "", "operator": None, "where": None, "avoid": ""}], "symbols": [],
         "ended": {"reason": BOLD, "where": {"file": "/made/up.py", "line": 1, "code": BOLD}},
         "recompiled": {"reason": BOLD, "differs": [BOLD]}, "settings": {"mode": BOLD},
-        "kernels": [{"graph": "forward", "code": BOLD, "kernels": [["cpp_fused_mul_0:1", ["mul_1"]]]}], "fallbacks": [], "isolated": [],
+        "kernels": [{"graph": "forward", "key": "fkey", "code": BOLD, "kernels": [["cpp_fused_mul_0:1", ["mul_1"]]]}], "fallbacks": [], "isolated": [],
         "seconds": {"total": 2.0, "stages": {"passes": 1.0, "inductor": 1.0}}, "lines": [["/made/up.py", 1, "forward", BOLD]],
         "modules": modules, "targets": ["placeholder", "aten.mul.Tensor", "output"], "sources": {"/made/up.py": BOLD + "\n"},
     }  # fmt: skip
+    called = ["## Call CompiledFxGraph fkey ##", 2.0, 0.004, 0.001, 0.0]
+    events = [[BOLD, 1.0, 0.1, 0.1, 0.0], called, ["cpp_fused_mul_0", 2.0, 0.002, 0.002, 0.0]]
     return {
         "schema": SCHEMA,
         "graphs": [graph],
         "advice": [{"title": BOLD, "why": "", "do": "", "source": ""}],
+        "eager": [{"location": BOLD, "reason": BOLD}],
+        "steps": {
+            "count": 3,
+            "compiled": {"seconds": [0.03, 0.01, 0.02], "events": events},
+            "eager": {"seconds": [0.03] * 3, "events": []},
+        },
     }
 
 
@@ -78,7 +87,7 @@ def test_every_tab_opens_without_an_error_and_nothing_of_the_data_runs(chromium,
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") == (scheme == "light")
     texts = {}
-    for tab in ("Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels"):
+    for tab in ("Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels", "Steps"):
         page.get_by_role("tab", name=tab).click()
         for closed in page.locator("main details:not([open]) > summary").all():
             if closed.is_visible():
@@ -88,7 +97,12 @@ def test_every_tab_opens_without_an_error_and_nothing_of_the_data_runs(chromium,
         )  # what opens is filled by an event of its own
         texts[tab] = page.inner_text("main")
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, tab
-    assert all(BOLD in texts[tab] for tab in ("Summary", "Source", "Passes", "Memory", "Sizes", "Kernels"))
+    assert all(
+        BOLD in texts[tab] for tab in ("Summary", "Source", "Passes", "Memory", "Sizes", "Kernels", "Steps")
+    )
+    assert "graph_0 forward\t2\t4.0 ms\t20.0 %" in texts["Steps"]
+    assert "cpp_fused_mul_0\t2\t2.0 ms\t10.0 %\tmul_1" in texts["Steps"]
+    assert "1.50\ntimes as fast" in texts["Steps"]
     assert "h.0 to 2 x 3: 4 nodes each" in texts["Graphs"]
     assert page.evaluate("window.ran") is None
     assert page.locator("#ran").count() == 0
@@ -138,4 +152,26 @@ def test_twenty_thousand_nodes_are_rendered_on_demand(chromium, tmp_path):
     page.fill("#search", "mul")
     page.wait_for_selector("text=20000 nodes match")
     assert page.locator("main tr").count() == 202
+    assert told == []
+
+
+def test_a_diff_is_drawn_and_a_gradient_next_to_its_value(chromium, tmp_path):
+    data = made_up(3, 4)
+    graph = data["graphs"][0]
+    backward = [["tangents_1", 0, "float32[4, 8]", "[8, 1]", 128, 0, 0, [], -1, -1, 1, ""]]
+    backward.append(["grad", 1, "float32[4, 8]", "[8, 1]", 128, 32, 0, [0], 0, 0, 1, "mul_7"])
+    graph["graphs"]["backward"] = {"nodes": backward, "inputs": {}}
+    page, told = opened(chromium, write_page(data, tmp_path / "report.html"))
+    page.get_by_role("tab", name="Passes").click()
+    page.locator("main summary", has_text="my_pass").click()
+    page.wait_for_selector("svg.graph")
+    assert page.locator("svg.graph rect.remove").count() == 1
+    assert page.locator("svg.graph rect.changed").count() == 1
+    assert page.locator("svg.graph path.remove").count() == 2
+    page.fill("#search", "mul_7")
+    page.wait_for_selector("text=1 nodes match")
+    page.locator("main td a", has_text="grad").click()
+    page.locator("aside a", has_text="draw").click()
+    assert page.locator(".pair svg.graph").count() == 2
+    assert "the value, in the forward graph" in page.inner_text("main")
     assert told == []

@@ -10,10 +10,12 @@ from torch import nn
 
 import fxpasses
 from fxpasses.commands.main import main
+from fxpasses.errors import ReportError
 from fxpasses.reports.advice import advice
 from fxpasses.reports.against import compare
 from fxpasses.reports.page import read_report
 from fxpasses.reports.record import Recorder, parameter_name
+from fxpasses.reports.steps import measure_steps
 from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
 
 DOCUMENTED = (Path(__file__).parents[3] / "docs" / "pages" / "report.md").read_text()
@@ -129,7 +131,7 @@ def test_graph_breaks_and_recompiles_are_told_with_their_reason(tmp_path):
         assert graph["ended"]["where"] == {"file": __file__, "line": line, "code": "if y.sum() > 0:"}
     assert rest["ended"] is rest_again["ended"] is first["recompiled"] is rest["recompiled"] is None
     assert "size mismatch at index 0. expected 4, actual 5" in again["recompiled"]["reason"]
-    assert "shape of input x: (4,) -> (5,)" in again["recompiled"]["differs"]
+    assert "shape of input x, dimension 0: 4 -> 5" in again["recompiled"]["differs"]
     titles = [item["title"] for item in read_report(tmp_path)["advice"]]
     assert "The graph ends here: a branch depends on the value of a tensor" in titles
     assert [item["source"] for item in advice([first])] == [f"{__file__}:{line}"]
@@ -212,20 +214,71 @@ def test_what_regions_save_is_told_of_their_own_lines(tmp_path):
 
 
 def test_inductors_kernels_name_their_nodes(tmp_path):
-    compiled_with_report(tmp_path, compiler="inductor")
-    (graph,) = read_report(tmp_path)["graphs"]
-    assert [found["graph"] for found in graph["kernels"]] == ["forward", "backward"]
-    for found in graph["kernels"]:
+    compiled_with_report(tmp_path, compiler="inductor", regions="always")
+    graphs = read_report(tmp_path)["graphs"]
+    assert [[found["graph"] for found in graph["kernels"]] for graph in graphs][1] == ["forward", "backward"]
+    every = [(graph, found) for graph in graphs for found in graph["kernels"]]
+    assert len({found["key"] for _, found in every}) == len(every)
+    for graph, found in every:
         names = {row["name"] for row in rows(graph, found["graph"])}
-        assert found["kernels"]
         for kernel, nodes in found["kernels"]:
             assert kernel.partition(":")[0] in found["code"]
             assert nodes
             assert set(nodes) <= names
-    compiled_with_report(tmp_path / "again", compiler="inductor")  # what is in AOTAutograd's cache by now
-    (again,) = read_report(tmp_path / "again")["graphs"]
-    assert [found["kernels"] for found in again["kernels"]] == [
-        found["kernels"] for found in graph["kernels"]
+    compiled_with_report(tmp_path / "again", compiler="inductor", regions="always")  # from caches by now
+    again = read_report(tmp_path / "again")["graphs"]
+    assert [[found["kernels"] for found in graph["kernels"]] for graph in again] == [
+        [found["kernels"] for found in graph["kernels"]] for graph in graphs
+    ]
+
+
+def test_steps_are_measured_compiled_and_in_eager(tmp_path):
+    compiled = compiled_with_report(tmp_path)
+    calls = []
+
+    def step():
+        calls.append(torch.compiler.is_compiling())
+        compiled(torch.randn(3, 8)).sum().backward()
+
+    measure_steps(step, tmp_path, count=2)
+    found = read_report(tmp_path)["steps"]
+    assert len(calls) == 2 * (2 * 2 + 3)
+    assert [len(found[way]["seconds"]) for way in ("compiled", "eager")] == [2, 2]
+    names = {way: {event[0] for event in found[way]["events"]} for way in ("compiled", "eager")}
+    assert "CompiledFunction" in names["compiled"] - names["eager"]
+    assert json.loads((tmp_path / "steps_eager.trace.json").read_text())["traceEvents"]
+    assert '"steps":{' in fxpasses.report(compiled).read_text()
+
+
+def test_a_function_that_dynamo_leaves_in_eager_is_told(tmp_path):
+    torch._dynamo.reset()
+
+    def left(x):
+        for _ in range(2):
+            torch._dynamo.graph_break()
+            x = x.sin()
+        return x
+
+    options = {"report": str(tmp_path), "compiler": "eager"}
+    compiled = torch.compile(left, backend="fxpasses", options=options)
+    compiled(torch.ones(2))
+    with pytest.raises(ReportError, match="Dynamo left all of it in eager"):
+        fxpasses.report(compiled)
+    compiled_with_report(tmp_path)
+    data = read_report(tmp_path)
+    (one,) = data["eager"]
+    assert one["location"].endswith(", left")
+    assert data["advice"][0]["title"] == "left is not compiled: it runs in eager, except for what it calls"
+
+
+def test_of_a_shape_the_dimension_that_differs_is_told(tmp_path):
+    torch._dynamo.reset()
+    options = {"report": str(tmp_path), "compiler": "eager"}
+    compiled = torch.compile(lambda x: x.sin(), backend="fxpasses", options=options)
+    for size in (2, 5):
+        compiled(torch.ones(3, size))
+    assert read_report(tmp_path)["graphs"][1]["recompiled"]["differs"] == [
+        "shape of input x, dimension 1: 2 -> 5"
     ]
 
 

@@ -1,0 +1,62 @@
+"""Steps as they were measured: how long they take, and where, compiled and in eager."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import profiler
+
+from fxpasses.reports.versions import STEPS_FILE
+
+__all__ = ["measure_steps"]
+
+_WARM = 2
+_EVENTS = 400
+"""The events that are kept, those that take longest."""
+
+
+def measure_steps(step: Callable[[], object], directory: Path, count: int = 5) -> None:
+    """Measure steps, compiled and in eager by turns, and then again under ``torch.profiler``.
+
+    Writes ``steps.json``, and for Perfetto ``steps_compiled.trace.json`` and ``steps_eager.trace.json``.
+
+    Args:
+        step: does one step; what it calls is compiled already. It is called ``2 * count + 3`` times each way.
+        directory: of the report.
+        count: of steps that are measured, and of steps under the profiler.
+    """
+    ways = {"compiled": "default", "eager": "force_eager"}
+    found: dict[str, Any] = {"count": count, **{way: {"seconds": [], "events": []} for way in ways}}
+    for number in range(_WARM + count):
+        for way, stance in ways.items():
+            with torch.compiler.set_stance(stance):
+                seconds = _timed(step)
+            if number >= _WARM:
+                found[way]["seconds"].append(seconds)
+    for way, stance in ways.items():
+        schedule = profiler.schedule(wait=0, warmup=1, active=count, repeat=1)
+        with torch.compiler.set_stance(stance), profiler.profile(schedule=schedule) as profile:
+            for _ in range(1 + count):
+                _timed(step)
+                profile.step()
+        profile.export_chrome_trace(str(directory / f"steps_{way}.trace.json"))
+        events = [
+            [e.key, e.count / count, *(t / count * 1e-6 for t in (e.cpu_time_total, e.self_cpu_time_total, e.self_device_time_total))]
+            for e in profile.key_averages()
+            if not e.key.startswith("ProfilerStep")
+        ]  # fmt: skip
+        found[way]["events"] = sorted(events, key=lambda event: -event[3] - event[4])[:_EVENTS]
+    (directory / STEPS_FILE).write_text(json.dumps(found))
+
+
+def _timed(step: Callable[[], object]) -> float:
+    since = time.perf_counter()
+    step()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter() - since
