@@ -165,6 +165,16 @@ class GraphCompiler:
         accumulate_grad: bool = True,
         check_nans: bool = False,
     ) -> tuple[str, list[torch.Tensor], list[Any], list[Any]]:
+        """A pass begins: returns its name, and what stands for its inputs, sizes and scalars.
+
+        Args:
+            inputs: the tensors that the pass reads.
+            sizes: the sizes that it reads.
+            scalars: the numbers that it reads.
+            origins: where each of them is from.
+            accumulate_grad: whether leaves keep gradients, rather than ``torch.autograd.grad`` returning them.
+            check_nans: whether anomaly mode is on.
+        """
         capture = self.capture
         capture.accumulates = accumulate_grad
         capture.num_sizes, capture.num_scalars = len(sizes), len(scalars)
@@ -178,6 +188,7 @@ class GraphCompiler:
         return "compiled_autograd", tokens, symbolic_sizes, symbolic_scalars
 
     def set_node_origin(self, name: str, index: int, pynode: Any) -> None:
+        """A node begins. Args: its C++ name with its number, the number, and its Python object, None for a node in C++."""
         self._pop_mode()
         function_id = getattr(pynode, "_autograd_function_id", None)
         node = CapturedNode(index, name, is_python=pynode is not None, function_id=function_id)
@@ -202,11 +213,13 @@ class GraphCompiler:
     # The protocol: what a node does
 
     def bind_function(self, name: str, function: Any, is_custom: bool, is_traceable: bool) -> str:
+        """Returns the name of a C++ function among the operators. Args: as C++ says them; torch keeps all of them."""
         return _torch.functional_operators.add(name, function, is_custom, is_traceable)
 
     def apply_functional(
         self, name: str, grads: Any, args: Any, output_metadata: Sequence[Any]
     ) -> list[torch.Tensor | None]:
+        """A node in C++. Args: the operator's name, tokens of the gradients, its packed arguments, and what is known of each output."""
         operator = _torch.functional_operators.get(name)
         original = _torch.untraceable_operator(operator)
         kind = Kind.PURE if original is None else Kind.CPP
@@ -227,6 +240,7 @@ class GraphCompiler:
         ]
 
     def validate_outputs(self, _: str, outputs: Any, args: Any, output_metadata: Sequence[Any]) -> Any:
+        """Gradients as the edges expect them. Args: tokens of the gradients; the metadata of each edge, packed and plain."""
         if not outputs:
             return outputs
         grads = self._value(list(outputs))
@@ -290,6 +304,17 @@ class GraphCompiler:
         backward_state_index: int | None = None,
         opaque_indices: Sequence[int] = (),
     ) -> tuple[Any, ...]:
+        """The backward of a Python function.
+
+        Args:
+            inputs: tokens of the gradients, None for those that are missing.
+            output_metadata: what is known of each of its outputs.
+            saved_tensors: tokens of its saved tensors.
+            backward_index: the number, among hooks, of what is called.
+            ctx: its context.
+            backward_state_index: the number of the state that a compiled function is called with, or None.
+            opaque_indices: the numbers of other objects that it saved.
+        """
         grads = [self._incoming_gradient(grad) for grad in inputs]
         saved = tuple(self._value(tensor) for tensor in saved_tensors)
         is_tensor = [metadata is not None for metadata in output_metadata]
@@ -362,6 +387,7 @@ class GraphCompiler:
     def call_copy_slices_epilogue(
         self, needs_input_grad: Sequence[bool], result: Any, grads: Sequence[Any], grad_slice: Any
     ) -> list[torch.Tensor]:
+        """The end of an in-place write to a view. Args: which inputs need a gradient; tokens of the result, of gradients, of the slice."""
         args = (
             list(needs_input_grad),
             self._value(result),
@@ -376,11 +402,13 @@ class GraphCompiler:
     # The protocol: hooks
 
     def tensor_pre_hook(self, inputs: Sequence[Any], hook_id: int, position: int) -> list[Any]:
+        """A hook of a tensor. Args: the tokens that flow into the node, the hook's number, and the place of the tensor's gradient."""
         args = (InputValue("hooks", hook_id), self._value(inputs[position]))
         step = self._step(functional.call_tensor_pre_hook, args, Kind.PYTHON, "tensor_pre_hook", True)
         return self._replaced(inputs, position, step)
 
     def cpp_tensor_pre_hook(self, inputs: Sequence[Any], hook_id: int, position: int) -> list[Any]:
+        """A hook of a tensor, in C++. Args: as of :meth:`tensor_pre_hook`."""
         args = (hook_id, self._value(inputs[position]))
         step = self._step(functional.call_cpp_pre_hook, args, Kind.CPP, "cpp_tensor_pre_hook", True)
         return self._replaced(inputs, position, step)
@@ -395,6 +423,7 @@ class GraphCompiler:
         return self._tuple_step(functional.call_pre_hook, args, len(inputs), Kind.PYTHON, "pre_hook", True)
 
     def post_hook(self, outputs: Sequence[Any], inputs: Sequence[Any], hook_id: int) -> list[Any]:
+        """A hook behind a node. Args: tokens of what it gave and of what it was given, and the hook's number."""
         args = (InputValue("hooks", hook_id), self._value(list(outputs)), self._value(list(inputs)))
         return self._tuple_step(functional.call_post_hook, args, len(outputs), Kind.PYTHON, "post_hook", True)
 

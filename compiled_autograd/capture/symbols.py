@@ -7,6 +7,7 @@ of this call (its hint), answers nothing that would bake it into the graph, and 
 import math
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["SymbolicNode"]
@@ -45,6 +46,7 @@ _ARITHMETIC: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class SymbolicNode:
     """The node of one symbolic number.
 
@@ -52,19 +54,11 @@ class SymbolicNode:
     told when C++ insists on a concrete number.
     """
 
-    def __init__(
-        self,
-        value: Any,
-        hint: float | int | bool,
-        kind: str,
-        record: Callable[[Callable[..., Any], tuple[Any, ...]], Any],
-        specialized: Callable[[str], None],
-    ) -> None:
-        self.value = value
-        self.hint = hint
-        self.kind = kind
-        self._record = record
-        self._specialized = specialized
+    value: Any
+    hint: float | int | bool
+    kind: str
+    _record: Callable[[Callable[..., Any], tuple[Any, ...]], Any]
+    _specialized: Callable[[str], None]
 
     def is_int(self) -> bool:
         return self.kind == "int"

@@ -30,7 +30,7 @@ Grad = torch.Tensor | None
 
 
 def zeros(sizes: Sequence[int], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """The gradient of an output that the backward pass does not reach."""
+    """The gradient of an output that the backward pass does not reach. Args: those of the output."""
     return torch.zeros(tuple(sizes), dtype=dtype, device=device)
 
 
@@ -74,7 +74,14 @@ def stashed_tensors(ctx: Any) -> tuple[torch.Tensor, ...]:
 
 
 def prologue(ctx: Any, saved: Sequence[Any], grads: Sequence[Any], *, node: int) -> list[Any]:
-    """All arguments of the backward graph of a function on tensor subclasses, taken apart."""
+    """All arguments of the backward graph of a function on tensor subclasses, taken apart.
+
+    Args:
+        ctx: the function's context.
+        saved: its saved tensors.
+        grads: the gradients of its outputs, None where one is missing.
+        node: the number of its node in the pass.
+    """
     running.enter(node)
     gradients = list(functional.materialize(ctx, grads))
     return _torch_aot.prologue_arguments(
@@ -83,7 +90,7 @@ def prologue(ctx: Any, saved: Sequence[Any], grads: Sequence[Any], *, node: int)
 
 
 def epilogue(ctx: Any, results: Sequence[Any], *, node: int) -> tuple[Grad, ...]:
-    """Puts together what such a graph computed: one gradient per input of the function."""
+    """Puts together what such a graph computed: one gradient per input of the function. Args: see :func:`prologue`."""
     running.enter(node)
     return tuple(ctx._forward_cls._bw_epilogue_fn(list(results)))
 

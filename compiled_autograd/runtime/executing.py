@@ -36,7 +36,7 @@ _LONG = 10_000
 
 
 def graph_module(root: Any, graph: fx.Graph, name: str) -> fx.GraphModule:
-    """A `torch.fx.GraphModule` whose code is generated when somebody reads it, or calls the module."""
+    """A `torch.fx.GraphModule` whose code is generated when somebody reads it, or calls the module. Args: those of its class."""
     return _torch_nodes.LazyGraphModule(root, graph, name)
 
 

@@ -49,6 +49,7 @@ class _Registry:
         self.listeners: list[Callable[[], None]] = []
 
     def add_names(self, names: tuple[str, ...], rule: Rule, sparse: bool = False) -> None:
+        """Add a rule. Args: as of :func:`rule`."""
         with self._lock:
             for name in names:
                 if name in self._by_name:

@@ -100,7 +100,7 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The module as Python finds it, with a loader that lets names be missing."""
+        """The module as Python finds it, with a loader that lets names be missing. Args: as of ``importlib``'s finders."""
         if not is_seam(fullname):
             return None
         if import_module("fake.seam.patches").is_known_version():

@@ -103,6 +103,11 @@ def tracked_inputs(shape_env: TorchShapeEnv) -> Iterator[tuple[Source, Any]]:
         yield tracked.source, tracked.fake
 
 
+def answer_without_guards(shape_env: TorchShapeEnv, guard: Any) -> Any:
+    """What the ranges of symbols alone say of a guard's condition; ``None`` where they do not."""
+    return shape_env._maybe_evaluate_static(guard.expr, axioms=(), size_oblivious=guard.size_oblivious)
+
+
 def mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Tell Dynamo that a size must stay symbolic."""
     torch._dynamo.mark_dynamic(tensor, dim)

@@ -281,8 +281,7 @@ def _minimal(
     """
     relations: dict[sympy.Basic, Any] = {}
     for guard in guards:
-        known = shape_env._maybe_evaluate_static(guard.expr, axioms=(), size_oblivious=guard.size_oblivious)
-        if known is None:
+        if _t.answer_without_guards(shape_env, guard) is None:
             relations.setdefault(_simplest(shape_env, guard.expr), guard)
     least = {symbol: _t.concrete_bounds(shape_env, symbol)[0] or 0 for symbol in shape_env.var_to_range}
     relations = without_divisions(relations, lambda symbol: least.get(symbol, 0))

@@ -201,6 +201,7 @@ class _System:
             self._add(self._linearizer.alternatives(condition), origin)
 
     def bound(self, symbol: sympy.Basic, lower: int | None, upper: int | None) -> None:
+        """Add bounds. Args: as of :meth:`Facts.bound`."""
         literals = _between({symbol: 1}, lower, upper)
         if literals:
             self._add((literals,))
@@ -211,6 +212,7 @@ class _System:
         self._clauses.append(_Clause(alternatives, frozenset(symbols), origin))
 
     def implies(self, condition: sympy.Basic, left_out: frozenset[sympy.Basic], effort: Effort) -> bool:
+        """Whether the clauses prove a condition. Args: the condition, facts not to use, and what the proof may take."""
         try:
             refuted = self._linearizer.alternatives(condition, truth=False)
         except NotLinear:

@@ -148,7 +148,13 @@ class Answering:
 
 
 def came(store: _torch.Store, key: str, seconds: float) -> bool:
-    """Whether a key is at the store within some time. (A wait with a short timeout would be logged as a failure of the network.)"""
+    """Whether a key is at the store within some time. (A wait with a short timeout would be logged as a failure of the network.)
+
+    Args:
+        store: of the group's processes.
+        key: the key.
+        seconds: the time.
+    """
     end, pause = time.monotonic() + seconds, 0.001
     while not store.check([key]):
         if time.monotonic() > end:

@@ -19,6 +19,7 @@ from fxpasses._torch import (
     detect_fake_mode,
     disable_current_modes,
     enable_python_dispatcher,
+    size_hint,
 )
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "copy_graph",
     "fake_mode_of",
     "insert_call",
+    "nbytes_of",
     "replace",
     "same_constant",
     "same_metadata",
@@ -45,6 +47,11 @@ PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "fx
 def value_of(node: fx.Node) -> Any:
     """The fake value of a node (``meta["val"]``), or ``None`` where there is none."""
     return node.meta.get("val")
+
+
+def nbytes_of(value: Any) -> int:
+    """The bytes of a tensor's elements, symbolic sizes at their hints; 0 for anything else, and for sizes that depend on data."""
+    return size_hint(value.numel()) * value.element_size() if isinstance(value, torch.Tensor) else 0
 
 
 def fake_mode_of(graph: fx.Graph) -> Any:

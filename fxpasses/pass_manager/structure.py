@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -144,18 +145,15 @@ _NEIGHBOURS = 64
 """Number of nodes around a wrong one that are searched for the match site that it belongs to."""
 
 
+@dataclass
 class _Comparison:
     """One run of the check: every method raises when something is wrong."""
 
-    def __init__(
-        self,
-        item: Pass,
-        kind: GraphKind,
-        before: Facts,
-        sites: tuple[MatchSite, ...],
-        made_at: Mapping[fx.Node, int],
-    ) -> None:
-        self.item, self.kind, self.before, self.sites, self.made_at = item, kind, before, sites, made_at
+    item: Pass
+    kind: GraphKind
+    before: Facts
+    sites: tuple[MatchSite, ...]
+    made_at: Mapping[fx.Node, int]
 
     def is_well_formed(self, gm: fx.GraphModule) -> None:
         try:

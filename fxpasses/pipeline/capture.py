@@ -19,7 +19,7 @@ from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.errors import CaptureError, StageError
 from fxpasses.graphs.provenance import Provenance, provenance
-from fxpasses.graphs.rewriting import copy_graph, value_of
+from fxpasses.graphs.rewriting import copy_graph, nbytes_of, value_of
 from fxpasses.partitioner import META_KEY, PartitionReport
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.pipeline.compile_graph import compile_graph
@@ -232,7 +232,7 @@ def _saved(node: fx.Node) -> SavedValue:
         name=node.name,
         shape=tuple(value.shape) if tensor else (),
         dtype=value.dtype if tensor else None,
-        nbytes=_torch.size_hint(value.numel()) * value.element_size() if tensor else 0,
+        nbytes=nbytes_of(value),
         is_input=node.op == "placeholder",
         provenance=provenance(node),
     )

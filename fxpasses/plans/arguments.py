@@ -90,7 +90,13 @@ class SameArguments:
     def can_compare(
         args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]
     ) -> bool:
-        """Whether there is a quick way: flat arguments, different tensors with memory of their own that are not part of the model."""
+        """Whether there is a quick way: flat arguments, different tensors with memory of their own that are not part of the model.
+
+        Args:
+            args: positional arguments of the model.
+            kwargs: keyword arguments.
+            tensors: those among them.
+        """
         values = (*args, *kwargs.values())
         return (
             sum(isinstance(value, torch.Tensor) for value in values) == len(tensors)

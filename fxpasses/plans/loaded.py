@@ -145,7 +145,13 @@ class Armed(_Checked):
         return next((plan for plan in plans if plan.accepts(tensors)), None)
 
     def know(self, now: Any, tokens: Any, plan: Plan) -> None:
-        """A plan for later calls."""
+        """Keep a plan for later calls.
+
+        Args:
+            now: the surroundings that it was made in.
+            tokens: of the arguments that it was made for.
+            plan: the plan.
+        """
         if plan.is_dynamic:
             self._dynamic.setdefault((now, without_sizes(tokens)), []).append(plan)
         else:

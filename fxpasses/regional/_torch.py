@@ -36,6 +36,7 @@ from fake.seam.fake_tensor import FakeTensor, FunctionalTensor, FunctionalTensor
 from fake.seam.guards import TracingContext, tracing
 from fake.seam.inductor import config as inductor_config
 from fake.seam.symbolic_shapes import Max, SymT, symbol_is_type
+from fxpasses._torch import wrapper_arguments
 from fxpasses.regional._torch_dtensor import local_of
 
 _ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
@@ -242,7 +243,7 @@ def mark_as_dynamo_graph(gm: fx.GraphModule) -> None:
 
 def may_contain_regions() -> str:
     """Why settings of this process rule regions out, or ""."""
-    if getattr(inductor_config, "cpp_wrapper", False) or getattr(inductor_config, "fx_wrapper", False):
+    if wrapper_arguments():
         return "Inductor's cpp_wrapper and fx_wrapper have no calls back into Python"
     if inductor_config.freezing and not torch.is_grad_enabled():
         return "freezing makes each layer's parameters constants of its own code"
@@ -256,13 +257,6 @@ def ambient_state() -> str:
     devices = ("cpu", "cuda")
     autocast = [(d, str(torch.get_autocast_dtype(d))) for d in devices if torch.is_autocast_enabled(d)]
     return repr((autocast, torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()))
-
-
-def hint(size: Any) -> int:
-    """A number for a symbolic size, without a guard; 0 where it depends on data."""
-    if isinstance(size, int):
-        return size
-    return int(size.node.hint) if size.node.has_hint() else 0
 
 
 @contextlib.contextmanager

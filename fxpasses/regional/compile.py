@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,29 +27,24 @@ from fxpasses.regional.shared import recompute_from_shared
 __all__ = ["RegionCompiler"]
 
 
+@dataclass(eq=False)
 class RegionCompiler:
     """Compiles the graphs of a region without the memory that their outputs share.
 
     What it returns AOTAutograd never calls: the region's operators call the compiled graphs themselves.
+
+    Args: the compiler that turns the graphs into callables, the region, the options of its compilation, and what compares
+    its graphs before and after each rewrite.
     """
 
-    def __init__(
-        self, compiler: Compiler, region_graph: RegionGraph, options: Options, values: RegionCheck | None
-    ) -> None:
-        """Put a compiler behind a region.
-
-        Args:
-            compiler: turns its graphs into callables.
-            region_graph: the region.
-            options: of its compilation.
-            values: compares its graphs before and after each rewrite.
-        """
-        self._compiler, self._region_graph, self._values = compiler, region_graph, values
-        self._options = options
-        self._num_outputs = 0
-        self._region: CompiledRegion | None = None
-        self._strides: list[Any] = []
-        self._text = ""
+    _compiler: Compiler
+    _region_graph: RegionGraph
+    _options: Options
+    _values: RegionCheck | None
+    _num_outputs: int = 0
+    _region: CompiledRegion | None = None
+    _strides: list[Any] = field(default_factory=list)
+    _text: str = ""
 
     def finished(self, inner: Sequence[CompiledRegion], seconds: float) -> CompiledRegion:
         """Put the region into the table from which the operators take it.

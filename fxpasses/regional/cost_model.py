@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses.regional import _torch
+from fxpasses.graphs.rewriting import nbytes_of
 from fxpasses.regional.facts import GraphFacts, value_of
 from fxpasses.regional.parameters import is_static
 from fxpasses.regional.writes import target_name
@@ -209,6 +209,6 @@ def _bytes(value: Any, device: str) -> tuple[int, str]:
     total = 0
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor):
-            total += _torch.hint(tensor.numel()) * tensor.element_size()
+            total += nbytes_of(tensor)
             device = tensor.device.type
     return total, device

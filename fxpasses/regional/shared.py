@@ -9,6 +9,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fxpasses.graphs.aliasing import is_random
+from fxpasses.graphs.rewriting import nbytes_of, value_of
 from fxpasses.regional import _torch
 
 __all__ = ["recompute_from_shared"]
@@ -31,7 +32,7 @@ def recompute_from_shared(joint: fx.GraphModule, shared: Sequence[bool]) -> list
     if len(inputs) != len(shared) or not any(shared):
         return []
     known = {node for node, is_shared in zip(inputs, shared, strict=True) if is_shared}
-    largest = {node: _bytes(node) for node in known}
+    largest = {node: nbytes_of(value_of(node)) for node in known}
     marked = []
     for node in joint.graph.nodes:
         reads = node.all_input_nodes
@@ -46,7 +47,7 @@ def recompute_from_shared(joint: fx.GraphModule, shared: Sequence[bool]) -> list
         known.add(node)
         largest[node] = max(largest[n] for n in reads if n in known)
         if (
-            _bytes(node) >= largest[node]
+            nbytes_of(value_of(node)) >= largest[node]
         ):  # otherwise the copies save less with the value than one saves with its source
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
             marked.append(node)
@@ -67,10 +68,3 @@ def _is_cheap(node: fx.Node) -> bool:
 def _is_constant(node: fx.Node) -> bool:
     """Whether the node fills a tensor with a number."""
     return node.op == "call_function" and not node.all_input_nodes and not is_random(node)
-
-
-def _bytes(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return 0
-    return _torch.hint(value.numel()) * value.element_size()

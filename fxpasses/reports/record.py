@@ -109,7 +109,13 @@ class Recorder:
         }
 
     def graph(self, kind: str, gm: fx.GraphModule, runs: Iterable[PassRun] = ()) -> None:
-        """A graph, and the passes that made it what it is."""
+        """Record a graph, and the passes that made it what it is.
+
+        Args:
+            kind: of the graph.
+            gm: the graph.
+            runs: what each pass did.
+        """
         costs = CostModel()
         index = {node: number for number, node in enumerate(gm.graph.nodes)}
         rows = [self._row(node, index, costs) for node in gm.graph.nodes]

@@ -100,7 +100,7 @@ class _Graph:
         return self.compile(self.gm, inputs, options or self.options)
 
 
-@dataclass
+@dataclass(eq=False)
 class _KeptProgram:
     """The program of a choice that was kept, until it fails.
 
@@ -181,7 +181,7 @@ class _Wrong(Exception):
     """A tuned program that gives other results than eager."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _FirstCall:
     """The default program, which is tuned on the inputs of its first call, and replaced if something better is found.
 
@@ -272,6 +272,7 @@ class _Bench:
     def duel(
         self, old: Program, new: Program, settled: Callable[[Interval], bool], least: int = LOOKS[0]
     ) -> Interval:
+        """Measure two programs in turns. Args: see :class:`fxpasses.tuning.search.Workbench`."""
         start = time.monotonic()
         has_time = lambda: self.seconds_left() > 0  # noqa: E731
         clock = self._session.clock

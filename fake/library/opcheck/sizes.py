@@ -249,21 +249,14 @@ def plan_sizes(op: Any, call: Call, *, tied: bool = False) -> SizePlan:
     return SizePlan(call, found, stuck, broadcast, ties)
 
 
+@dataclass
 class _Search:
-    def __init__(
-        self,
-        op: Any,
-        call: Call,
-        dims: list[tuple[SizeKey, int]],
-        numbers: list[tuple[SizeKey, int]],
-        ties: dict[SizeKey, SizeKey],
-    ) -> None:
-        self.ties = ties
-        self.op = op
-        self.call = call
-        self.dims = dims
-        self.numbers = numbers
-        self.reason = ""
+    op: Any
+    call: Call
+    dims: list[tuple[SizeKey, int]]
+    numbers: list[tuple[SizeKey, int]]
+    ties: dict[SizeKey, SizeKey]
+    reason: str = ""
 
     def changes_output(self, freedom: Freedom) -> bool:
         """Whether the sizes of the outputs change with ``freedom``."""

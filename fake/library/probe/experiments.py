@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,35 +35,27 @@ class Observation:
     writes: str | None = None
 
 
+@dataclass
 class Laboratory:
     """Calls an operator and remembers what it did.
 
-    Args:
+    Attributes:
         op: the real kernel, or the operator with one.
         names: the parameters' names, or None.
         budget: the number of calls to spend on one sample.
         isolate: make the calls in a forked process, where a kernel that crashes costs one call only.
-
-    Attributes:
+        observations: what it did.
         crashes: ``(arguments, what happened)`` of the calls that ended their process.
         container: list or tuple where the operator returns one.
     """
 
-    def __init__(
-        self,
-        op: Callable[..., Any],
-        names: Sequence[str] | None,
-        budget: int = 90,
-        *,
-        isolate: bool = False,
-    ) -> None:
-        self.op = op
-        self.names = names
-        self.budget = budget
-        self.isolate = isolate
-        self.observations: list[Observation] = []
-        self.crashes: list[tuple[Facts, str]] = []
-        self.container: type | None = None
+    op: Callable[..., Any]
+    names: Sequence[str] | None
+    budget: int = 90
+    isolate: bool = False
+    observations: list[Observation] = field(default_factory=list)
+    crashes: list[tuple[Facts, str]] = field(default_factory=list)
+    container: type | None = None
 
     def study(self, sample: Arguments) -> bool:
         """Run a sample and its variations; returns whether the sample itself ran."""

@@ -46,7 +46,13 @@ def broadcast(*shapes):
 
 
 def reduced(shape, dim=None, keepdim=False):
-    """A shape without the dimensions in ``dim`` (None or empty: all), or with size 1 there."""
+    """A shape without some dimensions, or with size 1 there.
+
+    Args:
+        shape: the shape.
+        dim: the dimensions; None or empty for all.
+        keepdim: whether they stay, with size 1.
+    """
     rank = len(shape)
     dims = range(rank) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
     gone = {d % rank if rank else 0 for d in dims}
@@ -58,7 +64,7 @@ def reduced(shape, dim=None, keepdim=False):
 
 
 def replaced(shape, dim, size):
-    """A shape with another size at ``dim``."""
+    """A shape with another size in one place. Args: the shape, the place and the size."""
     out = list(shape)
     out[dim] = size
     return tuple(out)
@@ -86,7 +92,7 @@ def matmul_shape(left, right):
 
 
 def transposed(shape, first, second):
-    """A shape with two dimensions exchanged."""
+    """A shape with two dimensions exchanged. Args: the shape and the dimensions."""
     out = list(shape)
     out[first], out[second] = out[second], out[first]
     return tuple(out)
@@ -109,7 +115,13 @@ def given_shape(sizes, numel=None):
 
 
 def pair(value, index, default):
-    """Element ``index`` of an int or a list of ints; ``default`` where it is None or empty."""
+    """One number of several that an argument gives as one.
+
+    Args:
+        value: an int, or a list of ints.
+        index: which of them.
+        default: what None and an empty list stand for.
+    """
     if value is None or value == ():
         return default
     if isinstance(value, int):
@@ -118,7 +130,7 @@ def pair(value, index, default):
 
 
 def conv_size(size, kernel, stride=1, padding=0, dilation=1, ceil_mode=False):
-    """How many windows of ``kernel`` elements fit."""
+    """How many windows fit. Args: as of a convolution along one dimension; ``size`` and ``kernel`` in elements."""
     room = size + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:
         return room // stride + 1
@@ -127,7 +139,7 @@ def conv_size(size, kernel, stride=1, padding=0, dilation=1, ceil_mode=False):
 
 
 def conv_transpose_size(size, kernel, stride=1, padding=0, extra=0, dilation=1):
-    """The size before a convolution that gave ``size``."""
+    """The size before a convolution. Args: as of :func:`conv_size`; ``size`` is what it gave, ``extra`` the output padding."""
     return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + extra + 1
 
 
