@@ -12,7 +12,7 @@ import torch
 from fake.error_text import describe_error
 from fake.library import _torch
 from fake.library.opcheck.derivatives import Comparison, compare_formula, differentiable, in_double, jittered
-from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors
+from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors, restride
 from fake.library.opcheck.result import CheckFailure, Evidence, describe_tensor
 from fake.library.opcheck.sizes import plan_sizes
 from fake.library.opcheck.variations import code_constants, number_variations, with_defaults
@@ -24,23 +24,11 @@ NAME = "test_gradients"
 Gradients = dict[str, torch.Tensor | None]
 
 
-def _transposed(grad: torch.Tensor) -> torch.Tensor:
-    order = list(range(grad.dim()))[::-1]
-    return grad.permute(order).contiguous().permute(order)
-
-
-def _gapped(grad: torch.Tensor) -> torch.Tensor:
-    return grad.repeat_interleave(2, dim=-1)[..., ::2] if grad.dim() else grad
-
-
-def _offset(grad: torch.Tensor) -> torch.Tensor:
-    return torch.cat([grad.new_zeros(3), grad.reshape(-1)])[3:].view(grad.shape)
-
-
-_LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "a transposed gradient": _transposed,
-    "a gradient with gaps": _gapped,
-    "a gradient with a storage offset": _offset,
+#: Layouts of gradients, as :func:`fake.library.opcheck.inputs.restride` calls them.
+_LAYOUTS = {
+    "a transposed gradient": "column-major",
+    "a gradient with gaps": "with gaps",
+    "a gradient with a storage offset": "with a storage offset",
 }
 _LINEAR_FIX = "a gradient is linear in those of the outputs: multiply by them; do not clamp or round"
 _LAYOUT_FIX = (
@@ -182,17 +170,16 @@ def _raise_wrong(op: Any, call: Call, wrong: list[Comparison], claimed: bool) ->
 
 # --- the formula against itself --------------------------------------------------------------------
 def _check_layouts(op: Any, call: Call, reference: Gradients, tolerances: Mapping[str, float]) -> None:
-    for label, change in _LAYOUTS.items():
-        _compare(
-            op, call, reference, _gradients(op, call, change, ones=False), label, tolerances, _LAYOUT_FIX
-        )
+    for label, kind in _LAYOUTS.items():
+        found = _gradients(op, call, lambda g, kind=kind: restride(g, kind), ones=False)  # type: ignore[misc]
+        _compare(op, call, reference, found, label, tolerances, _LAYOUT_FIX)
     constant = _gradients(op, call, lambda g: g, ones=True)
     expanded = _gradients(op, call, lambda g: g.new_ones(()).expand(g.shape), ones=True)
     if not isinstance(constant, str):
         label = "an expanded gradient (as .sum() makes)"
         _compare(op, call, constant, expanded, label, tolerances, _LAYOUT_FIX)
-    for label, layout in (("transposed inputs", _transposed), ("inputs with gaps", _gapped)):
-        changed = call.map(lambda t, layout=layout: _relayout(t, layout), label)  # type: ignore[misc]
+    for label, kind in (("transposed inputs", "column-major"), ("inputs with gaps", "with gaps")):
+        changed = call.map(lambda t, kind=kind: restride(t, kind).requires_grad_(t.requires_grad), label)  # type: ignore[misc]
         found = _gradients(op, changed, lambda g: g, ones=False)
         if not isinstance(found, str):  # a kernel may refuse inputs that are not contiguous
             _compare(op, call, reference, found, label, tolerances, _INPUT_FIX)
@@ -237,12 +224,6 @@ def _check_state(op: Any, call: Call, reference: Gradients, tolerances: Mapping[
     label = "another call of the operator between forward and backward"
     fix = "keep what the formula needs on ctx, not in variables that outlive the call"
     _compare(op, call, reference, found, label, tolerances, fix)
-
-
-def _relayout(tensor: torch.Tensor, layout: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    if tensor.layout is not torch.strided or tensor.numel() == 0:
-        return tensor
-    return layout(tensor.detach()).detach().requires_grad_(tensor.requires_grad)
 
 
 def _gradients(
