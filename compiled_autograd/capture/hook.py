@@ -31,9 +31,6 @@ class Capture:
         self.walked: list[WalkedNode] | None = None
         self.outputs: list[Any] = []
         self.input_metadata: list[tuple[Any, ...]] = []
-        self.num_sizes = 0
-        self.num_scalars = 0
-        self.accumulates = False
         self.reasons: list[str] = []
         self.refusal: str | None = None
         self.inlined: list[str] = []
@@ -176,8 +173,6 @@ class GraphCompiler:
             check_nans: whether anomaly mode is on.
         """
         capture = self.capture
-        capture.accumulates = accumulate_grad
-        capture.num_sizes, capture.num_scalars = len(sizes), len(scalars)
         capture.input_metadata = [(t.dtype, t.device, t.requires_grad) for t in inputs]
         capture.walked = self._walk()
         if check_nans:

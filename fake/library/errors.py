@@ -151,15 +151,7 @@ class ProfileError(LibraryError, RuntimeError):
 
 
 class OpCheckError(LibraryError, RuntimeError):
-    """`opcheck` found a fault.
-
-    Attributes:
-        result: the `CheckResult` that describes it, or None for errors in the call of opcheck itself.
-    """
-
-    def __init__(self, message: str, *, op: str | None = None, result: object = None) -> None:
-        super().__init__(message, op=op)
-        self.result = result
+    """`opcheck` found a fault, or cannot do what it was asked for."""
 
 
 class SamplesError(LibraryError, ValueError):

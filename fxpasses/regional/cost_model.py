@@ -81,13 +81,11 @@ class Estimate:
     Attributes:
         compile_seconds: time to compile one copy.
         saved_seconds: compile time of the whole graph that is saved.
-        lost_bytes: bytes that one call moves more than fused code would, per step.
         run_seconds: time of calls and of lost fusion over the expected number of steps.
     """
 
     compile_seconds: float
     saved_seconds: float
-    lost_bytes: int
     run_seconds: float
 
     @property
@@ -162,7 +160,7 @@ class CostModel:
         lost, device = _boundary_bytes(facts, start, stop)
         speed = self.bytes_per_second_cpu if device == "cpu" else self.bytes_per_second_gpu
         run = self.steps * copies * (self.call_microseconds * 1e-6 + lost / speed)
-        return Estimate(one, self.saved(weight, copies, facts.dynamic), lost, run)
+        return Estimate(one, self.saved(weight, copies, facts.dynamic), run)
 
     def verdict(self, estimate: Estimate, copies: int) -> str:
         """Why the region is not worth it, or ""."""

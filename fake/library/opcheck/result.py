@@ -60,7 +60,6 @@ class CheckFailure(OpCheckError):
     ) -> None:
         shown = "".join(f"\n{item}" for item in evidence)
         super().__init__(f"opcheck({op}): {check} failed: {problem}{shown}\nHow to fix: {fix}", op=op)
-        self.result = self
         self.check = check
         self.problem = problem
         self.evidence = evidence

@@ -39,9 +39,6 @@ class Vocabulary:
         self.tensors = [
             n for n, v in values.items() if len(v) == everywhere and all(isinstance(x, TensorFact) for x in v)
         ]
-        self.optional_tensors = [
-            n for n in named(lambda x: isinstance(x, TensorFact)) if n not in self.tensors
-        ]
         self.lists = named(lambda x: isinstance(x, list), always=True)
         self.ints = named(lambda x: isinstance(x, int) and not isinstance(x, bool))
         self.int_lists = named(
