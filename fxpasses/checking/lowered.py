@@ -22,7 +22,7 @@ from fxpasses._torch import inductor_config, lowering_of, outside_tracing
 from fxpasses.checking.collectives import UnknownCollective, collectives
 from fxpasses.checking.inputs import Unsupported, cloned, inputs_from_hints, placeholders
 from fxpasses.checking.reduce import Case, extract_calls, reduce_nodes, smaller_sizes
-from fxpasses.checking.repro import constant_lines, fresh_directory, graph_text, input_lines, recorded_calls
+from fxpasses.checking.repro import fresh_directory, recorded_calls, write_repro
 from fxpasses.checking.source import CannotEmbed, PassSource
 from fxpasses.checking.tolerance import deviation, kernel_tolerance
 from fxpasses.checking.values import Reference
@@ -203,38 +203,16 @@ class LoweringCheck:
 
     def _write(self, case: Case, found: str) -> str:
         source = PassSource()
-        lines, code = _lowerings_of_others(case.gm, source), graph_text(case.gm)
+        _add_lowerings_of_others(case.gm, source)
         file = fresh_directory(self._directory, "inductor") / "repro.py"
-        constants, held = constant_lines(case.gm, file)
-        drawn, data = input_lines(case.inputs, lambda made: bool(differences(case.gm, made)), file)
-        text = [
-            f'"""Inductor is wrong on a graph of {case.size} calls: {found}.',
-            "",
-            'Exits with 1 as long as it is. Written by fxpasses."""',
-            "",
-            *(["import sys"] if source.paths else []),
-            *(["from pathlib import Path"] if data or held else []),
-            "",
-            "import torch",
-            *[f"sys.path.insert(0, {path!r})" for path in source.paths],
-            *dict.fromkeys(i for i in source.imports if i != "import torch"),
-            *(["from torch._inductor.lowering import register_lowering"] if lines else []),
-            "from fxpasses.checking.lowered import replay_compiled",
-            *(["from fxpasses.checking.repro import higher_order"] if "higher_order(" in code else []),
-            "",
-            *source.definitions,
-            *lines,
-            "",
-            *constants,
-            code,
-            "",
-            *drawn,
-            "",
-            'if __name__ == "__main__":',
-            "    raise SystemExit(replay_compiled(graph, inputs))",
-            "",
-        ]
-        file.write_text("\n".join(text))
+        write_repro(
+            file,
+            f"Inductor is wrong on a graph of {case.size} calls: {found}.",
+            case,
+            lambda drawn: bool(differences(case.gm, drawn)),
+            "fxpasses.checking.lowered.replay_compiled(graph, inputs)",
+            source,
+        )
         return str(file)
 
 
@@ -279,13 +257,14 @@ def _first_wrong(case: Case) -> set[str]:
     return {names[int(found.split()[1].rstrip(":"))].name}
 
 
-def _lowerings_of_others(gm: fx.GraphModule, source: PassSource) -> list[str]:
-    """Lines that register lowerings of the graph's operators that are not torch's own."""
-    lines = []
+def _add_lowerings_of_others(gm: fx.GraphModule, source: PassSource) -> None:
+    """Add lines that register lowerings of the graph's operators that are not torch's own."""
     for target in dict.fromkeys(n.target for n in gm.graph.nodes if n.op == "call_function"):
         function = lowering_of(target)
         if function is None or str(function.__module__).startswith("torch."):
             continue
         source.bind(function.__name__, inspect.unwrap(function))
-        lines.append(f"register_lowering(torch.ops.{target}, type_promotion_kind=None)({function.__name__})")
-    return lines
+        source.imports.append("from torch._inductor.lowering import register_lowering")
+        source.definitions.append(
+            f"register_lowering(torch.ops.{target}, type_promotion_kind=None)({function.__name__})"
+        )

@@ -24,7 +24,7 @@ from fxpasses.checking.blame import after_passes, apply_pass
 from fxpasses.checking.fake_values import propagate_fakes
 from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.reduce import Case, reduce_nodes, smaller_sizes
-from fxpasses.checking.source import CannotEmbed, pass_sources
+from fxpasses.checking.source import CannotEmbed, PassSource, pass_sources
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
 from fxpasses.errors import PassError, StructureError
 from fxpasses.graphs.provenance import is_backward
@@ -33,15 +33,13 @@ from fxpasses.pass_manager.contract import Contract, FunctionPass, Pass
 from fxpasses.pass_manager.manager import PassManager
 
 __all__ = [
-    "constant_lines",
     "fresh_directory",
-    "graph_text",
     "higher_order",
-    "input_lines",
     "make_repro",
     "recorded_calls",
     "replay",
     "structural_faults",
+    "write_repro",
 ]
 
 
@@ -283,46 +281,83 @@ def make_repro(
     except CannotEmbed as reason:
         return None, case.size, f"the pass cannot be written to a file: {reason}"
     file = fresh_directory(directory, item.name) / "repro.py"
-    given, saved = input_lines(case.inputs, lambda drawn: fails(Case(case.gm, drawn, case.traced)), file)
     marks = setting.backward(case)
     call = "graph, inputs, PASS" + ", dynamic=True" * setting.dynamic + ", bitwise=True" * bitwise
     call += ", traced=traced" * (case.traced is not None)
     call += f", backward={marks}" * bool(marks)
     call += ", after=EARLIER" * bool(earlier) + f", fault={fault!r}"
-    code = graph_text(case.gm)
-    constants, saved_constants = constant_lines(case.gm, file)
-    paths = [f"sys.path.insert(0, {path!r})" for path in source.paths]
+    source.definitions.append(f"PASS = {expressions[0]}")
+    if earlier:
+        source.definitions.append(f"EARLIER = [{', '.join(expressions[1:])}]")
+    more = [f"    {_random(value)[0]}," for value in case.traced or ()]
+    write_repro(
+        file,
+        headline,
+        case,
+        lambda drawn: fails(Case(case.gm, drawn, case.traced)),
+        f"fxpasses.checking.repro.replay({call})",
+        source,
+        [] if case.traced is None else ["traced = [", *more, "]"],
+    )
+    if (why := why_not_shown(file)) is not None:
+        return None, case.size, f"{file} does not show it: {why}"
+    return file, case.size, ""
+
+
+def write_repro(
+    file: Path,
+    headline: str,
+    case: Case,
+    fails: Callable[[list[Any]], bool],
+    call: str,
+    source: PassSource | None = None,
+    more: Sequence[str] = (),
+) -> None:
+    """Write a file that shows a fault on a graph, and exits with 1 as long as it is there.
+
+    Args:
+        file: the file; data that is saved goes beside it.
+        headline: what it says about itself.
+        case: the graph, and inputs on which it fails.
+        fails: whether it fails on other inputs of the same metadata.
+        call: what the file runs: a function with its module, called with ``graph``, ``inputs`` and what else it takes.
+        source: imports and definitions that the graph, or the call, needs.
+        more: lines behind those that make the inputs.
+    """
+    source = source or PassSource()
+    code, paths = _graph_text(case.gm), [f"sys.path.insert(0, {path!r})" for path in source.paths]
+    constants, given = _constant_lines(case.gm, file), _input_lines(case.inputs, fails, file)
+    module, _, function = call.partition("(")[0].rpartition(".")
     lines = [
         f'"""{headline}',
         "",
-        'Exits with 1 as long as the pass is wrong. Written by fxpasses."""',
+        'Exits with 1 as long as that is so. Written by fxpasses."""',
         "",
+        *(["import operator"] if "operator." in code else []),
         *(["import sys"] if paths else []),
-        *(["from pathlib import Path"] if saved or saved_constants else []),
+        *(["from pathlib import Path"] if "Path(" in "".join([*constants, *given]) else []),
         "",
         "import torch",
         *(["", *paths] if paths else []),
         "",
         *dict.fromkeys(i for i in source.imports if i != "import torch"),
-        f"from fxpasses.checking.repro import {'higher_order, ' * ('higher_order(' in code)}replay",
+        *(["from fxpasses.checking.repro import higher_order"] if "higher_order(" in code else []),
+        f"from {module} import {function}",
         "",
         *source.definitions,
-        f"PASS = {expressions[0]}",
-        *([f"EARLIER = [{', '.join(expressions[1:])}]"] if earlier else []),
         "",
         "",
         *constants,
         code,
         "",
+        *given,
+        *more,
+        "",
+        'if __name__ == "__main__":',
+        f"    raise SystemExit({call.removeprefix(f'{module}.')})",
+        "",
     ]
-    lines += given
-    if case.traced is not None:
-        lines += ["traced = [", *(f"    {_random(value)[0]}," for value in case.traced), "]"]
-    lines += ["", 'if __name__ == "__main__":', f"    raise SystemExit(replay({call}))", ""]
     file.write_text("\n".join(lines))
-    if (why := why_not_shown(file)) is not None:
-        return None, case.size, f"{file} does not show it: {why}"
-    return file, case.size, ""
 
 
 def why_not_shown(file: Path) -> str | None:
@@ -341,9 +376,9 @@ def why_not_shown(file: Path) -> str | None:
 BACKWARD_MARKS = {"partitioner_tag": "is_backward", "autograd_backward": True}
 
 
-def graph_text(gm: fx.GraphModule, name: str = "graph") -> str:
+def _graph_text(gm: fx.GraphModule, name: str = "graph") -> str:
     """The graph as a function of operator calls, behind functions for the graphs that these call."""
-    inner = [graph_text(graph, f"_{name}") for name, graph in subgraphs(gm).items()]
+    inner = [_graph_text(graph, f"_{name}") for name, graph in subgraphs(gm).items()]
     code = gm.graph.python_code("self").src
     code = re.sub(r";  (\w+ = )+None", "", code)
     code = re.sub(r"(?m)^( *\w+) : [^=\n]*=", r"\1 =", code)
@@ -353,28 +388,25 @@ def graph_text(gm: fx.GraphModule, name: str = "graph") -> str:
     for constant in constants_of(gm):
         code = re.sub(rf"\bself\.{re.escape(constant)}\b", f'CONSTANTS["{name}.{constant}"]', code)
     code = re.sub(r"torch\.ops\.higher_order\.(\w+)\(", r"higher_order(torch.ops.higher_order.\1, ", code)
+    code = re.sub(r"\btorch_Tensor_(\w+)\(", r"torch.Tensor.\1(", code)
     code = re.sub(r"\bdevice\(", "torch.device(", code).replace("torch.torch.", "torch.")
     code = re.sub(r"(?<![\w.])(inf|nan)(?!\w)", r"float('\1')", code)
     return "\n".join([*inner, *(line.rstrip() for line in code.strip().splitlines() if line.strip())])
 
 
-def constant_lines(gm: fx.GraphModule, file: Path) -> tuple[list[str], bool]:
-    """Lines that make the tensors that :func:`graph_text` calls ``CONSTANTS``: as numbers, or saved beside the file.
-
-    Returns:
-        The lines, none where the graph holds no tensors; and whether data was saved (the lines then need ``pathlib.Path``).
-    """
+def _constant_lines(gm: fx.GraphModule, file: Path) -> list[str]:
+    """Lines that make the tensors that :func:`_graph_text` calls ``CONSTANTS``: as numbers, or saved beside the file."""
     held = dict(_constants(gm, "graph"))
     if not held:
-        return [], False
+        return []
     if sum(value.numel() for value in held.values()) <= _FEW_NUMBERS and all(map(_is_plain, held.values())):
         made = [
             f"    {name!r}: torch.tensor({value.tolist()}, dtype={value.dtype}),"
             for name, value in held.items()
         ]
-        return ["CONSTANTS = {", *made, "}", "", ""], False
+        return ["CONSTANTS = {", *made, "}", "", ""]
     torch.save({name: value.detach() for name, value in held.items()}, file.with_name("constants.pt"))
-    return ['CONSTANTS = torch.load(Path(__file__).with_name("constants.pt"))', "", ""], True
+    return ['CONSTANTS = torch.load(Path(__file__).with_name("constants.pt"))', "", ""]
 
 
 _FEW_NUMBERS = 32
@@ -392,27 +424,16 @@ def _is_plain(value: Tensor) -> bool:
     return value.is_contiguous() and value.numel() > 0 and bool(value.isfinite().all())
 
 
-def input_lines(
-    inputs: Sequence[Any], fails: Callable[[list[Any]], bool], file: Path
-) -> tuple[list[str], bool]:
-    """Write the lines of a repro file that make its inputs: random ones where the program fails on them, too, or else saved beside the file.
-
-    Args:
-        inputs: the inputs of the failing program: tensors and numbers.
-        fails: whether the program fails on other inputs of the same metadata.
-        file: the repro file.
-
-    Returns:
-        The lines, and whether data was saved (the lines then need ``pathlib.Path``).
-    """
+def _input_lines(inputs: Sequence[Any], fails: Callable[[list[Any]], bool], file: Path) -> list[str]:
+    """Lines that make the inputs: random ones where the program fails on them, too, or else saved beside the file."""
     plain = [_random(value) for value in inputs]
     with torch.random.fork_rng():
         torch.manual_seed(0)
         drawn = [make() for _, make in plain]
     if fails(drawn):
-        return ["torch.manual_seed(0)", "inputs = [", *(f"    {text}," for text, _ in plain), "]"], False
+        return ["torch.manual_seed(0)", "inputs = [", *(f"    {text}," for text, _ in plain), "]"]
     torch.save(list(inputs), file.with_name("inputs.pt"))
-    return ['inputs = torch.load(Path(__file__).with_name("inputs.pt"))'], True
+    return ['inputs = torch.load(Path(__file__).with_name("inputs.pt"))']
 
 
 def _random(value: Any) -> tuple[str, Callable[[], Any]]:

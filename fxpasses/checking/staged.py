@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from fxpasses.checking.collectives import collectives
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
 from fxpasses.checking.interpret import RoundedMode, Run, as_float64, seeded
 from fxpasses.checking.reduce import Case, extract_calls, reduce_nodes
-from fxpasses.checking.repro import fresh_directory, graph_text, input_lines, why_not_shown
+from fxpasses.checking.repro import fresh_directory, why_not_shown, write_repro
 from fxpasses.checking.tolerance import deviation
 from fxpasses.graphs.rewriting import attribute_of
 from fxpasses.pass_manager.limits import VARIABLE, Limits, progress
@@ -320,7 +319,6 @@ def _write(
 ) -> tuple[str, int, str]:
     found = stage_differences(case.gm, case.inputs, stage, passes)
     behind = f", {list(passes)!r}" if passes else ""
-    code = re.sub(r"\btorch_Tensor_(\w+)\(", r"torch.Tensor.\1(", graph_text(case.gm))
     file = fresh_directory(directory, stage) / "repro.py"
 
     def like_these(drawn: list[Any]) -> list[Any]:
@@ -329,35 +327,15 @@ def _write(
             for d, v in zip(drawn, case.inputs, strict=True)
         ]
 
-    given, saved = input_lines(
-        [v.detach() if isinstance(v, Tensor) else v for v in case.inputs],
-        lambda drawn: fails(Case(case.gm, like_these(drawn))),
-        file,
-    )
     wanting = [i for i, v in enumerate(case.inputs) if isinstance(v, Tensor) and v.requires_grad]
-    lines = [
-        f'"""The {stage} is wrong on a graph of {case.size} calls: {found}.',
-        "",
-        'Exits with 1 as long as it is. Written by fxpasses."""',
-        "",
-        *(["from pathlib import Path"] if saved else []),
-        "",
-        "import torch",
-        *(["import operator"] if "operator." in code else []),
-        "",
-        "from fxpasses.checking.staged import replay_stage",
-        "",
-        "",
-        code,
-        "",
-        *given,
-        *([f"for position in {wanting}:", "    inputs[position].requires_grad_()"] if wanting else []),
-        "",
-        'if __name__ == "__main__":',
-        f'    raise SystemExit(replay_stage(graph, inputs, "{stage}"{behind}))',
-        "",
-    ]
-    file.write_text("\n".join(lines))
+    write_repro(
+        file,
+        f"The {stage} is wrong on a graph of {case.size} calls: {found}.",
+        Case(case.gm, [v.detach() if isinstance(v, Tensor) else v for v in case.inputs]),
+        lambda drawn: fails(Case(case.gm, like_these(drawn))),
+        f'fxpasses.checking.staged.replay_stage(graph, inputs, "{stage}"{behind})',
+        more=[f"for position in {wanting}:", "    inputs[position].requires_grad_()"] if wanting else [],
+    )
     if (why := why_not_shown(file)) is not None:
         return "", case.size, f"{file} does not show it: {why}"
     progress.note("repro", str(file))
