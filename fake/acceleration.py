@@ -35,7 +35,7 @@ from fake.symbols import patches as symbol_patches
 from fake.symbols.node import OPERATORS
 from fake.tensors.convert import context_of_trace
 from fake.tensors.tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget, make_fake
-from fake.tracing import conversions, shortcuts
+from fake.tracing import containers, conversions, shortcuts, stack_texts
 from fake.tracing.collector import RARER_COLLECTIONS
 from fake.tracing.conversions import fake_of_ordinary
 
@@ -204,7 +204,9 @@ _OWN_PATCHES = LEDGER.add(
 )
 PATCHES: tuple[Entry, ...] = (
     *_OWN_PATCHES,
+    *containers.PATCHES,
     *conversions.PATCHES,
+    *stack_texts.PATCHES,
     *symbol_patches.PATCHES,
     *shortcuts.PATCHES,
     *OPERATORS,

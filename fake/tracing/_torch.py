@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch._dynamo.convert_frame import compile_lock
 from torch._functorch._aot_autograd import graph_compile
+from torch._subclasses import functional_tensor
 from torch._subclasses.meta_utils import MetaConverter
+from torch.fx import graph as fx_graph
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
 from fake.seam.dispatch import (

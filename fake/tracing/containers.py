@@ -1,0 +1,95 @@
+"""Tuples, lists and dictionaries of arguments, walked without a description of each.
+
+``torch.utils._pytree`` looks up a class for each leaf and builds a ``TreeSpec`` for each container, to forget it at once where
+only the leaves are asked for or changed. Functionalization does so four times for each operator, and a graph for each node that it
+makes. While something is traced, those two modules walk the containers of Python itself directly; whatever is registered, and
+named tuples, are left to torch.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from fake.seam import pytree
+from fake.seam.patches import LEDGER, Patch, When
+from fake.tracing import _torch as _t
+
+__all__ = ["PATCHES", "tree_iter", "tree_map_only"]
+
+
+def _is_left_to_torch(kind: type) -> bool:
+    return kind in pytree.SUPPORTED_NODES or issubclass(kind, tuple)
+
+
+def _collect(tree: Any, leaves: list[Any]) -> None:
+    kind = type(tree)
+    if kind is tuple or kind is list or kind is dict:
+        for child in tree.values() if kind is dict else tree:
+            _collect(child, leaves)
+    elif _is_left_to_torch(kind):
+        leaves.extend(pytree.tree_iter(tree))
+    else:
+        leaves.append(tree)
+
+
+def tree_iter(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """The leaves of a tree, as torch's functions of this name and of the name ``tree_leaves`` find them."""
+    if is_leaf is not None:
+        return pytree.tree_leaves(tree, is_leaf)
+    leaves: list[Any] = []
+    _collect(tree, leaves)
+    return leaves
+
+
+def tree_map_only(
+    classes: Any, function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> Any:
+    """torch's function of this name.
+
+    Args:
+        classes: of the leaves that are changed.
+        function: what makes another leaf of one.
+        tree: containers in containers.
+        is_leaf: says what else is a leaf.
+    """
+    if is_leaf is not None or not isinstance(classes, type | tuple):
+        return pytree.tree_map_only(classes, function, tree, is_leaf=is_leaf)
+
+    def changed(tree: Any) -> Any:
+        kind = type(tree)
+        if kind is tuple:
+            return tuple([changed(child) for child in tree])
+        if kind is list:
+            return [changed(child) for child in tree]
+        if kind is dict:
+            return {key: changed(child) for key, child in tree.items()}
+        if _is_left_to_torch(kind):
+            return pytree.tree_map_only(classes, function, tree)
+        return function(tree) if isinstance(tree, classes) else tree
+
+    return changed(tree)
+
+
+def _with_ours(original: types.ModuleType) -> types.ModuleType:
+    """A module like torch's, which others keep."""
+    made = types.ModuleType(original.__name__, original.__doc__)
+    made.__dict__.update(
+        vars(original), tree_iter=tree_iter, tree_leaves=tree_iter, tree_map_only=tree_map_only
+    )
+    return made
+
+
+PATCHES = LEDGER.add(
+    *(
+        Patch(
+            module,
+            "pytree",
+            _with_ours,
+            when=When.COMPILATION,
+            lost="time: a class is looked up for each argument of each operator, and a description made of each tuple",
+        )
+        for module in (_t.functional_tensor, _t.fx_graph)
+    ),
+)
