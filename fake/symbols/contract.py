@@ -17,6 +17,7 @@ import torch
 
 from fake.errors import ContractError, ContractInputError, ContractViolationError, Violation
 from fake.symbols import _torch as _t
+from fake.symbols.enumeration import holds_for_all
 from fake.symbols.explain import location_text
 from fake.symbols.guards import minimal_relations, responsible
 from fake.symbols.ranges import Facts
@@ -321,7 +322,7 @@ def check(shape_env: Any, contract: Contract) -> None:
     promised = _promises(contract, names)
     found: list[Violation] = []
     for condition, symbols, asking in _demands(shape_env, contract, names):
-        if promised.implies(condition):
+        if promised.implies(condition) or _holds_for_all(condition, names):
             continue
         promised.add(condition)  # what follows from it is no second complaint
         asked = tuple(r for r in reasons if r.condition == asking) or responsible(
@@ -337,6 +338,15 @@ def check(shape_env: Any, contract: Contract) -> None:
             )
     if found:
         raise ContractViolationError(tuple(found))
+
+
+def _holds_for_all(condition: sympy.Basic, names: Mapping[sympy.Basic, Declared]) -> bool:
+    """Whether a condition on one size holds for each that is promised, tried one by one."""
+    if len(condition.free_symbols) != 1 or not condition.free_symbols <= names.keys():
+        return False
+    (symbol,) = condition.free_symbols
+    dim = names[symbol].dim
+    return holds_for_all(condition, max(dim.min, 2), dim.max, dim.multiple_of)
 
 
 def _told(reason: Reason, terms: Terms) -> str:

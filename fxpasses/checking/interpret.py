@@ -20,6 +20,7 @@ from torch.fx.node import map_aggregate, map_arg
 from fake.seam.pytree import tree_map
 from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
 from fxpasses.checking.collectives import refuse_unknown, simulated
+from fxpasses.checking.inputs import cloned
 from fxpasses.checking.rounding import perturbed
 from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.communication import communicates
@@ -36,6 +37,7 @@ __all__ = [
     "as_recorded_dtype",
     "call_in_float64",
     "call_with_rounding_noise",
+    "results_in_float64",
     "seeded",
 ]
 
@@ -416,3 +418,22 @@ def _fill(result: Any, poison: Poison) -> None:
     else:
         info = torch.iinfo(result.dtype)
         result.fill_(info.max if poison == "nan" else info.min)
+
+
+_CANNOT_RUN = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
+_SEED = 20
+
+
+def results_in_float64(gm: fx.GraphModule, inputs: Sequence[Any], poison: Poison = "nan") -> list[Any] | None:
+    """The outputs of a graph in float64, then its inputs after the run; ``None`` where an operator cannot be run so.
+
+    Args:
+        gm: the graph.
+        inputs: its inputs; they are copied.
+        poison: what uninitialised memory holds.
+    """
+    run = ExactRun(gm, poison)
+    try:
+        return [*run(cloned(inputs), _SEED), *run.inputs]
+    except _CANNOT_RUN:
+        return None

@@ -15,25 +15,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.changes import Change, changes, join_changes, merge_changes, taken_pairs
+from fxpasses.checking.changes import Change, changes, join_changes, taken_pairs
 from fxpasses.checking.collectives import collectives
-from fxpasses.checking.inputs import cloned
-from fxpasses.checking.interpret import ExactRun, allocates
+from fxpasses.checking.computed_constants import explained_by_constants
+from fxpasses.checking.interpret import Poison, allocates, results_in_float64
 from fxpasses.checking.nested_graphs import inner_rewrites
-from fxpasses.checking.rounding import spacing
 from fxpasses.checking.windows import Window, can_be_cut, cut
 from fxpasses.exact import Original, Verdict
 from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT
-from fxpasses.graphs.rewriting import constants_of, copy_graph
 
 __all__ = ["Difference", "Relation", "Rewriting"]
 
 log = logging.getLogger(__name__)
 
-_SEED = 20
 _MOST_ELEMENTS = 20_000_000
 """Values of a graph that are evaluated exactly: each takes 32 bytes and some twenty times the time that it takes in floats."""
-_CANNOT_RUN = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
 _CLEAR = 1e-3
 """Results that differ so much in float64, relative to the largest of their tensor, are another function: nothing exact is asked."""
 Relation = Literal["same", "unproved", "other"]
@@ -123,7 +119,8 @@ class Rewriting:
         if verdict is not None and verdict.kind != "UNPROVED":
             if verdict.kind == "EQUAL":
                 return "same"
-            return "same" if _explained_by_constants(window) else "other"
+            explained = explained_by_constants(window.before, window.after, window.inputs)
+            return "same" if explained else "other"
         if verdict is not None:
             log.debug("not proved: %s", verdict)
         found = _differences_in_float64(window.before, window.after, window.inputs)
@@ -211,7 +208,7 @@ class Rewriting:
         return frozenset()
 
     def _is_explained_by_constants(self) -> bool:
-        return _explained_by_constants(Window(merge_changes([]), self.before, self.after, list(self.inputs)))
+        return explained_by_constants(self.before, self.after, self.inputs)
 
     def _on_the_whole(self) -> list[Difference] | None:
         verdict = self._exact(self.before, self.after, self.inputs)
@@ -256,24 +253,16 @@ def _is_exotic(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_complex() or value.is_quantized)
 
 
-def _results_in_float64(gm: fx.GraphModule, inputs: Sequence[Any], poison: Any = "nan") -> list[Any] | None:
-    run = ExactRun(gm, poison)
-    try:
-        return [*run(cloned(inputs), _SEED), *run.inputs]
-    except _CANNOT_RUN:
-        return None
-
-
 def _differences_in_float64(
     before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any], least: float = DRIFT
 ) -> list[Difference] | None:
     """The results that differ in float64 by more than it rounds; ``None`` where the graphs do not run in it."""
-    mine = _results_in_float64(before, inputs)
-    huge = _results_in_float64(before, inputs, "huge") if allocates(before) else None
-    poisons = ("nan", "huge") if allocates(after) else ("nan",)
+    mine = results_in_float64(before, inputs)
+    huge = results_in_float64(before, inputs, "huge") if allocates(before) else None
+    poisons: tuple[Poison, ...] = ("nan", "huge") if allocates(after) else ("nan",)
     drift = max(least, DRIFT if _is_plain(before) and _is_plain(after) else KERNEL_DRIFT)
     for poison in poisons:
-        theirs = _results_in_float64(after, inputs, poison)
+        theirs = results_in_float64(after, inputs, poison)
         if mine is None or theirs is None or len(mine) != len(theirs):
             return None
         scale = 1e-4 * min(max(1.0, *(_largest(v) for v in (*mine, *inputs))), 1e3)
@@ -330,55 +319,3 @@ def _wrong_elements(a: Tensor, b: Tensor, drift: float, scale: float) -> Tensor:
     wrong = both & ((a - b).abs() > drift * size)
     # What was not finite may become finite, and what was infinite NaN: a pass that keeps bits is held to them in its own types.
     return wrong | (a.isfinite() & ~b.isfinite())
-
-
-def _explained_by_constants(window: Window) -> bool:
-    """Whether the sides differ by no more than half a unit in the last place of the constants that only one of them holds."""
-    held = [constants_of(gm) for gm in (window.before, window.after)]
-    fresh = {
-        name
-        for mine, others in (held, held[::-1])
-        for name, value in mine.items()
-        if value.is_floating_point() and not (name in others and torch.equal(others[name], value))
-    }
-    if not fresh:
-        return False
-    mine, theirs = (_results_in_float64(gm, window.inputs) for gm in (window.before, window.after))
-    if mine is None or theirs is None:
-        return False
-    moved = [
-        [_results_in_float64(_with_moved_constants(gm, fresh, seed), window.inputs) for seed in range(4)]
-        for gm in (window.before, window.after)
-    ]
-    for position, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-        if not isinstance(a, Tensor) or not a.is_floating_point() or a.shape != b.shape:
-            if not isinstance(a, Tensor) and a == b:
-                continue
-            if not (isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b)):
-                return False
-            continue
-        reach = torch.zeros_like(a)
-        for own, runs in ((a, moved[0]), (b, moved[1])):
-            for run in runs:
-                if run is not None:
-                    reach = torch.maximum(reach, (run[position] - own).abs().nan_to_num(0.0))
-        # Four samples of a uniform distribution reach 0.8 of the way, and several constants add up.
-        allowed = 4 * reach.square().mean().sqrt() + 4 * reach
-        if bool(((a - b).abs().nan_to_num(0.0) > allowed + DRIFT * _largest(a)).any()):
-            return False
-    return True
-
-
-def _with_moved_constants(gm: fx.GraphModule, names: set[str], seed: int) -> fx.GraphModule:
-    """The graph with each element of some constants moved by up to half a unit in the last place."""
-    generator = torch.Generator().manual_seed(seed)
-    copy = copy_graph(gm, constants=True)
-    for name, value in constants_of(gm).items():
-        if name in names:
-            amount = torch.rand(value.shape, generator=generator, dtype=torch.float64).to(value.device) - 0.5
-            wide = value.double()
-            parent, _, last = name.rpartition(".")
-            module = copy.get_submodule(parent)
-            delattr(module, last)
-            setattr(module, last, wide + amount * spacing(wide.nan_to_num(), value.dtype))
-    return copy

@@ -15,7 +15,7 @@ from fake.error_text import describe_error, safe_repr
 from fxpasses._torch import new_nodes
 from fxpasses.errors import ContractError, PassError
 from fxpasses.graphs.provenance import failing_node
-from fxpasses.graphs.rewriting import constants_of, subgraphs
+from fxpasses.graphs.rewriting import checksum, constants_of, subgraphs
 from fxpasses.pass_manager.contract import Check, GraphKind, Pass
 from fxpasses.pass_manager.groups import Fixpoint, FixpointWarning
 from fxpasses.pass_manager.inheritance import inherit_provenance
@@ -176,9 +176,14 @@ class _Change:
             setattr(self, part, getattr(self, part) + names)
 
 
-def _versions(gm: fx.GraphModule) -> dict[str, tuple[torch.Tensor, int]]:
-    """The tensors that the graph holds, each with the number of writes to it (which inference tensors do not count)."""
-    return {name: (t, -1 if t.is_inference() else t._version) for name, t in constants_of(gm).items()}
+def _versions(gm: fx.GraphModule) -> dict[str, tuple[torch.Tensor, int, int]]:
+    """The tensors that the graph holds, each with the number of writes to it and a checksum of its data.
+
+    Inference tensors do not count writes, and those through ``.data`` or ``numpy()`` are counted nowhere.
+    """
+    return {
+        name: (t, -1 if t.is_inference() else t._version, checksum(t)) for name, t in constants_of(gm).items()
+    }
 
 
 class _Graph:
@@ -258,8 +263,8 @@ class _Graph:
                 [e.node for e in before.entries] != [e.node for e in after.entries],
             )
         change.modified += tuple(
-            name for name, (value, version) in self._constants.items()
-            if name in known and (known[name][0] is not value or known[name][1] != version)
+            name for name, (value, *state) in self._constants.items()
+            if name in known and (known[name][0] is not value or [*known[name][1:]] != state)
         )  # fmt: skip
         for name, graph in self._inner.items():
             if subgraphs(self.gm).get(name) is graph.gm:

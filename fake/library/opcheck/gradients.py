@@ -40,7 +40,8 @@ _INPUT_FIX = "save what the formula needs with ctx.save_for_backward, and index 
 def check(op: Any, call: Call) -> str:
     """Compare the formula with differences of the operator's values, then with itself.
 
-    The first for the sample, for other sizes, and for other numbers and flags; the second for the same gradient values
+    The first for the sample, for other sizes, for other numbers and flags, and for indices that repeat; in other types of
+    floating point, the formula's gradients with those in double precision; the second for the same gradient values
     in other layouts, for large and small ones, for inputs in other strides, for one input at a time, and after another call has come between.
     Where the sample requires no gradient and there is a formula, all inputs that can require one.
 
@@ -62,7 +63,10 @@ def check(op: Any, call: Call) -> str:
     again = _gradients(op, call, lambda g: g, ones=False)
     if isinstance(again, str) or _difference(reference, again, tolerances):
         return "not deterministic"
-    notes = _check_values(op, call, claimed) if _torch.is_defined_in_python(op) else []
+    notes: list[str] = []
+    if _torch.is_defined_in_python(op):
+        notes = _check_values(op, call, claimed)
+        _check_types(op, call)
     _check_layouts(op, call, reference, tolerances)
     _check_linear(op, call, reference, tolerances)
     _check_each_input_alone(op, call, reference, tolerances)
@@ -105,6 +109,106 @@ def _calls(op: Any, call: Call) -> Iterator[Call]:
         )
         if other.kind == "number" and not zero and len(other.tensors) == len(needs):
             yield demanding(other)
+    repeated = _with_repeated_indices(call)
+    if repeated is not None:
+        yield repeated
+
+
+def _with_repeated_indices(call: Call) -> Call | None:
+    """The call with pairs of equal integers in each tensor of them; None where an order of all elements is asked for."""
+    integers = [
+        t
+        for t in call.tensors
+        if not (differentiable(t) or t.dtype is torch.bool) and t.layout is torch.strided
+    ]
+    if not any(t.numel() > 1 for t in integers):
+        return None
+    if any(_is_order(tensor, dim) for tensor in integers for dim in range(tensor.dim())):
+        return None
+
+    def paired(tensor: torch.Tensor) -> torch.Tensor:
+        if not any(tensor is one for one in integers) or not tensor.dim():
+            return tensor
+        at = torch.arange(tensor.shape[-1], device=tensor.device) // 2 * 2
+        return tensor.index_select(-1, at)
+
+    return call.map(paired, "indices that repeat", "value")
+
+
+def _is_order(tensor: torch.Tensor, dim: int) -> bool:
+    """Whether integers are a permutation along a dimension: it may be inverted."""
+    count = tensor.shape[dim]
+    places = torch.arange(count, device=tensor.device, dtype=tensor.dtype)
+    return count > 1 and bool((tensor.movedim(dim, -1).sort(-1).values == places).all())
+
+
+# --- types -----------------------------------------------------------------------------------------
+_LOWER = (torch.float32, torch.float16, torch.bfloat16)
+_RELATIVE = 0.05
+_TIMES = 8.0
+"""A formula in fewer digits may be so many times as far off as that in float32, in units of each."""
+
+
+def _check_types(op: Any, call: Call) -> None:
+    """Compare the formula's gradients in each type that the operator takes with those for the same values in double precision."""
+    for dtype in _LOWER:
+        found = _wrong_in(op, call, dtype)
+        # Where a maximum is chosen, or a value rounded, fewer digits may choose another one: beside it they do not.
+        if found and _wrong_in(op, jittered(call), dtype):
+            raise CheckFailure(
+                NAME,
+                _torch.op_overload_name(op),
+                f"the backward formula is another one in {dtype}",
+                evidence=found,
+                fix="use one formula for all types of floating point, or correct the kernel for this one",
+            )
+
+
+def _wrong_in(op: Any, call: Call, dtype: torch.dtype) -> tuple[Evidence, ...]:
+    def cast(to: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda t: t.detach().to(to).requires_grad_(t.requires_grad) if t.is_floating_point() else t
+
+    low = call.map(cast(dtype), f"inputs in {dtype}", "dtype")
+    exact = in_double(op, low)
+    if exact is low:
+        return ()
+
+    def rounded(grad: torch.Tensor) -> torch.Tensor:
+        return grad.to(dtype).to(grad.dtype)
+
+    mine, center = (_gradients(op, c, rounded, ones=False) for c in (low, exact))
+    single = _gradients(op, exact.map(cast(torch.float32)), rounded, ones=False)
+    if isinstance(mine, str) or isinstance(center, str) or isinstance(single, str):
+        return ()  # not for this type
+    units = torch.finfo(dtype).eps / torch.finfo(torch.float32).eps
+    wrong = []
+    for name, known in center.items():
+        got, usual = mine[name], single[name]
+        if (
+            known is None
+            or got is None
+            or usual is None
+            or got.shape != known.shape
+            or not known.is_floating_point()
+        ):
+            continue
+        counts = got.isfinite() & known.isfinite() & usual.isfinite()
+        if not counts.any():
+            continue
+
+        def size(value: torch.Tensor, counts: torch.Tensor = counts) -> float:
+            return float(value.double()[counts].square().mean().sqrt())
+
+        noise = 0.0 if dtype is torch.float32 else _TIMES * units * size(usual.double() - known)
+        gap = size(got.double() - known)
+        if gap > _RELATIVE * size(known) + noise + 1e-4:
+            text = f"{size(got):.5g} in the mean, {gap:.3g} off"
+            wrong.append(
+                Evidence(
+                    f"gradient of {name}", f"{size(known):.5g} in double precision", text, low.describe()
+                )
+            )
+    return tuple(wrong)
 
 
 def _check_values(op: Any, call: Call, claimed: bool) -> list[str]:

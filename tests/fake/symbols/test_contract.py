@@ -338,3 +338,19 @@ def test_a_tie_to_a_free_size_serves_each_promised_one(batch, other, program, fo
         mode.shape_env.check_contracts()
     else:
         assert [violation.forced for violation in violations(mode)] == [forced]
+
+
+@pytest.mark.parametrize("most", [64, None])
+def test_pieces_of_a_size_are_as_many_for_all(most):
+    def cut(size, program, **promise):
+        mode, x = declared(x=((size,), {0: Dim("s", max=most, **promise)}))
+        with mode:
+            program(x)
+        return mode
+
+    cut(8, lambda x: x.chunk(2)).shape_env.check_contracts()
+    cut(8, lambda x: x.chunk(4), multiple_of=4).shape_env.check_contracts()
+    cut(9, lambda x: torch.stack(x.chunk(3)), multiple_of=3).shape_env.check_contracts()
+    cut(8, lambda x: x.split(x.shape[0] // 2), multiple_of=2).shape_env.check_contracts()
+    assert violations(cut(8, lambda x: x.chunk(4)))  # five give three
+    assert violations(cut(9, lambda x: x.split(3)))

@@ -83,19 +83,37 @@ def test_a_constant_that_is_written_to_is_seen(grad):
     assert "CONSTANTS" in Path(error.repro).read_text()
 
 
-@pytest.mark.parametrize("how", ["written", "replaced"])
+@pytest.mark.parametrize("how", ["written", "replaced", "data", "numpy"])
 def test_a_pass_that_hides_what_it_did_to_a_constant(how):
     @fxpasses.graph_pass
     def hides(gm):
         for node in held(gm) if how == "replaced" else ():
             with disable_current_modes():
                 setattr(gm, str(node.target), getattr(gm, str(node.target)) * 2)
+        for node in held(gm) if how in ("data", "numpy") else ():  # no write that a tensor counts
+            value = getattr(gm, str(node.target))
+            with disable_current_modes():
+                (value.data if how == "data" else value.numpy())[0] = 7.0
         if how == "written":
             doubled_in_place(gm)
         return False
 
     with pytest.raises(Exception, match=r"'hides' failed .* apply returned False but changed the graph"):
         run(hides, check="structure")
+
+
+def test_a_write_that_no_tensor_counts_is_a_change(caplog):
+    @fxpasses.graph_pass
+    def writes(gm):
+        for node in held(gm):
+            getattr(gm, str(node.target)).data[0] = 7.0
+        return True
+
+    with pytest.raises(Exception, match="writes"):
+        run(writes)
+    assert "changed nothing" not in caplog.text
+    (done,) = fxpasses.PassManager([writes]).run(fxpasses.capture(f, torch.ones(3)).forward, "inference")
+    assert done.changed
 
 
 def test_a_constant_that_is_written_to_is_a_change():

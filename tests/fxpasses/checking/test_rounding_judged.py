@@ -85,6 +85,46 @@ def test_a_constant_in_the_type_of_the_graph_is_the_number_that_it_stands_for():
     assert found(computed, lambda x: x * other, x)
 
 
+TYPES = [torch.float16, torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_one_unit_of_one_constant_is_a_difference(dtype):
+    x, y = torch.randn(2, 3).to(dtype), torch.randn(4, 16).to(dtype)
+    held = torch.tensor([1.0, 2.0, 3.0]).to(dtype)
+    other = held.clone()
+    other[0] += torch.finfo(dtype).eps
+    assert found(lambda x: x * held, lambda x: x * other, x)
+    assert found(lambda x: (x * held).sum(1), lambda x: (x * other).sum(1), x)
+    # Large elements beside it do not hide it.
+    table = torch.tensor([1000.0] + 15 * [1.0]).to(dtype)
+    wrong = table.clone()
+    wrong[3] = 1.125
+    assert found(lambda y: (y * table).sum(1), lambda y: (y * wrong).sum(1), y)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_constant_that_was_rounded_once_is_right(dtype):
+    y, weight, scale = (torch.randn(*shape).to(dtype) for shape in [(4, 16), (16, 8), (8,)])
+    folded = (weight.double() * scale.double()).to(dtype)
+    assert found(lambda y: (y @ weight) * scale, lambda y: y @ folded, y) == []
+    assert found(lambda y: (y @ weight * scale).sum(1), lambda y: (y @ folded).sum(1), y) == []
+    few = torch.rand(16).to(dtype) + 0.5
+    more = (few.double() * 1.3).to(dtype)
+    assert found(lambda y: (y * 1.3 * few).sum(1), lambda y: (y * more).sum(1), y) == []
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_a_graph_computes_from_nothing_may_be_a_constant_however_often_it_was_rounded(dtype):
+    y = torch.randn(4, 16).to(dtype)
+    angles = torch.linspace(0, 3, 16).to(dtype)
+    computed = (angles * 3).exp() * 0.1
+    assert found(lambda y: y * ((angles * 3).exp() * 0.1), lambda y: y * computed, y) == []
+    full = float((torch.full((16,), 0.1, dtype=dtype) * 3)[0])
+    one = lambda y: y * (torch.full((16,), 0.1, dtype=dtype) * 3)  # noqa: E731
+    assert found(one, lambda y: y * torch.full((16,), full, dtype=dtype), y) == []
+
+
 def test_small_values_show_what_cancels():
     x = torch.randn(40) * 2.0**-12
     assert found(torch.expm1, torch.expm1, x) == []

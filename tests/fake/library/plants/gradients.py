@@ -241,3 +241,76 @@ wrong(
     like,
     lambda ctx, g: 2 * torch.where(g.abs() > 1e-3, g, 0),
 )
+
+# Another formula in some types, and indices that repeat.
+HALF = (torch.float16, torch.bfloat16)
+
+
+def in_types(types, other):
+    return lambda ctx, g: (other if ctx.saved_tensors[0].dtype in types else cosine)(g, ctx.saved_tensors[0])
+
+
+cosine = lambda g, x: g * x.cos()
+for types, kind in ((HALF, "half precision"), ((torch.float16,), "float16"), ((torch.float32,), "float32")):
+    more = in_types(types, lambda g, x: g * x.cos() * 1.125)
+    wrong(f"sine, an eighth too much in {kind}", g34, T, lambda x: x.sin(), like, more, save)
+wrong(
+    "sine, a factor of 0.9995",
+    g34,
+    T,
+    lambda x: x.sin(),
+    like,
+    lambda ctx, g: 0.9995 * cosine(g, ctx.saved_tensors[0]),
+    save,
+)
+in_single = lambda ctx, g: (g.float() * ctx.saved_tensors[0].float().cos()).to(g.dtype)
+right("sine, backward in float32", g34, T, lambda x: x.sin(), like, in_single, save)
+right(
+    "sine, forward in bfloat16",
+    g34,
+    T,
+    lambda x: x.bfloat16().sin().to(x.dtype),
+    like,
+    in_types((), cosine),
+    save,
+)
+flat_mean = lambda x: x.mean(-1, keepdim=True)
+normed = lambda x: (x - flat_mean(x)) / ((x - flat_mean(x)).square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+def normed_backward(ctx, g):
+    x = ctx.saved_tensors[0]
+    y, size = normed(x), ((x - flat_mean(x)).square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    return (g - flat_mean(g) - y * flat_mean(g * y)) / size
+
+
+right(
+    "normalized pairs, whose gradient cancels",
+    lambda: (r(3, 2, grad=True),),
+    T,
+    normed,
+    like,
+    normed_backward,
+    save,
+)
+
+
+def rows(ctx, g):
+    x, at = ctx.saved_tensors[:2]
+    return x.new_zeros(x.shape).index_copy(0, at, g), None
+
+
+def added_rows(ctx, g):
+    x, at = ctx.saved_tensors[:2]
+    return x.new_zeros(x.shape).index_add(0, at, g), None
+
+
+def pick(order):
+    return lambda: (r(4, 3, grad=True), torch.tensor(order))
+
+
+taken = lambda x, y: x.new_empty(y.shape[0], x.shape[1])
+kernel = lambda x, y: x[y]
+wrong("rows by index, gradients not added up", pick([0, 3, 1]), TT, kernel, taken, rows, save)
+right("rows by index", pick([0, 3, 1]), TT, kernel, taken, added_rows, save)
+right("rows in another order", pick([0, 3, 1, 2]), TT, kernel, taken, rows, save)

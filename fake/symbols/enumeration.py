@@ -1,0 +1,80 @@
+"""Conditions that hold for each size of a range: shown size by size, or remainder by remainder where the range has no end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import sympy
+
+from fake.symbols import _torch as _t
+
+__all__ = ["holds_for_all"]
+
+_MOST_SIZES = 4096
+_MOST_REMAINDERS = 64
+
+
+def holds_for_all(condition: sympy.Basic, lower: int, upper: int | None, step: int = 1) -> bool:
+    """Whether a condition on one size is known to hold for every one that is promised.
+
+    Args:
+        condition: a relation with one symbol.
+        lower: the least size.
+        upper: the largest; None where there is none.
+        step: what divides them all.
+    """
+    (symbol,) = condition.free_symbols
+    first = -(-lower // step) * step
+    if upper is not None and (upper - first) // step < _MOST_SIZES:
+        return all(_is_true(condition, symbol, size) for size in range(first, upper + 1, step))
+    return _is_a_fixed_quotient(condition, symbol, first, step)
+
+
+def _is_true(condition: sympy.Basic, symbol: sympy.Symbol, size: int) -> bool:
+    return bool(condition.xreplace({symbol: sympy.Integer(size)}) == sympy.true)
+
+
+def _is_a_fixed_quotient(condition: sympy.Basic, symbol: sympy.Symbol, lower: int, step: int) -> bool:
+    """Whether ``a // b == q`` holds from some size on, with ``a`` and ``b`` sums of the size and its quotients by numbers.
+
+    For sizes of one remainder both are linear. So ``q * b <= a`` and ``a < (q + 1) * b`` hold for all if they do for the first size, and the
+    next one is no farther off.
+    """
+    if not isinstance(condition, sympy.Eq):
+        return False
+    quotient, number = condition.args if condition.args[1].is_Integer else condition.args[::-1]
+    if not isinstance(quotient, _t.FloorDiv) or not number.is_Integer:
+        return False
+    dividend, divisor = quotient.args
+    period = math.lcm(step, *(_period(part, symbol) for part in (dividend, divisor)))
+    if not 0 < period <= _MOST_REMAINDERS * step:
+        return False
+
+    def never_negative(value: Callable[[int], int]) -> bool:
+        return all(0 <= value(size) <= value(size + period) for size in range(lower, lower + period, step))
+
+    def at(part: sympy.Basic) -> Callable[[int], int]:
+        return lambda size: int(part.xreplace({symbol: sympy.Integer(size)}))
+
+    a, b, q = at(dividend), at(divisor), int(number)
+    return (
+        never_negative(lambda size: b(size) - 1)
+        and never_negative(lambda size: a(size) - q * b(size))
+        and never_negative(lambda size: (q + 1) * b(size) - a(size) - 1)
+    )
+
+
+def _period(part: sympy.Basic, symbol: sympy.Symbol) -> int:
+    """The number of remainders for each of which an expression is linear in a size; 0 where it is no such expression."""
+    if part == symbol or part.is_Integer:
+        return 1
+    if isinstance(part, sympy.Add):
+        return math.lcm(*(_period(term, symbol) for term in part.args))
+    if isinstance(part, sympy.Mul):
+        numbers = [factor for factor in part.args if factor.is_Integer]
+        others = [factor for factor in part.args if not factor.is_Integer]
+        return _period(others[0], symbol) if len(others) == 1 and len(numbers) == 1 else 0
+    if isinstance(part, _t.FloorDiv) and part.args[1].is_Integer and part.args[1] > 0:
+        return _period(part.args[0], symbol) * int(part.args[1])
+    return 0

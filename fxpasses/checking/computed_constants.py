@@ -1,0 +1,265 @@
+"""Constants that a pass computed: a tensor of few digits stands for the number that it was rounded from.
+
+Such a rewrite is another function by a little. What it may be off by is what half a unit in the last place of those constants does to each
+result, not more: their elements are moved by just that much, up or down at random, as often as it takes to see the whole range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpasses.checking.interpret import Run, allocates, results_in_float64
+from fxpasses.checking.rounding import spacing
+from fxpasses.exact.same_values import DRIFT
+from fxpasses.exact.samples import sample_input
+from fxpasses.graphs.aliasing import is_mutating, is_random
+from fxpasses.graphs.rewriting import constants_of, copy_graph, same_constant
+
+__all__ = ["explained_by_constants"]
+
+_SEED = 20
+_RUNS = 32
+_FEW = 4
+"""Results that take no more values than this depend on one or two elements: their range is known to the last digit."""
+_MANY = 4.0
+"""Else the sum of independent amounts is bounded by so many root mean squares: 7 standard deviations of what rounding does."""
+_LOOKED_AT = 4096
+_SINGLY = 32
+"""Constants of no more elements are moved one by one: then what each has to be moved by, for the graphs to agree, is known."""
+_SAMPLES = 4
+_SLACK = 0.05
+"""What the graph's curvature over half a unit may add, and a computation of the constant in double precision."""
+
+
+def explained_by_constants(before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether two graphs differ by no more than the rounding of the constants that only the second one holds.
+
+    What both compute from no input, with the same bits, is one constant, however often it was rounded on the way.
+
+    Args:
+        before: a graph.
+        after: what a pass made of it.
+        inputs: of both.
+    """
+    before, after = _with_equal_constants(before, after)
+    held = constants_of(before)
+    names = [
+        name
+        for name, value in constants_of(after).items()
+        if value.is_floating_point() and not (name in held and same_constant(held[name], value))
+    ]
+    mine, theirs = (results_in_float64(gm, inputs) for gm in (before, after))
+    gaps = _gaps(mine, theirs) if mine is not None and theirs is not None else None
+    if gaps is None or theirs is None:
+        return False
+    if all(gap is None for gap in gaps):
+        return True
+    return (
+        bool(names)
+        and _is_in_reach(after, names, inputs, theirs, gaps)
+        and _is_a_rounding(before, after, names, inputs)
+    )
+
+
+def _gaps(mine: Sequence[Any], theirs: Sequence[Any]) -> list[Tensor | None] | None:
+    """The differences of float results, ``None`` for each that is the same; ``None`` where something else differs."""
+    gaps: list[Tensor | None] = []
+    for a, b in zip(mine, theirs, strict=True):
+        tensors = isinstance(a, Tensor) and isinstance(b, Tensor)
+        if tensors and a.is_floating_point() and a.shape == b.shape:
+            gap = (a - b).nan_to_num(0.0, 0.0, 0.0)
+            largest = float(a.abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
+            gaps.append(None if bool((gap.abs() <= DRIFT * largest).all()) else gap)
+        elif torch.equal(a, b) if tensors else type(a) is type(b) and a == b:
+            gaps.append(None)
+        else:
+            return None
+    return gaps
+
+
+def _with_equal_constants(
+    before: fx.GraphModule, after: fx.GraphModule
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Copies of both graphs that hold what they compute from no input as tensors, where it has the same bits in both."""
+    sides = [(copy_graph(gm, constants=True), _fixed_values(gm)) for gm in (before, after)]
+    known = list(sides[1][1].values())
+    shared: list[Tensor] = []
+    for value in sides[0][1].values():
+        if any(same_constant(value, other) for other in known):
+            shared.append(value)
+    for gm, values in sides:
+        nodes = {node.name: node for node in gm.graph.nodes}
+        for name, value in values.items():
+            number = next((i for i, other in enumerate(shared) if same_constant(value, other)), None)
+            if number is None:
+                continue
+            node = nodes[name]
+            gm.register_buffer(f"_equal_{number}", value.detach().clone(), persistent=False)
+            with gm.graph.inserting_before(node):
+                held = gm.graph.get_attr(f"_equal_{number}")
+            held.meta = dict(node.meta)
+            node.replace_all_uses_with(held)
+        gm.graph.eliminate_dead_code()
+        gm.recompile()
+    return sides[0][0], sides[1][0]
+
+
+def _fixed_values(gm: fx.GraphModule) -> dict[str, Tensor]:
+    """The float values of what depends on no input, by name."""
+    free: set[fx.Node] = set()
+    for node in gm.graph.nodes:
+        pure = node.op == "call_function" and not (
+            is_random(node) or is_mutating(node) or allocates(gm, [node.name])
+        )
+        if node.op == "get_attr" or (pure and all(value in free for value in node.all_input_nodes)):
+            free.add(node)
+    calls = {node.name for node in free if node.op == "call_function"}
+    values = Run(gm).part(calls, {}, _SEED) if calls else {}
+    held = constants_of(gm)
+    values |= {node.name: held.get(str(node.target)) for node in free if node.op == "get_attr"}
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    }
+
+
+def _is_in_reach(
+    gm: fx.GraphModule,
+    names: Sequence[str],
+    inputs: Sequence[Any],
+    results: Sequence[Any],
+    gaps: Sequence[Tensor | None],
+) -> bool:
+    """Whether each gap is one that the rounding of some constants explains."""
+
+    def moved(seed: int) -> list[Any] | None:
+        return results_in_float64(_with_moved(gm, names, seed), inputs)
+
+    squares: list[Any] = [None if gap is None else torch.zeros_like(gap) for gap in gaps]
+    for seed in range(_RUNS):
+        run = moved(seed)
+        if run is None:
+            return False
+        for position, gap in enumerate(gaps):
+            if gap is not None:
+                squares[position] += (run[position] - results[position]).nan_to_num(0.0).square() / _RUNS
+    worst: dict[int, Tensor] = {}
+    for position, gap in enumerate(gaps):
+        if gap is not None:
+            times = (gap.abs() / squares[position].sqrt()).nan_to_num(0.0).flatten()
+            if float(times.max()) > _MANY:
+                return False
+            worst[position] = times.topk(min(_LOOKED_AT, times.numel())).indices
+    seen: dict[int, list[Tensor]] = {position: [] for position in worst}
+    for seed in range(_RUNS):
+        run = moved(seed) or []
+        for position, at in worst.items():
+            seen[position].append((run[position] - results[position]).nan_to_num(0.0).flatten()[at])
+    return all(
+        _is_in_range(torch.stack(seen[position]), gaps[position].flatten()[at])  # type: ignore[union-attr]
+        for position, at in worst.items()
+    )
+
+
+def _is_a_rounding(
+    before: fx.GraphModule, after: fx.GraphModule, names: Sequence[str], inputs: Sequence[Any]
+) -> bool:
+    """Whether moving each element of the constants by up to half a unit makes the graphs agree, where there are few elements."""
+    held = constants_of(after)
+    steps = [(name, at, up) for name in names for at in range(held[name].numel()) for up in (False, True)]
+    if len(steps) > 2 * _SINGLY:
+        return True
+    generator = torch.Generator().manual_seed(_SEED)
+    rows: list[Tensor] = []
+    wanted: list[Tensor] = []
+    for number in range(_SAMPLES):
+        given = list(inputs) if number == 0 else [_sampled(value, generator) for value in inputs]
+        mine, theirs = (_flat(results_in_float64(gm, given)) for gm in (before, after))
+        if mine is None or theirs is None or mine.shape != theirs.shape:
+            continue
+        moved = [_flat(results_in_float64(_moved_at(after, *step), given)) for step in steps]
+        if any(run is None for run in moved):
+            continue
+        rows.append(torch.stack([run - theirs for run in moved], 1))  # type: ignore[operator]
+        wanted.append(mine - theirs)
+    if not rows:
+        return True
+    # An amount from 0 to 1 of a step up, or of one down: found with both as one unknown, since nearly all steps are as long both ways.
+    reach, gap = torch.cat(rows), torch.cat(wanted)
+    known = reach.isfinite().all(1) & gap.isfinite()
+    ups, downs = reach[known][:, 1::2], reach[known][:, 0::2]
+    gap = gap[known]
+    seen = ups.abs().amax(0) > 0 if len(ups) else torch.zeros(len(steps) // 2, dtype=torch.bool)
+    if not seen.any():
+        return True
+    ups, downs = ups[:, seen], downs[:, seen]
+    amount = torch.linalg.lstsq(ups, gap.unsqueeze(1), driver="gelsd").solution[:, 0]
+    short = downs.norm(dim=0) / ups.norm(dim=0)  # a power of two: half as long towards zero
+    return bool(((amount <= 1 + _SLACK) & (amount >= -short - _SLACK)).all())
+
+
+def _sampled(value: Any, generator: torch.Generator) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return sample_input(value.detach().cpu(), "random", generator).to(value.device, value.dtype)
+
+
+def _flat(results: Sequence[Any] | None) -> Tensor | None:
+    """The float results as one vector."""
+    if results is None:
+        return None
+    floats = [v.double().flatten() for v in results if isinstance(v, Tensor) and v.is_floating_point()]
+    return torch.cat(floats) if floats else None
+
+
+def _moved_at(gm: fx.GraphModule, name: str, at: int, up: bool) -> fx.GraphModule:
+    """The graph with one element of a constant half way to its neighbour."""
+    value = constants_of(gm)[name].detach().cpu()
+    amounts = torch.zeros(value.numel(), dtype=torch.float64)
+    amounts[at] = _half_way(value.double().flatten()[at], value.dtype, torch.tensor(up))
+    return _with_constant(copy_graph(gm, constants=True), name, value.double() + amounts.view(value.shape))
+
+
+def _is_in_range(seen: Tensor, gap: Tensor) -> bool:
+    """Whether gaps lie in the range of what was seen, where that takes few values."""
+    ordered = seen.sort(0).values
+    size = seen.abs().max(0).values
+    few = (ordered.diff(dim=0) > 1e-6 * size).sum(0) < _FEW
+    slack = 1e-6 * size
+    inside = (gap >= ordered[0] - slack) & (gap <= ordered[-1] + slack)
+    return bool((inside | ~few | (gap == 0)).all())
+
+
+def _with_moved(gm: fx.GraphModule, names: Sequence[str], seed: int) -> fx.GraphModule:
+    """The graph with each element of some constants half way to one of its neighbours."""
+    generator = torch.Generator().manual_seed(seed)
+    copy = copy_graph(gm, constants=True)
+    for name in names:
+        value = constants_of(gm)[name].detach().cpu()
+        up = torch.rand(value.shape, generator=generator) < 0.5
+        copy = _with_constant(copy, name, value.double() + _half_way(value.double(), value.dtype, up))
+    return copy
+
+
+def _half_way(value: Tensor, dtype: torch.dtype, up: Tensor) -> Tensor:
+    """The way to the middle between each value and the next one of a type, up or down."""
+    half = spacing(value.nan_to_num(), dtype) / 2
+    mantissa, _ = torch.frexp(value.abs())
+    half = torch.where(
+        (mantissa == 0.5) & (up != (value > 0)), half / 2, half
+    )  # the unit of what is next towards zero
+    return torch.where(up, half, -half)
+
+
+def _with_constant(gm: fx.GraphModule, name: str, value: Tensor) -> fx.GraphModule:
+    device = constants_of(gm)[name].device
+    parent, _, last = name.rpartition(".")
+    module = gm.get_submodule(parent)
+    delattr(module, last)
+    setattr(module, last, value.to(device))
+    return gm
