@@ -115,12 +115,15 @@ class Float64:
             if got is None:
                 return True
             known = False
-            if any(_differ(a, b) for a, b in zip(expected, got, strict=True)):
+            floats = [v for v in expected if isinstance(v, Tensor) and v.is_floating_point() and v.numel()]
+            scale = max((float(v.nan_to_num(0.0, 0.0, 0.0).abs().max()) for v in floats), default=1.0)
+            if any(_differ(a, b, scale) for a, b in zip(expected, got, strict=True)):
                 return True
         return known
 
 
-def _differ(a: Any, b: Any) -> bool:
+def _differ(a: Any, b: Any, scale: float) -> bool:
+    """Whether two results differ by more than rounding; one that is zero but for rounding is nothing to other results' scale."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return bool(a != b)
     if not a.numel():
@@ -130,7 +133,7 @@ def _differ(a: Any, b: Any) -> bool:
     finite = a.isfinite()
     if not torch.equal(finite, b.isfinite()):
         return True
-    largest = float(torch.where(finite, a.abs(), 0.0).max()) or 1.0
+    largest = max(float(torch.where(finite, a.abs(), 0.0).max()), 1e-5 * scale)
     return float(torch.where(finite, (a - b).abs(), 0.0).max()) > _NEAR * largest
 
 

@@ -265,8 +265,8 @@ REWRITES: dict[str, Rewriting] = {
     ),
     "pooling by views": Rewriting(
         lambda x: F.avg_pool2d(x, 2),
-        lambda x: x.view(*x.shape[:2], 3, 2, 3, 2).mean((3, 5)),
-        lambda x: x.view(*x.shape[:2], 3, 2, 3, 2).amax((3, 5)),
+        lambda x: x.unflatten(2, (-1, 2)).unflatten(-1, (-1, 2)).mean((3, 5)),
+        lambda x: x.unflatten(2, (-1, 2)).unflatten(-1, (-1, 2)).amax((3, 5)),
         _floats((2, 4, 6, 6)),
     ),
     "pooling to one": Rewriting(
@@ -344,6 +344,7 @@ REWRITES: dict[str, Rewriting] = {
             ((p := ((s := q @ k.mT) - s.amax(-1, True).detach()).exp()) @ v) / p.sum(-2).unsqueeze(-1)
         ),
         _floats((2, 5, 4), (2, 5, 4), (2, 5, 4)),
+        gradients=False,  # which divides late, and loses them where the softmax is saturated
     ),
     "grouped heads": Rewriting(
         lambda q, k: q @ k.repeat_interleave(2, 1).mT,

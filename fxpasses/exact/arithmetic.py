@@ -31,16 +31,22 @@ class Dual:
         witness: float64, of the shape that the tensor has.
         residues: one int64 tensor a level, of the same shape; 0 where the witness is not finite.
         dtype: the type that the tensor has in the graph; ``None`` for a Python number.
+        exponential: computes ``exp`` of it where it was made of a logarithm, whose residues do not know a sign.
     """
 
-    __slots__ = ("dtype", "residues", "witness")
+    __slots__ = ("dtype", "exponential", "residues", "witness")
 
     def __init__(
-        self, witness: Tensor, residues: Sequence[Tensor], dtype: torch.dtype | None = torch.float32
+        self,
+        witness: Tensor,
+        residues: Sequence[Tensor],
+        dtype: torch.dtype | None = torch.float32,
+        exponential: Callable[[], Dual] | None = None,
     ) -> None:
         self.witness = witness
         self.residues = list(residues)
         self.dtype = dtype
+        self.exponential = exponential
 
     @property
     def shape(self) -> torch.Size:
@@ -57,11 +63,17 @@ class Dual:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Dual:
         """The tensor with a function that only moves elements applied to each part."""
-        return Dual(function(self.witness), [function(r) for r in self.residues], self.dtype)
+        moved = Dual(function(self.witness), [function(r) for r in self.residues], self.dtype)
+        known = self.exponential
+        if known is not None:
+            moved.exponential = lambda: known().map(function)
+        return moved
 
     def as_type(self, dtype: torch.dtype) -> Dual:
         """The same value in another float type."""
-        return self if self.dtype is dtype else Dual(self.witness, self.residues, dtype)
+        if self.dtype is dtype:
+            return self
+        return Dual(self.witness, self.residues, dtype, self.exponential)
 
 
 Operand = Dual | Tensor | float | int
@@ -168,12 +180,17 @@ class Arithmetic:
             for r in residues:
                 cancelled = cancelled & (r == 0)
             witness = torch.where(cancelled, 0.0, witness)
-        return self.finished(witness, residues, a, b)
+        result = self.finished(witness, residues, a, b)
+        if a.exponential is not None or b.exponential is not None:
+            result.exponential = lambda: self.mul(self.exp(a), self.exp(b))
+        return result
 
     def neg(self, a: Operand) -> Dual:
         """``-a``."""
         a = self.dual(a)
-        return Dual(-a.witness, [(-r) % p for r, p in zip(a.residues, self.primes, strict=True)], a.dtype)
+        negative = [(-r) % p for r, p in zip(a.residues, self.primes, strict=True)]
+        inverse = None if a.exponential is None else lambda: self.reciprocal(self.exp(a))
+        return Dual(-a.witness, negative, a.dtype, inverse)
 
     def sub(self, a: Operand, b: Operand, alpha: Operand = 1) -> Dual:
         """Compute ``a - alpha * b``. Args: those of :meth:`add`."""
@@ -235,9 +252,12 @@ class Arithmetic:
         """``exp(a)``; exactly zero where float64 says so: ``exp(-1e30)`` is what ``exp(-inf)`` is."""
         a = self.dual(a)
         witness = a.witness.exp()
-        residues = [self.field.exp(k, a.residues[k + 1]) for k in range(LEVELS - 1)]
-        last = a.residues[-1]
-        residues.append(torch.where(last == 0, 1, self.field.hash(LEVELS - 1, "exp", last)))
+        if a.exponential is not None:
+            residues = a.exponential().residues
+        else:
+            residues = [self.field.exp(k, a.residues[k + 1]) for k in range(LEVELS - 1)]
+            last = a.residues[-1]
+            residues.append(torch.where(last == 0, 1, self.field.hash(LEVELS - 1, "exp", last)))
         return self.finished(witness, [torch.where(witness == 0, 0, r) for r in residues], a)
 
     def log(self, a: Operand) -> Dual:
@@ -246,7 +266,9 @@ class Arithmetic:
         first = a.residues[0]
         residues = [torch.where(first == 1, 0, self.field.hash(0, "log", first))]
         residues += [self.field.log(k, a.residues[k]) for k in range(LEVELS - 1)]
-        return self.finished(a.witness.log(), residues, a)
+        result = self.finished(a.witness.log(), residues, a)
+        result.exponential = lambda: a
+        return result
 
     def uninterpreted(self, name: str, a: Operand, witness: Tensor, parity: int = 0) -> Dual:
         """A function of which only its argument is known.
@@ -270,7 +292,9 @@ class Arithmetic:
 
     def with_witness(self, value: Dual, witness: Tensor, *operands: Dual) -> Dual:
         """The residues of ``value`` with a witness that was computed in a better way."""
-        return self.finished(witness, value.residues, *operands, dtype=value.dtype)
+        result = self.finished(witness, value.residues, *operands, dtype=value.dtype)
+        result.exponential = value.exponential
+        return result
 
     # Choices by the witness
 

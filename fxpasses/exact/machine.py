@@ -59,12 +59,14 @@ class Machine:
 
     Attributes:
         opaque: calls of operators that were taken as uninterpreted functions, by operator.
+        rough: how many of these were computed by kernels of which nobody knows whether they do so in float64.
     """
 
     def __init__(self, field: Field, seed: int, largest_by_type: bool = False) -> None:
         self.arithmetic = Arithmetic(field, largest_by_type)
         self._seed = seed
         self.opaque: Counter[str] = Counter()
+        self.rough = 0
 
     def call(
         self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], random_call: int | None = None
@@ -158,14 +160,17 @@ class Machine:
             with torch.no_grad():
                 return target(*args, **kwargs)
 
+        is_rough = target.namespace not in ("aten", "prims")
         try:
             result = run(lambda d: d.witness.clone())
         except (RuntimeError, TypeError, NotImplementedError):  # kernels for the graph's own types only
+            is_rough = True
             try:
                 result = run(lambda d: d.witness.to(d.dtype))
             except (RuntimeError, TypeError, NotImplementedError) as error:
                 raise UnsupportedCall(target, f"it has no exact rule, and does not run: {error}") from error
         self.opaque[str(target)] += 1
+        self.rough += is_rough
         field, count = self.arithmetic.field, 0
 
         def wrapped(value: Any) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from fxpasses.exact.arithmetic import Dual
 from fxpasses.exact.machine import Machine, UnsupportedCall, is_random
 from fxpasses.exact.same_values import Relation, compare, digests
+from fxpasses.exact.samples import symbol_values, with_values
 
 __all__ = ["Run"]
 
@@ -39,7 +40,7 @@ class Run(fx.Interpreter):
         adopted: for each node whose value is the one of a node of the first graph: the name of that node.
         evaluated: how many calls were evaluated.
         written: the values that inputs have at the end, for those that the graph writes to.
-        opaque_nodes: names of calls that were evaluated as uninterpreted functions.
+        rough_nodes: names of calls whose witnesses are floats of kernels that may not compute in float64.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class Run(fx.Interpreter):
         self.relations: dict[str, Relation] = {}
         self.adopted: dict[str, str] = {}
         self.evaluated = 0
+        self._inputs: tuple[Any, ...] = ()
         self.written: dict[str, Any] = {}
-        self.opaque_nodes: set[str] = set()
+        self.rough_nodes: set[str] = set()
         self._calls: dict[str, tuple[Any, Any, Any]] = {}
         random = [node.name for node in gm.graph.nodes if is_random(node.target)]
         self._random_calls = {name: number for number, name in enumerate(random)}
@@ -66,6 +68,7 @@ class Run(fx.Interpreter):
 
     def evaluate(self, *inputs: Any) -> Any:
         """The outputs of the graph."""
+        self._inputs = inputs
         return self.run(*inputs, enable_io_processing=False)
 
     def outputs(self, returned: Any) -> dict[str, Any]:
@@ -106,8 +109,8 @@ class Run(fx.Interpreter):
             self._write(n, args)
             return self._machine.call(_copy, args, kwargs)
         if n.target is _as_strided:
-            args = _in_order_of_memory(n, args)
-        opaque = self._machine.opaque.total()
+            args = self._in_order_of_memory(n, args)
+        rough = self._machine.rough
         try:
             value = self._machine.call(n.target, args, kwargs, self._random_calls.get(n.name))
         except UnsupportedCall:
@@ -115,17 +118,17 @@ class Run(fx.Interpreter):
         except Exception as error:
             error.add_note(f"in the exact evaluation of {n.format_node()}")
             raise
-        if self._machine.opaque.total() > opaque:
-            self.opaque_nodes.add(n.name)
+        if self._machine.rough > rough:
+            self.rough_nodes.add(n.name)
         expected = n.meta.get("val")
         if isinstance(value, Dual) and isinstance(expected, Tensor) and expected.is_floating_point():
             value = self._machine.arithmetic.typed(value, expected.dtype)
         return self._adopt(n, value)
 
-    def rests_on_opaque_kernels(self) -> bool:
-        """Whether the rewrite removed or added a call that was not evaluated exactly, so that witnesses are a kernel's floats."""
+    def rests_on_rough_kernels(self) -> bool:
+        """Whether the rewrite removed or added a call whose witnesses are a kernel's floats."""
         assert self._first is not None
-        return bool(self.opaque_nodes or self._first.opaque_nodes - set(self.adopted.values()))
+        return bool(self.rough_nodes or self._first.rough_nodes - set(self.adopted.values()))
 
     def _is_call_of_first(self, n: fx.Node, args: Any, kwargs: Any) -> bool:
         """Whether the first graph calls the same with the very same values, and as the same one of its random calls."""
@@ -141,6 +144,28 @@ class Run(fx.Interpreter):
     def written_by(self) -> set[str]:
         """Names of nodes that write to inputs."""
         return {n.name for n in self.module.graph.nodes if _writes_to_input(n)}  # type: ignore[union-attr]
+
+    def _in_order_of_memory(self, n: fx.Node, args: Any) -> Any:
+        """The arguments of ``as_strided`` with its tensor in one dimension, as it lies in memory, where it fills that."""
+        source, known = args[0], n.args[0].meta.get("val")  # type: ignore[union-attr]
+        if not isinstance(source, Dual) or not isinstance(known, Tensor) or len(args) < 3:
+            return args
+        numbers = [*known.stride(), known.storage_offset()]
+        try:
+            is_known = all(type(number) is int for number in numbers)
+            symbols = {} if is_known else symbol_values(self.module, self._inputs)  # type: ignore[arg-type]
+            *stride, start = (with_values(number, symbols) for number in numbers)
+        except TypeError:  # a size that depends on data
+            return args
+        count = source.witness.numel()
+        if sum((s - 1) * d for s, d in zip(source.shape, stride, strict=True)) + 1 != count:
+            return args
+        places = torch.arange(count).as_strided(source.shape, stride).flatten()
+        if len(places.unique()) != count:
+            return args
+        flat = source.map(lambda t: torch.empty_like(t.flatten()).index_copy(0, places, t.flatten()))
+        offset = args[3] if len(args) > 3 and args[3] is not None else start
+        return (flat, args[1], args[2], offset - start)
 
     def _write(self, n: fx.Node, args: Any) -> None:
         self.written[str(n.args[0])] = self._machine.call(_copy, args, {})
@@ -168,25 +193,6 @@ class Run(fx.Interpreter):
                     self.adopted[n.name] = name
                     return old
         return value
-
-
-def _in_order_of_memory(n: fx.Node, args: Any) -> Any:
-    """The arguments of ``as_strided`` with its tensor in one dimension, as it lies in memory, where it fills that."""
-    source, known = args[0], n.args[0].meta.get("val")  # type: ignore[union-attr]
-    if not isinstance(source, Dual) or not isinstance(known, Tensor) or len(args) < 3:
-        return args
-    numbers = [*source.shape, *known.stride(), known.storage_offset()]
-    if not all(type(number) is int for number in numbers):
-        return args
-    count = source.witness.numel()
-    if sum((s - 1) * d for s, d in zip(source.shape, known.stride(), strict=True)) + 1 != count:
-        return args
-    places = torch.arange(count).as_strided(source.shape, known.stride()).flatten()
-    if len(places.unique()) != count:
-        return args
-    flat = source.map(lambda t: torch.empty_like(t.flatten()).index_copy(0, places, t.flatten()))
-    offset = args[3] if len(args) > 3 and args[3] is not None else known.storage_offset()
-    return (flat, args[1], args[2], offset - known.storage_offset())
 
 
 def _writes_to_input(n: fx.Node) -> bool:

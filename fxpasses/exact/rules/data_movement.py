@@ -15,6 +15,8 @@ from fxpasses.exact.rules.table import named, rule
 
 aten = torch.ops.aten
 
+_FILL = {aten.tril, aten.triu, aten.diag_embed, aten.im2col}
+"""Operators that put zeros beside the elements that they move."""
 _VIEWS_BY_SHAPE = named("view _unsafe_view _reshape_alias reshape view_as reshape_as")
 
 
@@ -59,7 +61,17 @@ def _parts(m: Arithmetic, op: Any, args: Any, kwargs: Any, reduce: bool) -> Any:
         return Dual(w, [torch.where(finite, x, 0) for x in r], dtype)
 
     if isinstance(witness, Tensor):
-        return made(witness, residues)
+        result = made(witness, residues)
+        if not reduce and op.overloadpacket not in _FILL and any(o.exponential is not None for o in operands):
+
+            def exponential() -> Dual:
+                given = tree_map(
+                    lambda v: m.exp(v) if is_dual(v) else v, (tuple(args), kwargs), is_leaf=is_dual
+                )
+                return _parts(m, op, *given, reduce=False)
+
+            result.exponential = exponential
+        return result
     return type(witness)(made(w, [r[i] for r in residues]) for i, w in enumerate(witness))
 
 

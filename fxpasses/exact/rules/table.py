@@ -20,6 +20,39 @@ isfinite le lgamma log log10 log1p log2 lt maximum minimum mul ne neg pow recipr
 trunc where"""
 """Primitives that take what ATen's operators of their names take."""
 
+_OTHER_NAMES = {
+    "true_divide": "div",
+    "divide": "div",
+    "multiply": "mul",
+    "subtract": "sub",
+    "negative": "neg",
+    "absolute": "abs",
+    "special_expit": "sigmoid",
+    "special_exp2": "exp2",
+    "special_expm1": "expm1",
+    "special_log1p": "log1p",
+    "special_erf": "erf",
+    "special_erfc": "erfc",
+    "special_logsumexp": "logsumexp",
+    "special_softmax": "softmax",
+    "special_log_softmax": "log_softmax",
+    "arccos": "acos",
+    "arcsin": "asin",
+    "arctan": "atan",
+    "arccosh": "acosh",
+    "arcsinh": "asinh",
+    "arctanh": "atanh",
+    "fix": "trunc",
+    "concat": "cat",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "not_equal": "ne",
+    "moveaxis": "movedim",
+}
+"""Operators that are others by another name."""
+
 
 def rule(*operators: Any) -> Callable[[Rule], Rule]:
     """Register a function as the rule of operators.
@@ -50,9 +83,10 @@ def rule_of(target: Any) -> Rule | None:
     True
     """
     found = RULES.get(target.overloadpacket) or RULES.get(target._schema.name)
-    namespace, _, name = target._schema.name.partition("::")
-    if found is None and namespace == "prims" and name in _LIKE_ATEN.split():
-        found = RULES.get(getattr(torch.ops.aten, name))
+    if found is None:
+        namespace, _, name = target._schema.name.partition("::")
+        other = _OTHER_NAMES.get(name, name if namespace == "prims" and name in _LIKE_ATEN.split() else "")
+        found = RULES.get(getattr(torch.ops.aten, other)) if other else None
     return found
 
 

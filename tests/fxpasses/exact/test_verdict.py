@@ -70,6 +70,16 @@ EQUAL = {
         torch.randn(5, 3, 1, 1),
     ),
     "decimal constants": (lambda x: x * 0.9 + x * 0.1, lambda x: x.clone(), X),
+    "logarithms of sums, in parts": (
+        lambda x: x.softmax(-1),
+        lambda x: (
+            x
+            - torch.cat([x[:, :3].logsumexp(-1, True), x[:, 3:].logsumexp(-1, True)], -1).logsumexp(-1, True)
+        ).exp(),
+        X,
+    ),
+    "memory as it lies": (lambda x: x.t() * 2, lambda x: torch.as_strided(x * 2, (6, 4), (1, 6)), X),
+    "another name": (lambda x: torch.ops.aten.true_divide(x, x + 9), lambda x: x * (x + 9).reciprocal(), X),
     "sine and cosine": (lambda x: x.sin().square() + x.cos().square(), torch.ones_like, X),
     "mean over windows": (
         lambda x: functional.avg_pool2d(x, 3, 2, 1),
