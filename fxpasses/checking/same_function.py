@@ -110,7 +110,10 @@ class Rewriting:
             return self._related(window)
         key = window.key, self._signed_zeros
         if key not in self._known:
-            self._known[key] = self._related(window)
+            kind = window.kind, self._signed_zeros  # a repeated layer is proved once
+            self._known[key] = self._known.get(kind) or self._related(window)
+            if self._known[key] == "same":
+                self._known[kind] = "same"
         return self._known[key]
 
     def _related(self, window: Window) -> Relation:

@@ -12,10 +12,12 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
 from fxpasses.checking.changes import Change
 from fxpasses.checking.interpret import allocates
+from fxpasses.exact.samples import MASK
 from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import value_of
 
@@ -46,8 +48,30 @@ class Window:
     def key(self) -> Hashable | None:
         """Equal for windows of one graph that make the same calls of the same values; ``None`` where they hold tensors."""
         names = tuple(n.name for n in self.before.graph.find_nodes(op="placeholder"))
-        told = [_told(gm) for gm in (self.before, self.after)]
-        return None if None in told else (names, *told)
+        return None if None in self._told else (names, *self._told)
+
+    @functools.cached_property
+    def kind(self) -> Hashable | None:
+        """Equal for windows that make the same calls of values of the same kinds, as those of repeated layers; ``None`` where they hold tensors."""
+        return None if None in self._told else (*self._told, *map(_facts, self.inputs))
+
+    @functools.cached_property
+    def _told(self) -> list[Hashable | None]:
+        return [_told(gm) for gm in (self.before, self.after)]
+
+
+def _facts(value: Any) -> Hashable:
+    """What random samples of an input depend on."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    found: Hashable = ()
+    if value.is_floating_point() and value.numel():
+        usual = value.isfinite() & (value.abs() < MASK)
+        found = bool(usual.all()), bool((value >= 0).all()), bool((value > 0).any())
+    elif value.numel() and not value.is_complex():
+        is_sorted = value.dim() == 1 and value.dtype is not torch.bool and bool((value.diff() >= 0).all())
+        found = value.min().item(), value.max().item(), is_sorted
+    return value.shape, value.dtype, value.device, found
 
 
 def _told(gm: fx.GraphModule) -> Hashable | None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, fx
 
-__all__ = ["EDGES", "Family", "sample_input", "symbol_values", "with_other_sizes", "with_values"]
+__all__ = ["EDGES", "MASK", "Family", "sample_input", "symbol_values", "with_other_sizes", "with_values"]
 
 Edge = Literal[
     "ties", "rows", "not a number", "infinity", "zeros", "signs", "extreme integers", "index bounds"
@@ -23,7 +23,7 @@ EDGES: tuple[Edge, ...] = get_args(Edge)
 """Families that are no random points: they find faults, and prove nothing."""
 
 _BITS = 2.0**22
-_MASK = 1e30
+MASK = 1e30
 """Values at least this large stand for minus infinity in a mask."""
 
 
@@ -94,7 +94,7 @@ def _integers(example: Tensor, family: Family, generator: torch.Generator) -> Te
 
 def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:
     values = example.double()
-    usual = values[torch.isfinite(values) & (values.abs() < _MASK)]
+    usual = values[torch.isfinite(values) & (values.abs() < MASK)]
     if len(usual) < values.numel():  # a mask: its values in another order
         order = torch.randperm(values.numel(), generator=generator)
         return values.flatten()[order].view(values.shape)

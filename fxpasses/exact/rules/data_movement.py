@@ -68,7 +68,7 @@ def _parts(m: Arithmetic, op: Any, args: Any, kwargs: Any, reduce: bool) -> Any:
                 given = tree_map(
                     lambda v: m.exp(v) if is_dual(v) else v, (tuple(args), kwargs), is_leaf=is_dual
                 )
-                return _parts(m, op, *given, reduce=False)
+                return _parts(m, op, given[0], given[1], reduce=False)
 
             result.exponential = exponential
         return result
