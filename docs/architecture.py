@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import networkx as nx
 
 ROOT = Path(__file__).resolve().parent.parent
+FIGURES = ROOT / "docs" / "pages" / "figures"
 PAGE = ROOT / "docs/pages/architecture.md"
 PACKAGES = ("fake", "compiled_autograd", "fxpasses")
 BEGIN, END = "<!-- drawn by docs/architecture.py: begin -->", "<!-- drawn by docs/architecture.py: end -->"
@@ -51,14 +52,85 @@ def folders() -> nx.DiGraph:
     return graph
 
 
-def diagram(graph: nx.DiGraph, package: str) -> str:
-    """Returns a Mermaid drawing of one package's folders; an arrow that follows from others is left out."""
-    inside = graph.subgraph(name for name in graph if name.startswith(f"{package}/"))
-    reduced = nx.transitive_reduction(inside)
-    lines = ["```mermaid", "flowchart TD"]
-    lines += [f'    {name.replace("/", "_")}["{name.partition("/")[2]}"]' for name in sorted(inside)]
-    lines += [f"    {a.replace('/', '_')} --> {b.replace('/', '_')}" for a, b in sorted(reduced.edges)]
-    return "\n".join([*lines, "```"])
+FLOW = [
+    ("your model", "Dynamo graph", "torch.compile"),
+    ("Dynamo graph", "regions", "repeated layers, each kind once"),
+    ("regions", "joint graph", "functionalize, trace both directions"),
+    ("regions", "inference graph", "no gradients needed"),
+    ("joint graph", "rewritten joint graph", "joint passes"),
+    ("rewritten joint graph", "forward graph", "minimum cut"),
+    ("rewritten joint graph", "backward graph", "memory budget"),
+    ("forward graph", "Inductor", "forward passes"),
+    ("backward graph", "Inductor", "backward passes"),
+    ("inference graph", "Inductor", "inference passes"),
+    ("loss.backward() in eager", "whole backward graph", "compiled_autograd: engine hook"),
+    ("whole backward graph", "Inductor", ""),
+    ("Inductor", "compiled forward and backward", ""),
+]
+"""What becomes what, and how."""
+
+
+def picture(edges: Sequence[tuple[str, str, str]], alone: Iterable[str] = (), gap: int = 46) -> str:
+    """Returns a drawing of boxes in layers, each below all that lead to it, as SVG.
+
+    Args:
+        edges: from, to, and what is written beside the line.
+        alone: boxes that no line may lead to.
+        gap: between layers.
+    """
+    graph = nx.DiGraph()
+    graph.add_nodes_from(alone)
+    graph.add_edges_from((a, b, {"text": text}) for a, b, text in edges)
+    place: dict[str, tuple[float, float]] = {}
+    widths = {name: 7.4 * len(name) + 20 for name in graph}
+    rooms = dict(widths)  # with what is written at the lines
+    for a, b, text in edges:
+        at = a if graph.out_degree(a) == 1 else b
+        rooms[at] = max(rooms[at], 6 * len(text) + 10)
+    for number, layer in enumerate(nx.topological_generations(graph)):
+        above = {
+            name: [place[other][0] for other in graph.predecessors(name)] or [0.0] for name in sorted(layer)
+        }
+        order = sorted(above, key=lambda name: sum(above[name]) / len(above[name]))
+        left = -sum(rooms[name] + 40 for name in order) / 2
+        for name in order:
+            place[name] = left + rooms[name] / 2 + 20, number * (30 + gap)
+            left += rooms[name] + 40
+    low = min(x - rooms[name] / 2 for name, (x, _) in place.items()) - 10
+    width = max(x + rooms[name] / 2 for name, (x, _) in place.items()) + 10 - low
+    height = max(y for _, y in place.values()) + 50
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{low:.0f} -10 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" font-family="system-ui, sans-serif" font-size="13" role="img">',
+        "<style>text { fill: #222; text-anchor: middle } .how { fill: #666; font-size: 11px } rect { fill: #eef3f9; stroke: #7a9cc4 } "
+        "path { fill: none; stroke: #999 } @media (prefers-color-scheme: dark) { text { fill: #eee } .how { fill: #aaa } rect { fill: #22303f } }</style>",
+    ]
+    texts = []
+    for a, b, data in graph.edges(data=True):
+        (x, y), (u, v) = place[a], place[b]
+        lines.append(
+            f'<path d="M{x:.0f} {y + 30:.0f} C{x:.0f} {y + 30 + gap:.0f} {u:.0f} {v - gap:.0f} {u:.0f} {v:.0f}"/>'
+        )
+        at = (x, y + 30 + gap / 3) if graph.out_degree(a) == 1 else (u, v - gap / 6)
+        texts.append(f'<text class="how" x="{at[0]:.0f}" y="{at[1]:.0f}">{data["text"]}</text>')
+    for name, (x, y) in place.items():
+        lines.append(
+            f'<rect x="{x - widths[name] / 2:.0f}" y="{y:.0f}" width="{widths[name]:.0f}" height="30" rx="6"/>'
+        )
+        texts.append(f'<text x="{x:.0f}" y="{y + 20:.0f}">{name}</text>')
+    return "\n".join([*lines, *texts, "</svg>", ""])
+
+
+def pictures() -> dict[str, str]:
+    """Returns the drawings by the names of their files: the flow, and for each package its folders; an arrow that follows from others is left out."""
+    found, graph = {"flow.svg": picture(FLOW)}, folders()
+    for package in PACKAGES:
+        inside = graph.subgraph(name for name in graph if name.startswith(f"{package}/"))
+        edges = [
+            (a.partition("/")[2], b.partition("/")[2], "")
+            for a, b in sorted(nx.transitive_reduction(inside).edges)
+        ]
+        found[f"{package}.svg"] = picture(edges, sorted(name.partition("/")[2] for name in inside), gap=60)
+    return found
 
 
 def drawn() -> str:
@@ -76,12 +148,14 @@ def drawn() -> str:
     if circles := list(nx.simple_cycles(rooms)):
         sys.exit(f"folders that import each other: {' -> '.join([*circles[0], circles[0][0]])}")
     parts = [
-        f"{BEGIN}\nEach folder imports only folders that an arrow leads to, directly or through others. The files in a package's root are its "
+        f"{BEGIN}\nEach folder imports only folders below it that a line leads to, directly or through others. The files in a package's root are its "
         "doors: what a user calls, errors, counters."
     ]
     for package in reversed(PACKAGES):
         rows = [name for name in sorted(graph) if name.split("/")[0] == package]
-        parts.append(f"## {package}\n\n{diagram(graph, package)}\n\n| folder | what it holds |\n|---|---|")
+        parts.append(
+            f"## {package}\n\n![folders of {package}](figures/{package}.svg)\n\n| folder | what it holds |\n|---|---|"
+        )
         parts[-1] += "".join(
             f"\n| `{name}/` | {graph.nodes[name]['said'].replace('|', '&#124;')} |" for name in rows
         )
@@ -95,10 +169,11 @@ def main() -> None:
     _, found, after = rest.partition(END)
     if not found:
         sys.exit(f"{PAGE.relative_to(ROOT)} has no lines {BEGIN!r} and {END!r}")
-    wanted = before + drawn() + after
+    wanted = {PAGE: before + drawn() + after} | {FIGURES / name: text for name, text in pictures().items()}
     if "--check" not in sys.argv[1:]:
-        PAGE.write_text(wanted)
-    elif wanted != page:
+        for file, text in wanted.items():
+            file.write_text(text)
+    elif any(not file.exists() or file.read_text() != text for file, text in wanted.items()):
         sys.exit("docs/pages/architecture.md is not what the code is: run 'python docs/architecture.py'")
 
 

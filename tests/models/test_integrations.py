@@ -1,11 +1,27 @@
 """Packages that train models, given one that is compiled here; each is skipped where it is not installed."""
 
+import copy
+import importlib
+
 import pytest
 import torch
 
 import fxpasses
 
 OPTIONS = {"compiler": "eager"}
+
+
+def package(name):
+    """The package; the test is skipped where it is not installed, or one that it needs was built for another torch."""
+    try:
+        return importlib.import_module(name)
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"needs the package {name}: {error}")
+
+
+def gradients(model, *inputs):
+    model(*inputs).square().mean().backward()
+    return {name: p.grad for name, p in model.named_parameters()}
 
 
 @pytest.fixture(autouse=True)
@@ -15,8 +31,8 @@ def fresh():
 
 
 def test_trainer_of_transformers(tmp_path):
-    pytest.importorskip("accelerate", reason="needs the package accelerate")
-    transformers = pytest.importorskip("transformers", reason="needs the extra 'models'")
+    package("accelerate")
+    transformers = package("transformers")
 
     def trained(compiled):
         torch.manual_seed(0)
@@ -38,7 +54,7 @@ def test_trainer_of_transformers(tmp_path):
 
 
 def test_accelerator():
-    accelerate = pytest.importorskip("accelerate", reason="needs the package accelerate")
+    accelerate = package("accelerate")
 
     def trained(compiled):
         torch.manual_seed(0)
@@ -56,3 +72,72 @@ def test_accelerator():
 
     assert trained(compiled=True) == pytest.approx(trained(compiled=False), rel=1e-5)
     assert fxpasses.stats().backward == 1
+
+
+def test_lightning():
+    lightning = package("lightning.pytorch")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 1))
+
+        def training_step(self, batch, index):
+            return self.net(batch[0]).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    def trained(compiled):
+        torch.manual_seed(0)
+        module = Module()
+        batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(6, 4)), batch_size=3)
+        quiet = {
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+        }
+        fitted = torch.compile(module, backend="fxpasses", options=OPTIONS) if compiled else module
+        lightning.Trainer(max_epochs=1, accelerator="cpu", devices=1, **quiet).fit(fitted, batches)
+        return dict(module.named_parameters())
+
+    torch.testing.assert_close(trained(compiled=True), trained(compiled=False))
+    assert fxpasses.stats().backward > 0
+
+
+def test_a_model_of_timm():
+    timm = package("timm")
+    torch.manual_seed(0)
+    sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+    model, images = timm.models.VisionTransformer(**sizes), torch.randn(2, 3, 16, 16)
+    expected = gradients(copy.deepcopy(model), images)
+    compiled = torch.compile(model, backend="fxpasses", options=OPTIONS)
+    compiled(images).square().mean().backward()
+    torch.testing.assert_close({name: p.grad for name, p in model.named_parameters()}, expected)
+    assert fxpasses.stats().backward == 1
+    assert not fxpasses.stats().fallbacks
+
+
+def test_a_pipeline_of_diffusers():
+    diffusers = package("diffusers")
+    torch.manual_seed(0)
+    blocks = {
+        "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+        "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+    }
+    unet = diffusers.UNet2DModel(
+        8, block_out_channels=(8, 8), layers_per_block=1, norm_num_groups=4, attention_head_dim=4, **blocks
+    )
+    pipe = diffusers.DDPMPipeline(unet.eval(), diffusers.DDPMScheduler(4))
+    pipe.set_progress_bar_config(disable=True)
+
+    def images():
+        generator = torch.Generator().manual_seed(0)
+        return torch.as_tensor(pipe(1, generator, num_inference_steps=2, output_type="np").images)
+
+    expected = images()
+    pipe.unet = torch.compile(unet, backend="fxpasses", options=OPTIONS)
+    torch.testing.assert_close(images(), expected)
+    assert fxpasses.stats().forward + fxpasses.stats().inference > 0
+    assert not fxpasses.stats().fallbacks
