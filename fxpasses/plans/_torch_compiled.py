@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import inspect
 import itertools
 import types
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import torch
 from torch import fx
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables import ConstantVariable, ConstDictVariable
+from torch._dynamo.variables.base import AttributeMutationExisting
 from torch._functorch._aot_autograd.schemas import MutationType
 from torch._inductor.output_code import CompiledFxGraph
 from torch._inductor.select_algorithm import extern_kernels
@@ -25,13 +28,21 @@ from fake.seam.guards import TracingContext
 from fake.symbols._torch import TensorPropertySource
 from fake.symbols.terms import text_of_source
 from fxpasses._torch import get_cpp_compiler
+from fxpasses.plans._torch_entry import INLINE
 from fxpasses.plans.errors import NoPlan
+
+
+_LARGE = 1 << 20
+"""How many elements a constant may have that is part of a plan."""
 
 
 def is_plain(compiled: CompiledFxGraph) -> str:
     """Why a compiled graph is more than its generated code, or ""."""
-    if compiled.constants:
-        return "constants in a compiled graph"
+    constants = dict(compiled.constants or {}).values()
+    if any(type(value) is not torch.Tensor or value.numel() > _LARGE for value in constants):
+        return "large constants in a compiled graph"
+    if compiled.frozen_param_names:
+        return "parameters that are constants"
     if set(compiled.device_types) - {"cpu"}:
         return "a tensor that is not on the CPU"
     if compiled.inputs_to_check or compiled.cudagraph_info is not None:
@@ -49,9 +60,25 @@ def traced_codes() -> list[types.CodeType]:
     return list(dict.fromkeys(TracingContext.get().traced_code))
 
 
-def is_rest_of_function(code: types.CodeType) -> bool:
-    """Whether Dynamo made the code of that of a function, to go on behind a graph break."""
-    return code.co_name.startswith("torch_dynamo_resume_in_")
+def guarded_places() -> list[str]:
+    """Where in the arguments and globals of the frame that Dynamo is tracing there is something that it relies on."""
+    return [
+        text_of_source(guard.originating_source) for guard in InstructionTranslator.current_tx().output.guards
+    ]
+
+
+def is_call_of(model: Any) -> bool:
+    """Whether the frame that Dynamo is tracing is the call of a model, and not of something that runs inside of one that it left to Python."""
+    called = model.forward if isinstance(model, torch.nn.Module) else model
+    for function in (called, called.__call__):  # type: ignore[operator]
+        if getattr(getattr(function, "__func__", function), "__code__", None) is _root():
+            return True
+    return _root() is INLINE
+
+
+def _root() -> types.CodeType:
+    code: types.CodeType = InstructionTranslator.current_tx().output.root_tx.f_code
+    return code
 
 
 @contextlib.contextmanager
@@ -95,9 +122,10 @@ _OPERATIONS = frozenset({
 })  # fmt: skip
 _PROFILING = ("record_pregraph_bytecode_enter", "record_pregraph_bytecode_exit")
 _SIZES = ("call_size", "call_stride", "call_storage_offset")
-_GLOBALS = ("__import_torch_dot__dynamo_dot_utils", "__import_torch_dot_autograd_dot_profiler")
 
 
+_MODULES = ("__import_", "___module_")
+"""How the names begin that Dynamo gives to modules among a frame's globals."""
 _MAKING = ("__new__", "object_setattr_ignore_descriptor", "clear", "items", "__setitem__")
 """What is called to make objects that are returned, and to fill them."""
 
@@ -106,7 +134,7 @@ def _more_than_its_graph(code: types.CodeType) -> str:
     """Why the code that Dynamo wrote does something besides calling one graph and putting its results together, or "".
 
     Objects among the results are made by ``__new__`` or by tuples' own constructors; that no older one is changed says
-    :func:`changes_objects`.
+    :func:`changed_objects`.
     """
     calls = expected = graphs = 0
     every = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "COPY")]
@@ -126,9 +154,9 @@ def _more_than_its_graph(code: types.CodeType) -> str:
         if name == "LOAD_GLOBAL":
             if str(value).startswith("__compiled_fn"):
                 graphs += 1
-            elif value == "type" or (path := _path(instructions, position)) == ["collections", "OrderedDict"]:
+            elif value == "type" or (path := _path(instructions, position))[1:] == ["OrderedDict"]:
                 expected += 1
-            elif value not in _GLOBALS and path[-1] != "__new__":
+            elif not str(value).startswith(_MODULES) and path[-1] != "__new__":
                 return f"the frame reads a global: {value}"
     if graphs != 1:
         return "the frame has no graph, or several"
@@ -149,13 +177,41 @@ def _makes_tuples(value: Any) -> bool:
     return isinstance(owner, type) and issubclass(owner, tuple)
 
 
-def changes_objects() -> bool:
-    """Whether the frame that Dynamo is tracing changes an object that is older than the call."""
-    effects = InstructionTranslator.current_tx().output.side_effects
-    return any(
-        type(item.mutation_type).__name__.endswith("Existing") and effects.is_modified(item)
-        for item in effects.id_to_variable.values()
-    )
+def changed_objects() -> list[Any]:
+    """The objects older than the call on which the frame that Dynamo is tracing sets attributes: each has the values that it had before.
+
+    A frame may do with the dictionary of its own ``**kwargs`` what it likes: nobody else has it.
+
+    Raises:
+        NoPlan: something else about an object is changed, or a value is another one afterwards.
+    """
+    output = InstructionTranslator.current_tx().output
+    effects, code, found = output.side_effects, _root(), []
+    named = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    own = code.co_varnames[named] if code.co_flags & inspect.CO_VARKEYWORDS else None
+    for item in effects.id_to_variable.values():
+        if not type(item.mutation_type).__name__.endswith("Existing") or not effects.is_modified(item):
+            continue
+        if (
+            isinstance(item, ConstDictVariable)
+            and own == getattr(item.source, "local_name", None) is not None
+        ):
+            continue
+        value, attributes = getattr(item, "value", None), effects.store_attr_mutations.get(item, {})
+        before = getattr(value, "__dict__", {})
+        for name, after in attributes.items():
+            kept = _constant_of(after)
+            if kept is None or name not in before or kept != [type(before[name]), repr(before[name])]:
+                raise NoPlan("a frame that changes an object", f"{type(value).__qualname__}.{name}")
+        if not attributes or not isinstance(item.mutation_type, AttributeMutationExisting):
+            raise NoPlan("a frame that changes an object", type(item).__name__)
+        found.append(value)
+    return found
+
+
+def _constant_of(item: Any) -> list[Any] | None:
+    """The type and the text of what Dynamo takes for a constant, or None."""
+    return [type(item.value), repr(item.value)] if isinstance(item, ConstantVariable) else None
 
 
 def sized_inputs(graph: fx.Graph) -> tuple[list[str], list[list[Any] | None]]:

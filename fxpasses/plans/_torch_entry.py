@@ -17,7 +17,8 @@ from fake.seam.patches import Patch, When
 from fxpasses.dynamo._torch import backend_of
 from fxpasses.plans._torch import CALLS_OF_MODULES
 
-_INLINE = wrap_inline(len).__code__
+INLINE = wrap_inline(len).__code__
+"""The code of the function through which Dynamo traces the call of a module that has hooks."""
 
 Planned = Callable[..., Callable[..., Any] | None]
 
@@ -77,7 +78,7 @@ def surround_callables(planned: Planned) -> Patch:
 
 def _model_of(fn: Any) -> Any:
     """The module whose call ``fn`` is, or ``fn``."""
-    if isinstance(fn, types.FunctionType) and fn.__code__ is _INLINE:
+    if isinstance(fn, types.FunctionType) and fn.__code__ is INLINE:
         fn = fn.__wrapped__  # type: ignore[attr-defined]
     is_call = isinstance(fn, types.MethodType) and fn.__func__ in CALLS_OF_MODULES
     return fn.__self__ if is_call else fn

@@ -11,7 +11,7 @@ from typing import Any
 
 from fxpasses.plans.errors import NoPlan
 
-__all__ = ["attribute_names", "code_digest", "codes_inside", "global_names"]
+__all__ = ["attribute_names", "code_digest", "codes_inside", "global_names", "named_by", "strings_of"]
 
 
 @functools.cache
@@ -51,16 +51,30 @@ def codes_inside(code: types.CodeType) -> Iterator[types.CodeType]:
 @functools.cache
 def global_names(code: types.CodeType) -> tuple[str, ...]:
     """The global names that the code reads or writes, those of the functions inside it included."""
-    names = {
-        instruction.argval
-        for inner in codes_inside(code)
-        for instruction in dis.get_instructions(inner)
-        if instruction.opname.endswith(("_GLOBAL", "_NAME"))
-    }
-    return tuple(sorted(names))
+    return tuple(sorted({name for inner in codes_inside(code) for _, name in named_by(inner)}))
+
+
+def named_by(code: types.CodeType) -> Iterator[tuple[str, str]]:
+    """Each operation of the code on a global name, and the name; ``dis`` makes objects of all operations, which takes ten times as long."""
+    above = 0
+    for opcode, argument in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        argument |= above
+        above = argument << 8 if opcode == dis.EXTENDED_ARG else 0
+        if opcode in _ON_NAMES:
+            name = dis.opname[opcode]
+            yield name, code.co_names[argument >> 1 if name == "LOAD_GLOBAL" else argument]
+
+
+_ON_NAMES = frozenset(number for name, number in dis.opmap.items() if name.endswith(("_GLOBAL", "_NAME")))
 
 
 @functools.cache
 def attribute_names(code: types.CodeType) -> tuple[str, ...]:
     """The names that the code may read as attributes."""
     return tuple(sorted({name for inner in codes_inside(code) for name in inner.co_names}))
+
+
+@functools.cache
+def strings_of(code: types.CodeType) -> frozenset[str]:
+    """The text among the constants of the code: it may be the name of an attribute."""
+    return frozenset(c for inner in codes_inside(code) for c in inner.co_consts if isinstance(c, str))

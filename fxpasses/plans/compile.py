@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -268,12 +267,10 @@ class Compiled(Generic[M]):
     ) -> Any:
         from fxpasses.plans.recording import Recording  # imports Dynamo and Inductor, which are needed now
 
-        def target(about: dict[str, Any], content: str) -> Path:
-            folder, again = shelf.target(about), Walk()
-            assert folder is not None
-            if again.add("model", self.model) != about["model"] or surroundings() != about["surroundings"]:
-                raise NoPlan("the model or the settings change while it is compiled")
-            return folder / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.plan"
+        def folder(about: dict[str, Any]) -> Path:
+            found = shelf.target(about)
+            assert found is not None
+            return found
 
         def done(path: Path | None, reason: str) -> None:
             self.why_no_plan = reason
@@ -286,7 +283,7 @@ class Compiled(Generic[M]):
                 self.plan_files[path] = None
                 self._known.discard(signature)  # later calls are light ones, too
 
-        recording = Recording(self.model, walk, tensors, target, abouts[0], abouts[1], done)
+        recording = Recording(self.model, walk, tensors, folder, abouts[0], abouts[1], done)
         with recording.watching():
             result = self._compiled(*args, **kwargs)
         recording.finish(result)

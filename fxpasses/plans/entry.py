@@ -28,12 +28,8 @@ def before_tracing(backend: Callable[..., Any]) -> Patch:
         cache = given.get("cache", "auto") if isinstance(given, Mapping) else None
         if compiling is not backend or not isinstance(cache, (str, os.PathLike)):
             return None  # what is wrong with it says who compiles
-        # Without being asked, no cold compilation takes longer (8%, recording) for a later process.
-        asked = cache != "auto" or (
-            os.environ.get("FXPASSES_CACHE_DIR") and not inductor_config.force_disable_caches
-        )
-        directory = cache_directory(os.fspath(cache)) if asked else None
-        if directory is None:
+        directory = cache_directory(os.fspath(cache))
+        if directory is None or (cache == "auto" and inductor_config.force_disable_caches):
             return None
         options |= {key: value for key, value in given.items() if key != "cache"}
         return Compiled(model, options, Directory(directory), **how)

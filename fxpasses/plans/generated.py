@@ -7,7 +7,6 @@ kept, imports are dropped. Every name that is left has to be one that the runtim
 from __future__ import annotations
 
 import ast
-import dis
 import marshal
 import types
 from collections.abc import Callable, Collection, Mapping
@@ -18,14 +17,14 @@ import torch
 
 from fxpasses.plans import _torch
 from fxpasses.plans._torch_compiled import CompiledFxGraph, extern_kernels, is_plain
-from fxpasses.plans.code import codes_inside
+from fxpasses.plans.code import codes_inside, named_by
 from fxpasses.plans.errors import NoPlan
-from fxpasses.regional.runtime import CompiledRegion
+from fxpasses.regional.runtime import CompiledRegion, table
 
 __all__ = ["Module", "function_parameters"]
 
 _DROPPED_FUNCTIONS = ("get_args", "benchmark_compiled_module")
-_KNOWN = frozenset({*_torch.prelude(), "extern_kernels", "_kernels", "fitted", "Conforming", "assert_tensor_metadata", "range", "zip", "len", "min", "max", "int",
+_KNOWN = frozenset({*_torch.prelude(), "extern_kernels", "_kernels", "_constants", "fitted", "Conforming", "assert_tensor_metadata", "range", "zip", "len", "min", "max", "int",
                     "float", "bool", "tuple", "list", "print", "AssertionError", "abs", "ZeroDivisionError", "math"})  # fmt: skip
 _NAMESPACES = ("aten", "mkldnn", "mkl", "prims")
 
@@ -39,6 +38,7 @@ class Module:
         self._kept: list[Any] = []
         self._externs: dict[str, str] = {}
         self._kernels: dict[str, Path] = {}
+        self._constants: list[torch.Tensor] = []
 
     def add(self, name: str, compiled: Any) -> None:
         """Define ``name`` as a compiled graph.
@@ -76,12 +76,22 @@ class Module:
         self._body += tree.body
         return [a.arg for a in function.args.args]
 
-    def sections(self) -> tuple[bytes, dict[str, bytes], dict[str, str]]:
-        """The code, the shared libraries and the functions of torch: arguments of :func:`fxpasses.plans.runtime.load_code`."""
+    def sections(self) -> tuple[bytes, dict[str, bytes], dict[str, str], list[list[Any]]]:
+        """The code, the shared libraries, the functions of torch and the constants: arguments of :func:`fxpasses.plans.runtime.load_code`."""
         tree = ast.fix_missing_locations(ast.Module(self._body, type_ignores=[]))
         code = compile(tree, "<plan>", "exec", dont_inherit=True)
         _check_names(code)
-        return marshal.dumps(code), {n: p.read_bytes() for n, p in self._kernels.items()}, self._externs
+        kernels = {n: p.read_bytes() for n, p in self._kernels.items()}
+        constants = [
+            [
+                str(t.dtype).removeprefix("torch."),
+                list(t.shape),
+                list(t.stride()),
+                t.reshape(-1).view(torch.uint8).tolist(),
+            ]
+            for t in self._constants
+        ]
+        return marshal.dumps(code), kernels, self._externs, constants
 
     def _graph(self, compiled: Any) -> str:
         if id(compiled) not in self._made:
@@ -106,14 +116,19 @@ class Module:
         for name, part in parts.items():
             region = getattr(part, "__self__", None)
             text = (
-                self._region(region, part.__name__)
+                self.region(region, part.__name__)
                 if isinstance(region, CompiledRegion)
                 else self._graph(part)
             )
             body += ast.parse(f"{name} = {text}").body
         return [*body, *ast.parse(source).body, *ast.parse("def f():\n    return call").body[0].body]  # type: ignore[attr-defined]
 
-    def _region(self, region: CompiledRegion, method: str) -> str:
+    def region(self, region: CompiledRegion, method: str) -> str:
+        """An expression that makes the function of a region: of its tensors and sizes.
+
+        Raises:
+            NoPlan: it cannot be written as code.
+        """
         if region.symbols or region.saved_sizes:
             raise NoPlan("symbolic sizes")
         if region.exact:
@@ -138,15 +153,19 @@ class Module:
             raise NoPlan("a compiled graph that is called in an unknown way")
         body: list[ast.stmt] = []
         for statement in ast.parse(compiled.source_code).body:
-            kept = self._statement(statement, known)
+            kept = self._statement(statement, known, compiled.constants or {})
             if kept is not None:
                 body.append(kept)
+        called = _ByName(self)
+        body = [called.visit(statement) for statement in body]
         self._resolve_names(body)
         for statement in body:
             _WithoutChecksOfInputs().visit(statement)
-        return [*body, *ast.parse("def f():\n    return call").body[0].body]  # type: ignore[attr-defined]
+        return [*called.regions, *body, *ast.parse("def f():\n    return call").body[0].body]  # type: ignore[attr-defined]
 
-    def _statement(self, statement: ast.stmt, known: Mapping[str, Any]) -> ast.stmt | None:
+    def _statement(
+        self, statement: ast.stmt, known: Mapping[str, Any], constants: Mapping[str, torch.Tensor]
+    ) -> ast.stmt | None:
         if isinstance(statement, (ast.Import, ast.ImportFrom, ast.If, ast.Delete)):
             return None
         if isinstance(statement, ast.Expr):
@@ -165,6 +184,9 @@ class Module:
                 or text.startswith(("torch._C.", "torch.ops."))
             ):
                 return None
+            if name in constants:
+                self._constants.append(constants[name])
+                return ast.parse(f"{name} = _constants[{len(self._constants) - 1}]").body[0]
             if text.startswith("async_compile."):
                 return ast.parse(f"{name} = {self._kernel(known[name])}").body[0]
         return statement
@@ -186,12 +208,13 @@ class Module:
     def _resolve_names(self, body: list[ast.stmt]) -> None:
         """Note the functions of torch that are called as ``extern_kernels``; refuse operators that are not torch's own."""
         for node in (inner for statement in body for inner in ast.walk(statement)):
-            text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
-            if text.startswith("extern_kernels.") and text.count(".") == 1:
-                name = text.partition(".")[2]
-                self._externs[name] = _path_in_torch(getattr(extern_kernels, name), name)
-            elif text.startswith("torch.ops.") and text.split(".")[2] not in _NAMESPACES:
-                raise NoPlan("an operator that is not torch's own", text)
+            if not isinstance(node, ast.Attribute):
+                continue
+            owner = node.value
+            if isinstance(owner, ast.Name) and owner.id == "extern_kernels":
+                self._externs[node.attr] = _path_in_torch(getattr(extern_kernels, node.attr), node.attr)
+            elif isinstance(owner, ast.Attribute) and owner.attr == "ops" and node.attr not in _NAMESPACES:
+                raise NoPlan("an operator that is not torch's own", ast.unparse(node))
 
 
 def function_parameters(code: str) -> list[str]:
@@ -202,6 +225,37 @@ def function_parameters(code: str) -> list[str]:
 
 def _names(tree: ast.AST) -> set[str]:
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+class _ByName(ast.NodeTransformer):
+    """Calls of regions by their operators become calls of functions of the plan.
+
+    Attributes:
+        regions: the statements that make these functions.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.regions: list[ast.stmt] = []
+        self._module = module
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Replace such a call."""
+        self.generic_visit(node)
+        named = isinstance(node.func, ast.Attribute) and node.func.attr == "default"
+        operator = ast.unparse(node.func).removeprefix("torch.ops.fxpasses.") if named else ""
+        if operator in _REGIONS and isinstance(node.args[0], ast.Constant):
+            text = self._module.region(table[str(node.args[0].value)], _REGIONS[operator])
+            name = f"region_{len(self.regions)}"
+            self.regions += ast.parse(f"{name} = {text}").body
+            return ast.Call(ast.Name(name, ast.Load()), node.args[1:], [])
+        return node
+
+
+_REGIONS = {
+    "region_forward.default": "run_forward",
+    "region_forward_random.default": "run_forward",
+    "region_backward.default": "run_backward",
+}
 
 
 class _WithoutChecksOfInputs(ast.NodeTransformer):
@@ -229,11 +283,8 @@ def _path_in_torch(function: Any, name: str) -> str:
 
 def _check_names(code: types.CodeType) -> None:
     """Ask that the code reads only names that it defines or the runtime knows."""
-    own = {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_NAME"}
+    known = _KNOWN | {"getattr", "__name__"} | {name for how, name in named_by(code) if how == "STORE_NAME"}
     for inner in codes_inside(code):
-        for instruction in dis.get_instructions(inner):
-            if instruction.opname in (
-                "LOAD_GLOBAL",
-                "LOAD_NAME",
-            ) and instruction.argval not in own | _KNOWN | {"getattr", "__name__"}:
-                raise NoPlan("generated code that needs Inductor to run", str(instruction.argval))
+        for how, name in named_by(inner):
+            if how in ("LOAD_GLOBAL", "LOAD_NAME") and name not in known:
+                raise NoPlan("generated code that needs Inductor to run", name)

@@ -261,4 +261,5 @@ def loaded(
     if "check" in sections:
         native.use(load_library(native.ENTRY, sections["check"], folder))
     kernels = {n.removeprefix(prefix): data for n, data in sections.items() if n.startswith(prefix)}
-    return Plan(content, load_code(sections["code"], kernels, content["externs"], folder), walk, file)
+    names = load_code(sections["code"], kernels, content["externs"], content["constants"], folder)
+    return Plan(content, names, walk, file)

@@ -5,8 +5,11 @@ Where there is none (another Python, no compiler or headers), the same check run
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import logging
+import platform
 import subprocess
 import sys
 import sysconfig
@@ -14,6 +17,9 @@ import tempfile
 import types
 from pathlib import Path
 from typing import Any
+
+from fxpasses.plans.errors import PlanFileError
+from fxpasses.plans.store import read_sections, write_sections
 
 __all__ = ["ENTRY", "build", "use", "watched"]
 
@@ -25,10 +31,30 @@ _module: types.ModuleType | None = None
 
 
 @functools.cache
-def build(compiler: str) -> bytes | None:
-    """The shared library, or None where it cannot be built."""
+def build(compiler: str, directory: Path) -> bytes | None:
+    """The shared library, or None where it cannot be built; a directory of plans keeps it, since building takes longer than all else that
+    recording does.
+
+    Args:
+        compiler: that of kernels.
+        directory: of the plans.
+
+    Raises:
+        OSError: the disk refuses.
+    """
     if sys.version_info >= (3, 12):
         return None  # dictionaries have no versions there
+    made_of = repr((sys.version, platform.platform(), compiler)).encode() + _SOURCE.read_bytes()
+    kept = directory / "sources" / f"{hashlib.sha256(made_of).hexdigest()}.check"
+    with contextlib.suppress(OSError, PlanFileError):
+        return read_sections(kept)["check"]
+    made = _built(compiler)
+    if made is not None:
+        write_sections(kept, {"check": made})
+    return made
+
+
+def _built(compiler: str) -> bytes | None:
     with tempfile.TemporaryDirectory(prefix="fxpasses-") as folder:
         made = Path(folder) / "watch.so"
         command = [

@@ -7,31 +7,26 @@ listed rules a plan out.
 from __future__ import annotations
 
 import builtins
+import collections
 import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from fxpasses.plans import _torch
-from fxpasses.plans.code import attribute_names, code_digest, codes_inside, global_names
+from fxpasses.plans.code import attribute_names, code_digest, global_names, strings_of
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.unseen import ENVIRONMENT, variables_read
 from fxpasses.plans.walk import Walk
 
 __all__ = ["Read", "check_covered", "reads_of", "still_trusted", "trusted_functions", "walk_reads"]
 
 Read = tuple[str, ...]
-"""The name of a module, the name of one of its globals, and names of attributes."""
-
-_UNSEEN = frozenset({
-    "globals", "locals", "vars", "eval", "exec", "compile", "__import__", "importlib", "inspect", "sys", "os", "environ", "gc",
-    "time", "random", "datetime", "open", "input", "id", "hash", "memoryview", "ctypes", "threading", "weakref", "contextvars",
-    "grad", "grad_fn", "_version", "data_ptr", "untyped_storage", "storage", "__subclasses__", "_backward_hooks",
-    "__globals__", "__code__", "__closure__", "__builtins__",
-})  # fmt: skip
-"""Names behind which there is more than a walk over objects sees, or that change what they name."""
+"""The name of a module, the name of one of its globals, and names of attributes; or that of an environment variable."""
+_VARIABLE = "environment variable"
 
 _TRUSTED_FOLDERS = tuple(
     os.path.realpath(folder) + os.sep
@@ -44,6 +39,8 @@ _TRUSTED_FOLDERS = tuple(
 
 
 def _is_trusted(code: types.CodeType) -> bool:
+    if code.co_filename == "<frozen _collections_abc>":
+        return True  # calls methods of what is walked over
     file = os.path.realpath(code.co_filename)
     return file.startswith(_TRUSTED_FOLDERS) and "site-packages" not in file.removeprefix(_TRUSTED_FOLDERS[1])
 
@@ -59,17 +56,17 @@ def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
         NoPlan: some of it cannot be listed.
     """
     found: dict[Read, None] = {}
+    by_file = _modules()
     for code in codes:
-        if _is_of_torch(code):
+        if _is_of_torch(code) or _is_of_environ(code):
+            if ENVIRONMENT & set(attribute_names(code)) and not _is_of_environ(code):
+                raise NoPlan("functions of torch or Python that read environment variables", code.co_qualname)
             continue
+        for name in variables_read(code):
+            found[_VARIABLE, name] = None
         names = set(attribute_names(code))
-        strings = {c for inner in codes_inside(code) for c in inner.co_consts if isinstance(c, str)}
-        unseen = _UNSEEN & (names | set(global_names(code)))
-        if unseen:
-            raise NoPlan(
-                "code that may read more than objects hold", f"{sorted(unseen)[0]} in {code.co_qualname}"
-            )
-        modules = _modules_of(code)
+        strings = strings_of(code)
+        modules = by_file[code.co_filename]
         dynamic = "getattr" in global_names(code) or "hasattr" in global_names(code)
         for module in modules:
             for name in global_names(code):
@@ -83,12 +80,21 @@ def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
     return list(found)
 
 
-def _modules_of(code: types.CodeType) -> list[types.ModuleType]:
-    return [module for module in list(sys.modules.values()) if _file_of(module) == code.co_filename]
+def _is_of_environ(code: types.CodeType) -> bool:
+    """Whether code looks up an environment variable; which one says who calls it."""
+    return code.co_filename == "<frozen os>" and code.co_qualname.startswith(
+        ("_createenviron.", "_Environ.", "getenv")
+    )
 
 
-def _file_of(module: object) -> str | None:
-    return getattr(module, "__file__", None)
+def _modules() -> Mapping[str, list[types.ModuleType]]:
+    """The modules that are loaded, by their files."""
+    found: dict[str, list[types.ModuleType]] = collections.defaultdict(list)
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            found[file].append(module)
+    return found
 
 
 def _is_trusted_module(module: types.ModuleType) -> bool:
@@ -101,7 +107,7 @@ def _chain(module: types.ModuleType, read: Read, names: set[str]) -> Iterator[Re
     if isinstance(value, types.ModuleType) and len(read) < 6:
         for name in sorted(names):
             inside = vars(value).get(name, _ABSENT)
-            if inside is not _ABSENT and inside is not module:
+            if inside is not _ABSENT and inside is not module and inside is not os.environ:
                 yield from _chain(module, (*read, name), names)
 
 
@@ -126,6 +132,11 @@ def walk_reads(walk: Walk, reads: Sequence[Read]) -> str:
     """
     digests = []
     for read in reads:
+        if read[0] == _VARIABLE:
+            digests.append(walk.add(".".join(read), os.environ.get(read[1])))
+            variables = os.environ._data  # type: ignore[attr-defined]
+            walk.watch.entry(variables, os.environ.encodekey(read[1]))  # type: ignore[attr-defined]
+            continue
         module = sys.modules.get(read[0])
         content = getattr(module, "__dict__", {})
         walk.watch.entry(content, read[1])
@@ -139,10 +150,10 @@ def walk_reads(walk: Walk, reads: Sequence[Read]) -> str:
 
 def trusted_functions(codes: Sequence[types.CodeType]) -> list[tuple[str, str, str]]:
     """Module, name and digest of traced functions of torch: somebody may have put others in their places."""
-    found = []
+    found, by_file = [], _modules()
     for code in codes:
         if _is_of_torch(code):
-            for module in [m for m in list(sys.modules.values()) if _file_of(m) == code.co_filename]:
+            for module in by_file[code.co_filename]:
                 if _code_at(module, code.co_qualname) == code_digest(code):
                     found.append((module.__name__, code.co_qualname, code_digest(code)))
     return found
@@ -170,12 +181,13 @@ def check_covered(codes: Sequence[types.CodeType], walk: Walk) -> None:
     Raises:
         NoPlan: some was not.
     """
+    by_file = _modules()
     for code in codes:
         if code_digest(code) in walk.unseen_codes:
             raise NoPlan("a traced function that holds what cannot be seen into", code.co_qualname)
-        if _is_of_torch(code):
+        if _is_of_torch(code) or _is_of_environ(code):
             continue
         if code_digest(code) not in walk.codes:
             raise NoPlan("traced code that no object holds", code.co_qualname)
-        if global_names(code) and not _modules_of(code) and code_digest(code) not in walk.made_codes:
+        if global_names(code) and not by_file[code.co_filename] and code_digest(code) not in walk.made_codes:
             raise NoPlan("code of no module", f"{code.co_qualname} in {code.co_filename}")

@@ -21,9 +21,10 @@ from fxpasses.plans import _torch_compiled as _t
 from fxpasses.plans import native
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.generated import Module, function_parameters
-from fxpasses.plans.reads import Read, check_covered, reads_of, trusted_functions, walk_reads
+from fxpasses.plans.reads import check_covered, reads_of, trusted_functions, walk_reads
 from fxpasses.plans.results import Layout
 from fxpasses.plans.store import write_sections
+from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.walk import Walk
 
 __all__ = ["Recording"]
@@ -38,7 +39,7 @@ class Recording(Observer, Recorder):
         model: the model.
         walk: over it, made before the call.
         arguments: the tensors among the arguments.
-        target: makes the plan's path of its factors and its content's hash.
+        folder: of a plan, from its factors.
         about: the key's factors.
         about_all_sizes: those of a plan with symbolic sizes.
         done: called once with the path of the plan, or None and the reason why there is none.
@@ -49,17 +50,19 @@ class Recording(Observer, Recorder):
         model: Any,
         walk: Walk,
         arguments: Sequence[torch.Tensor],
-        target: Callable[[dict[str, Any], str], Path],
+        folder: Callable[[dict[str, Any]], Path],
         about: dict[str, Any],
         about_all_sizes: dict[str, Any],
         done: Callable[[Path | None, str], None],
     ) -> None:
         super().__init__()
         self._model, self._walk, self._arguments = model, walk, arguments
-        self._target, self._about, self._about_all_sizes, self._done = target, about, about_all_sizes, done
+        self._folder, self._about, self._about_all_sizes, self._done = folder, about, about_all_sizes, done
         self._graphs: dict[str, Any] = {}
         self._facts: dict[str, Any] = {}
         self._codes: list[Any] = []
+        self._changed: list[Any] = []
+        self._guarded: list[str] = []
         self._inputs: list[Any] = []
         self._outputs: list[Any] = []
         self._calls = self._compilations = 0
@@ -88,9 +91,15 @@ class Recording(Observer, Recorder):
         self._autocast = is_any_autocast_enabled()
         if self._compilations > 1:
             self._refuse("a graph break")
+        if not _t.is_call_of(self._model):
+            self._refuse("another function runs in Python")
         self._codes += _t.traced_codes()
-        if _t.changes_objects():
-            self._refuse("a frame that changes an object")
+        self._guarded += _t.guarded_places()
+        try:
+            self._changed += _t.changed_objects()
+        except NoPlan as error:
+            log.info("no plan: %s", error)
+            self._refuse(error.reason)
         return self
 
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
@@ -166,29 +175,20 @@ class Recording(Observer, Recorder):
             self._finished = True
             if where:
                 log.info("no plan: %s: %s", reason, where)
-            if path is None and self._codes and not any(self._numbers):
+            if path is None and self._codes:
                 self._write_refusal(reason)
             self._done(path, reason)
         self._model, self._walk = None, Walk()
         self._arguments, self._inputs, self._outputs, self._codes = [], [], [], []
+        self._changed, self._guarded = [], []
         self._graphs, self._facts = {}, {}
 
     def _write_refusal(self, reason: str) -> None:
         """Leave word for later processes, which then need not record, and may use AOTAutograd's cache."""
+        plan = {"refused": reason, "reads": [], "read": "", "functions": [], "about": self._about}
         try:
-            codes = [code for code in self._codes if not _t.is_rest_of_function(code)]
-            reads, walk = reads_of(codes), self._walk.fork()
-            plan: dict[str, Any] = {
-                "refused": reason,
-                "reads": reads,
-                "read": walk_reads(walk, reads),
-                "about": self._about,
-            }
-            check_covered(codes, walk)
-            plan["functions"] = trusted_functions(codes)
-            data = {"plan": json.dumps(plan).encode()}
-            write_sections(self._target(self._about, json.dumps(plan)).with_suffix(".none"), data)
-        except (NoPlan, OSError) as error:
+            write_sections(self._folder(self._about) / "reason.none", {"plan": json.dumps(plan).encode()})
+        except OSError as error:
             log.info("why there is no plan is not kept: %s", error)
 
     def _write(self) -> Path:
@@ -207,10 +207,19 @@ class Recording(Observer, Recorder):
         if self._guards is not None and self._layout.has_number:
             raise NoPlan("a number among the results of symbolic sizes")
         reads = list(dict.fromkeys([*reads_of(self._codes), *self._layout.classes]))
-        model_tensors = len(self._walk.tensors)
-        walk = self._walk.fork()
+        walk = Walk(told=True)
+        if (
+            walk.add("model", self._model) != self._about["model"]
+            or surroundings() != self._about["surroundings"]
+        ):
+            raise NoPlan("the model or the settings change while it is compiled")
+        model_tensors = len(walk.tensors)
         digest = walk_reads(walk, reads)
         check_covered(self._codes, walk)
+        if not all(map(walk.has_met, self._changed)):
+            raise NoPlan("a frame that changes an object")  # what it was before is not known
+        if any(name in place for name in walk.hashes for place in self._guarded):
+            raise NoPlan("code that reads the hash of an object")
         module = Module()
         module.add("forward", self._graphs[kind])
         if kind == "forward":
@@ -223,7 +232,7 @@ class Recording(Observer, Recorder):
             of_model = [name for name, i in zip(names, places, strict=True) if inputs[i][0] == "model"]
             left = module.add_guards(code_of_guards, of_model)
             asked = [inputs[places[names.index(name)]] for name in left]
-        code, kernels, externs = module.sections()
+        code, kernels, externs, constants = module.sections()
         plan: dict[str, Any] = {
             "kind": kind,
             "facts": facts,
@@ -235,16 +244,19 @@ class Recording(Observer, Recorder):
             "read": digest,
             "functions": trusted_functions(self._codes),
             "externs": externs,
+            "constants": constants,
             "about": self._about if asked is None else self._about_all_sizes,
         }
-        sections = {"plan": json.dumps(plan).encode(), "code": code, "story": self._story(reads)}
+        story = zlib.compress(json.dumps(walk.story).encode(), 1)  # for errors that say what has changed
+        sections = {"plan": json.dumps(plan).encode(), "code": code, "story": story}
         sections |= {f"kernel {name}": data for name, data in kernels.items()}
-        check = native.build(_t.kernel_compiler())
+        folder = self._folder(plan["about"])
+        check = native.build(_t.kernel_compiler(), folder.parent)
         if check is not None:
             sections["check"] = check
-        path = self._target(plan["about"], "".join(str(hash_of(data)) for data in sections.values()))
-        write_sections(path, sections)
-        return path
+        name = hashlib.sha256("".join(map(hash_of, sections.values())).encode()).hexdigest()[:32]
+        write_sections(folder / f"{name}.plan", sections)
+        return folder / f"{name}.plan"
 
     def _check_memory(self) -> None:
         """Where tensors are changed, which others see it is part of what was compiled: ask that it is none."""
@@ -253,13 +265,6 @@ class Recording(Observer, Recorder):
         ]
         if len(set(places)) != len(places):
             raise NoPlan("changed tensors among tensors that share memory")
-
-    def _story(self, reads: Sequence[Read]) -> bytes:
-        """What the model and what is read are made of, for errors that say what has changed."""
-        told = Walk(told=True)
-        told.add("model", self._model)
-        walk_reads(told, reads)
-        return zlib.compress(json.dumps(told.story).encode())
 
     def _sources(self, walk: Walk) -> list[list[Any]]:
         """The place of each input: in the walk, or among the arguments."""

@@ -14,6 +14,11 @@ from fxpasses.plans.walk import hidden_state
 
 __all__ = ["Layout", "builder"]
 
+_VALUES: Mapping[str, Callable[[Any], Any]] = {
+    "constant": lambda value: value,
+    "dtype": lambda name: getattr(torch, name),
+    "device": torch.device,
+}
 _BASES = {base.__name__: base for base in (collections.OrderedDict, dict, list, tuple, object)}
 
 
@@ -42,9 +47,11 @@ class Layout:
             if id(value) not in self._tensors:
                 raise NoPlan("a result that is no output of the graph")
             return self._tensors[id(value)]
-        if value is None or kind in (bool, int, str):
-            self.has_number |= kind is int
+        if value is None or kind in (bool, int, float, str):
+            self.has_number |= kind in (int, float)
             return ["constant", value]
+        if kind in (torch.dtype, torch.device):
+            return [kind.__name__, str(value).removeprefix("torch.")]
         if id(value) in self._numbers:
             return ["same", self._numbers[id(value)]]
         self._numbers[id(value)] = len(self._numbers)
@@ -101,8 +108,8 @@ def _maker(layout: Any, model: Sequence[torch.Tensor]) -> Maker:
         return lambda outputs, arguments, made: arguments[content]
     if kind == "same":
         return lambda outputs, arguments, made: made[content]
-    if kind in ("constant", "model"):
-        value = content if kind == "constant" else model[content]
+    if kind in _VALUES or kind == "model":
+        value = model[content] if kind == "model" else _VALUES[kind](content)
         return lambda outputs, arguments, made: value
     return _container(_BASES[kind], content, rest[0], rest[1], model)
 

@@ -30,7 +30,11 @@ _loaded: dict[str, types.ModuleType] = {}
 
 
 def load_code(
-    code: bytes, kernels: Mapping[str, bytes], externs: Mapping[str, str], folder: Path | None
+    code: bytes,
+    kernels: Mapping[str, bytes],
+    externs: Mapping[str, str],
+    constants: Sequence[Sequence[Any]],
+    folder: Path | None,
 ) -> dict[str, Any]:
     """Run the code of a plan, whose hash has been checked.
 
@@ -38,6 +42,7 @@ def load_code(
         code: the module, as a marshalled code object.
         kernels: shared libraries by the name that the code has for them.
         externs: paths below ``torch`` of the functions that the code calls as ``extern_kernels.name``.
+        constants: dtype, sizes, strides and content of each tensor that is part of the code.
         folder: where shared libraries are put to be loaded, or None for a place that is gone afterwards.
 
     Returns:
@@ -55,8 +60,14 @@ def load_code(
     known["_kernels"] = {
         name: load_library(name.partition(" ")[2], data, folder) for name, data in kernels.items()
     }
+    known["_constants"] = [_constant(*constant) for constant in constants]
     exec(marshal.loads(code), known)
     return known
+
+
+def _constant(dtype: str, shape: list[int], stride: list[int], content: list[int]) -> torch.Tensor:
+    flat = torch.tensor(content, dtype=torch.uint8).view(getattr(torch, dtype))
+    return torch.empty_strided(shape, stride, dtype=flat.dtype).copy_(flat.view(shape))
 
 
 def load_library(entry: str, data: bytes, folder: Path | None) -> types.ModuleType:

@@ -8,6 +8,7 @@ part of the content. What the walk cannot see into raises :class:`~fxpasses.plan
 from __future__ import annotations
 
 import collections
+import contextvars
 import copyreg
 import enum
 import functools
@@ -22,7 +23,7 @@ import torch
 from fxpasses.plans import _torch
 from fxpasses.plans.code import code_digest, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.watch import Watch
+from fxpasses.plans.watch import Watch, value_of
 
 __all__ = ["TENSOR_FACTS", "Walk", "hidden_state", "tensor_facts"]
 
@@ -97,6 +98,7 @@ class Walk:
         codes: digests of the code of all functions that were met.
         unseen_codes: of those among the methods of classes that hold what cannot be seen into.
         made_codes: of those whose globals are not those of a module: what they read there was walked over.
+        hashes: names of attributes that hold the hash of their object, which is another one in each process: nothing that is traced may read them.
         watch: what has to stay as it is for the digest to hold.
         story: where told, each fact that went into a digest, and where it was met.
 
@@ -110,6 +112,7 @@ class Walk:
         self.codes: set[str] = set()
         self.made_codes: set[str] = set()
         self.unseen_codes: set[str] = set()
+        self.hashes: set[str] = set()
         self.watch = Watch()
         self._numbers: dict[int, int] = {}
         self._storages: dict[int, int] = {}
@@ -123,6 +126,7 @@ class Walk:
         other = Walk(told=self.story is not None)
         other.tensors, other.codes, other._kept = list(self.tensors), set(self.codes), list(self._kept)
         other.made_codes, other.unseen_codes = set(self.made_codes), set(self.unseen_codes)
+        other.hashes = set(self.hashes)
         other._numbers, other._storages = dict(self._numbers), dict(self._storages)
         return other
 
@@ -136,6 +140,10 @@ class Walk:
         self._path = [label]
         self._walk(value)
         return hashlib.sha256("\n".join(self._lines[start:]).encode()).hexdigest()
+
+    def has_met(self, value: Any) -> bool:
+        """Whether the walk has seen into this object."""
+        return id(value) in self._numbers
 
     def _say(self, *facts: Any) -> None:
         self._lines.append(repr(facts))
@@ -221,6 +229,10 @@ class Walk:
             self._inside(".value", value.value)
         elif isinstance(value, logging.Logger):
             self._say("logger", value.name)
+        elif isinstance(value, contextvars.ContextVar):
+            self._say("context variable", value.name)
+            self.watch.variable(value)
+            self._inside(".get()", value_of(value))
         elif kind.__module__ == "typing" or kind in (types.GenericAlias, types.UnionType):
             self._say("type", repr(value))
         elif _torch.operator_name(value):
@@ -358,7 +370,8 @@ class Walk:
         state = getattr(value, "__dict__", None)
         if state is not None:
             self.watch.attributes(value, ("__dict__",))  # it may be exchanged as a whole
-            self._dictionary(state)
+            self.watch.dictionary(state)
+            self._items(state, value)
         for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]
             if hasattr(value, name):
                 self.watch.attributes(value, (name,))
@@ -368,11 +381,15 @@ class Walk:
         self.watch.dictionary(values)
         self._items(values)
 
-    def _items(self, values: dict[Any, Any]) -> None:
+    def _items(self, values: dict[Any, Any], owner: Any = None) -> None:
         notes = [key for key in _torch.NOTES if key in values and _torch.is_note(key, values)]
         self._say("items", len(values) - len(notes))
         for key, item in values.items():
             if notes and key in notes:
+                continue
+            if type(item) is int and abs(item) >= 1 << 32 and _is_hash(item, owner):
+                self._say("the hash of its object", key)
+                self.hashes.add(key)
                 continue
             if type(key) is str:
                 self._say("key", key)
@@ -394,6 +411,11 @@ _NOT_CONTENT = (
     "_abc_impl",
     "__abstractmethods__",
 )
+
+
+def _is_hash(value: int, owner: Any) -> bool:
+    """Whether a number is an object's hash by its content: another one in each process, as those of text are."""
+    return isinstance(type(owner).__hash__, types.FunctionType) and hash(owner) == value
 
 
 def _plain(value: Any) -> Any:

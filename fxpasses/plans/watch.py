@@ -6,12 +6,13 @@ seen is looked at: versions of dictionaries and classes, identities elsewhere.
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import Sequence
 from typing import Any
 
 from fxpasses.plans import _torch, native
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "value_of"]
 
 _GONE = object()
 
@@ -33,8 +34,10 @@ class Watch:
         self._names: list[str] = []
         self._values: list[Any] = []
         self._modules: list[dict[Any, Any]] = []
-        self._keys: list[str] = []
+        self._keys: list[Any] = []
         self._entries: list[Any] = []
+        self._variables: list[contextvars.ContextVar[Any]] = []
+        self._values_of_variables: list[Any] = []
         self._fast: Any = None
 
     def dictionary(self, values: dict[Any, Any]) -> None:
@@ -67,14 +70,21 @@ class Watch:
             self._names.append(name)
             self._values.append(_attribute(value, name))
 
-    def entry(self, values: dict[Any, Any], name: str) -> None:
+    def entry(self, values: dict[Any, Any], name: Any) -> None:
         """Watch one entry of a dictionary that changes otherwise, such as the globals of a module."""
         self._modules.append(values)
         self._keys.append(name)
         self._entries.append(values.get(name, _GONE))
 
+    def variable(self, variable: contextvars.ContextVar[Any]) -> None:
+        """Watch what a variable of the context is."""
+        self._variables.append(variable)
+        self._values_of_variables.append(value_of(variable))
+
     def holds(self) -> bool:
         """Whether everything is as it was."""
+        if self._variables and not _same(list(map(value_of, self._variables)), self._values_of_variables):
+            return False
         if self._fast is None:
             fast = native.watched(
                 self._dictionaries, self._contents, self._lists, self._items, self._classes, self._objects, self._kinds,
@@ -105,6 +115,14 @@ class Watch:
                 for cls, was in zip(self._classes, self._attributes_of_classes, strict=True)
             )
         )
+
+
+def value_of(variable: contextvars.ContextVar[Any]) -> Any:
+    """What a variable of the context is now; where it has neither value nor default, something that stands for that."""
+    try:
+        return variable.get()
+    except LookupError:
+        return NotImplemented
 
 
 def _attribute(value: Any, name: str) -> Any:

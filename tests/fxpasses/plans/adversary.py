@@ -14,8 +14,19 @@ from torch import nn
 
 FOLDER = Path(sys.argv[1])
 HELPER = """
+import contextvars
+import os
 import torch
 SCALE = 2.0
+class State:
+    def __init__(self):
+        self.active, self.variable = None, contextvars.ContextVar("state", default=None)
+STATE = State()
+def shifted(x):
+    STATE.active = True  # set, and set back, as models of transformers do
+    x = x + len(os.environ.get("ADVERSARY", ""))
+    STATE.active = None
+    return x
 TABLE = {{"shift": 0.5}}
 def twice(x, by=1.0):
     return x * {factor} * by
@@ -39,7 +50,7 @@ class Block(nn.Module):
         self.lin, self.config, self.power, self.made = nn.Linear(4, 4), Config(), 1.0, made
     def forward(self, x):
         y = F.silu(self.lin(x)) ** self.power + self.config.eps * self.config.sizes[0] + self.made(x)
-        return helpers.twice(y) * helpers.SCALE + helpers.TABLE["shift"] + BIAS
+        return helpers.shifted(helpers.twice(y)) * helpers.SCALE + helpers.TABLE["shift"] + BIAS
 
 class Model(nn.Module):
     limit = 3.0
@@ -110,6 +121,9 @@ CHANGES = {
     "a global of the helper": lambda m, h, g: setattr(h, "SCALE", 3.0),
     "a global of the model": lambda m, h, g: setattr(g, "BIAS", 2.0),
     "an entry of a table": lambda m, h, g: h.TABLE.update(shift=0.75),
+    "what was set before it is set back": lambda m, h, g: setattr(h.STATE, "active", 1),
+    "more that is set back": lambda m, h, g: setattr(h.STATE, "other", 1),
+    "a variable of the context": lambda m, h, g: h.STATE.variable.set(2),
     "a default of the helper": lambda m, h, g: setattr(h.twice, "__defaults__", (1.5,)),
     "another helper": lambda m, h, g: setattr(h, "twice", lambda x, by=1.0: x * by),
     "a replaced module of functions": _patched,
@@ -181,6 +195,8 @@ CALLS = {
     "without oneDNN": lambda x: {"x": x, "around": _set(torch._C._set_mkldnn_enabled, False, True)},
     "anomaly detection": lambda x: {"x": x, "around": torch.autograd.set_detect_anomaly(True)},
     "memory shared by the input and a weight": lambda x: {"x": _of_model[-1].last.weight.detach()[:3]},
+    "an environment variable that is read": lambda x: {"x": x, "around": _variable("ADVERSARY", "abc")},
+    "by name": lambda x: {"x": x, "flag": False},
     "an environment variable": lambda x: {"x": x, "around": _variable("TORCHINDUCTOR_FREEZING", "1")},
 }  # fmt: skip
 """What is changed in the call."""

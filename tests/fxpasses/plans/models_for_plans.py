@@ -1,7 +1,10 @@
 """Small models for plans."""
 
 import collections
+import contextvars
 import dataclasses
+import functools
+import os
 
 import torch
 from torch import nn
@@ -75,6 +78,42 @@ class Results(SideEffect):
         return Answer(y, Pair(x, [y.max(0), self.weight]))
 
 
+class State:
+    def __init__(self):
+        self.active, self.variable = None, contextvars.ContextVar("state", default=None)
+
+
+STATE = State()
+
+
+def with_state(function):
+    @functools.wraps(function)
+    def run(self, *args, **kwargs):
+        kwargs.pop("unused", None)
+        before, STATE.active = STATE.active, True
+        try:
+            return function(self, *args, **kwargs)
+        finally:
+            STATE.active = before
+
+    return run
+
+
+class SetsBack(SideEffect):
+    """As models of transformers do: it sets an attribute and sets it back, reads a variable, and has a tensor that is written in its code."""
+
+    @with_state
+    def forward(self, x):
+        y = x * self.weight + torch.tensor([1.0, 2.0, 4.0, 8.0]).repeat(2)
+        assert STATE.active
+        return {
+            "y": y * 2 if os.environ.get("UNKNOWN", "0") == "1" else y,
+            "dtype": y.dtype,
+            "device": y.device,
+            "p": 0.5,
+        }
+
+
 class GraphBreak(nn.Module):
     def __init__(self):
         super().__init__()
@@ -96,6 +135,7 @@ MODELS = {
     "side effect": SideEffect,
     "object": ChangedObject,
     "results": Results,
+    "sets back": SetsBack,
     "graph break": GraphBreak,
 }
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import fxpasses
+from fxpasses._torch import inductor_config
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.reads import check_covered
@@ -37,7 +38,7 @@ def test_plans_are_used_by_the_next_process(cold, cache, run_models):
         cache, "view"
     )  # AOTAutograd's cache may be used there: it is known that there is no plan
     assert again["view"][3] == {REFUSED["view"]: 1}
-    assert len(list(cache.glob("*/*.none"))) == 2  # the others change their model
+    assert len(list(cache.glob("*/*.none"))) >= len(REFUSED)
     assert by_torch == [2, 0]  # the plans that fxpasses.compile has written
     assert all(agrees for agrees, *_ in warm.values())
     assert {name: used for name, (_, used, _, _) in warm.items()} == {
@@ -158,8 +159,12 @@ def test_torch_compile_looks_where_its_options_say(monkeypatch):
         call = torch.compile(model, backend="fxpasses", options=options, dynamic=True)
         if options == {"cache": "folder"}:
             assert call(3) == (3,)
+    monkeypatch.delenv("FXPASSES_CACHE_DIR")
+    assert torch.compile(model, backend="fxpasses")(4) == (4,)  # nothing has to be asked for
+    monkeypatch.setattr(inductor_config, "force_disable_caches", True)
+    torch.compile(model, backend="fxpasses")
     torch.compile(model, backend="eager")
-    (compiled,) = made
-    assert compiled.model is model
+    assert [compiled.model for compiled in made] == [model, model]
+    assert [compiled._shelf._path.name for compiled in made] == ["folder", "fxpasses"]
     with pytest.raises(fxpasses.OptionsError, match="cache"):
         fxpasses.Options.parse({"cache": 3})

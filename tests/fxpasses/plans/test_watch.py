@@ -1,6 +1,7 @@
 """What a plan has seen is looked at again: in Python and in C, with the same answers."""
 
 import collections
+import contextvars
 import shutil
 import types
 
@@ -8,6 +9,7 @@ import pytest
 
 from fxpasses.plans import native
 from fxpasses.plans.runtime import load_library
+from fxpasses.plans.store import write_sections
 from fxpasses.plans.walk import Walk
 
 
@@ -29,6 +31,7 @@ class Holder(Base):
         self.list, self.set, self.deque, self.table = [1, 2], {1}, collections.deque([1]), {"a": {"b": 1}}
         self.slotted = Slotted()
         self.slotted.size = 3
+        self.variable = contextvars.ContextVar("variable", default=1)
 
 
 def _code(holder):
@@ -50,6 +53,7 @@ CHANGES = {
     "an element of a set": lambda h: h.set.add(3),
     "an entry at depth": lambda h: h.table["a"].update(b=2),
     "a slot": lambda h: setattr(h.slotted, "size", 4),
+    "a variable of the context": lambda h: h.variable.set(2),
     "an empty slot": lambda h: delattr(h.slotted, "size"),
     "a closed-over object": lambda h: setattr(h.function.__closure__[0], "cell_contents", [1]),
     "an empty cell": lambda h: delattr(h.function.__closure__[0], "cell_contents"),
@@ -61,12 +65,17 @@ CHANGES = {
 
 
 @pytest.fixture(scope="module", params=["python", "c"])
-def language(request):
+def language(request, tmp_path_factory):
     before = native._module
     if request.param == "c":
-        library = native.build(shutil.which("cc") or "cc")
+        folder = tmp_path_factory.mktemp("plans")
+        (folder / "sources").mkdir(0o700)
+        library = native.build(shutil.which("cc") or "cc", folder)
         if library is None:
             pytest.skip("no compiler, or dictionaries without versions")
+        (kept,) = (folder / "sources").iterdir()  # built once
+        write_sections(kept, {"check": b"kept"})
+        assert native.build.__wrapped__(shutil.which("cc") or "cc", folder) == b"kept"
         native.use(load_library(native.ENTRY, library, None))
     else:
         native._module = None

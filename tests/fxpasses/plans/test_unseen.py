@@ -1,0 +1,77 @@
+"""What code reads behind names that a walk over objects does not see: listed where it is written there, refused otherwise."""
+
+import inspect
+import os
+import sys
+import time
+
+import pytest
+
+from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.unseen import variables_read
+
+LISTED = {
+    "get": (lambda: os.environ.get("A", "0") == "1", ["A"]),
+    "item": (lambda: os.environ["B"], ["B"]),
+    "in": (lambda: "C" in os.environ, ["C"]),
+    "getenv": (lambda: os.getenv("D"), ["D"]),
+    "inside": (lambda x: [1 for _ in x if os.environ.get("E")], ["E"]),
+    "two": (lambda: (os.environ["F"], os.getenv("G", "1")), ["F", "G"]),
+    "names of arguments": (lambda f: f.__code__.co_varnames.index("x"), []),
+    "a signature": (lambda f: len(inspect.signature(f).parameters), []),
+    "a version": (lambda: sys.version_info >= (3, 11), []),
+    "another attribute": (lambda x: getattr(x, "weight", None), []),
+}
+REFUSED = {
+    "a name that is computed": lambda x: os.environ[x],
+    "a name that is an argument": lambda x: os.environ.get(x),
+    "a name that is put together": lambda x: os.environ.get("A" + x),
+    "an f-string": lambda x: os.environ[f"A{x}"],
+    "whether it is in there": lambda x: x in os.environ,
+    "all": lambda: os.environ,
+    "whether there are any": lambda x: "A" if os.environ else x,
+    "a method": lambda: os.environ.pop("A"),
+    "files": lambda: os.path.exists("A"),
+    "of an object": lambda x: x.environ["A"],
+    "text before": lambda x: "B" + os.environ[x],
+    "code": lambda x: x.__code__,
+    "a file name": lambda x: x.__code__.co_filename,
+    "an annotation": lambda x: inspect.signature(x).return_annotation,
+    "annotations": lambda x: x.__annotations__,
+    "a gradient": lambda x: getattr(x, "grad"),  # noqa: B009
+    "the time": lambda: time.time(),
+    "modules": lambda: sys.modules["os"],
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_what_can_be_listed(name):
+    function, expected = LISTED[name]
+    assert variables_read(function.__code__) == expected
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot(name):
+    with pytest.raises(NoPlan, match="may read more"):
+        variables_read(REFUSED[name].__code__)
+
+
+def test_writing_and_importing_are_refused():
+    def write():
+        os.environ["A"] = "1"
+
+    def delete():
+        del os.environ["A"]
+
+    def bring():
+        import os
+
+        return os.environ["A"]
+
+    def keep():
+        found = os.environ
+        return found["A"]
+
+    for function in (write, delete, bring, keep):
+        with pytest.raises(NoPlan, match="may read more"):
+            variables_read(function.__code__)
