@@ -31,7 +31,6 @@ from fxpasses._torch import get_cpp_compiler
 from fxpasses.plans._torch_entry import INLINE
 from fxpasses.plans.errors import NoPlan
 
-
 _LARGE = 1 << 20
 """How many elements a constant may have that is part of a plan."""
 
@@ -156,7 +155,7 @@ def _more_than_its_graph(code: types.CodeType) -> str:
                 graphs += 1
             elif value == "type" or (path := _path(instructions, position))[1:] == ["OrderedDict"]:
                 expected += 1
-            elif not str(value).startswith(_MODULES) and path[-1] != "__new__":
+            elif str(value).startswith("__") and not value.startswith(_MODULES) and path[-1] != "__new__":
                 return f"the frame reads a global: {value}"
     if graphs != 1:
         return "the frame has no graph, or several"
