@@ -77,11 +77,14 @@ def main(argv: list[str]) -> int:
         alarms += said.startswith("ALARM")
         failed += said.startswith("does not run")
         changes = sum(fxpasses.stats().pass_changes.values())
+        failed += not changes and not said.startswith("does not run")
         console.print(
             f"{name:14} {time.process_time() - start:6.1f} s CPU {changes:3} rewrites  {said}"
             + (f"  ({len(unchecked.said)} not checked: {unchecked.said[0]})" if unchecked.said else ""),
             markup=False,
             highlight=False,
         )
-    console.print(f"{alarms} false alarms on {len(names) - failed} models; {failed} do not run")
-    return 0
+    console.print(
+        f"{alarms} false alarms on {len(names) - failed} models; {failed} do not run, or nothing was rewritten"
+    )
+    return int(bool(alarms or failed))

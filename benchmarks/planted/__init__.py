@@ -147,7 +147,7 @@ def _is_right(plant: Plant, error: StageError) -> bool:
 
 
 def false_alarms(console: Console) -> list[str]:
-    """Run the right passes; the alarms that they raise."""
+    """Run the right passes; the names of those that raise an alarm, or change nothing and so show nothing."""
     alarms = []
     for name, plant in right.PLANTS.items():
         with tempfile.TemporaryDirectory() as directory:
@@ -162,6 +162,7 @@ def false_alarms(console: Console) -> list[str]:
                 missing = [p.name for p in plant.passes if not changed.get(p.name)]
                 if missing:
                     console.print(f"right: {name}: {', '.join(missing)} changed nothing", markup=False)
+                    alarms.append(name)
     return alarms
 
 

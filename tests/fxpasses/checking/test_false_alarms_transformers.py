@@ -26,7 +26,9 @@ def test_whole_library(name):
     build, inputs = MODELS[name]
     batch = inputs(2)
     model = LossAndLogits(build().train(), tuple(batch))
+    fxpasses.reset_stats()
     options = {"compiler": "eager", "check": "values", "passes": list(library())}
     loss, _ = torch.compile(model, backend="fxpasses", options=options)(*batch.values())
     loss.backward()
     assert not fxpasses.stats().fallbacks
+    assert len(fxpasses.stats().pass_changes) >= 3
