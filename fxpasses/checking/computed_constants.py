@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpasses.checking.interpret import Run, allocates, results_in_float64
+from fxpasses.checking.inputs import Unsupported
+from fxpasses.checking.interpret import CANNOT_RUN, Run, allocates, results_in_float64
 from fxpasses.checking.rounding import spacing
 from fxpasses.exact.same_values import DRIFT
 from fxpasses.exact.samples import sample_input
@@ -118,7 +119,10 @@ def _fixed_values(gm: fx.GraphModule) -> dict[str, Tensor]:
         if node.op == "get_attr" or (pure and all(value in free for value in node.all_input_nodes)):
             free.add(node)
     calls = {node.name for node in free if node.op == "call_function"}
-    values = Run(gm).part(calls, {}, _SEED) if calls else {}
+    try:
+        values = Run(gm).part(calls, {}, _SEED) if calls else {}
+    except (Unsupported, *CANNOT_RUN):
+        values = {}
     held = constants_of(gm)
     values |= {node.name: held.get(str(node.target)) for node in free if node.op == "get_attr"}
     return {

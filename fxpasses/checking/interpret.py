@@ -27,6 +27,7 @@ from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import subgraphs
 
 __all__ = [
+    "CANNOT_RUN",
     "ExactRun",
     "Poison",
     "RoundedMode",
@@ -420,7 +421,7 @@ def _fill(result: Any, poison: Poison) -> None:
         result.fill_(info.max if poison == "nan" else info.min)
 
 
-_CANNOT_RUN = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
+CANNOT_RUN = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
 _SEED = 20
 
 
@@ -435,5 +436,5 @@ def results_in_float64(gm: fx.GraphModule, inputs: Sequence[Any], poison: Poison
     run = ExactRun(gm, poison)
     try:
         return [*run(cloned(inputs), _SEED), *run.inputs]
-    except _CANNOT_RUN:
+    except CANNOT_RUN:
         return None

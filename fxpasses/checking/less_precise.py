@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from fxpasses._torch import OpOverload
 from fxpasses.checking.inputs import cloned
-from fxpasses.checking.interpret import ExactRun, Run
+from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run
 from fxpasses.checking.rounding import spacing
 from fxpasses.graphs.rewriting import value_of
 
@@ -69,7 +69,6 @@ _COPIES = {
     ),
 }
 """Elementwise operators whose results are elements that they were given, or whose rounding is a cast's."""
-_CANNOT_RUN = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def _errors_nearby(before: fx.GraphModule, inputs: Sequence[Any], position: int)
 def _run(run: Run, inputs: Sequence[Any]) -> list[Any] | None:
     try:
         return run(cloned(inputs), _SEED)
-    except _CANNOT_RUN:
+    except CANNOT_RUN:
         return None
 
 

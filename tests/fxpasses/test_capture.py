@@ -85,9 +85,10 @@ def test_each_backward_node_names_its_forward_node(net):
         torch.ops.aten.native_layer_norm_backward.default: torch.ops.aten.native_layer_norm.default,
         torch.ops.aten.mm.default: torch.ops.aten.addmm.default,
     }
-    for node in backward:
-        if node.target in pairs:
-            assert names[captured.provenance(node).forward_node].target is pairs[node.target]
+    paired = [node for node in backward if node.target in pairs]
+    assert {node.target for node in paired} == pairs.keys()
+    for node in paired:
+        assert names[captured.provenance(node).forward_node].target is pairs[node.target]
 
 
 def test_a_sum_of_gradients_names_the_value_that_was_used_twice():
@@ -110,6 +111,7 @@ def test_saved_values():
     assert captured.partition is not None
     assert {v.name for v in captured.partition.saved} == {v.name for v in captured.saved}
     inputs = [v for v in captured.saved if v.is_input]
+    assert inputs
     assert all(v.nbytes for v in inputs if v.dtype is not None)
 
 

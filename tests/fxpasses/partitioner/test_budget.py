@@ -70,7 +70,9 @@ def test_bytes_and_flops_move_one_way_with_the_budget(split: Split) -> None:
 
 
 def test_at_zero_nothing_is_saved_that_may_run_twice(split: Split) -> None:
-    for value in again(split, 0.0)[2].saved:
+    saved = again(split, 0.0)[2].saved
+    assert saved
+    for value in saved:
         assert value.kind in ("input", "static input", "symbol") or value.name.endswith("_before"), value
 
 
