@@ -86,8 +86,9 @@ def annotate(joint: fx.GraphModule) -> None:
             else:
                 last_forward = forward
         found = _of(node, backward, forward)
-        if not found.file:
-            # AOTAutograd's own calls, such as the final copy into an updated buffer, belong to what they work on.
+        if not found.file and not found.module:
+            # AOTAutograd's own calls, such as the final copy into an updated buffer, belong to what they work on. (Calls of a
+            # ``Sequential`` that is compiled as it is have no line, but a module.)
             sources = [n.meta[_KEY] for n in node.all_input_nodes if _KEY in n.meta]
             found = (
                 dataclasses.replace(sources[-1], backward=backward, forward_node=found.forward_node)

@@ -91,6 +91,17 @@ def test_each_backward_node_names_its_forward_node(net):
         assert names[captured.provenance(node).forward_node].target is pairs[node.target]
 
 
+def test_modules_of_a_sequential_are_told_apart():
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4), torch.nn.GELU()
+    )
+    captured = fxpasses.capture(model, torch.randn(2, 4))
+    found = {str(n.target): captured.provenance(n).module for n in captured.joint.graph.nodes}
+    assert found["aten.tanh.default"] == "1"
+    assert found["aten.erf.default"] == "3"
+    assert found["aten.exp.default"] == "3"  # of its gradient
+
+
 def test_a_sum_of_gradients_names_the_value_that_was_used_twice():
     def f(x):
         y = x.exp()
