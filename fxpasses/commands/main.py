@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(json.dumps(plain_data(outcome.data), indent=2))
         else:
             outcome.show()
-        sys.stdout.flush()
+        print(end="", flush=True)  # standard output may be closed: None
         return outcome.status
     except KeyboardInterrupt:
         if arguments.debug:

@@ -103,7 +103,7 @@ def read_report(
     eager = [_read(root / EAGER_FILE, line) for line in dict.fromkeys(lines)]
     graphs = []
     for file in files:
-        data = _read(file, file.read_text())
+        data = _read(file)
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             found = data.get("schema") if isinstance(data, dict) else None
             raise ReportError(
@@ -119,15 +119,15 @@ def read_report(
         )
     steps = root / STEPS_FILE
     data = {"schema": SCHEMA, "graphs": graphs, "advice": advice(graphs, eager), "eager": eager,
-            "steps": _read(steps, steps.read_text()) if steps.is_file() else None}  # fmt: skip
+            "steps": _read(steps) if steps.is_file() else None}  # fmt: skip
     if against is not None:
         data["against"] = {"directory": str(against), **compare(read_report(against), data)}
     return data
 
 
-def _read(file: Path, text: str) -> Any:
+def _read(file: Path, text: str | None = None) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(file.read_text() if text is None else text)
     except ValueError as error:
         raise ReportError(f"{str(file)!r} is no JSON: {error}") from error
 

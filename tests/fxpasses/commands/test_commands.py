@@ -183,6 +183,7 @@ def test_what_the_users_own_file_raises_is_told_with_its_line(text, said, tmp_pa
     "arguments",
     [
         ["inspect", "/"],
+        ["report", "no_text"],
         ["inspect", "nothing.fxp"],
         ["cache", "list", "--only", "fake", "--fake-directory", "nothing"],
         ["bisect", "--timeout", "-1", "nothing.py"],
@@ -191,6 +192,8 @@ def test_what_the_users_own_file_raises_is_told_with_its_line(text, said, tmp_pa
 )
 def test_one_line_for_what_is_not_there(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "no_text").mkdir()
+    (tmp_path / "no_text" / "graph.json").write_bytes(b"\xff\xfe")
     assert main(arguments) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
