@@ -57,7 +57,9 @@ class _Switch:
         with self.lock:
             if self.depth == 0:
                 if not is_known_version():
-                    raise UnsupportedTorchVersionError(torch.__version__, SUPPORTED_VERSIONS)
+                    raise UnsupportedTorchVersionError(
+                        "fake.accelerate()", torch.__version__, SUPPORTED_VERSIONS
+                    )
                 LEDGER.keep(*SKIPPED_FRAMES)
                 LEDGER.enter(*PATCHES)
             self.depth += 1

@@ -105,19 +105,20 @@ class CacheCrossCheckError(RuntimeError):
 
 
 class UnsupportedTorchVersionError(RuntimeError):
-    """``accelerate()`` does not know this release of torch.
+    """``accelerate()`` or ``using_shape_env()`` does not know this release of torch.
 
     Attributes:
+        asked: what was asked for.
         found: the installed version.
         supported: the (major, minor) pairs that are known.
     """
 
-    def __init__(self, found: str, supported: tuple[tuple[int, int], ...]) -> None:
-        self.found, self.supported = found, supported
+    def __init__(self, asked: str, found: str, supported: tuple[tuple[int, int], ...]) -> None:
+        self.asked, self.found, self.supported = asked, found, supported
         names = ", ".join(f"{major}.{minor}" for major, minor in supported)
         super().__init__(
-            f"fake.accelerate() knows torch {names} and found {found}: it replaces private functions of torch and "
-            "refuses to guess. Install one of those releases, or compile without accelerate()."
+            f"{asked} knows torch {names} and found {found}: it replaces private functions of torch and "
+            "refuses to guess. Install one of those releases, or compile without it."
         )
 
 

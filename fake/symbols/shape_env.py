@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ContextDecorator
 from typing import Any
 
-from fake.errors import ContractViolationError, ShapeEnvError
-from fake.seam.patches import LEDGER, Edit, Patch, When, always
+import torch
+
+from fake.errors import ContractViolationError, ShapeEnvError, UnsupportedTorchVersionError
+from fake.seam.patches import LEDGER, SUPPORTED_VERSIONS, Edit, Patch, When, always, is_known_version
 from fake.symbols import _torch as _t
 from fake.symbols.contract import Contract, Dims, check, declare, force_dynamic, mark_of, parse_dims, refuse
 from fake.symbols.explain import Explanation, explain
@@ -215,6 +217,10 @@ class _Contracts:
 
     def on(self, contracts: Mapping[str, Dims] | None) -> None:
         Contract(contracts)  # complains now
+        if not is_known_version():  # torch's environments would take no contract and say nothing
+            raise UnsupportedTorchVersionError(
+                "fake.using_shape_env()", torch.__version__, SUPPORTED_VERSIONS
+            )
         with self._lock:
             LEDGER.enter(*PATCHES)
             self._stack.append(contracts)
@@ -284,6 +290,7 @@ class using_shape_env(ContextDecorator):
 
     Raises:
         ContractError: wrong ``contracts`` (on entering).
+        UnsupportedTorchVersionError: this release of torch is unknown (on entering).
 
     >>> import torch, fake
     >>> def f(x):

@@ -354,3 +354,10 @@ def test_pieces_of_a_size_are_as_many_for_all(most):
     cut(8, lambda x: x.split(x.shape[0] // 2), multiple_of=2).shape_env.check_contracts()
     assert violations(cut(8, lambda x: x.chunk(4)))  # five give three
     assert violations(cut(9, lambda x: x.split(3)))
+
+
+def test_an_unknown_torch_that_would_check_nothing_is_refused(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "9.9.0")
+    with pytest.raises(fake.UnsupportedTorchVersionError, match=r"fake.using_shape_env\(\) .* found 9\.9\.0"):
+        fake.using_shape_env(contracts={"x": {0: fake.Dim("batch", max=64)}}).__enter__()
+    assert not fake.using_shape_env.is_enabled()
