@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 from torch.fx.experimental.symbolic_shapes import ShapeEnv as TorchShapeEnv
 
