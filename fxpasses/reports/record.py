@@ -75,6 +75,7 @@ class Recorder:
         self._data: dict[str, Any] = {
             "schema": SCHEMA,
             "versions": {"fxpasses": fxpasses.__version__, "torch": str(torch.__version__)},
+            "process": f"{os.getpid()}, {time.strftime('%Y-%m-%d %H:%M:%S')}",
             "node_fields": NODE_FIELDS,
             "graphs": {},
             "passes": [],

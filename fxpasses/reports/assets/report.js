@@ -156,7 +156,9 @@
         h("div", { class: "cards" }, card("graphs", String(data.graphs.length)), counts.map(([kind, n]) => card(`nodes, ${kind}`, n.toLocaleString("en"))),
           card("in the stages", seconds(total)), g.partition ? card("saved for backward", size(g.partition.saved_bytes)) : null,
           card("guards", String(g.guards.length)), card("fallbacks", String(g.fallbacks.length + g.isolated.length))),
-        h("p", { class: "soft" }, `${g.name}; torch ${g.versions.torch}, fxpasses ${g.versions.fxpasses}`),
+        h("p", { class: "soft" }, `${g.name}; torch ${g.versions.torch}, fxpasses ${g.versions.fxpasses}` + (g.process ? `; process ${g.process}` : "")),
+        new Set(data.graphs.map((graph) => (graph.process || "").split(",")[0])).size > 1 ? h("p", { class: "warm" },
+          "These are graphs of several processes, such as earlier runs: give each a directory of its own, or empty this one, if they do not belong together.") : null,
         g.recompiled ? [h("h2", { class: "warm" }, "Compiled again"), recompiled(g)] : null,
         g.ended ? [h("h2", { class: "warm" }, "Ends with a graph break"), h("p", { class: "soft" }, `Dynamo says: ${g.ended.reason}`), g.ended.where
           ? h("p", {}, h("code", {}, `${g.ended.where.file}:${g.ended.where.line}: ${g.ended.where.code}`)) : null] : null,

@@ -34,7 +34,7 @@ def made_up(layers, calls):
     partition = {"memory_budget": 1.0, "saved_bytes": 128, "static_bytes": 0, "bytes_at_full_budget": 128, "bytes_at_zero_budget": None,
                  "recomputed_flops": 0, "saved": saved, "recomputed": [], "curve": [[4000, 0], [3000, 50], [1000, 700]]}  # fmt: skip
     graph = {
-        "schema": SCHEMA, "name": "graph_0", "node_fields": NODE_FIELDS, "versions": {"torch": "2", "fxpasses": "0"}, "options": BOLD,
+        "schema": SCHEMA, "name": "graph_0", "process": "7, now", "node_fields": NODE_FIELDS, "versions": {"torch": "2", "fxpasses": "0"}, "options": BOLD,
         "graphs": {"forward": {"nodes": nodes, "inputs": {"x": "tokens"}}}, "passes": [run], "partition": partition, "regions": None,
         "guards": [{"expression": BOLD, "kind": "", "why": "", "operator": None, "where": None, "avoid": ""}], "symbols": [],
         "ended": {"reason": BOLD, "where": {"file": "/made/up.py", "line": 1, "code": BOLD}},
@@ -111,6 +111,7 @@ def test_every_tab_opens_without_an_error_and_nothing_of_the_data_runs(chromium,
 
 def test_two_reports_and_the_memory_budget(chromium, tmp_path):
     data = made_up(3, 4)
+    data["graphs"].append({**data["graphs"][0], "name": "graph_1", "process": "8, today"})
     rows = {"Nodes": [["forward", 10, 14]], "Guards": [[BOLD, None, 1]]}
     data["against"] = {"schema": SCHEMA, "directory": BOLD, "graphs": [{"name": "graph_0", "groups": rows}], "only_before": ["graph_1"],
                        "only_after": []}  # fmt: skip
@@ -125,6 +126,8 @@ def test_two_reports_and_the_memory_budget(chromium, tmp_path):
     assert "saves at most 2.5 kB: 1.0 kB, with 700 FLOPs" in page.inner_text("main")
     page.get_by_role("tab", name="Source").click()
     assert "graph break" in page.inner_text("main")
+    page.get_by_role("tab", name="Summary").click()
+    assert "graphs of several processes" in page.inner_text("main")
     assert page.evaluate("window.ran") is None
     assert told == []
 
