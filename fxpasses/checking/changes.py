@@ -5,17 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import fx
 
-from fxpasses.graphs.rewriting import constants_of, same_constant, subgraphs
+from fxpasses.graphs.rewriting import constants_of, outputs_of, same_constant, subgraphs
 
 __all__ = [
     "Change",
     "changed_nodes",
     "changes",
-    "graph_outputs",
     "join_changes",
     "merge_changes",
     "taken_pairs",
@@ -129,12 +127,6 @@ class _Groups:
         return list({id(group): group for group in self.of.values()}.values())
 
 
-def graph_outputs(gm: fx.GraphModule) -> Sequence[Any]:
-    """The outputs of a graph."""
-    (output,) = gm.graph.find_nodes(op="output")
-    return output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
-
-
 def _taken_elsewhere(gm: fx.GraphModule, names: Collection[str]) -> list[str]:
     """Those of ``names`` that other nodes use (what the graph returns is not counted)."""
     return [
@@ -205,8 +197,8 @@ def taken_pairs(
     Returns:
         The pairs; ``None`` where the graphs return other numbers of values, or other ones that are no nodes.
     """
-    results = list(zip(graph_outputs(before), graph_outputs(after), strict=False))
-    if len(graph_outputs(before)) != len(graph_outputs(after)):
+    results = list(zip(outputs_of(before.graph), outputs_of(after.graph), strict=False))
+    if len(outputs_of(before.graph)) != len(outputs_of(after.graph)):
         return None
     if any(a != b for a, b in results if not (isinstance(a, fx.Node) and isinstance(b, fx.Node))):
         return None
@@ -220,6 +212,6 @@ def taken_pairs(
 def _returned_pairs(before: fx.GraphModule, after: fx.GraphModule) -> list[tuple[str, str]]:
     return [
         (a.name, b.name)
-        for a, b in zip(graph_outputs(before), graph_outputs(after), strict=False)
+        for a, b in zip(outputs_of(before.graph), outputs_of(after.graph), strict=False)
         if isinstance(a, fx.Node) and isinstance(b, fx.Node)
     ]

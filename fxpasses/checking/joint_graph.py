@@ -9,7 +9,7 @@ from torch import fx
 
 from fxpasses.checking.inputs import placeholders
 from fxpasses.graphs.aliasing import is_mutating, is_random
-from fxpasses.graphs.rewriting import attributes_of, value_of
+from fxpasses.graphs.rewriting import attributes_of, outputs_of, value_of
 
 __all__ = ["joined_graph"]
 
@@ -33,14 +33,11 @@ def joined_graph(
     names = [node.name for node in placeholders(joint)]
     taken = placeholders(backward)
     handed = [node for node in taken if node.name not in names or not node.name.startswith("tangents_")]
-    (output,) = forward.graph.find_nodes(op="output")
-    (returned,) = joint.graph.find_nodes(op="output")
-    (gradients,) = backward.graph.find_nodes(op="output")
-    count = len(returned.args[0]) - len(gradients.args[0])  # type: ignore[arg-type]
+    count = len(outputs_of(joint.graph)) - len(outputs_of(backward.graph))
     inputs = [n for n in placeholders(forward) if n.name not in names]
     symbols = [n for n in handed if isinstance(value_of(n), (torch.SymInt, int))]
     rest = [n for n in handed if n not in symbols]
-    saved = list(output.args[0])[count:]  # type: ignore[arg-type]
+    saved = outputs_of(forward.graph)[count:]
     if inputs or len(saved) != len(handed):
         return None  # random states handed to both, for instance
     graph = fx.Graph()
@@ -81,5 +78,4 @@ def _copied(source: fx.Graph, graph: fx.Graph, inner: dict[fx.Node, fx.Node]) ->
         else:
             inner[node] = graph.create_node(node.op, node.target, args, kwargs, f"{node.name}_again")
         inner[node].meta = dict(node.meta)
-    (output,) = source.find_nodes(op="output")
-    return list(fx.node.map_arg(output.args[0], inner.__getitem__))  # type: ignore[arg-type]
+    return [fx.node.map_arg(value, inner.__getitem__) for value in outputs_of(source)]

@@ -19,8 +19,8 @@ from fxpasses.compiling.observing import Observer, RegionCheck
 from fxpasses.compiling.options import Options
 from fxpasses.counters import Fallback, counters
 from fxpasses.errors import StageError
-from fxpasses.graphs.rewriting import copy_graph
-from fxpasses.regional.aliases import outputs_of, return_only, separate_aliases
+from fxpasses.graphs.rewriting import copy_graph, outputs_of
+from fxpasses.regional.aliases import return_only, separate_aliases
 from fxpasses.regional.runtime import Exact, Source
 
 __all__ = ["RegionChecks", "RegionValueCheck"]
@@ -52,7 +52,7 @@ class RegionValueCheck(ValueCheck, RegionCheck):
         def graph_before(error: StageError, before: fx.GraphModule) -> Callable[..., Any]:
             # The forward pass is over: the graph before the wrong pass runs instead.
             instead = copy_graph(before)
-            returned, sources = separate_aliases(instead, outputs_of(instead))
+            returned, sources = separate_aliases(instead, outputs_of(instead.graph))
             if self._options.on_failure == "raise" or sources != list(gradients):
                 raise error
             return_only(instead, returned)

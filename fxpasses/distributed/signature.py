@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from fxpasses.graphs.communication import communicates
+from fxpasses.graphs.rewriting import outputs_of
 from fxpasses.regional import communicating_graph
 
 __all__ = ["CollectiveCall", "Signature", "first_difference", "names_on_every_rank", "signatures"]
@@ -78,7 +79,7 @@ def signatures(graph: fx.Graph, names: Mapping[str, str]) -> dict[str, Signature
             else frozenset()
             for node in graph.find_nodes(op="placeholder")
         }
-        results = [frozenset(filter(None, [names.get(f"output {i}")])) for i in range(len(_results(graph)))]
+        results = [frozenset(filter(None, [names.get(f"output {i}")])) for i in range(len(outputs_of(graph)))]
         _collect(graph, given, results, found)
     return {group: tuple(calls) for group, calls in found.items()}
 
@@ -113,7 +114,7 @@ def _collect(
             at: dict[str, _Names | None] = {p.name: frozenset() for p in placeholders[:sizes]}
             at |= {p.name: needs[n] for p, n in zip(placeholders[sizes:], tensors, strict=True)}
             of = {user.args[1]: reaches[user] for user in node.users}
-            _collect(inner, at, [of.get(i, frozenset()) for i in range(len(_results(inner)))], found)
+            _collect(inner, at, [of.get(i, frozenset()) for i in range(len(outputs_of(inner)))], found)
 
 
 def _sends(node: fx.Node) -> bool:
@@ -235,7 +236,7 @@ def _inputs_of(graph: fx.Graph, given: Mapping[str, _Names | None]) -> dict[fx.N
 def _outputs_of(graph: fx.Graph, results: Sequence[_Names]) -> dict[fx.Node, _Names]:
     """The named outputs that depend on each value."""
     found: dict[fx.Node, set[str]] = {}
-    for value, names in zip(_results(graph), results, strict=True):
+    for value, names in zip(outputs_of(graph), results, strict=True):
         if isinstance(value, fx.Node):
             found.setdefault(value, set()).update(names)
     for node in reversed(graph.nodes):
@@ -244,9 +245,3 @@ def _outputs_of(graph: fx.Graph, results: Sequence[_Names]) -> dict[fx.Node, _Na
                 if user.op != "output":
                     found.setdefault(node, set()).update(found.get(user, ()))
     return {node: frozenset(found.get(node, ())) for node in graph.nodes}
-
-
-def _results(graph: fx.Graph) -> list[Any]:
-    (output,) = graph.find_nodes(op="output")
-    results = output.args[0]
-    return list(results) if isinstance(results, (list, tuple)) else [results]

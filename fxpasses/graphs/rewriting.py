@@ -34,6 +34,7 @@ __all__ = [
     "fake_mode_of",
     "insert_call",
     "nbytes_of",
+    "outputs_of",
     "replace",
     "same_constant",
     "same_metadata",
@@ -157,6 +158,13 @@ def attribute_of(node: fx.Node, gm: fx.GraphModule | None = None) -> Any:
 def attributes_of(gm: fx.GraphModule) -> dict[str, Any]:
     """What the ``get_attr`` nodes of a graph read, by the name of the attribute."""
     return {str(node.target): attribute_of(node, gm) for node in gm.graph.find_nodes(op="get_attr")}
+
+
+def outputs_of(graph: fx.Graph) -> list[Any]:
+    """The outputs of a graph, nodes and constants: one of a graph that returns no tuple."""
+    (output,) = graph.find_nodes(op="output")
+    results: Any = output.args[0]
+    return list(results) if isinstance(results, (list, tuple)) else [results]
 
 
 def subgraphs(gm: fx.GraphModule) -> dict[str, fx.GraphModule]:

@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 
 from fxpasses._torch import FakeTensor, OpOverload, disable_current_modes
 from fxpasses.graphs.aliasing import has_effect, is_mutating, is_random
-from fxpasses.graphs.rewriting import insert_call, replace, same_metadata, value_of
+from fxpasses.graphs.rewriting import insert_call, outputs_of, replace, same_metadata, value_of
 from fxpasses.pass_manager.metadata import refresh
 
 __all__ = [
@@ -185,8 +185,7 @@ def slice_bounds(node: fx.Node) -> tuple[int, int, int] | None:
 
 def returned_values(graph: fx.Graph) -> list[Any]:
     """The fake values that the graph returns, to hand to :func:`update_values` after a rewrite."""
-    (output,) = graph.find_nodes(op="output")
-    return [value_of(n) if isinstance(n, fx.Node) else n for n in output.args[0]]
+    return [value_of(n) if isinstance(n, fx.Node) else n for n in outputs_of(graph)]
 
 
 def update_values(gm: fx.GraphModule, changed: Iterable[fx.Node], returned: list[Any]) -> None:

@@ -20,9 +20,10 @@ from fxpasses._torch import (
 )
 from fxpasses.errors import PatternError
 from fxpasses.graphs.aliasing import is_mutating
+from fxpasses.graphs.rewriting import outputs_of
 from fxpasses.patterns.matching import Numbers
 
-__all__ = ["ExampleTensor", "TracedFunction", "TracedPattern", "returned_nodes"]
+__all__ = ["ExampleTensor", "TracedFunction", "TracedPattern"]
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class TracedFunction:
     @property
     def outputs(self) -> list[fx.Node]:
         """The results of the function. Raises PatternError for anything but tensors."""
-        found = returned_nodes(self.graph)
+        found = outputs_of(self.graph)
         for position, node in enumerate(found):
             if not isinstance(node, fx.Node):
                 raise PatternError(self.name, f"result {position} is {node!r}, not a tensor")
@@ -138,12 +139,6 @@ class TracedPattern:
                 self.variants[0][0].name,
                 f"returns {wanted} values and its replacement {results}; they have to be as many",
             )
-
-
-def returned_nodes(graph: fx.Graph) -> list[Any]:
-    """The outputs of a graph, as a list."""
-    (output,) = graph.find_nodes(op="output")
-    return list(output.args[0])
 
 
 def _examples(pattern: Callable[..., Any], inputs: Sequence[Any]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from torch import fx
 from fxpasses.errors import PatternError
 from fxpasses.graphs.aliasing import AliasInfo, is_mutating
 from fxpasses.graphs.provenance import is_backward, locate
-from fxpasses.graphs.rewriting import insert_call, same_metadata, same_size, value_of
+from fxpasses.graphs.rewriting import insert_call, outputs_of, same_metadata, same_size, value_of
 from fxpasses.pass_manager.sites import claim
 from fxpasses.patterns.matching import find_matches
-from fxpasses.patterns.pattern_tracing import TracedFunction, TracedPattern, returned_nodes
+from fxpasses.patterns.pattern_tracing import TracedFunction, TracedPattern
 
 __all__ = ["Match", "Replacer"]
 
@@ -203,7 +203,7 @@ class Replacer:
                         fx.node.map_arg(node.kwargs, lambda n: new[n]),
                         like=match.anchor,
                     )
-        for old, result in zip(match.outputs, returned_nodes(replacement.graph), strict=True):
+        for old, result in zip(match.outputs, outputs_of(replacement.graph), strict=True):
             old.replace_all_uses_with(new[result])
         gone = []
         for node in reversed(match.nodes):

@@ -19,7 +19,7 @@ from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.errors import CaptureError, StageError
 from fxpasses.graphs.provenance import Provenance, provenance
-from fxpasses.graphs.rewriting import copy_graph, nbytes_of, value_of
+from fxpasses.graphs.rewriting import copy_graph, nbytes_of, outputs_of, value_of
 from fxpasses.partitioner import META_KEY, PartitionReport
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.pipeline.compile_graph import compile_graph
@@ -207,7 +207,7 @@ class _Recorder(EagerCompiler):
 
     def result(self, inputs: tuple[Any, ...]) -> Captured:
         assert self.forward_graph is not None
-        outputs = _returned(self.forward_graph)
+        outputs = outputs_of(self.forward_graph.graph)
         num_outputs = self.num_outputs if self.backward_graph is not None else len(outputs)
         return Captured(
             joint=self.observer.joint_graph,
@@ -218,11 +218,6 @@ class _Recorder(EagerCompiler):
             num_outputs=num_outputs,
             partition=self.forward_graph.meta.get(META_KEY),
         )
-
-
-def _returned(gm: fx.GraphModule) -> list[Any]:
-    (output,) = gm.graph.find_nodes(op="output")
-    return list(output.args[0])  # type: ignore[arg-type]
 
 
 def _saved(node: fx.Node) -> SavedValue:

@@ -13,7 +13,7 @@ from torch.fx.node import map_aggregate
 from fxpasses.regional import _torch
 from fxpasses.regional.runtime import PREVIOUS, Source, Step, TensorSpec
 
-__all__ = ["outputs_of", "return_only", "separate_aliases", "spec_of"]
+__all__ = ["return_only", "separate_aliases", "spec_of"]
 
 aten = torch.ops.aten
 _UNDECLARED_VIEWS = {aten._unsafe_view.default, aten.lift_fresh.default}
@@ -57,12 +57,6 @@ def separate_aliases(gm: fx.GraphModule, outputs: Sequence[Any]) -> tuple[list[f
         else:
             sources.append(Source(False, returned.setdefault(_copy(gm, node), len(returned))))
     return list(returned), sources
-
-
-def outputs_of(gm: fx.GraphModule) -> list[Any]:
-    """The outputs of a graph: nodes and constants."""
-    (output,) = gm.graph.find_nodes(op="output")
-    return list(output.args[0])  # type: ignore[arg-type]
 
 
 def return_only(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> None:

@@ -16,9 +16,9 @@ from fxpasses.compiling.observing import RegionCheck
 from fxpasses.compiling.options import Options
 from fxpasses.compiling.shared_kernels import one_unit
 from fxpasses.graphs.communication import communicates
-from fxpasses.graphs.rewriting import copy_graph
+from fxpasses.graphs.rewriting import copy_graph, outputs_of
 from fxpasses.regional import _torch
-from fxpasses.regional.aliases import outputs_of, return_only, separate_aliases, spec_of
+from fxpasses.regional.aliases import return_only, separate_aliases, spec_of
 from fxpasses.regional.errors import RegionRefused
 from fxpasses.regional.region_graph import RegionGraph
 from fxpasses.regional.runtime import CompiledRegion, Source, table
@@ -101,7 +101,7 @@ class RegionCompiler:
         metadata = _torch.forward_metadata()
         if reason := _torch.unsupported_metadata(metadata):
             raise RegionRefused(reason)
-        outputs = outputs_of(gm)
+        outputs = outputs_of(gm.graph)
         count = len(outputs) if inference else self._num_outputs
         kept = outputs[count:]
         tensors = [n for n in kept if isinstance(n.meta["val"], torch.Tensor)]
@@ -163,7 +163,7 @@ class RegionCompiler:
         for i, source in zip(saved, region.saved, strict=True):
             given[i] = self._restride(given[i], source)
         region.tangents = [spec_of(values[i]) for i in tangents]
-        returned, sources = separate_aliases(gm, outputs_of(gm))
+        returned, sources = separate_aliases(gm, outputs_of(gm.graph))
         return_only(gm, returned)
         self._text += gm.graph.python_code("self").src
         communicating = self._communicating(gm)
