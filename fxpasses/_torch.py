@@ -44,7 +44,6 @@ from torch._inductor.compile_fx import (
 from torch._inductor.compile_fx import partition_fn as inductor_partition_fn
 from torch._inductor.compiler_bisector import CompilerBisector
 from torch._inductor.cpp_builder import get_cpp_compiler
-from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.utils import BoxedBool
 from torch._inductor.virtualized import V
@@ -72,7 +71,6 @@ from fake.seam.dispatch import (
 from fake.seam.dynamo import LazyGraphModule, TensorifyScalarRestartAnalysis, detect_fake_mode
 from fake.seam.dynamo import config as dynamo_config
 from fake.seam.dynamo import counters as dynamo_counters
-from fake.seam.dynamo import registry as backend_registry
 from fake.seam.dynamo import reset_code as _reset_code
 from fake.seam.fake_tensor import FakeTensor, FakeTensorMode
 from fake.seam.guards import TracingContext, tracing
@@ -101,56 +99,6 @@ def unwrapped(error: Exception, frame: FrameType | None) -> Exception:
     ShortenTraceback.__init__(same, *error.args, first_useful_frame=frame)
     same.__dict__ |= error.__dict__
     return same
-
-
-_registered_once = types.FunctionType(
-    backend_registry.register_backend.__code__, vars(backend_registry), "register_backend", (None, None, ())
-)
-_repeatable: dict[str, Callable[..., Any]] = {}
-_registration = threading.Lock()
-
-
-def _register_backend(compiler_fn=None, name=None, tags=()):  # type: ignore[no-untyped-def]
-    from fxpasses._torch import registered_backend
-
-    return registered_backend(compiler_fn, name, tags)
-
-
-def registered_backend(compiler_fn: Any, name: str | None, tags: Sequence[str]) -> Any:
-    """``torch._dynamo.register_backend``, to which a repeated registration is none where it is allowed."""
-    if _repeatable.get(name or "") is not compiler_fn or compiler_fn is None:
-        return _registered_once(compiler_fn, name, tags)
-    with _registration:
-        if backend_registry._COMPILER_FNS.get(str(name)) is compiler_fn:
-            return compiler_fn
-        return _registered_once(compiler_fn, name, tags)
-
-
-def repeatable_registration(name: str, backend: Callable[..., Any]) -> tuple[Patch, ...]:
-    """The entry of the ledger that lets threads which use a backend for the first time at once all register it.
-
-    ``torch.compile`` loads a backend by its entry point and registers it then, without a lock between the question whether
-    it is registered and the registration, which takes a repeated one for another backend of the same name. The threads hold
-    the function that registers before they load the backend: it is the function's code that is replaced.
-
-    Args:
-        name: under which it is registered.
-        backend: what is registered.
-    """
-    _repeatable[name] = backend
-    known, found = (list(inspect.signature(f).parameters) for f in (_register_backend, _registered_once))
-    problem = "" if found == known else "torch registers backends in another way than is known"
-    return (
-        Patch(
-            backend_registry.register_backend,
-            "__code__",
-            always(_register_backend.__code__),
-            when=When.BACKEND,
-            versions=None,
-            unfit=lambda: problem,
-            lost="threads that use the backend for the first time at once may be told that its name is a duplicate",
-        ),
-    )
 
 
 _names = itertools.count()

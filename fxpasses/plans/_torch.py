@@ -97,6 +97,12 @@ def changed_settings() -> dict[str, str]:
     return found
 
 
+def caches_are_disabled() -> bool:
+    """Whether a setting of Inductor's turns all caches off; whoever has set one has imported them."""
+    config = sys.modules.get("torch._inductor.config")
+    return config is not None and bool(config.force_disable_caches)
+
+
 def _is_default(config: Any, key: str) -> bool:
     """Whether a setting has its default value: it may have been set, and set back."""
     if config._is_default(key):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fake.seam.patches import Patch
-from fxpasses._torch import inductor_config
+from fxpasses.plans._torch import caches_are_disabled
 from fxpasses.plans._torch_entry import surround_callables
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.loaded import Directory
@@ -29,7 +29,7 @@ def before_tracing(backend: Callable[..., Any]) -> Patch:
         if compiling is not backend or not isinstance(cache, (str, os.PathLike)):
             return None  # what is wrong with it says who compiles
         directory = cache_directory(os.fspath(cache))
-        if directory is None or (cache == "auto" and inductor_config.force_disable_caches):
+        if directory is None or (cache == "auto" and caches_are_disabled()):
             return None
         options |= {key: value for key, value in given.items() if key != "cache"}
         return Compiled(model, options, Directory(directory), **how)

@@ -61,14 +61,14 @@ for method in (False, True):
         model.compile(**given)
     assert torch.allclose(compiled(*inputs()), expected, atol=1e-5)
 stats = fxpasses.stats()
-print(json.dumps([found, dynamo, [stats.plans_used, stats.graphs]]))
+print(json.dumps([found, dynamo, [stats.plans_used, stats.graphs, "torch._inductor.compile_fx" in sys.modules]]))
 """
 
 
 @pytest.fixture(scope="session")
 def run_models():
     """Runs models in a process of its own, with the plans of a directory: what it found, whether Dynamo was imported, and
-    how many plans of one of them ``torch.compile`` used and how many graphs it compiled."""
+    how many plans of one of them ``torch.compile`` used, how many graphs it compiled, and whether Inductor was imported."""
     return _run
 
 
