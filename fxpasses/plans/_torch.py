@@ -85,7 +85,7 @@ _OF_RECORDING = (
 """What recording changes: of a guard more, and of where a result comes from, no plan depends."""
 
 
-def changed_settings() -> dict[str, str]:
+def changed_settings() -> dict[str, Any]:
     """The settings of Dynamo, Inductor and AOTAutograd that are not at their defaults; a module that is not loaded has none."""
     found = {}
     for name in ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config"):
@@ -93,7 +93,7 @@ def changed_settings() -> dict[str, str]:
         if config is not None:
             for key in config._config:  # type: ignore[attr-defined]
                 if f"{name}.{key}" not in _OF_RECORDING and not _is_default(config, key):
-                    found[f"{name}.{key}"] = repr(getattr(config, key))
+                    found[f"{name}.{key}"] = getattr(config, key)
     return found
 
 

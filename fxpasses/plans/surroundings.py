@@ -43,7 +43,7 @@ def surroundings() -> dict[str, str]:
     """Factors of every plan that stay as they are while a process runs, by name.
 
     Raises:
-        NoPlan: a search for a faulty pass limits what is compiled, or a block adds passes.
+        NoPlan: a search for a faulty pass limits what is compiled, a block adds passes, or a setting is an object without an identity.
     """
     if "FXPASSES_LIMITS" in os.environ:
         raise NoPlan("compilations are limited by a search for a fault")
@@ -52,8 +52,19 @@ def surroundings() -> dict[str, str]:
         raise NoPlan("a use_passes block adds passes")
     found = dict(_fixed())
     found |= {f"environment variable {name}": value for name, value in deciding_variables().items()}
-    found |= {f"setting {name}": value for name, value in _torch.changed_settings().items()}
+    found |= {f"setting {name}": _described(value) for name, value in _torch.changed_settings().items()}
     return found
+
+
+def _described(value: Any) -> str:
+    """The text of a setting; of an object, whose text has its address, what it says itself that its content is: Inductor keys its caches by that, too."""
+    text = repr(value)
+    if " at 0x" not in text:
+        return text
+    identity = value.uuid() if hasattr(value, "uuid") else None
+    if identity is None:
+        raise NoPlan("a setting that is an object")
+    return f"{type(value).__module__}.{type(value).__qualname__} {identity!r}"
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.reads import check_covered
 from fxpasses.plans.store import read_sections, write_sections
-from fxpasses.plans.surroundings import _own_source
+from fxpasses.plans.surroundings import _own_source, surroundings
 from fxpasses.plans.walk import Walk
 
 REFUSED = {
@@ -135,6 +135,27 @@ def test_the_hash_of_our_source_is_remembered(tmp_path, monkeypatch):
     assert _own_source() == "remembered"
     memory.chmod(0o666)  # others could have written that
     assert _own_source() == digest
+
+
+class _Choice:
+    def __init__(self, by):
+        self.by = by
+
+    def uuid(self):
+        return self.by
+
+
+def test_a_setting_that_is_an_object_counts_with_its_identity():
+    found = []
+    for by in (b"1", b"1", b"2"):
+        with inductor_config.patch(post_grad_custom_post_pass=_Choice(by)):
+            found.append(surroundings()["setting torch._inductor.config.post_grad_custom_post_pass"])
+    assert found[0] == found[1] != found[2]
+    with (
+        inductor_config.patch(post_grad_custom_post_pass=_decorated_by(iter([1]))(len)),
+        pytest.raises(NoPlan),
+    ):
+        surroundings()
 
 
 def test_wrong_arguments_are_named():
