@@ -127,7 +127,7 @@ class AccelerateError(RuntimeError):
 
 
 class ShapeEnvError(TypeError):
-    """A shape environment of a kind that cannot be adopted."""
+    """No shape environment, or one of a kind that cannot be adopted."""
 
 
 class ContractError(ValueError):

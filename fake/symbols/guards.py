@@ -19,6 +19,7 @@ from typing import Any, overload
 
 import sympy
 
+from fake.errors import ShapeEnvError
 from fake.symbols import _torch as _t
 from fake.symbols.bounds import Range, raised, undecided
 from fake.symbols.divisors import without_divisions
@@ -196,6 +197,9 @@ def _bindings(
 def guards_of(shape_env: Any) -> Guards:
     """The minimal guards of a shape environment, torch's or ours, as of now.
 
+    Raises:
+        ShapeEnvError: something else was given, such as a function or a mode.
+
     >>> import torch, fake
     >>> mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
     >>> x = mode.from_tensor(torch.zeros(6, 5), name="x", dims={0: "dynamic"})
@@ -204,6 +208,10 @@ def guards_of(shape_env: Any) -> Guards:
     x.size(0) % 3 == 0
     2 <= x.size(0)
     """
+    if not isinstance(shape_env, _t.TorchShapeEnv):
+        raise ShapeEnvError(
+            f"guards are those of a shape environment, such as mode.shape_env, and this is a {type(shape_env).__name__}"
+        )
     properties = properties_of(shape_env)
     texts, bound = _bindings(shape_env, properties)
     originals = {s: text_of_source(sources[0]) for s, sources in shape_env.var_to_sources.items() if sources}

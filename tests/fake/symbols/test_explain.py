@@ -334,3 +334,10 @@ def test_torchs_environment_tells_the_users_line_and_not_a_modules():
     assert found["x.size(1) == 16"].operator == "linear"
     (scale,) = [guard for text, guard in found.items() if "scale_factor" in text]
     assert "asks for a number" in scale.where.code
+
+
+@pytest.mark.parametrize("ask", [fake.explain, fake.guards_of])
+def test_what_has_no_guards_is_refused(ask):
+    for wrong in (len, None, fake.FakeTensorMode()):
+        with pytest.raises(fake.errors.ShapeEnvError, match=type(wrong).__name__):
+            ask(wrong)
