@@ -35,6 +35,7 @@ from fxpasses.pipeline.stages import Hooks
 __all__ = ["Collector", "ModelCheck", "StageCheck", "check", "judged"]
 
 _SAMPLES = 4
+_COLUMNS = ("stage", "max error", "x rounding", "first difference", "verdict")
 
 
 @dataclass(frozen=True)
@@ -87,29 +88,25 @@ class ModelCheck:
     def __rich__(self) -> Table:
         broken = f", {self.graphs} graphs" if self.graphs > 1 else ""
         table = Table(title=f"compiled against eager{broken}", title_justify="left")
-        for name in ("stage", "max error", "x rounding", "first difference", "verdict"):
+        for name in _COLUMNS:
             table.add_column(
                 name, justify="right" if name in ("max error", "x rounding") else "left", overflow="fold"
             )
-        for stage in self.stages:
-            verdict = "ok" if stage.ok else "WRONG"
-            times = f"{stage.times:.2g}" if stage.times else "same bits"
-            table.add_row(
-                stage.stage,
-                f"{stage.max_error:.2g}",
-                "" if stage.stage == "eager" else times,
-                stage.module,
-                verdict,
-            )
+        for row in self._rows():
+            table.add_row(*row)
         return table
 
-    def _repr_html_(self) -> str:
-        rows = [
-            (s.stage, f"{s.max_error:.2g}", f"{s.times:.2g}", s.module, "ok" if s.ok else "WRONG")
+    def _rows(self) -> list[tuple[str, ...]]:
+        def times(stage: StageCheck) -> str:
+            return "" if stage.stage == "eager" else f"{stage.times:.2g}" if stage.times else "same bits"
+
+        return [
+            (s.stage, f"{s.max_error:.2g}", times(s), s.module, "ok" if s.ok else "WRONG")
             for s in self.stages
         ]
-        head = ("stage", "max error", "x rounding", "first difference", "verdict")
-        return as_html("\n".join(["compiled against eager", *self.details]), head, rows)
+
+    def _repr_html_(self) -> str:
+        return as_html("\n".join(["compiled against eager", *self.details]), _COLUMNS, self._rows())
 
     @property
     def details(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The values of a joint graph that the backward pass reads: where passes that shrink saved values start."""
+"""The values of a joint graph that the backward pass reads: where passes that shrink saved values start; and what only it computes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from torch import fx
 
 from fxpasses.graphs.provenance import is_backward
 
-__all__ = ["read_by_backward"]
+__all__ = ["depending_on_gradients", "read_by_backward"]
+
+
+def depending_on_gradients(graph: fx.Graph) -> set[fx.Node]:
+    """The gradients of outputs that a joint graph is given, and all values that depend on one."""
+    depends: set[fx.Node] = set()
+    for node in graph.nodes:
+        is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
+        if is_tangent or not depends.isdisjoint(node.all_input_nodes):
+            depends.add(node)
+    return depends
 
 
 def read_by_backward(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
@@ -14,14 +24,11 @@ def read_by_backward(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 
     In the order of the graph; calls that the backward pass does not read are left out.
     """
-    depends: set[fx.Node] = set()
+    depends = depending_on_gradients(graph)
     read: dict[fx.Node, list[fx.Node]] = {}
     for node in graph.nodes:
         if node.op == "output":
             continue
-        is_tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
-        if is_tangent or not depends.isdisjoint(node.all_input_nodes):
-            depends.add(node)
         if node in depends or is_backward(node):
             for value in node.all_input_nodes:
                 if value not in depends and value.op == "call_function":

@@ -26,6 +26,7 @@ from fxpasses.passes._matching import (
 )
 from fxpasses.passes._options import require_at_least
 from fxpasses.passes._rowwise import Selection, select_inputs
+from fxpasses.passes._saved import depending_on_gradients
 
 __all__ = ["ChunkLogits"]
 
@@ -284,11 +285,7 @@ class _Subgraph:
     def _late(self) -> set[fx.Node]:
         """The nodes that only the backward pass needs."""
         late: set[fx.Node] = set()
-        depends: set[fx.Node] = set()
-        for node in self.graph.nodes:
-            tangent = node.op == "placeholder" and str(node.target).startswith("tangents")
-            if tangent or not depends.isdisjoint(node.all_input_nodes):
-                depends.add(node)
+        depends = depending_on_gradients(self.graph)
         for node in reversed(self.graph.nodes):
             users = [u for u in node.users if u not in self.exits]
             if node in self.nodes and (node in depends or (users and late.issuperset(users)) or not users):

@@ -16,6 +16,7 @@ from fxpasses.pass_manager.contract import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import calls_before, find_calls, needed_before, shape_of
 from fxpasses.passes._options import require_at_least
+from fxpasses.passes._saved import depending_on_gradients
 
 __all__ = ["ConcatMatmuls"]
 
@@ -75,8 +76,7 @@ class ConcatMatmuls(Pass):
 
     def _groups(self, graph: fx.Graph, aliases: AliasInfo) -> list[list[fx.Node]]:
         """Matmuls with the same matrix, and the same bias, of the same pass (forward or backward)."""
-        tangents = [n for n in graph.find_nodes(op="placeholder") if str(n.target).startswith("tangents")]
-        late = _reached(graph, tangents)
+        late = depending_on_gradients(graph)
         groups: dict[Any, list[fx.Node]] = {}
         for node in find_calls(graph, aten.mm.default, aten.addmm.default):
             left, right = node.args[-2:]
@@ -91,7 +91,7 @@ class ConcatMatmuls(Pass):
             bias = node.args[0] if node.target is aten.addmm.default else None
             if bias is not None and value_of(bias).dim() != 1:  # type: ignore[arg-type]
                 continue
-            groups.setdefault((right, bias, bool(late[node])), []).append(node)
+            groups.setdefault((right, bias, node in late), []).append(node)
         return list(groups.values())
 
 
