@@ -83,6 +83,10 @@ REFUSED = {
     "blocks that do not fill an image": lambda: torch.pixel_unshuffle(ones(1, 1, 0, 3), 2),
     "a copy into nothing": lambda: zeros(0, 2).index_copy(0, index(0), ones(1, 2)),
     "a negative number of repeats": lambda: ones(2, 3).repeat(-1, 2),
+    "a second dimension of a scalar": lambda: ones(()).cummax(1),
+    "a huge dimension of a scalar": lambda: ones(()).cummin(2**31),
+    "no pivots on the CPU": lambda: torch.linalg.lu_factor(torch.eye(2), pivot=False),
+    "no pivots on the CPU, in three parts": lambda: torch.linalg.lu(torch.eye(2), pivot=False),
     "a convolution with nothing": lambda: torch.conv1d(ones(1, 1, 4), ones(1, 1, 0)),
 }
 

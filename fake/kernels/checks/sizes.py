@@ -10,6 +10,7 @@ from fake.kernels._torch import OpOverload, suggest_memory_format
 from fake.kernels.checks.registry import check_for, is_refused, refuse, refused_with, wrapped_dim
 
 __all__ = [
+    "accumulates_along_a_dimension",
     "blocks_fill_image",
     "deviates_in_floating_point",
     "extremes_are_ordered",
@@ -32,6 +33,7 @@ __all__ = [
     "one_weight_per_number",
     "one_weight_per_point",
     "pads_forwards",
+    "pivots_on_the_cpu",
     "pools_something",
     "random_numbers_are_floating",
     "reduces_dimension",
@@ -263,6 +265,23 @@ def reduces_dimension(func: OpOverload, given: dict[str, Any]) -> None:
     if self.dim() and isinstance(given.get("dim"), int):
         dim = wrapped_dim(func, given["dim"], self.dim())
         refuse(self.shape[dim] == 0, func, f"Expected reduction dim {dim} to have non-zero size.", IndexError)
+
+
+@check_for("cummax", "cummin")
+def accumulates_along_a_dimension(func: OpOverload, given: dict[str, Any]) -> None:
+    """A scalar has dimension 0."""
+    problem = (
+        f"{func.overloadpacket.__name__}(): Expected reduction dim -1 or 0 for scalar but got {given['dim']}"
+    )
+    refuse(given["self"].dim() == 0 and given["dim"] not in (0, -1), func, problem, IndexError)
+
+
+@check_for("linalg_lu_factor_ex", "linalg_lu")
+def pivots_on_the_cpu(func: OpOverload, given: dict[str, Any]) -> None:
+    """Only on accelerators is there a decomposition without pivots."""
+    if not given["pivot"] and given["A"].device.type == "cpu":
+        problem = "linalg.lu_factor: LU without pivoting is not implemented on the CPU"
+        refuse(given["A"].dim() > 1 and given["A"].numel() > 0, func, problem)
 
 
 @check_for("aminmax")
