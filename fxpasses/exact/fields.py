@@ -32,8 +32,9 @@ _CHAINS = (
 LEVELS = 3
 """Number of levels of a value."""
 
-_FEW = 64
-"""So many logarithms are computed without a table of all."""
+_FEW = 1 << 15
+"""So many logarithms at a time are computed without a table of all, which takes 64 MB and a third of a second."""
+_BABY_STEPS = 1 << 18
 _LOWEST_EXPONENT = -1140
 _HIGHEST_EXPONENT = 1030
 
@@ -65,6 +66,7 @@ class Field:
             self._low_powers.append(_powers(g, 4096, p))
             self._high_powers.append(_powers(pow(g, 4096, p), 4096, p))
         self._logarithms: dict[int, Tensor] = {}
+        self._baby_steps: dict[int, tuple[Tensor, Tensor]] = {}
 
     def power(self, level: int, base: Tensor, exponent: int) -> Tensor:
         """Compute ``base ** exponent`` modulo the prime of a level.
@@ -116,13 +118,18 @@ class Field:
 
     def _logarithms_of_few(self, level: int, squares: Tensor) -> Tensor:
         """The same without a table, by baby and giant steps."""
-        p, flat = self.primes[level], squares.flatten()
-        low, order = self._low_powers[level].sort()
-        steps = flat[:, None] * self.inverse(level, self._high_powers[level]) % p
-        at = torch.searchsorted(low, steps).clamp(max=len(low) - 1)
-        giant = (low[at] == steps).long().argmax(1)
-        found = giant * 4096 + order[at.gather(1, giant[:, None])[:, 0]]
-        return torch.where(flat == 0, 0, found).view(squares.shape) % self.primes[level + 1]
+        p, q, flat = self.primes[level], self.primes[level + 1], squares.flatten()
+        if level not in self._baby_steps:
+            low, high = self._low_powers[level], self._high_powers[level][: _BABY_STEPS // 4096]
+            self._baby_steps[level] = (high[:, None] * low % p).flatten().sort()
+        sorted_powers, order = self._baby_steps[level]
+        found = torch.zeros_like(flat)
+        back = pow(self.generators[level], -_BABY_STEPS, p)
+        for giant in range(-(-q // _BABY_STEPS)):
+            at = torch.searchsorted(sorted_powers, flat).clamp(max=_BABY_STEPS - 1)
+            found = torch.where(sorted_powers[at] == flat, giant * _BABY_STEPS + order[at], found)
+            flat = flat * back % p
+        return found.view(squares.shape) % q
 
     def hash(self, level: int, name: str, value: Tensor) -> Tensor:
         """Apply an uninterpreted function to each element: equal elements give equal results, others almost surely others.

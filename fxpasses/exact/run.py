@@ -105,7 +105,7 @@ class Run(fx.Interpreter):
                 self._write(n, args)
             return self._first.values[n.name]  # type: ignore[union-attr]
         self.evaluated += 1
-        if _writes_to_input(n):
+        if _written_input(n) is not None:
             self._write(n, args)
             return self._machine.call(_copy, args, kwargs)
         if n.target is _as_strided:
@@ -143,7 +143,7 @@ class Run(fx.Interpreter):
     @property
     def written_by(self) -> set[str]:
         """Names of nodes that write to inputs."""
-        return {n.name for n in self.module.graph.nodes if _writes_to_input(n)}  # type: ignore[union-attr]
+        return {n.name for n in self.module.graph.nodes if _written_input(n) is not None}  # type: ignore[union-attr]
 
     def _in_order_of_memory(self, n: fx.Node, args: Any) -> Any:
         """The arguments of ``as_strided`` with its tensor in one dimension, as it lies in memory, where it fills that."""
@@ -168,7 +168,7 @@ class Run(fx.Interpreter):
         return (flat, args[1], args[2], offset - start)
 
     def _write(self, n: fx.Node, args: Any) -> None:
-        self.written[str(n.args[0])] = self._machine.call(_copy, args, {})
+        self.written[str(_written_input(n))] = self._machine.call(_copy, args, {})
 
     def _adopt(self, n: fx.Node, value: Any) -> Any:
         if self._first is None:
@@ -195,10 +195,14 @@ class Run(fx.Interpreter):
         return value
 
 
-def _writes_to_input(n: fx.Node) -> bool:
-    if n.target is not _copy_in_place or not isinstance(n.args[0], fx.Node):
-        return False
-    return n.args[0].op == "placeholder"
+def _written_input(n: fx.Node) -> fx.Node | None:
+    """The input that a call writes to, also as the result of an earlier write."""
+    if n.target is not _copy_in_place:
+        return None
+    place = n.args[0]
+    while isinstance(place, fx.Node) and place.target is _copy_in_place:
+        place = place.args[0]
+    return place if isinstance(place, fx.Node) and place.op == "placeholder" else None
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -153,6 +153,32 @@ def _embedded(ids: Tensor, table: Tensor, weight: Tensor) -> Tensor:
     return (F.embedding(ids, table) @ weight).relu().sum(1)
 
 
+def _low_rank(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return x @ (a @ b)
+
+
+def _next_token(x: Tensor, weight: Tensor) -> Tensor:
+    return (x @ weight)[:, -1:] * 2
+
+
+def _shared_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    keys, values = (t[:, :, None].expand(-1, -1, 2, -1, -1).reshape(2, 4, 6, 8) for t in (k, v))
+    return (q @ keys.mT / 4).softmax(-1) @ values
+
+
+def _pairs(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    both = torch.cat([x[:, :, None].expand(-1, -1, 6, -1), y[:, None].expand(-1, 6, -1, -1)], -1)
+    return both @ weight
+
+
+def _same_weight(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    return (x @ weight).tanh() + (y @ weight).sigmoid()
+
+
+def _first_row(x: Tensor, weight: Tensor) -> Tensor:
+    return (x @ weight).relu()[:, 0].sum(-1)
+
+
 def _layers(*modules: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -183,6 +209,12 @@ PROGRAMS = (
     Program("attention", _given(_attention, (2, 4, 6, 8), (2, 4, 6, 8), (2, 4, 6, 8))),
     Program("masked attention", _given(_masked_attention, (2, 4, 6, 8), (2, 4, 6, 8), (2, 4, 6, 8))),
     Program("one-hot product", _given(_one_hot, (10, 8), ids=10)),
+    Program("low rank", _given(_low_rank, (2, 40), (40, 3), (3, 40))),
+    Program("next token", _given(_next_token, (2, 6, 8), (8, 20))),
+    Program("first row", _given(_first_row, (2, 6, 8), (8, 8))),
+    Program("shared keys", _given(_shared_keys, (2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8))),
+    Program("pairs", _given(_pairs, (2, 6, 8), (2, 6, 8), (16, 5))),
+    Program("one weight", _given(_same_weight, (3, 8), (3, 8), (8, 8))),
     Program("cross entropy", _given(_loss, (4, 8), (10, 8), ids=10)),
     Program("embedding", _given(_embedded, (10, 8), (8, 3), ids=10)),
     Program(

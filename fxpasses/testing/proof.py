@@ -17,7 +17,9 @@ from fxpasses.exact import Original, Verdict
 from fxpasses.graphs.rewriting import copy_graph, value_of
 from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.manager import PassManager
-from fxpasses.pass_manager.sites import collect_sites
+from fxpasses.pass_manager.runs import PassRun
+from fxpasses.pass_manager.sites import MatchSite, collect_sites
+from fxpasses.passes import default_passes
 from fxpasses.patterns.pattern_pass import PatternPass
 from fxpasses.patterns.pattern_tracing import ExampleTensor
 from fxpasses.pipeline.capture import Captured, capture
@@ -151,7 +153,8 @@ def prove(
 ) -> PassProof:
     """Decide in exact arithmetic whether a pass leaves the graphs of a model the functions that they are.
 
-    Each match site is rewritten alone and judged alone; then all are, together. A pass that claims no sites is judged as a whole.
+    Each match site is rewritten alone and judged alone; then all are, together. A pass that claims no sites is judged as a whole. One that finds nothing in
+    a graph as it is captured gets it as the default passes leave it.
 
     Args:
         item: the pass.
@@ -273,13 +276,14 @@ def _wants(value: Any) -> bool:
 def _proofs(
     item: Pass, kind: GraphKind, gm: fx.GraphModule, inputs: Sequence[Any], samples: int
 ) -> Iterator[SiteProof]:
-    whole = copy_graph(gm)
-    manager = PassManager([item])
-    with collect_sites() as sites:
-        runs = manager.run(whole, kind)
-    if not any(run.changed for run in runs):
+    whole, runs, sites = _rewrite_all(item, gm, kind)
+    if runs is None:  # many passes look for the form that the default ones bring a graph into
+        gm = copy_graph(gm)
+        PassManager(list(default_passes())).run(gm, kind)
+        whole, runs, sites = _rewrite_all(item, gm, kind)
+    if runs is None:
         return
-    claimed = [site for run in runs for site in run.sites] or sites.claimed
+    claimed = [site for run in runs for site in run.sites] or sites
     original = Original(gm, inputs)
     if len(claimed) > 1:
         for site in claimed:
@@ -292,6 +296,16 @@ def _proofs(
     is_judged = verdict.kind == "EQUAL" and item.contract.numerics != "none"
     rounding = tuple(less_precise(gm, whole, inputs)) if is_judged else ()
     yield SiteProof(kind, one.index if one else None, one.location if one else None, verdict, rounding)
+
+
+def _rewrite_all(
+    item: Pass, gm: fx.GraphModule, kind: GraphKind
+) -> tuple[fx.GraphModule, list[PassRun] | None, list[MatchSite]]:
+    """A rewritten copy, the runs of the pass (``None`` where it changes nothing), and the sites that it claimed."""
+    whole = copy_graph(gm)
+    with collect_sites() as sites:
+        runs = PassManager([item]).run(whole, kind)
+    return whole, list(runs) if any(run.changed for run in runs) else None, list(sites.claimed)
 
 
 def _rewrite_one(item: Pass, gm: fx.GraphModule, index: int) -> bool:
