@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,7 +131,7 @@ def cut(
             for mine, others in (taken, taken[::-1])
             for name, node in mine.items()
             if node.op == "call_function"
-            and not (is_random(node) or is_mutating(node))
+            and not _stays(node)
             and (
                 isinstance(values.get(name), (list, tuple))
                 or (name not in others and (step < _STEPS or _is_fixed(node)))
@@ -147,6 +148,12 @@ def cut(
         _part(gm, part[0], inputs, out) for gm, part, out in zip((before, after), parts, wanted, strict=True)
     ]
     return Window(change, made[0], made[1], [values[name] for name in inputs])
+
+
+def _stays(node: fx.Node) -> bool:
+    """Whether a call is no part of a window: it calls the RNG or writes, or takes a result of such a call apart."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return isinstance(source, fx.Node) and (is_random(source) or is_mutating(source))
 
 
 def _is_fixed(node: fx.Node) -> bool:
