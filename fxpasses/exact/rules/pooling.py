@@ -11,7 +11,7 @@ from torch import Tensor
 from fxpasses.exact.arithmetic import Arithmetic, Dual
 from fxpasses.exact.rules.table import named, rule
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def _at(a: Dual, indices: Tensor, spatial: int) -> Dual:
@@ -33,7 +33,7 @@ def _max_pool_with_offsets(
 ) -> Any:
     witness, offsets = op(a.witness, kernel, stride, padding, dilation, ceil)
     size = a.shape[-len(kernel) :]
-    indices = torch.ops.prims._low_memory_max_pool_offsets_to_indices.default(
+    indices = prims._low_memory_max_pool_offsets_to_indices.default(
         offsets, kernel, size, stride, padding, dilation
     )
     return m.finished(witness, _at(a, indices, len(kernel)).residues, dtype=a.dtype), offsets
