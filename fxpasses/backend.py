@@ -50,5 +50,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     LEDGER.keep(*PATCHES)
     if not LEDGER.is_in_force(PATCHES[0]):
+        from fxpasses import compile_frame  # noqa: F401 - the names of torch that it misses are told, too
+
         dynamo.warn_of_torch(torch.__version__)
     return _fxpasses

@@ -74,7 +74,7 @@ WITHOUT_SOME_NAMES = """
 import builtins, warnings
 import torch
 torch.__version__ = type(torch.__version__)("2.99.0")
-GONE = {("torch._inductor.cpp_builder", "get_cpp_compiler"), ("torch._inductor.cudagraph_trees", "reset_cudagraph_trees")}
+GONE = {("torch._inductor.cpp_builder", "get_cpp_compiler"), ("torch._inductor.async_compile", "get_compile_threads")}
 given = builtins.__import__
 
 def without(name, globals=None, locals=None, fromlist=(), level=0):
