@@ -1,4 +1,5 @@
-"""Losses: margin losses of a single sample are scalars; gradients of many losses are row-major, whatever the input.
+"""Losses: some are computed into what is allocated like the input; margin losses of a single sample are scalars; gradients of many
+are row-major, whatever the input.
 
 As in ``aten/src/ATen/native/LossMultiLabelMargin.cpp`` and ``LossMultiMargin.cpp``; ``Loss.cpp`` allocates gradients as
 ``zeros_like(input, LEGACY_CONTIGUOUS_MEMORY_FORMAT)``.
@@ -10,7 +11,8 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import FakeTensorMode, OpOverload
+from fake.kernels._torch import FakeTensorMode, OpOverload, torchs_answer
+from fake.kernels.checks.registry import bind
 from fake.kernels.outputs import fresh
 from fake.kernels.registry import rule
 
@@ -41,6 +43,19 @@ def _nll_loss_forward(
         return NotImplemented
     with mode:
         return func(self, (target[0] if of_one else target).long(), *rest, **kwargs)
+
+
+@rule("aten::huber_loss", "aten::soft_margin_loss", "aten::binary_cross_entropy")
+def _computed_like_input(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """In the input's dtype and, without a reduction, in its strides: targets of another dtype or layout do not count."""
+    answer, self = torchs_answer(mode, func, args, kwargs), args[0]
+    reduction = bind(func, args, kwargs)["reduction"]
+    with mode:
+        if reduction == _NO_REDUCTION and answer.dim() == self.dim():
+            return torch.empty_like(self)
+        return answer.to(self.dtype)
 
 
 @rule(

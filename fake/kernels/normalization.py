@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,25 @@ def _batch_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
     if input.device.type == "cpu":
         format = None if is_symbolic(args, kwargs) else _contiguous_format(input, args[1:5])
         output = _anew(mode, output, input, format)
-    return (output, *statistics)
+    return (output, *_statistics(mode, statistics, input, args[1:5]))
+
+
+def _statistics(
+    mode: FakeTensorMode, statistics: Sequence[torch.Tensor], input: torch.Tensor, others: Sequence[Any]
+) -> list[torch.Tensor]:
+    """Mean and deviation in the dtype of the parameters, which is float32 where only the input is of low precision; more is kept.
+
+    Args:
+        mode: the mode that the results belong to.
+        statistics: torch's answer for them, and what follows.
+        input: what is normalized.
+        others: the weight, the bias and running statistics, those that there are.
+    """
+    parameter = next((other for other in others if isinstance(other, torch.Tensor)), input)
+    if input.device.type != "cpu" or parameter.dtype is input.dtype:
+        return list(statistics)
+    with mode:
+        return [*(t.to(parameter.dtype) for t in statistics[:2]), *statistics[2:]]
 
 
 def _anew(
@@ -83,9 +102,18 @@ def _batch_norm_backward(
     return (grad_input, *gradients)
 
 
-@rule("aten::native_layer_norm", "aten::native_layer_norm_backward")
+@rule("aten::native_layer_norm")
 def _layer_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """All results are row-major: the kernel makes its inputs so first."""
+    output, *statistics = row_major(mode, torchs_answer(mode, func, args, kwargs))
+    return (output, *_statistics(mode, statistics, args[0], args[2:4]))
+
+
+@rule("aten::native_layer_norm_backward")
+def _layer_norm_backward(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The same for gradients."""
     return row_major(mode, torchs_answer(mode, func, args, kwargs))
 
 
@@ -93,4 +121,6 @@ def _layer_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
 def _group_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The output is in the format that the input suggests, also where sizes of 1 leave strides open."""
     output, *statistics = torchs_answer(mode, func, args, kwargs)
-    return (in_format_of(mode, output, args[0]) if args[0].device.type == "cpu" else output, *statistics)
+    if args[0].device.type == "cpu":
+        output = in_format_of(mode, output, args[0])
+    return (output, *_statistics(mode, statistics, args[0], args[1:3]))

@@ -29,18 +29,16 @@ aten = torch.ops.aten
 #: A structured elementwise operator for each number of operands.
 _ASKED = {1: aten.neg.default, 2: aten.add.Tensor, 3: aten.addcmul.default}
 
-#: How many of the first arguments are the iterator's operands.
+#: Which arguments are the iterator's operands, in its order: where they disagree the first one's strides count.
 _OPERANDS = {
-    "aten::logical_and": 2,
-    "aten::logical_or": 2,
-    "aten::logical_xor": 2,
-    "aten::native_dropout_backward": 2,
-    "aten::relu": 1,
-    "aten::hardtanh": 1,
-    "aten::complex": 2,
-    "aten::polar": 2,
-    "aten::rsub.Scalar": 1,
-    "aten::rsub.Tensor": 2,
+    "aten::logical_and": (0, 1),
+    "aten::logical_or": (0, 1),
+    "aten::logical_xor": (0, 1),
+    "aten::relu": (0,),
+    "aten::hardtanh": (0,),
+    "aten::complex": (0, 1),
+    "aten::polar": (0, 1),
+    "aten::rsub.Scalar": (0,),
 }
 
 
@@ -66,8 +64,18 @@ def iterator_strides(mode: FakeTensorMode, operands: Sequence[Any]) -> torch.Ten
 def _pointwise(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """torch's shape and dtype in a TensorIterator's strides."""
     answer = torchs_answer(mode, func, args, kwargs)
-    example = iterator_strides(mode, args[: _OPERANDS[func.name()]])
+    example = iterator_strides(mode, [args[place] for place in _OPERANDS[func.name()]])
     return answer if example is None else with_layout(mode, answer, example)
+
+
+@rule("aten::native_dropout_backward")
+def _dropout_backward(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """``grad * mask * scale``, whose dtype is what all of them promote to."""
+    grad, mask, scale = args
+    with mode:
+        return aten.mul.Tensor(aten.mul.Tensor(grad, mask), scale)
 
 
 @rule("aten::ldexp.Tensor")

@@ -235,6 +235,17 @@ def test_strides_where_a_size_is_one(name):
             assert outcome(lambda: VIEWS[name](torch.empty_strided(shape, stride))) == expected, shape  # noqa: B023
 
 
+def test_the_second_operand_of_rsub_decides_strides():
+    """It is the first of the subtraction."""
+
+    def call():
+        return torch.rsub(torch.ones(3, 4).T, torch.ones(4, 3), alpha=2.5)
+
+    with fake.FakeTensorMode():
+        assert call().stride() == (3, 1)
+    assert call().stride() == (3, 1)
+
+
 @pytest.mark.parametrize("name", ["weight", "bias"])
 def test_batch_norm_with_one_of_weight_and_bias(name):
     def call():
