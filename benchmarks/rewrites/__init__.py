@@ -19,10 +19,10 @@ from torch import fx
 import fxpasses
 from benchmarks.rewrites.pairs import REWRITES, Program, Rewriting
 from fxpasses.checking.calls import FirstCalls, Rewrite, Trial
-from fxpasses.checking.changes import graph_outputs
 from fxpasses.checking.values import compare, value_names
 from fxpasses.errors import CaptureError
 from fxpasses.exact import equivalent
+from fxpasses.graphs.rewriting import outputs_of
 from fxpasses.pass_manager.contract import graph_pass
 from fxpasses.testing.proof import _joint_inputs
 
@@ -108,7 +108,9 @@ def verdicts(item: Rewriting, program: Program, dtype: torch.dtype, dynamic: boo
     inputs = [v.detach() if i in item.state else v for i, v in enumerate(inputs)]
     before, values = _captured(item.before, inputs, item.gradients, dynamic)
     after, _ = _captured(program, inputs, item.gradients, dynamic)
-    if [*_origins(before)] != [*_origins(after)] or len(graph_outputs(before)) != len(graph_outputs(after)):
+    if [*_origins(before)] != [*_origins(after)] or len(outputs_of(before.graph)) != len(
+        outputs_of(after.graph)
+    ):
         return "SPECIALIZED", ""  # captured apart, they hold other sizes as symbols
     exact = equivalent(before, after, values)
     kind = "joint" if any(str(n.target).startswith("tangents") for n in before.graph.nodes) else "inference"
