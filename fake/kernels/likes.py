@@ -28,7 +28,12 @@ from fake.seam import pytree
 )
 def _like_input(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Where a size is 1 its stride says nothing, and torch's Python versions choose another one than eager, which copies it."""
-    answer, input = torchs_answer(mode, func, args, kwargs), args[0]
+    input = args[0]
+    dtype = kwargs.get("dtype") or input.dtype
+    if func._schema.name == "aten::randn_like" and not dtype.is_floating_point and not dtype.is_complex:
+        with mode:  # there are no elements, else it would have been refused
+            return torch.empty_like(input, dtype=dtype, memory_format=kwargs.get("memory_format"))
+    answer = torchs_answer(mode, func, args, kwargs)
     preserves = kwargs.get("memory_format") in (None, torch.preserve_format)
     if not preserves or is_symbolic(args, kwargs) or not all_dense(args, kwargs) or not is_dense(input):
         return answer

@@ -105,7 +105,6 @@ def _angle(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs
 
 
 @rule(
-    "aten::normal.Tensor_Tensor",
     "aten::normal.Tensor_float",
     "aten::normal.float_Tensor",
     "aten::glu_backward",
@@ -117,6 +116,14 @@ def _row_major_result(
 ) -> Any:
     """torch's shapes and dtypes, row-major: kernels that allocate without looking at their inputs' strides."""
     return row_major(mode, torchs_answer(mode, func, args, kwargs))
+
+
+@rule("aten::normal.Tensor_Tensor")
+def _normal(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The same, in the dtype of the means."""
+    answer = _row_major_result(mode, func, args, kwargs)
+    with mode:
+        return answer.to(args[0].dtype)
 
 
 @rule("aten::masked_fill.Scalar", "aten::masked_fill.Tensor")

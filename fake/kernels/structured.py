@@ -47,7 +47,7 @@ def structured(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
         args: its positional arguments.
         kwargs: its keyword arguments.
     """
-    if not all_dense(args, kwargs):
+    if not all_dense(args, kwargs) or _adds_to_nothing(func, args):
         return NotImplemented
     promotes = torch.Tag.pointwise in func.tags and _is_on_cpu(args)
     if not is_symbolic(args, kwargs):
@@ -100,6 +100,13 @@ def _round_decimals(
     """As ``round``: torch's version multiplies by the power of ten, which may be too large for it."""
     with mode:
         return torch.ops.aten.round.default(args[0])
+
+
+def _adds_to_nothing(func: OpOverload, args: tuple[Any, ...]) -> bool:
+    """Whether it is a sum that no element has part in, for which the C++ meta function looks for a place, and eager does not."""
+    if func is not torch.ops.aten.index_add.default or args[0]._has_symbolic_sizes_strides:
+        return False
+    return args[0].dim() > 1 and args[0].numel() == 0
 
 
 def _is_on_cpu(args: tuple[Any, ...]) -> bool:

@@ -154,6 +154,8 @@ def _is_refused(func: OpOverload, given: dict[str, Any], argument: str, dtype: t
     if _is_clamp(func) and integral and not is_refused(_wide_bound):
         ends = torch.iinfo(dtype)  # a bound that nothing can pass is none
         return value > ends.max if argument == "min" else value < ends.min
+    if name.startswith("hardtanh") and isinstance(value, float) and not overflows(value, torch.int64):
+        value = value if dtype.is_floating_point else int(value)  # bounds of integers are cut first
     return overflows(_as_used(func, value), dtype)
 
 

@@ -436,10 +436,12 @@ def _groups_with_gaps() -> Any:
 
 @check_for("rand_like", "randn_like")
 def random_numbers_are_floating(func: OpOverload, given: dict[str, Any]) -> None:
-    """Integers come from another operator."""
-    dtype = given["dtype"] or given["self"].dtype
+    """Integers come from another operator; of none, normal ones may be of any dtype."""
+    self = given["self"]
+    dtype = given["dtype"] or self.dtype
+    integral = not dtype.is_floating_point and not dtype.is_complex
     refuse(
-        not dtype.is_floating_point and not dtype.is_complex,
+        integral and (func._schema.name == "aten::rand_like" or self.numel() > 0),
         func,
         f"not implemented for {dtype}: use randint_like for integers",
         NotImplementedError,

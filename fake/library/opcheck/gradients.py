@@ -12,7 +12,7 @@ import torch
 from fake.error_text import describe_error
 from fake.library import _torch
 from fake.library.opcheck.derivatives import Comparison, compare_formula, differentiable, in_double, jittered
-from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors, restride
+from fake.library.opcheck.inputs import Call, attempt, flat_tensors, is_order, named_tensors, restride
 from fake.library.opcheck.result import CheckFailure, Evidence, describe_tensor
 from fake.library.opcheck.sizes import plan_sizes
 from fake.library.opcheck.variations import code_constants, number_variations, with_defaults
@@ -123,7 +123,7 @@ def _with_repeated_indices(call: Call) -> Call | None:
     ]
     if not any(t.numel() > 1 for t in integers):
         return None
-    if any(_is_order(tensor, dim) for tensor in integers for dim in range(tensor.dim())):
+    if any(map(is_order, integers)):
         return None
 
     def paired(tensor: torch.Tensor) -> torch.Tensor:
@@ -133,13 +133,6 @@ def _with_repeated_indices(call: Call) -> Call | None:
         return tensor.index_select(-1, at)
 
     return call.map(paired, "indices that repeat", "value")
-
-
-def _is_order(tensor: torch.Tensor, dim: int) -> bool:
-    """Whether integers are a permutation along a dimension: it may be inverted."""
-    count = tensor.shape[dim]
-    places = torch.arange(count, device=tensor.device, dtype=tensor.dtype)
-    return count > 1 and bool((tensor.movedim(dim, -1).sort(-1).values == places).all())
 
 
 # --- types -----------------------------------------------------------------------------------------

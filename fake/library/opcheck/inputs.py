@@ -16,6 +16,7 @@ __all__ = [
     "Outcome",
     "attempt",
     "flat_tensors",
+    "is_order",
     "named_tensors",
     "refill",
     "refill_like",
@@ -223,6 +224,15 @@ def refill_like(original: torch.Tensor, shape: list[int]) -> torch.Tensor:
     order = sorted(range(len(shape)), key=lambda dim: original.stride()[dim], reverse=True)
     back = sorted(range(len(shape)), key=lambda dim: order[dim])
     return filled.permute(order).contiguous().permute(back)
+
+
+def is_order(tensor: torch.Tensor) -> bool:
+    """Whether integers are a permutation along some dimension: it may be inverted."""
+    return any(
+        count > 1
+        and bool((tensor.movedim(dim, -1).sort(-1).values == torch.arange(count, device=tensor.device)).all())
+        for dim, count in enumerate(tensor.shape)
+    )
 
 
 def restride(tensor: torch.Tensor, kind: str) -> torch.Tensor:

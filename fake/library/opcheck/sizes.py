@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fake.error_text import error_text
-from fake.library.opcheck.inputs import Call, attempt, flat_tensors, refill_like
+from fake.library.opcheck.inputs import Call, attempt, flat_tensors, is_order, refill_like
 
 __all__ = ["Freedom", "SizeKey", "SizePlan", "plan_sizes", "resize"]
 
@@ -126,6 +126,8 @@ class SizePlan:
 
     def _resized(self, sizes: Mapping[SizeKey, int], label: str, kind: str = "size") -> Iterator[Call]:
         call = resize(self.call, _with_ties(sizes, self.ties), label, kind)
+        if call is None:
+            return
         before = max((t.numel() for t in self.call.tensors), default=0)
         if all(t.numel() <= max(_MOST_ELEMENTS, 4 * before) for t in call.tensors):
             yield call
@@ -154,15 +156,18 @@ class SizePlan:
                 for left in range(tensors[number].dim()):
                     label = f"{_tensor_name(self.call, number)} with {left} dimensions, broadcast"
                     shape = list(tensors[number].shape[tensors[number].dim() - left :])
-                    yield _replaced(self.call, tensors[number], shape, label)
+                    yield from _replaced(self.call, tensors[number], shape, label)
 
 
-def _replaced(call: Call, old: Any, shape: list[int], label: str) -> Call:
-    return call.map(lambda t: refill_like(t, shape) if t is old else t, label, "broadcast")
+def _replaced(call: Call, old: Any, shape: list[int], label: str) -> Iterator[Call]:
+    other = call.map(lambda t: refill_like(t, shape) if t is old else t, label, "broadcast")
+    other_in_bounds = _in_bounds(call, other)
+    if other_in_bounds is not None:
+        yield other_in_bounds
 
 
-def resize(call: Call, sizes: Mapping[SizeKey, int], label: str, kind: str = "size") -> Call:
-    """The call with some sizes changed.
+def resize(call: Call, sizes: Mapping[SizeKey, int], label: str, kind: str = "size") -> Call | None:
+    """The call with some sizes changed; None where a permutation would point beyond them.
 
     Args:
         call: the call in the sample's sizes.
@@ -177,9 +182,37 @@ def resize(call: Call, sizes: Mapping[SizeKey, int], label: str, kind: str = "si
         shape = [sizes.get(("tensor", number, dim), size) for dim, size in enumerate(tensor.shape)]
         return tensor if shape == list(tensor.shape) else refill_like(tensor, shape)
 
-    return call.map(change, label, kind).replace_leaves(
+    resized = _in_bounds(call, call.map(change, label, kind))
+    return resized and resized.replace_leaves(
         {leaf: new for (what, leaf, _), new in sizes.items() if what == "number"}
     )
+
+
+def _in_bounds(sample: Call, resized: Call) -> Call | None:
+    """The call with integers that may be indices or offsets of a dimension still within it where it has shrunk; None for a
+    permutation, which would not be one.
+
+    Kernels need not look whether integers are in bounds, and may end the process.
+    """
+    pairs = list(zip(sample.tensors, resized.tensors, strict=True))
+    shrunk = [(old, new) for a, b in pairs for old, new in zip(a.shape, b.shape, strict=False) if new < old]
+    limits: dict[int, int] = {}
+    for before, tensor in pairs if shrunk else ():
+        other = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool
+        if other or tensor.layout is not torch.strided or not tensor.numel():
+            continue
+        reach = max(int(tensor.max()) + 1, -int(tensor.min()))
+        beyond = [new for old, new in shrunk if new < reach <= old + 1]
+        if beyond and is_order(before):
+            return None
+        if beyond:
+            limits[id(tensor)] = min(beyond)
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        limit = limits.get(id(tensor))
+        return tensor if limit is None else tensor.clamp(-limit, max(limit - 1, 0))
+
+    return resized.map(change)
 
 
 def _tensor_name(call: Call, number: int) -> str:
@@ -263,13 +296,18 @@ class _Search:
         before = attempt(lambda *a, **k: self.op(*a, **k), self.call).value
         sizes = _with_ties(freedom.at(freedom.accepted) or {}, self.ties)
         other = resize(self.call, sizes, "a trial")
+        if other is None:
+            return False
         after = attempt(lambda *a, **k: self.op(*a, **k), other).value
         return [t.shape for t in flat_tensors(before)] != [t.shape for t in flat_tensors(after)]
 
     def accepts(self, sizes: Mapping[SizeKey, int]) -> bool:
         """Whether the kernel runs with these sizes."""
         sizes = _with_ties(sizes, self.ties)
-        outcome = attempt(lambda *a, **k: self.op(*a, **k), resize(self.call, sizes, "a trial"))
+        other = resize(self.call, sizes, "a trial")
+        if other is None:
+            return False
+        outcome = attempt(lambda *a, **k: self.op(*a, **k), other)
         if outcome.error is not None and not self.reason:
             lines = error_text(outcome.error).strip().splitlines() or [""]
             self.reason = f"the kernel refuses others: {type(outcome.error).__name__}: {lines[0][:120]}"

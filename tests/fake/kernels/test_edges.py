@@ -96,6 +96,16 @@ ACCEPTED = {
     "a complex tensor in a mask": lambda: zeros(torch.half).masked_fill(
         zeros(torch.bool), torch.ones((), dtype=torch.complex32)
     ),
+    "something added to nothing": lambda: zeros(torch.float32, 5, 0).index_add(
+        -1, zeros(torch.int64, 5), torch.ones(5, 5)
+    ),
+    "in place to nothing": lambda: zeros(torch.float32, 5, 0).index_add_(
+        -1, zeros(torch.int64, 5), torch.ones(5, 5)
+    ),
+    "no normal integers": lambda: torch.randn_like(zeros(torch.int32, 5, 0).t()),
+    "no normal integers of a dtype": lambda: torch.randn_like(zeros(torch.half, 0), dtype=torch.bool),
+    "bounds that are cut": lambda: F.hardtanh(zeros(torch.uint8), -0.5, 0.5),
+    "means and deviations of two dtypes": lambda: torch.normal(zeros(torch.half), torch.ones(3)),
     "no labels, smoothed": lambda: F.cross_entropy(
         zeros(torch.float32, 0, 3), zeros(torch.int64, 0), label_smoothing=0.1
     ),

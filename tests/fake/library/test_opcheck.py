@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -242,6 +243,21 @@ def test_fake_kernel_right_only_for_the_sample(fake, sample, label):
     assert label in found["test_fake_variations"].problem
     with pytest.raises(CheckFailure, match="right for the sample but wrong with"):
         opcheck(op, (torch.randn(sample),))
+
+
+def test_integers_stay_within_sizes_that_shrink():
+    """A kernel need not check offsets: one beyond the end may end the process."""
+    seen = []
+
+    def sums(x: Tensor, offsets: Tensor) -> Tensor:
+        seen.append((len(x), int(offsets.max()) if offsets.numel() else 0))
+        ends = offsets.tolist()
+        return torch.stack([x[a:b].sum(0) for a, b in itertools.pairwise(ends)])
+
+    op = with_fake(sums, lambda x, offsets: x.new_empty(len(offsets) - 1, *x.shape[1:]))
+    assert opcheck(op, (torch.randn(6, 3), torch.tensor([0, 2, 3, 6]))).ok
+    assert {0, 1, 6, 11} <= {rows for rows, _ in seen}
+    assert all(last <= rows for rows, last in seen)
 
 
 def test_wrong_stride_on_the_sample():
