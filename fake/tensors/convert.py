@@ -81,6 +81,8 @@ class FakeTensorConverter(_t.TorchFakeTensorConverter):
                 for number in (*fake.shape, *fake.stride(), fake.storage_offset()):
                     adopt_symbol(number)
             forget(fake)  # the meta converter sets strides and conjugate bits after it made them
+        if made and not _t.has_symbols(out):
+            _grow_storage(t, out)
         _copy_grad_dtype(t, out)
         if source is not None and shape_env is not None and not self.export:
             _remember_item(t, out, source, symbolic_context, shape_env)
@@ -131,6 +133,15 @@ def context_of_trace(t: torch.Tensor, source: Any, symbolic_context: Any) -> tup
         symbolic_context = tracing.tensor_to_context[t]
         source = symbolic_context.tensor_source
     return source, symbolic_context
+
+
+def _grow_storage(real: torch.Tensor, fake: torch.Tensor) -> None:
+    """A storage that is larger than its tensor (a loaded slice, say) is so for the fake tensor, too."""
+    if type(real) not in (torch.Tensor, torch.nn.Parameter) or real.layout is not torch.strided:
+        return
+    size, storage = real.untyped_storage().nbytes(), fake.untyped_storage()
+    if size > storage.nbytes():
+        storage.resize_(size)
 
 
 def _copy_grad_dtype(t: torch.Tensor, out: Any) -> None:

@@ -273,6 +273,18 @@ def test_converted_tensors_share_storages_as_the_real_ones_do():
     assert a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
+def test_a_tensor_in_a_larger_storage_keeps_it():
+    """As that of a slice which was saved and loaded: it is no view."""
+    whole = torch.ones(3, 3)
+    for part in (whole[:1].data, whole[1:2].data, torch.nn.Parameter(whole[:1].data), whole[:0].data):
+        mode = FakeTensorMode()
+        copied = mode.from_tensor(part)
+        assert copied.untyped_storage().nbytes() == 36
+        with mode:
+            assert copied.as_strided((2, 2), (1, 2)).shape == (2, 2)
+            assert (copied * 2).untyped_storage().nbytes() == part.numel() * 4
+
+
 def test_functionalized_and_traced():
     mode = FakeTensorMode()
     x = mode.from_tensor(torch.ones(3))
