@@ -79,6 +79,11 @@ def _others(trial: Trial) -> Iterator[tuple[str, Trial]]:
             yield f"{name} as {_name(dtype)}", trial.in_dtype(dtype, [name])
     for dtype in (torch.float32, torch.int64, torch.bool, torch.complex64):
         yield f"all as {_name(dtype)}", trial.in_dtype(dtype, names)
+    kinds = {n: v.dtype for n, v in trial.values.items() if isinstance(v, Kind)}
+    for tried in dict.fromkeys(kinds.values()):
+        alike = [n for n, dtype in kinds.items() if dtype is tried]
+        if 1 < len(alike) < len(kinds):
+            yield f"{' and '.join(alike)} as float32", trial.in_dtype(torch.float32, alike)
     for one, more in ((torch.float32, torch.int64), (torch.int64, torch.float32)):
         yield (
             f"{names[0]} as {_name(one)}, the others as {_name(more)}",

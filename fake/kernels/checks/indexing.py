@@ -40,6 +40,10 @@ def in_bounds_of_storage(func: OpOverload, given: dict[str, Any]) -> None:
     held = self.untyped_storage().nbytes()
     if "scatter" in func.name():  # works on a copy that is no larger than it must be
         held = extent(self.shape, self.stride(), self.storage_offset()) * self.dtype.itemsize
+        refuse(
+            0 not in sizes and any(step == 0 and size > 1 for size, step in zip(sizes, strides, strict=True)), func,
+            "more than one element of the written-to tensor refers to a single memory location (argument 'stride' is 0)",
+        )  # fmt: skip
     refuse(
         needed > held, func,
         f"sizes {list(sizes)}, strides {list(strides)}, storage offset {offset}, and itemsize {self.dtype.itemsize} "
@@ -267,19 +271,19 @@ def indices_fit(func: OpOverload, given: dict[str, Any]) -> None:
         )  # fmt: skip
 
 
-@check_for("index_put", "_index_put_impl", "_unsafe_index_put")
+@check_for("index_put", "_index_put_impl", "_unsafe_index_put", "_unsafe_masked_index_put_accumulate")
 def values_fit_indices(func: OpOverload, given: dict[str, Any]) -> None:
     """The values can be broadcast to what is indexed."""
     shape = _indexed_shape(given["self"].shape, given["indices"])
     values = given["values"].shape
+    if "mask" in given:
+        if given["self"].numel() == 0:
+            return
+        values = torch.broadcast_shapes(values, given["mask"].shape)
     if shape is None:
         return
     fits = len(values) <= len(shape) and all(
         a in (b, 1) for a, b in zip(reversed(values), reversed(shape), strict=False)
-    )
-    # eager drops leading dimensions of size 1 from the values
-    fits = fits or (
-        math.prod(values[: len(values) - len(shape)]) == 1 and tuple(values[-len(shape) :]) == tuple(shape)
     )
     refuse(
         not fits, func,

@@ -96,6 +96,7 @@ ACCEPTED = {
     "a complex tensor in a mask": lambda: zeros(torch.half).masked_fill(
         zeros(torch.bool), torch.ones((), dtype=torch.complex32)
     ),
+    "no places that are one": lambda: torch.ones(3, 3).as_strided_scatter(torch.ones(2, 0), (2, 0), (0, 1)),
     "something added to nothing": lambda: zeros(torch.float32, 5, 0).index_add(
         -1, zeros(torch.int64, 5), torch.ones(5, 5)
     ),
@@ -191,6 +192,39 @@ REFUSED = {
         torch.ones(1), "sum", lengths=torch.tensor([1.0])
     ),
     "no segments": lambda: torch.segment_reduce(torch.ones(0), "sum", lengths=zeros(torch.int64, 0)),
+    "values of one dimension more": lambda: zeros(torch.float32, 5, 5).index_put(
+        (zeros(torch.int64, 2),), torch.ones(1, 2, 5)
+    ),
+    "masked values of one dimension more": lambda: torch.ops.aten._unsafe_masked_index_put_accumulate(
+        torch.ones(5), zeros(torch.bool, 1, 2), [zeros(torch.int64, 2)], torch.ones(2)
+    ),
+    "places that are one": lambda: torch.ones(3, 3).as_strided_scatter(torch.ones(2, 2), (2, 2), (1, 0)),
+    "weights of one dimension more": lambda: F.binary_cross_entropy(
+        torch.ones(3), torch.ones(3), torch.ones(1, 3)
+    ),
+    "positive weights of one dimension more": lambda: F.binary_cross_entropy_with_logits(
+        torch.ones(3), torch.ones(3), pos_weight=torch.ones(1, 3)
+    ),
+    "a running mean that is no vector": lambda: F.batch_norm(
+        torch.ones(2, 3), torch.ones(1, 3), torch.ones(3), training=True
+    ),
+    "fewer factors than reflectors": lambda: torch.ormqr(torch.ones(3, 3), torch.ones(2), torch.ones(3, 3)),
+    "samples for another dimension": lambda: F.fractional_max_pool2d(
+        torch.ones(1, 1, 8, 8), 2, 4, _random_samples=torch.zeros(1, 1, 3)
+    ),
+    "samples without a batch": lambda: F.fractional_max_pool3d(
+        torch.ones(1, 1, 8, 8, 8), 2, 4, _random_samples=torch.zeros(1, 3)
+    ),
+    "a boundary that is a number": lambda: torch.searchsorted(torch.ones(()), torch.ones(3)),
+    "targets of another dtype, backwards": lambda: torch.ops.aten.huber_loss_backward(
+        torch.ones(3), torch.ones(3), zeros(torch.half), 0, 1.0
+    ),
+    "half precision beside pivots": lambda: torch.linalg.lu_solve(
+        zeros(torch.half, 3, 3), torch.ones(3, dtype=torch.int32), zeros(torch.half, 3, 1)
+    ),
+    "half precision beside labels": lambda: F.multi_margin_loss(
+        zeros(torch.half, 3, 5), zeros(torch.int64), weight=zeros(torch.half, 5)
+    ),
     "a complex boundary": lambda: torch.bucketize(2 + 0j, torch.ones(3)),
 }
 
