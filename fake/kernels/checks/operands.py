@@ -1,4 +1,5 @@
-"""Checks of the shapes that further operands have beside the one that a result is like: weights, samples, statistics."""
+"""Checks of the shapes that further operands have beside the one that a result is like (weights, samples, statistics), and of
+layouts."""
 
 from __future__ import annotations
 
@@ -6,12 +7,14 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import OpOverload
+from fake.kernels._torch import OpOverload, suggest_memory_format
 from fake.kernels.checks.registry import check_for, refuse
 
 __all__ = [
     "boundaries_have_a_dimension",
     "factors_are_as_many_as_reflectors",
+    "labelled_images_are_row_major",
+    "pooled_volumes_are_no_images",
     "samples_are_for_each_channel",
     "statistics_are_vectors",
     "targets_are_of_the_inputs_dtype",
@@ -91,4 +94,24 @@ def targets_are_of_the_inputs_dtype(func: OpOverload, given: dict[str, Any]) -> 
     refuse(
         self.dtype is not target.dtype, func,
         f"Found dtype {target.dtype} (argument 'target') but expected {self.dtype}",
+    )  # fmt: skip
+
+
+@check_for("nll_loss2d_backward")
+def labelled_images_are_row_major(func: OpOverload, given: dict[str, Any]) -> None:
+    """The gradient is allocated like the input, and the CPU's kernel writes row-major."""
+    self = given["self"]
+    refuse(
+        self.device.type == "cpu" and not torch.empty_like(self).is_contiguous(), func,
+        f"grad_input must be contiguous, and is like argument 'self', of strides {list(self.stride())}",
+    )  # fmt: skip
+
+
+@check_for("max_pool3d_with_indices")
+def pooled_volumes_are_no_images(func: OpOverload, given: dict[str, Any]) -> None:
+    """One volume without a batch has as many dimensions as images, in whose format the CPU's kernel does not pool."""
+    self = given["self"]
+    refuse(
+        self.device.type == "cpu" and self.dim() == 4 and suggest_memory_format(self) is torch.channels_last, func,
+        "Unsupported memory format. Supports only ChannelsLast3d, Contiguous (argument 'self')",
     )  # fmt: skip

@@ -236,12 +236,25 @@ def test_what_eager_refuses(name):
         assert outcome(REFUSED[name]) == "refused"
 
 
+def image_loss(change):
+    image = change(torch.ones(2, 3, 4, 4)).requires_grad_()
+    loss = F.nll_loss(image, torch.zeros(2, *image.shape[2:], dtype=torch.int64))
+    return torch.autograd.grad(loss, image)
+
+
 AS_IN_EAGER = {
     "groups with gaps": lambda: torch.native_group_norm(torch.ones(1, 2, 4).mT, None, None, 1, 4, 2, 2, 1e-5),
     "wide exponents": lambda: torch.frexp(torch.ones(3), out=(torch.ones(3), zeros(torch.int64))),
     "a bound below all": lambda: zeros(torch.uint8).clamp(max=-1),
+    "labels of a channels-last image": lambda: image_loss(lambda x: x.to(memory_format=torch.channels_last)),
+    "labels of an image with gaps": lambda: image_loss(lambda x: x[..., ::2].mT),
+    "labels of an image": lambda: image_loss(lambda x: x[:, :, 1:]),
+    "a volume like a channels-last image": lambda: F.max_pool3d(
+        torch.ones(2, 5, 6, 3).permute(0, 3, 1, 2), 2
+    ),
+    "a volume": lambda: F.max_pool3d(torch.ones(2, 3, 5, 6), 2),
 }
-"""What some releases of torch refuse."""
+"""What some releases of torch refuse, or some layouts."""
 
 
 @pytest.mark.parametrize("name", AS_IN_EAGER)
