@@ -82,7 +82,8 @@ def refuse_arguments(mode: Any, call: Any) -> None:
     if any(t.layout is not torch.strided or t.is_nested or t.is_quantized for t in call.fakes):
         return
     if not call.has_symbols or (has_checks(func) and not has_unbacked((call.args, call.kwargs))):
-        check_arguments(func, call.args, call.kwargs)
+        with as_in_eager(func):
+            check_arguments(func, call.args, call.kwargs)
     if not call.has_symbols and func._schema.is_mutable:
         check_overlaps(func, call.args, call.kwargs)
 
@@ -166,7 +167,7 @@ def _name(dtype: torch.dtype) -> str:
 
 @contextmanager
 def as_in_eager(func: Any) -> Iterator[None]:
-    """torch's Python kernels check their arguments with ``assert`` and dictionaries; eager's C++ raises ``RuntimeError``."""
+    """Python kernels check their arguments with ``assert``, dictionaries and tuples of sizes; eager's C++ raises ``RuntimeError``."""
     try:
         yield
     except (NonFakeInputError, MixedFakeModesError):
@@ -176,8 +177,14 @@ def as_in_eager(func: Any) -> Iterator[None]:
             raise RuntimeError(f"{func}: {error}") from error
         raise
     except ValueError as error:
-        if func in _NO_VALUE_ERRORS:
+        if func in _NO_VALUE_ERRORS or "std::vector" in str(error):
             raise RuntimeError(f"{func}: {error}") from error
+        raise
+    except IndexError as error:
+        if str(error) in _OF_PYTHON:
+            raise RuntimeError(
+                f"{func}: an argument has fewer dimensions than the operator looks at ({error})"
+            ) from error
         raise
 
 
@@ -197,3 +204,5 @@ def saying_what_to_do(func: Any) -> Iterator[None]:
 
 aten = torch.ops.aten
 _NO_VALUE_ERRORS = frozenset((aten.view.default, aten._unsafe_view.default))
+_OF_PYTHON = ("tuple index out of range", "list index out of range", "list assignment index out of range")
+"""What kernels in Python run into that ask for the size of a dimension which is not there."""

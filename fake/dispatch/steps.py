@@ -233,7 +233,8 @@ def own_kernel(mode: Any, call: Call) -> Any:
     if any(t.layout is not torch.strided for t in call.fakes) and not kernels.takes_sparse(call.func):
         return NEXT
     aside = call.has_symbols and _hints_tell_nothing(rule, call)
-    with hints_do_not_matter(mode.shape_env) if aside and mode.shape_env is not None else nullcontext():
+    ignoring = hints_do_not_matter(mode.shape_env) if aside and mode.shape_env is not None else nullcontext()
+    with ignoring, as_in_eager(call.func):
         result = rule(mode, call.func, call.args, call.kwargs)
     return NEXT if result is NotImplemented else result
 

@@ -326,3 +326,21 @@ def test_products_of_sparse_matrices_that_reduce():
             torch.sparse.mm(sparse, other, reduce)
         with mode, pytest.raises(RuntimeError, match="_sparse_mm_reduce_impl"):
             torch.sparse.mm(fake_sparse, mode.from_tensor(other), reduce)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.addmm(torch.ones(2, 3), torch.ones(()), torch.ones(2, 3)),
+        lambda: torch.multinomial(torch.ones(()), 3),
+        lambda: torch.nn.functional.ctc_loss(
+            torch.ones(5, 2, 3), torch.zeros((), dtype=torch.long), [5] * 2, [1] * 2
+        ),
+        lambda: torch.nn.functional.conv1d(torch.ones(1, 3, 4), torch.ones(()), torch.ones(3)),
+    ],
+)
+def test_a_missing_dimension_is_an_error_of_eagers_type(call):
+    with pytest.raises(RuntimeError):
+        call()
+    with fake.FakeTensorMode(), pytest.raises(RuntimeError, match="aten"):
+        call()
