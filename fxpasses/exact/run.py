@@ -108,11 +108,11 @@ class Run(fx.Interpreter):
         if _written_input(n) is not None:
             self._write(n, args)
             return self._machine.call(_copy, args, kwargs)
-        if n.target is _as_strided:
-            args = self._in_order_of_memory(n, args)
         rough = self._machine.rough
         try:
-            value = self._machine.call(n.target, args, kwargs, self._random_calls.get(n.name))
+            value = self._restrided(n, args) if n.target is _as_strided else None
+            if value is None:
+                value = self._machine.call(n.target, args, kwargs, self._random_calls.get(n.name))
         except UnsupportedCall:
             raise
         except Exception as error:
@@ -145,27 +145,31 @@ class Run(fx.Interpreter):
         """Names of nodes that write to inputs."""
         return {n.name for n in self.module.graph.nodes if _written_input(n) is not None}  # type: ignore[union-attr]
 
-    def _in_order_of_memory(self, n: fx.Node, args: Any) -> Any:
-        """The arguments of ``as_strided`` with its tensor in one dimension, as it lies in memory, where it fills that."""
+    def _restrided(self, n: fx.Node, args: Any) -> Dual | None:
+        """The result of ``as_strided``, where its tensor fills a part of memory without gaps; None elsewhere."""
         source, known = args[0], n.args[0].meta.get("val")  # type: ignore[union-attr]
         if not isinstance(source, Dual) or not isinstance(known, Tensor) or len(args) < 3:
-            return args
+            return None
         numbers = [*known.stride(), known.storage_offset()]
         try:
             is_known = all(type(number) is int for number in numbers)
             symbols = {} if is_known else symbol_values(self.module, self._inputs)  # type: ignore[arg-type]
             *stride, start = (with_values(number, symbols) for number in numbers)
         except TypeError:  # a size that depends on data
-            return args
+            return None
         count = source.witness.numel()
         if sum((s - 1) * d for s, d in zip(source.shape, stride, strict=True)) + 1 != count:
-            return args
+            return None
         places = torch.arange(count).as_strided(source.shape, stride).flatten()
         if len(places.unique()) != count:
-            return args
-        flat = source.map(lambda t: torch.empty_like(t.flatten()).index_copy(0, places, t.flatten()))
-        offset = args[3] if len(args) > 3 and args[3] is not None else start
-        return (flat, args[1], args[2], offset - start)
+            return None
+        begin = (args[3] if len(args) > 3 and args[3] is not None else start) - start
+
+        def restrided(t: Tensor) -> Tensor:
+            memory = torch.empty_like(t.flatten()).index_copy(0, places, t.flatten())
+            return memory.as_strided(args[1], args[2], begin).contiguous()
+
+        return source.map(restrided)
 
     def _write(self, n: fx.Node, args: Any) -> None:
         self.written[str(_written_input(n))] = self._machine.call(_copy, args, {})

@@ -110,14 +110,6 @@ def _moved(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
     return _parts(m, op, args, kwargs, reduce=False)
 
 
-@rule(aten.as_strided)
-def _as_strided(m: Arithmetic, op: Any, a: Dual, size: Any, stride: Any, offset: int | None = None) -> Any:
-    # Of memory: a tensor in one dimension is in the order of its memory, and whoever knows the graph's strides makes it so.
-    if a.dim() != 1:
-        return NotImplemented
-    return a.map(lambda t: t.contiguous().as_strided(size, stride, offset or 0))
-
-
 @rule(*_VIEWS_BY_SHAPE)
 def _view(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
     # Strides of parts are not those of the graph: a reshape always works.

@@ -185,8 +185,8 @@ def test_torch_compile_looks_where_its_options_say(monkeypatch):
             assert call(3) == (3,)
     monkeypatch.delenv("FXPASSES_CACHE_DIR")
     assert torch.compile(model, backend="fxpasses")(4) == (4,)  # nothing has to be asked for
-    monkeypatch.setattr(inductor_config, "force_disable_caches", True)
-    torch.compile(model, backend="fxpasses")
+    with inductor_config.patch(force_disable_caches=True):
+        torch.compile(model, backend="fxpasses")
     torch.compile(model, backend="eager")
     assert [compiled.model for compiled in made] == [model, model]
     assert [compiled._shelf._path.name for compiled in made] == ["folder", "fxpasses"]
