@@ -38,8 +38,9 @@ def in_bounds_of_storage(func: OpOverload, given: dict[str, Any]) -> None:
         return
     needed = extent(sizes, strides, offset) * self.dtype.itemsize
     held = self.untyped_storage().nbytes()
-    if "scatter" in func.name():  # works on a copy that is no larger than it must be
-        held = extent(self.shape, self.stride(), self.storage_offset()) * self.dtype.itemsize
+    if "scatter" in func.name():  # works on a copy: of the whole storage, but of elements that are one
+        if any(step == 0 and size > 1 for size, step in zip(self.shape, self.stride(), strict=True)):
+            held = self.numel() * self.dtype.itemsize
         refuse(
             0 not in sizes and any(step == 0 and size > 1 for size, step in zip(sizes, strides, strict=True)), func,
             "more than one element of the written-to tensor refers to a single memory location (argument 'stride' is 0)",

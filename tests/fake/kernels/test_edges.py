@@ -96,6 +96,12 @@ ACCEPTED = {
     "a complex tensor in a mask": lambda: zeros(torch.half).masked_fill(
         zeros(torch.bool), torch.ones((), dtype=torch.complex32)
     ),
+    "places in the rest of the storage": lambda: torch.ones(3, 3)[:1].as_strided_scatter(
+        torch.ones(2, 2), (2, 2), (1, 2)
+    ),
+    "places in a copy of one row": lambda: (
+        torch.ones(3).expand(3, 3).as_strided_scatter(torch.ones(2, 2), (2, 2), (1, 2))
+    ),
     "no places that are one": lambda: torch.ones(3, 3).as_strided_scatter(torch.ones(2, 0), (2, 0), (0, 1)),
     "something added to nothing": lambda: zeros(torch.float32, 5, 0).index_add(
         -1, zeros(torch.int64, 5), torch.ones(5, 5)
