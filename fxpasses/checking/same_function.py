@@ -122,7 +122,7 @@ class Rewriting:
         if verdict is not None and verdict.kind != "UNPROVED":
             if verdict.kind == "EQUAL":
                 return "same"
-            explained = explained_by_constants(window.before, window.after, window.inputs)
+            explained = self._is_explained_by_constants(window.before, window.after, window.inputs)
             return "same" if explained else "other"
         if verdict is not None:
             log.debug("not proved: %s", verdict)
@@ -177,7 +177,7 @@ class Rewriting:
         if self.windows is not None and not self.suspects:
             return []
         clear = _differences_in_float64(self.before, self.after, self.inputs, _CLEAR)
-        if clear and not self._is_explained_by_constants():
+        if clear and not self._is_explained_by_constants(self.before, self.after, self.inputs):
             return [_with_calls(difference, self._first_wrong()) for difference in clear]
         if self.windows is not None and len(self.suspects) > 1:
             joined = self._cut(join_changes(self.before, self.after, [w.change for w in self.suspects]))
@@ -210,8 +210,14 @@ class Rewriting:
                 return window.change.names
         return frozenset()
 
-    def _is_explained_by_constants(self) -> bool:
-        return explained_by_constants(self.before, self.after, self.inputs)
+    def _is_explained_by_constants(
+        self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]
+    ) -> bool:
+        def is_same(first: fx.GraphModule, second: fx.GraphModule) -> bool:
+            verdict = self._exact(first, second, inputs, example=False)
+            return verdict is not None and verdict.kind == "EQUAL"
+
+        return explained_by_constants(before, after, inputs, is_same)
 
     def _on_the_whole(self) -> list[Difference] | None:
         verdict = self._exact(self.before, self.after, self.inputs)
@@ -228,7 +234,7 @@ class Rewriting:
                 (w.change.names for w in self.suspects if finding.node in w.change.names),
                 calls or frozenset({finding.node}),
             )
-        if self._is_explained_by_constants():
+        if self._is_explained_by_constants(self.before, self.after, self.inputs):
             return []
         problem = str(finding).partition(", ")[2]
         if verdict.kind == "APPROXIMATE":
