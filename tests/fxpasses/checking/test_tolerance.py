@@ -222,7 +222,8 @@ def test_an_error_is_told_for_the_element_that_is_named():
     )
     assert found.position == 1
     told = re.search(r"element \[\d\]: (\S+) became ([\d.]+)", found.problem)
-    assert told and float(told[2]) - float(told[1]) == pytest.approx(0.25)  # of one element, not of two
+    assert told
+    assert float(told[2]) - float(told[1]) == pytest.approx(0.25)  # of one element, not of two
 
 
 def test_zeros_in_float64_are_neither_a_finding_nor_hide_one():
