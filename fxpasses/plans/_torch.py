@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from fake.seam.dispatch import (
 from fake.seam.fake_tensor import is_functional_tensor
 
 nn_kernels = torch._C._nn
+PropModule = torch.backends.PropModule
+"""The class of the modules of torch whose attributes ask torch's C++ code."""
 unsafe_view = torch.ops.aten._unsafe_view
 
 CALLS_OF_MODULES = (torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl)
@@ -50,6 +53,11 @@ TRUSTED_MODULES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "typing
 """Top-level modules whose classes count with the version of what they belong to."""
 
 
+def is_trusted(cls: type) -> bool:
+    """Whether what a class does counts with the version of what it belongs to."""
+    return cls.__module__.partition(".")[0] in TRUSTED_MODULES and not issubclass(cls, torch.nn.Module)
+
+
 def _version_or_content(values: dict[Any, Any]) -> Any:
     """What changes whenever a dictionary does."""
     return [*map(id, values), *map(id, values.values())]
@@ -65,6 +73,32 @@ def operator_name(value: Any) -> str:
     if isinstance(value, (OpOverload, OpOverloadPacket)):
         return str(value)
     return value.name() if isinstance(value, HigherOrderOperator) else ""
+
+
+_NAMESPACES = frozenset(
+    {
+        "aten",
+        "prim",
+        "prims",
+        "rngprims",
+        "quantized",
+        "mkldnn",
+        "mkl",
+        "onednn",
+        "c10d",
+        "_c10d_functional",
+        "inductor",
+        "profiler",
+    }
+)
+"""Where operators come with torch: what others do, in their fake kernels and formulas of gradients too, belongs to no object of a model."""
+
+
+def is_operator_of_torch(value: Any) -> bool:
+    """Whether what an operator does counts with the version of torch."""
+    if isinstance(value, HigherOrderOperator):
+        return type(value).__module__.startswith("torch.")
+    return str(value).partition(".")[0] in _NAMESPACES
 
 
 def is_in_transform(tensor: torch.Tensor) -> bool:
@@ -88,13 +122,39 @@ _OF_RECORDING = (
 def changed_settings() -> dict[str, Any]:
     """The settings of Dynamo, Inductor and AOTAutograd that are not at their defaults; a module that is not loaded has none."""
     found = {}
-    for name in ("torch._dynamo.config", "torch._inductor.config", "torch._functorch.config"):
+    for name in (
+        "torch._dynamo.config",
+        "torch._inductor.config",
+        "torch._functorch.config",
+        "torch.compiler.config",
+        "torch.fx.experimental._config",
+    ):
         config = sys.modules.get(name)
         if config is not None:
             for key in config._config:  # type: ignore[attr-defined]
                 if f"{name}.{key}" not in _OF_RECORDING and not _is_default(config, key):
                     found[f"{name}.{key}"] = getattr(config, key)
     return found
+
+
+_IMPORTED_LATER = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch._functorch",
+    "torch._export",
+    "torch.fx",
+    "torch._higher_order_ops",
+)
+
+
+OF_TRACING = ("_is_compiling_flag", "_is_exporting_flag")
+"""Settings that say that something is being traced."""
+
+
+def is_imported_with_torch(module: types.ModuleType) -> bool:
+    """Whether a module of torch is there in every process; the settings of compilers are :func:`changed_settings`."""
+    name = module.__name__
+    return name.partition(".")[0] == "torch" and not name.startswith(_IMPORTED_LATER)
 
 
 def caches_are_disabled() -> bool:
@@ -141,7 +201,7 @@ def unusual_state() -> str:
 
 NUMERIC_FLAGS = (
     "autocast on cpu", "autocast on cuda", "autocast's cache", "memory is filled", "mkldnn", "flash attention", "memory-efficient attention",
-    "plain attention", "mkldnn is deterministic", "precision of float32", "precision of float32 matmuls", "precision of float32 convolutions",
+    "plain attention", "mkldnn is deterministic", "cuDNN", "cuDNN is measured", "cuDNN is deterministic", "precision of float32", "precision of float32 matmuls", "precision of float32 convolutions",
     "precision of float32 recurrent layers",
 )  # fmt: skip
 """What the values of :func:`numeric_flags` are."""
@@ -161,6 +221,9 @@ def numeric_flags() -> tuple[Any, ...]:
         torch._C._get_mem_efficient_sdp_enabled(),
         torch._C._get_math_sdp_enabled(),
         torch._C._get_mkldnn_deterministic() if hasattr(torch._C, "_get_mkldnn_deterministic") else None,
+        torch._C._get_cudnn_enabled(),
+        torch._C._get_cudnn_benchmark(),
+        torch._C._get_cudnn_deterministic(),
         *(
             torch._C._get_fp32_precision_getter(backend, kind)
             for backend, kind in (

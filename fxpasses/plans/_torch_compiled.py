@@ -6,8 +6,9 @@ import contextlib
 import dis
 import inspect
 import itertools
+import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import fx
 from torch._dynamo.convert_frame import register_bytecode_hook
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import ConstantVariable, ConstDictVariable
+from torch._dynamo.variables import sets as _sets
 from torch._dynamo.variables.base import AttributeMutationExisting
 from torch._functorch._aot_autograd.schemas import MutationType
 from torch._inductor.output_code import CompiledFxGraph
@@ -25,9 +27,11 @@ from fake.seam.aot_autograd import config as _functorch_config
 from fake.seam.dynamo import config as _dynamo_config
 from fake.seam.dynamo import counters as _dynamo_counters
 from fake.seam.guards import TracingContext
+from fake.seam.patches import LEDGER, Edit, When
 from fake.symbols._torch import TensorPropertySource
 from fake.symbols.terms import text_of_source
 from fxpasses._torch import get_cpp_compiler
+from fxpasses.plans._torch import TRUSTED_MODULES, is_operator_of_torch, operator_name
 from fxpasses.plans._torch_entry import INLINE
 from fxpasses.plans.errors import NoPlan
 
@@ -59,6 +63,28 @@ def traced_codes() -> list[types.CodeType]:
     return list(dict.fromkeys(TracingContext.get().traced_code))
 
 
+def foreign_target() -> str:
+    """A function in the graph that Dynamo is making, or an operator, that is not torch's own: code that Dynamo did not trace; or ""."""
+    output = InstructionTranslator.current_tx().output
+    inner = [module.graph for module in output.nn_modules.values() if isinstance(module, fx.GraphModule)]
+    for node in itertools.chain(*(graph.nodes for graph in (output.graph, *inner))):
+        target = node.target
+        if node.op != "call_function":
+            continue
+        known = (
+            is_operator_of_torch(target)
+            if operator_name(target)
+            else not isinstance(target, types.FunctionType)
+            or target.__module__.partition(".")[0] in (*TRUSTED_MODULES, *_OWN)
+        )
+        if not known:
+            return str(target)
+    return ""
+
+
+_OWN = ("fxpasses", "fake", "compiled_autograd")
+
+
 def guarded_places() -> list[str]:
     """Where in the arguments and globals of the frame that Dynamo is tracing there is something that it relies on."""
     return [
@@ -87,8 +113,66 @@ def recorded_compilation() -> Iterator[None]:
     with (
         _functorch_config.patch(enable_autograd_cache=False),
         _dynamo_config.patch(skip_nnmodule_hook_guards=False),
+        LEDGER.in_force(_ITEMS),
     ):
         yield
+
+
+class _Items:
+    """The items of a set that Dynamo traces: remembers who asks for more than whether one is among them."""
+
+    def __init__(self) -> None:
+        self.ordered: list[Any] = []
+
+    def __get__(self, variable: Any, owner: Any = None) -> Any:
+        if variable is None:
+            return self
+        items = vars(variable)["items"]
+        if len(items) > 1:
+            asking = sys._getframe(1)
+            method = asking.f_code.co_name
+            if (asking.f_locals["name"] if method == "call_method" else method) not in _WITHOUT_ORDER:
+                self.ordered.append(items)
+        return items
+
+    def __set__(self, variable: Any, items: Any) -> None:
+        vars(variable)["items"] = items
+
+
+_WITHOUT_ORDER = ("__contains__", "__init__", "debug_repr", "add", "discard", "remove", "clear")
+_items = _Items()
+_SETS = getattr(_sets, "BaseSetVariable", _sets.SetVariable)  # the first from 2.14 on
+
+
+def _watch_items() -> Callable[[], None]:
+    _items.ordered.clear()
+    _SETS.items = _items
+
+    def undo() -> None:
+        del _SETS.items  # type: ignore[misc]
+        _items.ordered.clear()
+
+    return undo
+
+
+(_ITEMS,) = LEDGER.add(
+    Edit(
+        what="torch._dynamo.variables.sets.SetVariable.items",
+        do=_watch_items,
+        when=When.COMPILATION,
+        versions=None,
+        lost="plans of functions that go over sets would be used in processes in which sets have another order",
+    )
+)
+
+
+def asks_for_order() -> bool:
+    """Whether a frame that Dynamo has traced since recording began depends on the order of a set that has another one in each process."""
+    return any(not all(map(_is_number, items)) for items in _items.ordered)
+
+
+def _is_number(item: Any) -> bool:
+    return isinstance(item.vt, ConstantVariable) and type(item.vt.value) in (bool, int, float, complex)
 
 
 @contextlib.contextmanager
@@ -196,14 +280,15 @@ def changed_objects() -> list[Any]:
             and own == getattr(item.source, "local_name", None) is not None
         ):
             continue
-        value, attributes = getattr(item, "value", None), effects.store_attr_mutations.get(item, {})
+        attributes = effects.store_attr_mutations.get(item, {})
+        if not attributes or not isinstance(item.mutation_type, AttributeMutationExisting):
+            raise NoPlan("a frame that changes an object", type(item).__name__)
+        value = getattr(item, "value", None)
         before = getattr(value, "__dict__", {})
         for name, after in attributes.items():
             kept = _constant_of(after)
             if kept is None or name not in before or kept != [type(before[name]), repr(before[name])]:
                 raise NoPlan("a frame that changes an object", f"{type(value).__qualname__}.{name}")
-        if not attributes or not isinstance(item.mutation_type, AttributeMutationExisting):
-            raise NoPlan("a frame that changes an object", type(item).__name__)
         found.append(value)
     return found
 

@@ -286,5 +286,5 @@ class Compiled(Generic[M]):
         recording = Recording(self.model, walk, tensors, folder, abouts[0], abouts[1], done)
         with recording.watching():
             result = self._compiled(*args, **kwargs)
-        recording.finish(result)
+        recording.finish(result, (args, kwargs))
         return result

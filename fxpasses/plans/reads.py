@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import builtins
 import collections
+import dis
+import importlib.util
 import os
 import sys
 import sysconfig
@@ -17,7 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from fxpasses.plans import _torch
-from fxpasses.plans.code import attribute_names, code_digest, global_names, strings_of
+from fxpasses.plans.code import (
+    attribute_names,
+    code_digest,
+    codes_inside,
+    global_names,
+    named_by,
+    strings_of,
+)
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.unseen import ENVIRONMENT, variables_read
 from fxpasses.plans.walk import Walk
@@ -61,6 +70,7 @@ def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
         if _is_of_torch(code) or _is_of_environ(code):
             if ENVIRONMENT & set(attribute_names(code)) and not _is_of_environ(code):
                 raise NoPlan("functions of torch or Python that read environment variables", code.co_qualname)
+            found |= dict.fromkeys(_settings_read(code, by_file[code.co_filename]))
             continue
         for name in variables_read(code):
             found[_VARIABLE, name] = None
@@ -68,16 +78,77 @@ def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
         strings = strings_of(code)
         modules = by_file[code.co_filename]
         dynamic = "getattr" in global_names(code) or "hasattr" in global_names(code)
+        for module in _imported(code, modules):
+            for name in sorted(names & vars(module).keys()):
+                found |= dict.fromkeys(_chain(module, (module.__name__, name), names))
         for module in modules:
             for name in global_names(code):
                 for read in _chain(module, (module.__name__, name), names | (strings if dynamic else set())):
                     found[read] = None
                     value = _resolve(read)
+                    if isinstance(value, types.ModuleType):
+                        _check_answers(code, value, read[1:])
                     if dynamic and isinstance(value, types.ModuleType) and not _is_trusted_module(value):
                         raise NoPlan(
                             "code that may read any attribute of a module", f"getattr in {code.co_qualname}"
                         )
     return list(found)
+
+
+def _imported(code: types.CodeType, modules: Sequence[types.ModuleType]) -> Iterator[types.ModuleType]:
+    """The modules that code imports itself: their attributes are listed like globals.
+
+    Raises:
+        NoPlan: which ones cannot be told.
+    """
+    for inner in codes_inside(code):
+        if all(operation != "IMPORT_NAME" for operation, _ in named_by(inner)):
+            continue
+        listed = [i for i in dis.get_instructions(inner) if i.opname not in _NO_CONTENT]
+        for level, named, instruction in zip(listed, listed[1:], listed[2:], strict=False):
+            if instruction.opname != "IMPORT_NAME":
+                continue
+            for importing in modules:
+                package = importing.__package__ or ""
+                path = importlib.util.resolve_name("." * level.argval + instruction.argval, package)
+                for module in map(sys.modules.get, {path, path.partition(".")[0]}):
+                    if module is None:
+                        continue  # this import has not been traced
+                    names = (named.argval or ()) if module.__name__ == path else ()
+                    if isinstance(module, _torch.PropModule) or not set(names) <= vars(module).keys():
+                        raise NoPlan("code that imports", f"{path} in {code.co_qualname}")
+                    yield module
+
+
+def _check_answers(code: types.CodeType, module: types.ModuleType, path: Sequence[str]) -> None:
+    """Ask that code reads nothing of a module that is not in its dictionary, where a function of the module would answer.
+
+    Raises:
+        NoPlan: it may.
+    """
+    if _is_trusted_module(module) or (type(module) is types.ModuleType and "__getattr__" not in vars(module)):
+        return
+    for inner in codes_inside(code):
+        listed = [i for i in dis.get_instructions(inner) if i.opname not in _NO_CONTENT]
+        for start in range(len(listed) - len(path)):
+            names = [i.argval for i in listed[start : start + len(path)]]
+            if names == list(path) and listed[start].opname.startswith("LOAD_"):
+                behind = listed[start + len(path)]
+                if behind.opname not in ("LOAD_ATTR", "LOAD_METHOD") or behind.argval not in vars(module):
+                    raise NoPlan(
+                        "code that asks a module for what it makes", f"{'.'.join(path)} in {code.co_qualname}"
+                    )
+
+
+def _settings_read(code: types.CodeType, modules: Sequence[types.ModuleType]) -> Iterator[Read]:
+    """The plain values among the globals of torch that a function of torch reads; the rest of them counts with torch's version."""
+    if not code.co_filename.startswith(_TRUSTED_FOLDERS[0]):
+        return
+    for module in modules:
+        if _torch.is_imported_with_torch(module):
+            for name in global_names(code):
+                if type(_resolve((module.__name__, name))) in _PLAIN and name not in _torch.OF_TRACING:
+                    yield module.__name__, name
 
 
 def _is_of_environ(code: types.CodeType) -> bool:
@@ -104,6 +175,8 @@ def _is_trusted_module(module: types.ModuleType) -> bool:
 def _chain(module: types.ModuleType, read: Read, names: set[str]) -> Iterator[Read]:
     yield read
     value = _resolve(read)
+    if isinstance(value, _torch.PropModule):
+        raise NoPlan("code that reads settings of torch.backends", ".".join(read))
     if isinstance(value, types.ModuleType) and len(read) < 6:
         for name in sorted(names):
             inside = vars(value).get(name, _ABSENT)
@@ -112,6 +185,8 @@ def _chain(module: types.ModuleType, read: Read, names: set[str]) -> Iterator[Re
 
 
 _ABSENT = object()
+_NO_CONTENT = ("CACHE", "EXTENDED_ARG")
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def _resolve(read: Read) -> object:
@@ -140,6 +215,8 @@ def walk_reads(walk: Walk, reads: Sequence[Read]) -> str:
         module = sys.modules.get(read[0])
         content = getattr(module, "__dict__", {})
         walk.watch.entry(content, read[1])
+        if read[1] not in content:
+            walk.watch.entry(vars(builtins), read[1])
         if len(read) > 2:
             owner = _resolve(read[:-1])
             walk.watch.entry(getattr(owner, "__dict__", {}), read[-1])

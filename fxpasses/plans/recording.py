@@ -22,7 +22,7 @@ from fxpasses.plans import native
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.generated import Module, function_parameters
 from fxpasses.plans.reads import check_covered, reads_of, trusted_functions, walk_reads
-from fxpasses.plans.results import Layout
+from fxpasses.plans.results import Layout, containers_of
 from fxpasses.plans.store import write_sections
 from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.walk import Walk
@@ -93,6 +93,11 @@ class Recording(Observer, Recorder):
             self._refuse("a graph break")
         if not _t.is_call_of(self._model):
             self._refuse("another function runs in Python")
+        if foreign := _t.foreign_target():
+            log.info("no plan: %s is in the graph", foreign)
+            self._refuse("a function or operator of another library in the graph")
+        if _t.asks_for_order():
+            self._refuse("the order of a set")
         self._codes += _t.traced_codes()
         self._guarded += _t.guarded_places()
         try:
@@ -139,8 +144,8 @@ class Recording(Observer, Recorder):
 
         return run
 
-    def finish(self, result: Any) -> None:
-        """The call is over, and returned this: write the plan, now or once its backward graph is there."""
+    def finish(self, result: Any, given: Any) -> None:
+        """The call is over: write the plan, now or once its backward graph is there. Args: what it returned, and all its arguments."""
         if not self._compilations:
             self._end(None, "nothing was compiled")
             return
@@ -154,6 +159,8 @@ class Recording(Observer, Recorder):
             self._layout = Layout(
                 result, tensors | {id(t): ["output", i] for i, t in enumerate(self._outputs)}
             )
+            if not containers_of(given).isdisjoint(map(id, self._layout.objects)):
+                raise NoPlan("a result that is an argument")
         except NoPlan as error:
             self._end(None, error.reason, error.where)
             return
@@ -166,19 +173,19 @@ class Recording(Observer, Recorder):
         except NoPlan as error:
             self._end(None, error.reason, error.where)
         except OSError as error:
-            self._end(None, f"the disk refuses: {type(error).__name__}")
+            self._end(None, f"the disk refuses: {type(error).__name__}", lasting=False)
         else:
             self._end(path, "")
 
-    def _end(self, path: Path | None, reason: str, where: str = "") -> None:
+    def _end(self, path: Path | None, reason: str, where: str = "", *, lasting: bool = True) -> None:
         if not self._finished:
             self._finished = True
             if where:
                 log.info("no plan: %s: %s", reason, where)
-            if path is None and self._codes:
+            if path is None and self._codes and lasting:
                 self._write_refusal(reason)
             self._done(path, reason)
-        self._model, self._walk = None, Walk()
+        self._model, self._walk, self._layout = None, Walk(), None
         self._arguments, self._inputs, self._outputs, self._codes = [], [], [], []
         self._changed, self._guarded = [], []
         self._graphs, self._facts = {}, {}
@@ -216,6 +223,8 @@ class Recording(Observer, Recorder):
         model_tensors = len(walk.tensors)
         digest = walk_reads(walk, reads)
         check_covered(self._codes, walk)
+        if any(map(walk.has_met, self._layout.objects)):
+            raise NoPlan("a result that is an object of the model")  # and not a copy of it
         if not all(map(walk.has_met, self._changed)):
             raise NoPlan("a frame that changes an object")  # what it was before is not known
         if any(name in place for name in walk.hashes for place in self._guarded):

@@ -12,7 +12,7 @@ import torch
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.walk import hidden_state
 
-__all__ = ["Layout", "builder"]
+__all__ = ["Layout", "builder", "containers_of"]
 
 _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "constant": lambda value: value,
@@ -29,6 +29,7 @@ class Layout:
         content: nested lists that :func:`builder` takes: where a tensor is (``["output", 0]``, ``["argument", 0]``, ``["model", 0]``), a
             constant, an object that was met before, or a container or object: its base, its class, its items, its attributes.
         classes: module and names of each class that is not built in.
+        objects: those that the caller could tell from copies.
 
     Raises:
         NoPlan: the result holds something that cannot be made again.
@@ -39,6 +40,7 @@ class Layout:
         self.classes: list[tuple[str, ...]] = []
         self.has_number = False
         self._tensors, self._numbers = tensors, dict[int, int]()
+        self.objects: list[Any] = []
         self.content = self._of(result)
 
     def _of(self, value: Any) -> list[Any]:
@@ -55,6 +57,8 @@ class Layout:
         if id(value) in self._numbers:
             return ["same", self._numbers[id(value)]]
         self._numbers[id(value)] = len(self._numbers)
+        if not isinstance(value, tuple):
+            self.objects.append(value)
         base = next(base for base in _BASES.values() if isinstance(value, base))
         is_dict = isinstance(value, dict)
         if is_dict and not all(type(key) in (str, int) for key in value):
@@ -77,6 +81,14 @@ class Layout:
             raise NoPlan(f"a result of class {kind.__qualname__}")
         self.classes.append(name)
         return list(name)
+
+
+def containers_of(value: Any) -> set[int]:
+    """The ``id`` of each list and dictionary in there."""
+    if not isinstance(value, (list, tuple, dict)):
+        return set()
+    inside = value.values() if isinstance(value, dict) else value
+    return {id(value)}.union(*map(containers_of, inside))
 
 
 def _class_of(name: Sequence[str]) -> Any:

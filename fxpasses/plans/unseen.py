@@ -16,11 +16,13 @@ ENVIRONMENT = frozenset({"environ", "getenv"})
 _ATTRIBUTES = frozenset({
     "grad", "grad_fn", "_version", "data_ptr", "untyped_storage", "storage", "__subclasses__", "_backward_hooks",
     "__globals__", "__code__", "__closure__", "__builtins__", "__annotations__",
+    "__doc__", "__abstractmethods__", "__slotnames__", "_abc_impl", "_base", "_is_view", "retains_grad", "output_nr", "is_shared", "is_pinned",
 })  # fmt: skip
 _UNSEEN = ENVIRONMENT | _ATTRIBUTES | {
     "globals", "locals", "vars", "eval", "exec", "compile", "__import__", "importlib", "inspect", "sys", "os", "gc",
     "time", "random", "datetime", "open", "input", "id", "hash", "memoryview", "ctypes", "threading", "weakref", "contextvars",
     "annotation", "return_annotation", "get_annotations", "get_type_hints",
+    "locale", "pathlib", "tempfile", "subprocess", "socket", "uuid", "secrets", "resource", "decimal",
 }  # fmt: skip
 """Names behind which there is more than a walk over objects sees, or that change what they name."""
 

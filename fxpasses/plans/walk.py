@@ -7,11 +7,13 @@ part of the content. What the walk cannot see into raises :class:`~fxpasses.plan
 
 from __future__ import annotations
 
+import abc
 import collections
 import contextvars
 import copyreg
 import enum
 import functools
+import gc
 import hashlib
 import logging
 import sys
@@ -51,6 +53,13 @@ _BUILTIN = (
 _DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 _FIELD = type(vars(collections.namedtuple("_", ["name"]))["name"])
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.OrderedDict, collections.deque)
+_WRAPPERS = (staticmethod, classmethod, property)
+_NUMBERS = (bool, int, float, complex)
+_BUILTIN_KINDS = (
+    *_PLAIN, *_OF_TORCH, *_CONTAINERS, types.FunctionType, types.MethodType, torch.Tensor, torch.nn.Parameter, torch.Size,
+)  # fmt: skip
+_OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__")
+_DECIDE = ("__instancecheck__", "__subclasscheck__", "__subclasshook__")
 _MANAGED_DICT = 1 << 4
 _HEAP_TYPE = 1 << 9
 
@@ -120,6 +129,8 @@ class Walk:
         self._lines: list[str] = []
         self._path: list[str] = []
         self._in_class = False
+        self._classes = [kind for kind in _BUILTIN_KINDS if isinstance(kind, type)]
+        self._abstract: list[type] = []
 
     def fork(self) -> Walk:
         """A walk that goes on from here, without changing this one; it watches only what it meets itself."""
@@ -127,6 +138,7 @@ class Walk:
         other.tensors, other.codes, other._kept = list(self.tensors), set(self.codes), list(self._kept)
         other.made_codes, other.unseen_codes = set(self.made_codes), set(self.unseen_codes)
         other.hashes = set(self.hashes)
+        other._classes, other._abstract = list(self._classes), list(self._abstract)
         other._numbers, other._storages = dict(self._numbers), dict(self._storages)
         return other
 
@@ -137,6 +149,8 @@ class Walk:
             NoPlan: it holds something that cannot be seen into.
         """
         start = len(self._lines)
+        self._path = ["torch.Tensor"]
+        self._walk(torch.Tensor)
         self._path = [label]
         self._walk(value)
         return hashlib.sha256("\n".join(self._lines[start:]).encode()).hexdigest()
@@ -204,31 +218,25 @@ class Walk:
             self._say("descriptor", value.__qualname__)
         elif kind is _FIELD:
             self._say("field of a named tuple", value.__reduce__()[1][0])
-        elif isinstance(value, (staticmethod, classmethod)):
-            self._say(kind.__name__)
-            self._inside(".__func__", value.__func__)
-        elif isinstance(value, property):
-            self._say("property")
-            if kind is not property:
-                self._inside(".__class__", kind)
-                self._inside(".__dict__", getattr(value, "__dict__", None))
-            for name in ("fget", "fset", "fdel"):
-                self._inside(f".{name}", getattr(value, name))
+        elif isinstance(value, _WRAPPERS):
+            self._wrapper(value, kind)
         elif kind is functools.partial:
             self._say("partial")
             self._inside(".func", value.func)
             self._inside(".args", value.args)
-            self._inside(".keywords", dict(value.keywords))
+            self._inside(".keywords", value.keywords)
+            self.watch.attributes(value, ("func", "args", "keywords"))
             self._inside(".__dict__", value.__dict__)
         elif kind is types.MappingProxyType:
             self._say("proxy")
-            self._items(dict(value))
+            self._inside(".mapping", gc.get_referents(value)[0])
         elif isinstance(value, enum.Enum):
             self._say("enum", value.name)
             self._inside(".__class__", kind)
-            self._inside(".value", value.value)
+            self.watch.dictionary(value.__dict__)
+            self._items({name: item for name, item in value.__dict__.items() if name != "_inverted_"})
         elif isinstance(value, logging.Logger):
-            self._say("logger", value.name)
+            self._logger(value)
         elif isinstance(value, contextvars.ContextVar):
             self._say("context variable", value.name)
             self.watch.variable(value)
@@ -236,6 +244,8 @@ class Walk:
         elif kind.__module__ == "typing" or kind in (types.GenericAlias, types.UnionType):
             self._say("type", repr(value))
         elif _torch.operator_name(value):
+            if not _torch.is_operator_of_torch(value):
+                raise self._refuse("an operator of another library")
             self._say("operator", _torch.operator_name(value))
         else:
             self._object(value, kind)
@@ -252,6 +262,23 @@ class Walk:
         self.watch.dictionary(tensor.__dict__)
         self._items(tensor.__dict__)
 
+    def _wrapper(self, value: Any, kind: type) -> None:
+        base = next(base for base in _WRAPPERS if isinstance(value, base))
+        self._say(base.__name__)
+        if kind is not base:
+            self._inside(".__class__", kind)
+            self._inside(".__dict__", getattr(value, "__dict__", None))
+        for name in ("fget", "fset", "fdel") if base is property else ("__func__",):
+            self._inside(f".{name}", getattr(value, name))
+
+    def _logger(self, value: logging.Logger) -> None:
+        self._say("logger", value.name, value.manager.disable)
+        self.watch.attributes(value.manager, ("disable",))
+        self.watch.dictionary(value.__dict__)
+        known = ("parent", "manager", "handlers", "filters", "_cache")  # these decide where messages go
+        self._items({name: item for name, item in value.__dict__.items() if name not in known})
+        self._inside(".parent", value.parent)
+
     def _builtin(self, value: Any) -> None:
         owner = getattr(value, "__self__", None)
         self._say(type(value).__name__, getattr(value, "__module__", None), value.__qualname__)
@@ -262,7 +289,9 @@ class Walk:
         code = value.__code__
         module = sys.modules.get(value.__globals__.get("__name__", ""))
         self.codes.update(map(code_digest, codes_inside(code)))
-        self._say("function", value.__module__, code_digest(code))
+        self._say("function", value.__module__, value.__name__, value.__qualname__, code_digest(code))
+        if value.__dict__.get("_dynamo_marked_constant"):
+            raise self._refuse("a function whose results stand for constants")
         depth = len(self._path)
         try:
             self._inside_function(value, code, module)
@@ -280,9 +309,12 @@ class Walk:
             self.made_codes.update(map(code_digest, codes_inside(code)))
             for name in global_names(code):
                 self.watch.entry(value.__globals__, name)
+                self._say("global", name, name in value.__globals__)
                 if name in value.__globals__:
                     self._inside(f".__globals__[{name!r}]", value.__globals__[name])
-        self.watch.attributes(value, ("__code__", "__defaults__", "__kwdefaults__"))
+        elif not self._in_class and _torch.is_imported_with_torch(module):
+            self._settings(value.__globals__, code)
+        self.watch.attributes(value, _OF_FUNCTIONS)
         self._inside(".__defaults__", value.__defaults__)
         self._inside(".__kwdefaults__", value.__kwdefaults__)
         for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
@@ -301,19 +333,43 @@ class Walk:
             if "__wrapped__" in value.__dict__:
                 self._inside(".__wrapped__", value.__dict__["__wrapped__"])
 
+    def _registrations(self, cls: type) -> None:
+        """Which classes count as subclasses of others because an abstract class was told so."""
+        pairs = [(cls, base) for base in self._abstract]
+        if isinstance(cls, abc.ABCMeta) and not getattr(cls, "_is_protocol", False):
+            pairs += [(kind, cls) for kind in self._classes]
+            self._abstract.append(cls)
+            self.watch.registrations()
+        self._classes.append(cls)
+        for kind, base in pairs:
+            if base not in kind.__mro__ and issubclass(kind, base):
+                self._say("registered", kind.__module__, kind.__qualname__, base.__qualname__)
+
+    def _settings(self, values: dict[str, Any], code: types.CodeType) -> None:
+        """The plain values among the globals of torch that one of its functions reads; the rest counts with its version."""
+        for name in global_names(code):
+            if type(values.get(name, _torch)) in _PLAIN and name not in _torch.OF_TRACING:
+                self.watch.entry(values, name)
+                self._say("setting", name, repr(values[name]))
+
     def _class(self, cls: type) -> None:
-        self._say("class", cls.__module__, cls.__qualname__)
+        self._say("class", cls.__module__, cls.__qualname__, cls.__name__)
         if not cls.__flags__ & _HEAP_TYPE or cls.__module__ == "typing":
             return
         for base in cls.__mro__[1:]:
             self._inside(f".{base.__name__}", base)
         if type(cls) is not type:
-            self._say("metaclass", type(cls).__module__, type(cls).__qualname__)
-        if cls.__module__.partition(".")[0] in _torch.TRUSTED_MODULES and not issubclass(
-            cls, torch.nn.Module
-        ):
-            return  # counts with its version
+            self._inside(".__class__", type(cls))
+        self._registrations(cls)
         self.watch.class_of(cls)
+        self.watch.attributes(cls, ("__name__", "__qualname__"))
+        if _torch.is_trusted(cls):  # its code counts with its version; a setting that it holds does not
+            for name, value in vars(cls).items():
+                if type(value) in _PLAIN and not name.startswith("__"):
+                    self._say("attribute", name, repr(value))
+            return
+        if any(name in vars(cls) for name in _DECIDE):
+            raise self._refuse("a class that decides what its instances are")
         for name, value in list(vars(cls).items()):
             if name in _NOT_CONTENT or type(value) is types.GetSetDescriptorType:
                 continue
@@ -334,6 +390,8 @@ class Walk:
         )
         if base not in (*_CONTAINERS, object) or hidden_state(kind, base):
             raise self._refuse(f"an object of class {kind.__module__}.{kind.__qualname__}")
+        if kind.__module__.startswith("torch.backends"):
+            raise self._refuse("settings of torch.backends")
         before, self._in_class = self._in_class, False
         try:
             self._parts(value, kind, base)
@@ -350,8 +408,12 @@ class Walk:
         elif base is not object:
             self._say(base.__name__, len(value))
             self.watch.sequence(value)
+            if base is collections.deque:
+                self._say("maxlen", value.maxlen)
             if issubclass(kind, (set, frozenset)):
-                for item in sorted(value, key=self._sortable):
+                # of numbers the order is what was done to the set; of others it is another one in each process, and whoever asks for it is refused
+                ordered = all(type(item) in _NUMBERS for item in value)
+                for item in value if ordered else sorted(value, key=self._sortable):
                     self._inside("{...}", item)
             else:
                 for position, item in enumerate(value):
@@ -373,8 +435,9 @@ class Walk:
             self.watch.dictionary(state)
             self._items(state, value)
         for name in copyreg._slotnames(type(value)):  # type: ignore[attr-defined]
+            self.watch.attributes(value, (name,))
+            self._say("slot", name, hasattr(value, name))
             if hasattr(value, name):
-                self.watch.attributes(value, (name,))
                 self._inside(f".{name}", getattr(value, name))
 
     def _dictionary(self, values: dict[Any, Any]) -> None:

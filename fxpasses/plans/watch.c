@@ -53,10 +53,16 @@ static PyObject **field_of(PyObject *owner, PyObject *name)
 {
     if (PyUnicode_CompareWithASCIIString(name, "__dict__") == 0) return _PyObject_GetDictPtr(owner);
     if (PyCell_Check(owner)) return &((PyCellObject *)owner)->ob_ref;
+    if (PyType_Check(owner) && PyType_HasFeature((PyTypeObject *)owner, Py_TPFLAGS_HEAPTYPE)) {
+        if (PyUnicode_CompareWithASCIIString(name, "__name__") == 0) return &((PyHeapTypeObject *)owner)->ht_name;
+        if (PyUnicode_CompareWithASCIIString(name, "__qualname__") == 0) return &((PyHeapTypeObject *)owner)->ht_qualname;
+    }
     if (!PyFunction_Check(owner)) return NULL;
     PyFunctionObject *function = (PyFunctionObject *)owner;
     if (PyUnicode_CompareWithASCIIString(name, "__code__") == 0) return &function->func_code;
     if (PyUnicode_CompareWithASCIIString(name, "__defaults__") == 0) return &function->func_defaults;
+    if (PyUnicode_CompareWithASCIIString(name, "__name__") == 0) return &function->func_name;
+    if (PyUnicode_CompareWithASCIIString(name, "__qualname__") == 0) return &function->func_qualname;
     if (PyUnicode_CompareWithASCIIString(name, "__kwdefaults__") == 0) return &function->func_kwdefaults;
     return NULL;
 }

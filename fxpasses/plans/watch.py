@@ -6,6 +6,8 @@ seen is looked at: versions of dictionaries and classes, identities elsewhere.
 
 from __future__ import annotations
 
+import abc
+import collections
 import contextvars
 from collections.abc import Sequence
 from typing import Any
@@ -38,12 +40,16 @@ class Watch:
         self._entries: list[Any] = []
         self._variables: list[contextvars.ContextVar[Any]] = []
         self._values_of_variables: list[Any] = []
+        self._token: Any = None
         self._fast: Any = None
 
     def dictionary(self, values: dict[Any, Any]) -> None:
         """Watch the keys and values of a dictionary."""
         self._dictionaries.append(values)
         self._contents.append(_torch.dictionary_state(values))
+        if isinstance(values, collections.OrderedDict) and len(values) > 1:
+            keys = collections.OrderedDict.keys(values)  # ``move_to_end`` gives the dictionary no new version
+            self._others.append((keys, list(keys)))
 
     def sequence(self, values: Any) -> None:
         """Watch the items of a list, tuple, set or the like."""
@@ -56,12 +62,16 @@ class Watch:
     def class_of(self, cls: type) -> None:
         """Watch the attributes of a class."""
         self._classes.append(cls)
-        self._attributes_of_classes.append(list(vars(cls).values()))
+        self._attributes_of_classes.append(_of_class(cls))
 
     def class_of_object(self, value: Any) -> None:
         """Watch which class an object is of."""
         self._objects.append(value)
         self._kinds.append(type(value))
+
+    def registrations(self) -> None:
+        """Watch whether a class is registered with an abstract one."""
+        self._token = abc.get_cache_token()
 
     def attributes(self, value: Any, names: Sequence[str]) -> None:
         """Watch attributes that are in no dictionary."""
@@ -83,6 +93,8 @@ class Watch:
 
     def holds(self) -> bool:
         """Whether everything is as it was."""
+        if self._token is not None and abc.get_cache_token() != self._token:
+            return False
         if self._variables and not _same(list(map(value_of, self._variables)), self._values_of_variables):
             return False
         if self._fast is None:
@@ -111,7 +123,7 @@ class Watch:
             and all(map(_same, self._lists, self._items))
             and all(_same(values, was) for values, was in self._others)
             and all(
-                _same(vars(cls).values(), was)
+                _same(_of_class(cls), was)
                 for cls, was in zip(self._classes, self._attributes_of_classes, strict=True)
             )
         )
@@ -130,6 +142,10 @@ def _attribute(value: Any, name: str) -> Any:
         return getattr(value, name, _GONE)
     except ValueError:  # a cell that is empty
         return _GONE
+
+
+def _of_class(cls: type) -> list[Any]:
+    return [cls.__mro__, *vars(cls), *vars(cls).values()]
 
 
 def _same(values: Any, was: list[Any]) -> bool:

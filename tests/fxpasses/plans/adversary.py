@@ -32,7 +32,12 @@ def twice(x, by=1.0):
     return x * {factor} * by
 """
 MODEL = """
+import abc
+import collections
+import enum
 import functools
+import logging
+import types
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -40,9 +45,22 @@ import {helper} as helpers
 
 BIAS = 1.0
 
-class Config:
+class Meta(type):
+    unit = 1.0
+class Level(enum.Enum):
+    LOW = 1
+class Slots:
+    __slots__ = ("first", "second")
+class Kind(abc.ABC):
+    pass
+HELD = {{"k": 1.0}}
+LOGGER = logging.getLogger("adversary")
+class Config(metaclass=Meta):
     def __init__(self):
         self.eps, self.sizes = 1e-5, [3, 4]
+        self.order, self.level, self.slots = collections.OrderedDict(a=1.0, b=2.0), Level.LOW, Slots()
+        self.held, self.names, self.kind = types.MappingProxyType(HELD), frozenset(("sin", "cos", "tan")), Kind
+        self.made, self.logger = functools.partial(max, 1.0), LOGGER
 
 class Block(nn.Module):
     def __init__(self, made):
@@ -50,6 +68,7 @@ class Block(nn.Module):
         self.lin, self.config, self.power, self.made = nn.Linear(4, 4), Config(), 1.0, made
     def forward(self, x):
         y = F.silu(self.lin(x)) ** self.power + self.config.eps * self.config.sizes[0] + self.made(x)
+        y = y * next(iter(self.config.order.values())) * type(self.config).unit if "sin" in self.config.names else x
         return helpers.shifted(helpers.twice(y)) * helpers.SCALE + helpers.TABLE["shift"] + BIAS
 
 class Model(nn.Module):
@@ -130,7 +149,7 @@ CHANGES = {
     "an attribute of a class": lambda m, h, g: setattr(type(m), "limit", 0.1),
     "an attribute that shadows it": lambda m, h, g: setattr(m, "limit", 0.1),
     "an attribute at depth": lambda m, h, g: setattr(m.blocks[1].config, "eps", 1e-1),
-    "all attributes of an object": lambda m, h, g: setattr(m.blocks[1].config, "__dict__", {"eps": 0.1, "sizes": [3, 4]}),
+    "all attributes of an object": lambda m, h, g: setattr(m.blocks[1].config, "__dict__", vars(m.blocks[1].config) | {"eps": 0.1}),
     "an item of a list": lambda m, h, g: m.blocks[0].config.sizes.__setitem__(0, 30_000),
     "a number on a block": lambda m, h, g: setattr(m.blocks[1], "power", 2.0),
     "a function on a block": lambda m, h, g: setattr(m.blocks[1], "made", torch.exp),
@@ -164,6 +183,15 @@ CHANGES = {
     "a view of a larger weight": lambda m, h, g: setattr(m.blocks[1].lin, "weight", nn.Parameter(torch.ones(8, 4)[4:])),
     "weights that share memory": lambda m, h, g: setattr(m.blocks[1].lin, "weight", nn.Parameter(m.blocks[0].lin.weight.data)),
     "a method that nobody calls": lambda m, h, g: setattr(g.Block, "other", lambda self: 1),
+    "an attribute of a metaclass": lambda m, h, g: setattr(g.Meta, "unit", 2.0),
+    "an attribute of a member of an enumeration": lambda m, h, g: setattr(g.Level.LOW, "factor", 2.0),
+    "a slot that was empty": lambda m, h, g: setattr(m.blocks[0].config.slots, "first", 2.0),
+    "the order of an ordered dictionary": lambda m, h, g: m.blocks[0].config.order.move_to_end("a"),
+    "what a proxy stands for": lambda m, h, g: g.HELD.update(k=2.0),
+    "a keyword of a partial": lambda m, h, g: m.blocks[0].config.made.keywords.update(key=abs),
+    "a class registered with an abstract one": lambda m, h, g: g.Kind.register(g.Config),
+    "the name of a class": lambda m, h, g: setattr(g.Config, "__name__", "Other"),
+    "the name of a function": lambda m, h, g: setattr(h.twice, "__name__", "other"),
     "a bias removed": lambda m, h, g: setattr(m.blocks[0].lin, "bias", None),
 }  # fmt: skip
 """What is changed between processes; the first and ``other values of weights`` change nothing that a plan depends on."""
@@ -192,6 +220,7 @@ CALLS = {
     "hooks on saved tensors": lambda x: {"x": x, "around": torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)},
     "hooks on all modules": lambda x: {"x": x, "around": _hooks_on_all()},
     "precision of matmuls": lambda x: {"x": x, "around": _set(_matmul_precision, "bf16", "none")},
+    "cuDNN is measured": lambda x: {"x": x, "around": _set(_benchmark, True, False)},
     "without oneDNN": lambda x: {"x": x, "around": _set(torch._C._set_mkldnn_enabled, False, True)},
     "anomaly detection": lambda x: {"x": x, "around": torch.autograd.set_detect_anomaly(True)},
     "memory shared by the input and a weight": lambda x: {"x": _of_model[-1].last.weight.detach()[:3]},
@@ -213,6 +242,10 @@ def _config_like(config):
 
 def _matmul_precision(value):
     torch.backends.mkldnn.matmul.fp32_precision = value
+
+
+def _benchmark(value):
+    torch.backends.cudnn.benchmark = value
 
 
 _of_model = []

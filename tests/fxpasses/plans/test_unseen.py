@@ -40,6 +40,7 @@ REFUSED = {
     "annotations": lambda x: x.__annotations__,
     "a gradient": lambda x: getattr(x, "grad"),  # noqa: B009
     "the time": lambda: time.time(),
+    "the text of a class": lambda x: type(x).__doc__,
     "modules": lambda: sys.modules["os"],
 }
 
