@@ -15,6 +15,7 @@ ABSENT = {
     "2.13": {
         "fake/library/_torch.py: torch._library.opaque_object.register_custom_class",
         "fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint",
+        "fxpasses/plans/_torch_compiled.py: torch._dynamo.variables.sets.BaseSetVariable",
     },
     "2.14": {"fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint"},
     "2.15": {"fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint"},
