@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import torch
 
 from fxpasses.counters import counters
-from fxpasses.errors import OptionsError
+from fxpasses.errors import FxPassesError, OptionsError
 from fxpasses.plans.arguments import described_arguments, described_options, without_sizes
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.loaded import Armed, Directory, Shelf
@@ -191,12 +191,11 @@ class Compiled(Generic[M]):
         try:
             now = state()
             armed = self._armed
-            if armed is not None:
-                found = armed.call(now, args, kwargs)
-                if found is not None:
-                    return found[0](found[1])
+            found = None if armed is None else armed.call(now, args, kwargs)
         except NoPlan as error:
             return self._without(error, self._shelf, args, kwargs)
+        if found is not None:
+            return found[0](found[1])
         return self._first(now, self._shelf, args, kwargs)
 
     def _without(self, error: NoPlan, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -230,9 +229,13 @@ class Compiled(Generic[M]):
                 abouts = [self._about(digest, now, given) for given in (tokens, without_sizes(tokens))]
                 plan = shelf.find(abouts, armed, tensors)
             except NoPlan as error:
-                if signature is not None:
-                    self._known.add(signature)
-                return self._without(error, shelf, args, kwargs)
+                return self._unfound(error, signature, shelf, args, kwargs)
+            except FxPassesError:
+                raise
+            except Exception as error:  # looking reads what the model holds, which may be anything
+                log.warning("no plan: looking for one failed", exc_info=error)
+                reason = NoPlan(f"an error while looking for a plan: {type(error).__name__}")
+                return self._unfound(reason, signature, shelf, args, kwargs)
             if plan is not None and plan.may_take(tensors):
                 armed.know(now, tokens, plan)
                 if plan.file is not None:
@@ -245,6 +248,13 @@ class Compiled(Generic[M]):
             self._known.add(signature)
             self._armed = None
             return self._record(walk, tensors, shelf, abouts, signature, args, kwargs)
+
+    def _unfound(
+        self, error: NoPlan, signature: Any, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if signature is not None:
+            self._known.add(signature)
+        return self._without(error, shelf, args, kwargs)
 
     def _about(self, digest: str, now: Any, tokens: Any) -> dict[str, Any]:
         """Everything that the key is made of, as JSON has it."""

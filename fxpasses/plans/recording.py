@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -30,6 +31,22 @@ from fxpasses.plans.walk import Walk
 __all__ = ["Recording"]
 
 log = logging.getLogger(__name__)
+
+
+def _beside_compilation(method: Callable[..., None]) -> Callable[..., None]:
+    """A step of the recorder: what goes wrong in it costs the plan, and never the compilation that it watches."""
+
+    @functools.wraps(method)
+    def step(self: Recording, *args: Any) -> None:
+        try:
+            method(self, *args)
+        except Exception as error:
+            log.warning("no plan: recording one failed", exc_info=error)
+            self._refuse(f"an error while recording: {type(error).__name__}")
+            if self._layout is not None:  # the call is over
+                self._end(None, self._refused, lasting=False)
+
+    return step
 
 
 class Recording(Observer, Recorder):
@@ -88,6 +105,11 @@ class Recording(Observer, Recorder):
     def observer(self) -> Observer:
         """Called by the backend for each graph of Dynamo's."""
         self._compilations += 1
+        self._observe()
+        return self
+
+    @_beside_compilation
+    def _observe(self) -> None:
         self._autocast = is_any_autocast_enabled()
         if self._compilations > 1:
             self._refuse("a graph break")
@@ -105,8 +127,8 @@ class Recording(Observer, Recorder):
         except NoPlan as error:
             log.info("no plan: %s", error)
             self._refuse(error.reason)
-        return self
 
+    @_beside_compilation
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
         """Called by the backend once the guards on sizes are known."""
         try:
@@ -120,6 +142,7 @@ class Recording(Observer, Recorder):
         except ValueError:  # a name that is not in the list
             self._refuse("a guard on a size that is no input of the graph")
 
+    @_beside_compilation
     def compiled(self, kind: str, compiled: Callable[..., Any]) -> None:
         """Called by the pipeline for each graph that is compiled."""
         self._graphs[kind] = compiled
@@ -146,6 +169,12 @@ class Recording(Observer, Recorder):
 
     def finish(self, result: Any, given: Any) -> None:
         """The call is over: write the plan, now or once its backward graph is there. Args: what it returned, and all its arguments."""
+        self._conclude(result, given)
+        if self._refused:
+            self._end(None, self._refused, lasting=False)  # an error on the way: all else has ended it
+
+    @_beside_compilation
+    def _conclude(self, result: Any, given: Any) -> None:
         if not self._compilations:
             self._end(None, "nothing was compiled")
             return

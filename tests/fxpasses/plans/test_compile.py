@@ -12,6 +12,7 @@ from fake.seam.inductor import config as inductor_config
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.reads import check_covered
+from fxpasses.plans.recording import Recording, _beside_compilation
 from fxpasses.plans.store import read_sections, write_sections
 from fxpasses.plans.surroundings import _own_source, surroundings
 from fxpasses.plans.walk import Walk
@@ -192,3 +193,19 @@ def test_torch_compile_looks_where_its_options_say(monkeypatch):
     assert [compiled._shelf._path.name for compiled in made] == ["folder", "fxpasses"]
     with pytest.raises(fxpasses.OptionsError, match="cache"):
         fxpasses.Options.parse({"cache": 3})
+
+
+def test_errors_of_plans_cost_the_plan_alone(tmp_path, monkeypatch, caplog):
+    def fails(*_):
+        raise ZeroDivisionError("in the middle")
+
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    for owner, name, reason in ((Recording, "_observe", "recording"), (Walk, "add", "looking for a plan")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, _beside_compilation(fails) if owner is Recording else fails)
+            compiled = fxpasses.compile(copy.deepcopy(model), cache=str(tmp_path), compiler="eager")
+            with torch.no_grad():
+                torch.testing.assert_close(compiled(x), model(x))
+        assert compiled.why_no_plan == f"an error while {reason}: ZeroDivisionError"
+        assert "in the middle" in caplog.text
+        caplog.clear()
