@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # and when somebody asks for one of them
         maybe_get_fake_mode,
         unset_fake_temporarily,
     )
-    from fake._torch_devices import allow_cuda
     from fake.acceleration import accelerate
     from fake.cache.calls import cache_custom_op
     from fake.errors import (
@@ -51,6 +50,7 @@ if TYPE_CHECKING:  # and when somebody asks for one of them
     from fake.symbols.guards import Guard, Guards, guards_of
     from fake.symbols.shape_env import ShapeEnv, using_shape_env
     from fake.symbols.unbacked import facts_of, insert_runtime_assertions, runtime_assertions
+    from fake.tensors._torch_devices import allow_cuda
     from fake.tensors.convert import FakeCopyMode, FakeTensorConverter
     from fake.tensors.tensor import FakeTensor
 

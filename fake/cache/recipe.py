@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fake import _torch as _t
-from fake._torch_devices import allow_cuda
+from fake.tensors._torch_devices import allow_cuda
 from fake.tensors.metadata import TensorMetadata
 from fake.tensors.tensor import DEVICE_ATTRIBUTE, make_fake, plain_of
 

@@ -16,7 +16,6 @@ import torch
 
 from fake import _torch as _t
 from fake import kernels
-from fake._torch_devices import allow_cuda
 from fake.cache.evaluations import hints_do_not_matter, refuse
 from fake.cache.replacements import REPLACEMENTS
 from fake.dispatch.constants import fold, forget_written, lift
@@ -38,6 +37,7 @@ from fake.kernels.checks.numbers import real_numbers
 from fake.kernels.composites import in_inference_mode
 from fake.kernels.gradients import WATCHED, strides_in_eager
 from fake.kernels.structured import structured
+from fake.tensors._torch_devices import allow_cuda
 from fake.tensors.tensor import adopt
 
 __all__ = ["STEPS", "Call", "dispatch"]

@@ -15,7 +15,8 @@ import torch
 from torch import fx
 
 from fake.tracing.compiling import compiling
-from fxpasses import _torch, _torch_inductor
+from fxpasses import _torch
+from fxpasses.compiling import _torch_inductor
 from fxpasses.compiling.environment import own_source
 from fxpasses.compiling.fixed_sizes import FixedSizes, fixed_graph, with_hints
 from fxpasses.compiling.isolation import Isolation, NotIsolated

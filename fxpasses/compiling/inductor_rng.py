@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses import _torch, _torch_inductor
+from fxpasses import _torch
+from fxpasses.compiling import _torch_inductor
 from fxpasses.errors import HandoverError
 from fxpasses.graphs.rewriting import copy_graph
 

@@ -25,7 +25,8 @@ import torch
 from torch import fx
 
 from fake.error_text import first_line
-from fxpasses import _torch, _torch_inductor
+from fxpasses import _torch
+from fxpasses.compiling import _torch_inductor
 from fxpasses.compiling.inductor_rng import with_inductor_rng
 from fxpasses.compiling.saved_code import EagerCode, StitchedCode
 from fxpasses.compiling.segments import COPY, Cut, Segment, connect_segment, segment_module, stitch_segments

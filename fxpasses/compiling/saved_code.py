@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses import _torch_inductor
+from fxpasses.compiling import _torch_inductor
 from fxpasses.compiling.segments import fitted, load_stitched
 
 __all__ = ["EagerCode", "StitchedCode", "UnsavedCode", "as_output_code", "unsaved"]

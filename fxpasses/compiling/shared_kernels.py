@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fxpasses import _torch, _torch_inductor
+from fxpasses import _torch
+from fxpasses.compiling import _torch_inductor
 
 __all__ = ["AsyncCompile", "Kernel", "is_lone_function", "one_unit", "shared_source", "use_shared_units"]
 

@@ -13,7 +13,8 @@ from torch import fx
 from fake.error_text import describe_error
 from fake.seam.dynamo import dynamo_timed
 from fake.tracing.compiling import compiling
-from fxpasses import _torch, _torch_inductor
+from fxpasses import _torch
+from fxpasses.compiling import _torch_inductor
 from fxpasses.compiling.inductor import Compiler, lowered_parts
 from fxpasses.compiling.inductor_rng import with_inductor_rng
 from fxpasses.compiling.observing import LoweringCheck, Observer, RankCheck, RewriteCheck

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses._torch_inductor import saves_compiled_code
+from fxpasses.compiling._torch_inductor import saves_compiled_code
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.counters import Fallback, counters

@@ -20,7 +20,8 @@ from torch._inductor.lowering import lowerings
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fxpasses
-from fxpasses import HandoverError, _torch, _torch_inductor
+from fxpasses import HandoverError, _torch
+from fxpasses.compiling import _torch_inductor
 from fxpasses.compiling.isolation import Isolation, NotIsolated
 
 aten = torch.ops.aten
