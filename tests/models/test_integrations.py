@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fxpasses
+from fxpasses.integrations.accelerate import register_backend
 
 OPTIONS = {"compiler": "eager"}
 
@@ -72,6 +73,24 @@ def test_accelerator():
 
     assert trained(compiled=True) == pytest.approx(trained(compiled=False), rel=1e-5)
     assert fxpasses.stats().backward == 1
+
+
+def test_accelerate_takes_the_name_of_this_backend_and_refuses_others(monkeypatch):
+    accelerate = package("accelerate")
+    backends = accelerate.utils.DynamoBackend
+    monkeypatch.setattr(backends, "_missing_", backends._missing_)  # taken back after the test
+    register_backend()
+    plugin = accelerate.utils.TorchDynamoPlugin(backend="fxpasses", options=OPTIONS)
+    assert plugin.to_kwargs() == {"backend": "fxpasses", "options": OPTIONS}
+    x = torch.randn(2, 4)
+    model = torch.nn.Linear(4, 4)
+    compiled = torch.compile(
+        model, **plugin.to_kwargs()
+    )  # as accelerate does; its state is one for the process
+    torch.testing.assert_close(compiled(x), model(x))
+    assert fxpasses.stats().forward == 1
+    with pytest.raises(ValueError, match="'FXPASSED' is not a valid DynamoBackend"):
+        accelerate.utils.TorchDynamoPlugin(backend="fxpassed")
 
 
 def test_lightning():

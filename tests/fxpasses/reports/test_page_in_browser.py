@@ -7,7 +7,7 @@ import pytest
 from fxpasses.reports.page import write_page
 from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra 'browser' (playwright)")
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra 'test'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 

@@ -1,0 +1,1 @@
+"""For packages that name backends from a list of their own."""
