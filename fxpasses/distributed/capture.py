@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from fxpasses._torch import FakeTensorMode
 from fxpasses.distributed import _torch
+from fxpasses.distributed.fully_sharded import is_fully_sharded
 from fxpasses.distributed.sharding import shard
 from fxpasses.distributed.simulate import Group
 from fxpasses.errors import SimulationError
@@ -32,7 +34,7 @@ def capture_rank(
 
     Args:
         make: returns a model and a tuple of its inputs, which are one rank's. It is given the mesh if it has a parameter, and then
-            distributes the model itself; else :func:`~fxpasses.distributed.shard` does. It runs under a fake mode: nothing is allocated.
+            distributes the model itself (hooks of ``fully_shard`` are read as gathers in the graph); else :func:`~fxpasses.distributed.shard` does. It runs under a fake mode: nothing is allocated.
         mesh: names and sizes of the dimensions, the innermost last. Dimensions above :data:`TRACED_RANKS` are traced with that many ranks.
         memory_budget: as in :class:`~fxpasses.Options`.
 
@@ -63,7 +65,11 @@ def capture_rank(
                 raise SimulationError(
                     f"{getattr(make, '__name__', make)} has to return a pair, the model and a tuple of its inputs; it returned {made!r:.200}"
                 )
-            model = made[0] if distributes else shard(made[0], traced)
+            model = made[0]
+            if not distributes:
+                model = shard(model, traced)
+            elif isinstance(model, nn.Module) and is_fully_sharded(model):
+                model = shard(model)  # its hooks would not be in the graphs
             inputs = made[1] if isinstance(made[1], tuple) else (made[1],)
             return capture(
                 model, *inputs, passes=["default"], memory_budget=memory_budget, dynamic=False

@@ -93,6 +93,8 @@ def _count_eager(code: CodeType, error: Exception, options: Any) -> None:
     own = [i + 1 for i, line in enumerate(lines[:-1]) if line.endswith(f", in {code.co_name}")]
     if own:  # not what it calls: torch's wrappers of functions, say
         reason += f" (at {lines[own[-1]].strip()})"
+    if "_fully_shard" in where:
+        reason += "; fxpasses.distributed.shard(model) puts what the hooks of fully_shard do into the graph"
     location = f"{code.co_filename}:{code.co_firstlineno}, {code.co_name}"
     fallback = Fallback("dynamo", reason, location)
     report = options.get("report") if isinstance(options, Mapping) else None

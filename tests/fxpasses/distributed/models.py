@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -80,10 +81,17 @@ def gathered(model, mesh):
     shard(model, mesh, {"blocks.*.down.weight": 1, "blocks.*.norm.bias": None})
 
 
-KINDS = {"tp": tensor_parallel, "sp": sequence_parallel, "gathered": gathered}
+def read(model, mesh):
+    """A model of FSDP2, read as such."""
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh)
+    shard(model)
 
 
-AROUND = {"tp": 5, "sp": 15, "gathered": 5}
+KINDS = {"tp": tensor_parallel, "sp": sequence_parallel, "gathered": gathered, "read": read}
+SHARDED = ("gathered", "read")
+
+AROUND = {"tp": 5, "sp": 15, "gathered": 5, "read": 5}
 """The calls before the first layer and after the last."""
 
 
@@ -120,14 +128,14 @@ for kind in sys.argv[1:]:
     torch._dynamo.reset()
     fxpasses.reset_stats()
     torch.manual_seed(0)
-    model = Model(15 if kind == "gathered" else 16)  # uneven shards
+    model = Model(15 if kind in SHARDED else 16)  # uneven shards
     plain = copy.deepcopy(model)
     KINDS[kind](model, init_device_mesh("cpu", (WORLD,)))
-    expected = train(plain, plain, kind != "gathered")
-    eager = train(model, model, kind != "gathered")
+    expected = train(plain, plain, kind not in SHARDED)
+    eager = train(model, model, kind not in SHARDED)
     options = {"compiler": "eager", "regions": "always"}
     compiled = torch.compile(model, backend="fxpasses", options=options)
-    actual = train(model, compiled, kind != "gathered")
+    actual = train(model, compiled, kind not in SHARDED)
     (report,) = fxpasses.stats().region_reports
     found[kind] = {
         "error": _error(actual, expected),

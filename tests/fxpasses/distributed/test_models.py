@@ -4,7 +4,7 @@ import pytest
 
 from tests.fxpasses.distributed.processes import job
 
-KINDS = ("tp", "sp", "gathered")
+KINDS = ("tp", "sp", "gathered", "read")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,99 @@
+"""A model of ``fully_shard`` (FSDP2) read as parameters that are gathered in the graph: its hooks go, its shards stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from fake.seam.pytree import tree_map_only
+from fxpasses.distributed import _torch_fsdp
+from fxpasses.distributed.gathering import Gather, gather_in_graph
+from fxpasses.errors import ShardingError
+
+__all__ = ["is_fully_sharded", "read_as_shards"]
+
+
+def is_fully_sharded(model: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called on a module of a model."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def read_as_shards(model: nn.Module) -> None:
+    """Gather the parameters of a model where they are read, with calls in the graph, as its FSDP2 hooks do outside of it.
+
+    Parameters stay the same objects; gathers and reductions are those of its policies. What the hooks cast, inputs and outputs, is cast.
+
+    Raises:
+        ShardingError: before anything is changed; names the parameter and what it has that only the hooks do.
+    """
+    states = _torch_fsdp.states(model)
+    parameters = [managed for state in states for managed in _torch_fsdp.managed(state)]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for managed in parameters:
+        module, name = managed.places[0]
+        if managed.refused:
+            raise ShardingError(names.get(id(module._parameters[name]), name), managed.refused)
+        if isinstance(module, nn.RNNBase):
+            raise ShardingError(
+                name, f"{type(module).__name__} keeps its weights in a list of its own: use cells"
+            )
+    for state in states:
+        modules, casts = _torch_fsdp.modules_of(state), _torch_fsdp.cast_dtypes(state)
+        _torch_fsdp.take_off(state)
+        for module in modules:
+            _cast(module, *casts)
+    wrapped = [module for state in states for module in _torch_fsdp.modules_of(state)]
+    gathers: dict[nn.Module, dict[str, Gather]] = {module: {} for module in wrapped}
+    for managed in parameters:
+        reduce = managed.reduce_dtype or managed.param_dtype
+        gather = Gather(managed.mesh, managed.dimension, managed.param_dtype, reduce, managed.inner)
+        for module, name in managed.places:
+            gathers.setdefault(module, {})[name] = gather
+    gather_in_graph(gathers, dict.fromkeys(wrapped, _METHODS))
+
+
+def _cast(module: nn.Module, inputs: torch.dtype | None, outputs: torch.dtype | None) -> None:
+    """Cast what floats as the hooks of a mixed precision policy did."""
+    if inputs is not None:
+
+        def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            return _floats_to(inputs, args), _floats_to(inputs, kwargs)
+
+        module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+    if outputs is not None:
+        module.register_forward_hook(lambda module, args, output: _floats_to(outputs, output))
+
+
+def _floats_to(dtype: torch.dtype, values: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, values)
+
+
+_CHANGE_NO_RESULT = (
+    "reset_iter_state", "reshard", "set_is_last_backward", "set_modules_to_backward_prefetch", "set_modules_to_forward_prefetch", "set_post_optim_event",
+    "set_requires_all_reduce", "set_requires_gradient_sync", "set_reshard_after_backward", "set_reshard_after_forward", "set_unshard_in_backward",
+)  # fmt: skip
+"""Methods of FSDPModule that say when to send: here passes decide that. Each backward pass reduces; summed up, that is the same."""
+
+
+def _nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+    """What FSDPModule's method would do is done elsewhere."""
+
+
+def _refusing(name: str) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise ShardingError(
+            "",
+            f"{name}() is FSDP2's: gathers and reductions are in the graph now. Call it before shard(model), or not",
+        )
+
+    return method
+
+
+_METHODS = {
+    name: _nothing if name in _CHANGE_NO_RESULT else _refusing(name)
+    for name in vars(FSDPModule)
+    if not name.startswith("_")
+}
