@@ -28,7 +28,7 @@ class Model(nn.Module):
 
     def forward(self, x):
         for layer in self.layers:
-            x = layer(x).relu()
+            x = layer(x).sin()
         return x
 
 
@@ -54,7 +54,7 @@ def test_eager_and_compiled_results_are_those_of_hooks(mesh):
     for run in (model, compiled):
         run(x).sum().backward()
         for parameter, gradient in zip(model.parameters(), expected, strict=True):
-            assert torch.equal(parameter.grad.full_tensor(), gradient)
+            assert torch.allclose(parameter.grad.full_tensor(), gradient, atol=1e-6)
         model.zero_grad()
     before = model(x)
     compiled(x).sum().backward()
