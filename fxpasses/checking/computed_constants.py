@@ -31,6 +31,8 @@ _MANY = 4.0
 _LOOKED_AT = 4096
 _SINGLY = 32
 """Constants of no more elements are moved one by one: then what each has to be moved by, for the graphs to agree, is known."""
+_SCALES = tuple(2.0**power for power in range(0, 41, 4))
+"""Where the inputs at hand show nothing, larger ones do: a bound, or what an activation is far beyond the end of."""
 _SAMPLES = 4
 _SLACK = 0.05
 """What the graph's curvature over half a unit may add, and a computation of the constant in double precision."""
@@ -63,13 +65,18 @@ def explained_by_constants(
     ]
     if not names:
         return False
-    mine, theirs = (results_in_float64(gm, inputs) for gm in (before, after))
-    gaps = _gaps(mine, theirs) if mine is not None and theirs is not None else None
-    if gaps is None or theirs is None:
-        return False
-    if all(gap is None for gap in gaps):
-        return True
-    return _is_in_reach(after, names, inputs, theirs, gaps) and _is_a_rounding(before, after, names, inputs)
+    generator = torch.Generator().manual_seed(_SEED)
+    for scale in (None, *_SCALES):
+        given = inputs if scale is None else [_sampled(value, generator, scale) for value in inputs]
+        mine, theirs = (results_in_float64(gm, given) for gm in (before, after))
+        gaps = _gaps(mine, theirs) if mine is not None and theirs is not None else None
+        if gaps is None or theirs is None:
+            return scale is not None
+        if any(gap is not None for gap in gaps):
+            return _is_in_reach(after, names, given, theirs, gaps) and _is_a_rounding(
+                before, after, names, given
+            )
+    return True
 
 
 def _gaps(mine: Sequence[Any], theirs: Sequence[Any]) -> list[Tensor | None] | None:
@@ -80,7 +87,10 @@ def _gaps(mine: Sequence[Any], theirs: Sequence[Any]) -> list[Tensor | None] | N
         if tensors and a.is_floating_point() and a.shape == b.shape:
             gap = (a - b).nan_to_num(0.0, 0.0, 0.0)
             largest = float(a.abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() else 0.0
-            gaps.append(None if bool((gap.abs() <= DRIFT * largest).all()) else gap)
+            gap[gap.abs() <= DRIFT * largest] = (
+                0.0  # of float64: what the constants do to it may be less still
+            )
+            gaps.append(gap if gap.any() else None)
         elif torch.equal(a, b) if tensors else type(a) is type(b) and a == b:
             gaps.append(None)
         else:
@@ -213,10 +223,10 @@ def _is_a_rounding(
     return bool(((amount <= 1 + _SLACK) & (amount >= -short - _SLACK)).all())
 
 
-def _sampled(value: Any, generator: torch.Generator) -> Any:
+def _sampled(value: Any, generator: torch.Generator, scale: float = 1.0) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return sample_input(value.detach().cpu(), "random", generator).to(value.device, value.dtype)
+    return sample_input(value.detach().cpu(), "random", generator, scale).to(value.device, value.dtype)
 
 
 def _flat(results: Sequence[Any] | None) -> Tensor | None:

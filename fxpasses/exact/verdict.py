@@ -37,8 +37,8 @@ _DEGREE = 2000
 _SMALLEST_FIELD = 2**21
 _MOST_DOUBLINGS = 30
 _TELLING: tuple[Family, ...] = ("rows", "ties", "zeros")
-_SMALL_POWERS = (-10, -24)
-"""Where an epsilon shows: on rows of equal numbers, and on small ones."""
+_OTHER_POWERS = (-10, -24, 6, 11, 16, 21, 26)
+"""Where an epsilon shows: on rows of equal numbers, and on small ones. And on large ones what an activation far beyond its end hides."""
 _CLOSE = 0.02
 """Another function whose results are at most so far away, relative to the largest of their tensor, is an approximation."""
 
@@ -235,12 +235,12 @@ class Original:
         return verdict
 
     def _look_closer(self, verdict: Verdict, after: fx.GraphModule, number: int) -> None:
-        """Decide where residues differ and floats hardly do: an epsilon shows on small numbers and on rows of equal ones."""
+        """Decide where residues differ and floats hardly do: an epsilon shows on small numbers and on rows of equal ones, a saturated activation on large ones."""
         samples = (_try(self, after, self.inputs, family, number) for family in _TELLING)
         found = [sample.finding for sample in samples if sample is not None and sample.finding is not None]
-        for power in _SMALL_POWERS:
-            small = _Sample(self.run(self.inputs, "random", number, 2.0**power), after).finding
-            found += [] if small is None else [small.noting(f"inputs times 2**{power}")]
+        for power in _OTHER_POWERS:
+            scaled = _Sample(self.run(self.inputs, "random", number, 2.0**power), after).finding
+            found += [] if scaled is None else [scaled.noting(f"inputs times 2**{power}")]
         for finding in found:
             kind = _kind(finding.comparison)
             if _KINDS.index(kind) > _KINDS.index(verdict.kind):

@@ -136,3 +136,21 @@ def test_what_is_exact_is_held_to_the_type_of_its_result():
     x = torch.randn(64, 3).bfloat16()
     (mismatch,) = found(lambda x: x.cumsum(0, dtype=torch.float32), lambda x: x.cumsum(0).float(), x)
     assert "LESS PRECISE" in mismatch.problem
+
+
+def test_what_a_saturated_activation_hides_is_found():
+    """A new constant whose error shows on no input of this size."""
+    bound = torch.full((40,), 50.0)
+    (mismatch,) = found(
+        lambda x: torch.tanh(x * 1e-3 + bound),
+        lambda x: torch.tanh(x * 1e-3 + bound * 1.2),
+        torch.randn(5, 40),
+    )
+    assert "inputs times 2**" in mismatch.problem
+
+
+def test_a_constant_rounded_once_moves_what_underflows_too():
+    weight, factor = torch.randn(12, 16), torch.rand(16) + 0.5
+    folded = (weight.double() * factor.double()).float()
+    x = torch.randn(3, 12, 12) * 32
+    assert found(lambda x: ((x @ weight) * factor).softmax(-1), lambda x: (x @ folded).softmax(-1), x) == []
