@@ -215,25 +215,41 @@ def numeric_flags() -> tuple[Any, ...]:
             for device in ("cpu", "cuda")
         ),
         torch.is_autocast_cache_enabled(),
-        torch._C._get_deterministic_fill_uninitialized_memory(),
-        torch._C._get_mkldnn_enabled(),
-        torch._C._get_flash_sdp_enabled(),
-        torch._C._get_mem_efficient_sdp_enabled(),
-        torch._C._get_math_sdp_enabled(),
-        torch._C._get_mkldnn_deterministic() if hasattr(torch._C, "_get_mkldnn_deterministic") else None,
-        torch._C._get_cudnn_enabled(),
-        torch._C._get_cudnn_benchmark(),
-        torch._C._get_cudnn_deterministic(),
-        *(
-            torch._C._get_fp32_precision_getter(backend, kind)
-            for backend, kind in (
-                ("generic", "all"),
-                ("mkldnn", "matmul"),
-                ("mkldnn", "conv"),
-                ("mkldnn", "rnn"),
-            )
-        ),
+        *(flag() for flag in _FLAGS),
+        *(torch._C._get_fp32_precision_getter(*names) for names in _PRECISIONS),
     )
+
+
+_FLAGS: tuple[Callable[[], Any], ...] = (
+    torch._C._get_deterministic_fill_uninitialized_memory,
+    torch._C._get_mkldnn_enabled,
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_math_sdp_enabled,
+    getattr(torch._C, "_get_mkldnn_deterministic", lambda: None),
+    torch._C._get_cudnn_enabled,
+    torch._C._get_cudnn_benchmark,
+    torch._C._get_cudnn_deterministic,
+)
+_PRECISIONS = (("generic", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn"))
+
+
+class SameState:
+    """Asks quickly whether the state of torch is what it is now: with torch's own guard, and for what that does not know one by one."""
+
+    def __init__(self) -> None:
+        self._guard = _guards.GlobalStateGuard()
+        self._rest = self._of_rest()
+
+    def holds(self) -> bool:
+        """Whether it is."""
+        return self._guard.check() and self._of_rest() == self._rest
+
+    @staticmethod
+    def _of_rest() -> list[Any]:
+        precision = torch._C._get_fp32_precision_getter
+        rest = [flag() for flag in _FLAGS] + [precision(*names) for names in _PRECISIONS]
+        return [*rest, torch.is_inference_mode_enabled(), unusual_state()]
 
 
 assert_size_stride = _guards.assert_size_stride  # type: ignore[attr-defined]

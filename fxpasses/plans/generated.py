@@ -159,9 +159,16 @@ class Module:
         called = _ByName(self)
         body = [called.visit(statement) for statement in body]
         self._resolve_names(body)
+        operators = _Operators()
         for statement in body:
             _WithoutChecksOfInputs().visit(statement)
-        return [*called.regions, *body, *ast.parse("def f():\n    return call").body[0].body]  # type: ignore[attr-defined]
+            operators.visit(statement)
+        return [
+            *called.regions,
+            *operators.found(),
+            *body,
+            *ast.parse("def f():\n    return call").body[0].body,
+        ]  # type: ignore[attr-defined]
 
     def _statement(
         self, statement: ast.stmt, known: Mapping[str, Any], constants: Mapping[str, torch.Tensor]
@@ -256,6 +263,24 @@ _REGIONS = {
     "region_forward_random.default": "run_forward",
     "region_backward.default": "run_backward",
 }
+
+
+class _Operators(ast.NodeTransformer):
+    """Has operators looked up once, and not in each call."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def found(self) -> list[ast.stmt]:
+        """The statements that look them up."""
+        return ast.parse("\n".join(f"{name} = {path}" for path, name in self._names.items())).body
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Replace ``torch.ops.namespace.name.overload``."""
+        path = ast.unparse(node)
+        if not path.startswith("torch.ops.") or path.count(".") != 4:
+            return node
+        return ast.Name(self._names.setdefault(path, f"operator_{len(self._names)}"), ast.Load())
 
 
 class _WithoutChecksOfInputs(ast.NodeTransformer):

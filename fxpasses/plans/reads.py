@@ -29,13 +29,14 @@ from fxpasses.plans.code import (
 )
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.unseen import ENVIRONMENT, variables_read
-from fxpasses.plans.walk import Walk
+from fxpasses.plans.walk import HOOKS_BESIDE, HOOKS_OF_CALLS, Walk
 
 __all__ = ["Read", "check_covered", "reads_of", "still_trusted", "trusted_functions", "walk_reads"]
 
 Read = tuple[str, ...]
 """The name of a module, the name of one of its globals, and names of attributes; or that of an environment variable."""
 _VARIABLE = "environment variable"
+_OF_STATE = {name for name in HOOKS_BESIDE if "state_dict" in name}
 
 _TRUSTED_FOLDERS = tuple(
     os.path.realpath(folder) + os.sep
@@ -70,12 +71,16 @@ def reads_of(codes: Sequence[types.CodeType]) -> list[Read]:
         if _is_of_torch(code) or _is_of_environ(code):
             if ENVIRONMENT & set(attribute_names(code)) and not _is_of_environ(code):
                 raise NoPlan("functions of torch or Python that read environment variables", code.co_qualname)
+            if _OF_STATE & set(attribute_names(code)):
+                raise NoPlan("a state dictionary is made or loaded", code.co_qualname)
             found |= dict.fromkeys(_settings_read(code, by_file[code.co_filename]))
             continue
         for name in variables_read(code):
             found[_VARIABLE, name] = None
         names = set(attribute_names(code))
         strings = strings_of(code)
+        if (names | strings) & {*HOOKS_OF_CALLS, *HOOKS_BESIDE}:
+            raise NoPlan("code that reads the hooks of a module", code.co_qualname)
         modules = by_file[code.co_filename]
         dynamic = "getattr" in global_names(code) or "hasattr" in global_names(code)
         for module in _imported(code, modules):

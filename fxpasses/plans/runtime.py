@@ -133,17 +133,15 @@ class Conforming:
         self._call, self._specs = call, specs
         self._mend: list[int] | None = None
 
-    def __call__(self, tensors: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
-        taken = (
-            set()
-            if self._mend is not None
-            else {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
-        )
-        given = list(tensors)
-        tensors.clear()
-        results = list(self._call(given))
+    def __call__(self, tensors: list[torch.Tensor], sizes: list[int]) -> Sequence[torch.Tensor]:
         if self._mend is None:
+            taken = {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
+            results = list(self._call(tensors))
             self._mend = self._found(results, taken)
+        else:
+            results = self._call(tensors)
+        if self._mend:
+            results = list(results)
         for i in self._mend:
             shape, stride, dtype = self._specs[i]
             results[i] = torch.empty_strided(shape, stride, dtype=dtype).copy_(results[i])

@@ -27,7 +27,7 @@ from fxpasses.plans.code import code_digest, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.watch import Watch, value_of
 
-__all__ = ["TENSOR_FACTS", "Walk", "hidden_state", "tensor_facts"]
+__all__ = ["HOOKS_BESIDE", "HOOKS_OF_CALLS", "TENSOR_FACTS", "Walk", "hidden_state", "tensor_facts"]
 
 _PLAIN = (
     bool,
@@ -454,12 +454,32 @@ class Walk:
                 self._say("the hash of its object", key)
                 self.hashes.add(key)
                 continue
+            if (
+                key in _HOOKS
+                and type(item) is collections.OrderedDict
+                and not item
+                and isinstance(owner, torch.nn.Module)
+            ):
+                self._say("no hooks", key)
+                if key in HOOKS_OF_CALLS:
+                    self.watch.dictionary(item)
+                continue
             if type(key) is str:
                 self._say("key", key)
                 self._inside(f".{key}", item)
             else:
                 self._inside("[key]", key)
                 self._inside(f"[{key!r}]", item)
+
+
+HOOKS_OF_CALLS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where a module has hooks that its call runs."""
+HOOKS_BESIDE = (
+    "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks",
+    "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+)  # fmt: skip
+"""Where it says more about these, or has others: what comes there later is no matter of a call as long as the first are empty."""
+_HOOKS = (*HOOKS_OF_CALLS, *HOOKS_BESIDE)
 
 
 _NOT_CONTENT = (

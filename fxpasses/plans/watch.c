@@ -76,8 +76,10 @@ static int same_entry(PyObject *dict, PyObject *key, PyObject *was)
 
 static PyObject *holds(Watched *self, PyObject *Py_UNUSED(ignored))
 {
-    for (Py_ssize_t i = 0; i < self->n_dicts; i++)
+    for (Py_ssize_t i = 0; i < self->n_dicts; i++) {
+        if (i + 16 < self->n_dicts) __builtin_prefetch(&VERSION(self->dicts[i + 16])); /* kernels have used the processor's caches since */
         if (VERSION(self->dicts[i]) != self->versions[i]) Py_RETURN_FALSE;
+    }
     for (Py_ssize_t i = 0; i < self->n_objects; i++)
         if (Py_TYPE(self->objects[i]) != self->kinds[i]) Py_RETURN_FALSE;
     for (Py_ssize_t i = 0; i < self->n_classes; i++)
