@@ -163,12 +163,8 @@ class Module:
         for statement in body:
             _WithoutChecksOfInputs().visit(statement)
             operators.visit(statement)
-        return [
-            *called.regions,
-            *operators.found(),
-            *body,
-            *ast.parse("def f():\n    return call").body[0].body,
-        ]  # type: ignore[attr-defined]
+        body = [*called.regions, *operators.found(), *body]
+        return [*body, *ast.parse("def f():\n    return call").body[0].body]  # type: ignore[attr-defined]
 
     def _statement(
         self, statement: ast.stmt, known: Mapping[str, Any], constants: Mapping[str, torch.Tensor]

@@ -136,16 +136,17 @@ class Conforming:
     def __call__(self, tensors: list[torch.Tensor], sizes: list[int]) -> Sequence[torch.Tensor]:
         if self._mend is None:
             taken = {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
-            results = list(self._call(tensors))
+            results = self._call(tensors)
             self._mend = self._found(results, taken)
         else:
             results = self._call(tensors)
-        if self._mend:
-            results = list(results)
+        if not self._mend:
+            return results
+        mended = list(results)
         for i in self._mend:
             shape, stride, dtype = self._specs[i]
-            results[i] = torch.empty_strided(shape, stride, dtype=dtype).copy_(results[i])
-        return results
+            mended[i] = torch.empty_strided(shape, stride, dtype=dtype).copy_(results[i])
+        return mended
 
     def _found(self, results: Sequence[torch.Tensor], taken: set[int]) -> list[int]:
         mend = []
