@@ -52,8 +52,7 @@ class Gather:
             local = parameter.to_local()
             if dimension is not None and even != size:
                 # DTensor itself would pad, and cut, the part of each process on its own.
-                missing = even // ranks - local.shape[dimension]
-                local = nn.functional.pad(local, [*[0, 0] * (local.ndim - 1 - dimension), 0, missing])
+                local = _pad(local, dimension, even // ranks - local.shape[dimension])
             value = DTensor.from_local(local, mesh, self.placements, run_check=False)
         dtypes: dict[str, Any] = {}
         if self.param_dtype is not None or self.reduce_dtype is not None:
@@ -61,10 +60,15 @@ class Gather:
         whole = value.redistribute(placements=[Replicate()] * mesh.ndim, **dtypes)
         whole = whole.to_local(grad_placements=[Partial("avg")] * mesh.ndim)
         if dimension is not None and even != size:
-            whole = whole.narrow(dimension, 0, size)
+            whole = _pad(whole, dimension, size - even)  # its gradient is one call, that of a slice two
         if self.inner is None:
             return whole
         return DTensor.from_local(whole, self.inner[0], self.inner[1], run_check=False)
+
+
+def _pad(value: torch.Tensor, dimension: int, missing: int) -> torch.Tensor:
+    """Zeros behind a dimension, or so many elements less."""
+    return nn.functional.pad(value, [*[0, 0] * (value.ndim - 1 - dimension), 0, missing])
 
 
 def gather_in_graph(

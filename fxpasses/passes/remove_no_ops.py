@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -48,7 +49,7 @@ class RemoveNoOps(Pass):
 
     Views and reshapes to the same shape, chains of reshapes and of permutations, copies, casts to the same type, and casts
     to a wider type and back. A copy stays where it separates memory: when it is returned, or when the
-    graph writes to what it copies.
+    graph writes to what it copies. A view that is returned stays where other results, or inputs, share its memory.
 
     Before::
 
@@ -72,6 +73,9 @@ class RemoveNoOps(Pass):
     def apply(self, gm: fx.GraphModule) -> bool:
         aliases = AliasInfo(gm.graph)
         returned = {n for output in gm.graph.find_nodes(op="output") for n in output.all_input_nodes}
+        # Memory that the graph makes, and that one result lies in: what a returned view is of may be returned in its place.
+        lying = Counter(root for n in returned for root in aliases.roots(n))
+        private = {root for root, results in lying.items() if results == 1 and root.op == "call_function"}
         changed = False
         for node in list(gm.graph.nodes):
             if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
@@ -81,7 +85,9 @@ class RemoveNoOps(Pass):
                 source = node.args[0]
                 changed = True
             equal = _equal_input(node, source)
-            if equal is None or node in returned:
+            if equal is None or (
+                node in returned and not (node.target in _VIEWS and private >= aliases.roots(node))
+            ):
                 continue
             if node.target in _COPIES and not _copy_is_private(node, equal, aliases):
                 continue

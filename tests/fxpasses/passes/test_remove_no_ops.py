@@ -99,3 +99,18 @@ def test_symbolic_sizes_are_compared_without_a_guard():
     assert run_pass(PASS, gm)
     assert len(shape_env.guards) == guards
     assert torch.equal(gm(torch.ones(5, 4))[0], torch.ones(5, 4).sin())
+
+
+@pytest.mark.parametrize(
+    ("function", "views"),
+    [
+        (lambda x: x.sin().view(2, 3), 0),
+        (lambda x: x.view(2, 3), 1),
+        (lambda x: [(y := x.sin()), y.view(2, 3)], 1),
+        (lambda x: [(y := x.sin()).view(2, 3), y.view(6)], 2),
+    ],
+)
+def test_returned_views_stay_where_memory_is_shared(function, views):
+    gm = assert_same_results(PASS, function, X)
+    left = gm.graph.find_nodes(op="call_function", target=aten.view.default)
+    assert sum(bool(node.users) for node in left) == views
