@@ -41,10 +41,15 @@ def report(
         The file.
 
     Raises:
-        ReportError: nothing was compiled with that option, or the directory holds no report that this version reads.
+        ReportError: nothing was compiled with that option, the directory holds no report that this version reads, or ``profile``
+            is no function.
     """
     directory = directory_of(compiled)
     if profile is not None:
+        if not callable(profile):
+            raise ReportError(
+                f"profile: expected a function that does one step, such as lambda: model(x).sum().backward(), got {profile!r}"
+            )
         from fxpasses.reports.steps import measure_steps  # torch, which a directory alone does without
 
         measure_steps(profile, directory)
@@ -111,14 +116,20 @@ def read_report(
             )
         graphs.append({"name": str(file.parent.relative_to(root)), **data})
     if not graphs and eager:
-        told = "; ".join(f"{one['location']}: {one['reason']}" for one in eager)
-        raise ReportError(f"nothing was compiled, Dynamo left all of it in eager: {told}")
+        why = "; ".join(f"{one['location']}: {one['reason']}" for one in eager)
+        raise ReportError(f"nothing was compiled, Dynamo left all of it in eager: {why}")
     if not graphs:
         raise ReportError(
             f"there is no report in {str(root)!r}: compile with options={{'report': {str(root)!r}}}, and call what was compiled"
         )
     steps = root / STEPS_FILE
-    data = {"schema": SCHEMA, "graphs": graphs, "advice": advice(graphs, eager), "eager": eager,
+    try:
+        told = advice(graphs, eager)
+    except (KeyError, TypeError) as error:
+        raise ReportError(
+            f"a graph.json in {str(root)!r} is not as fxpasses writes it: {type(error).__name__} {error}"
+        ) from error
+    data = {"schema": SCHEMA, "graphs": graphs, "advice": told, "eager": eager,
             "steps": _read(steps) if steps.is_file() else None}  # fmt: skip
     if against is not None:
         data["against"] = {"directory": str(against), **compare(read_report(against), data)}

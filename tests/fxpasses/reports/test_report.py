@@ -328,6 +328,8 @@ def test_what_is_no_report_is_an_error_that_says_why(tmp_path, capsys):
         fxpasses.report(plain)
     with pytest.raises(fxpasses.ReportError, match=r"no result of torch\.compile"):
         fxpasses.report(nn.Linear(2, 2))
+    with pytest.raises(fxpasses.ReportError, match="expected a function that does one step.*got True"):
+        fxpasses.report(tmp_path, profile=True)
     with pytest.raises(fxpasses.ReportError, match="there is no directory"):
         fxpasses.report(tmp_path / "nowhere")
     with pytest.raises(fxpasses.ReportError, match="there is no report in"):
@@ -339,6 +341,9 @@ def test_what_is_no_report_is_an_error_that_says_why(tmp_path, capsys):
     (tmp_path / "graph_0" / "graph.json").write_text('{"schema": 1,')
     assert main(["report", str(tmp_path)]) == 2
     assert "is no JSON" in capsys.readouterr().err
+    (tmp_path / "graph_0" / "graph.json").write_text('{"schema": 1}')
+    assert main(["report", str(tmp_path)]) == 2
+    assert "not as fxpasses writes it: KeyError" in capsys.readouterr().err
 
 
 def test_the_command(recorded, tmp_path, capsys):
