@@ -31,8 +31,9 @@ def end_of_graph(gm: fx.GraphModule) -> dict[str, Any] | None:
 
 
 def recompile_reason() -> str:
-    """The guard that failed, if Dynamo compiles something again now, or ""."""
-    return str(get_metrics_context()._metrics.get("recompile_reason") or "")
+    """The guard that failed, if Dynamo compiles something again now, or ""; without the user's stack, which may follow it."""
+    told = str(get_metrics_context()._metrics.get("recompile_reason") or "")
+    return " ".join(told.partition("User stack trace:")[0].split())
 
 
 def generated_code(compiled: Callable[..., Any]) -> str:

@@ -95,7 +95,9 @@ def _of_graph(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
             _entry(
                 f"Compiled again: {again['reason'] or 'another guard failed'}",
                 "; ".join(again["differs"]),
-                "torch._dynamo.mark_dynamic(tensor, dim) or dynamic=True from the first call, if it is a size that changes",
+                "torch._dynamo.mark_dynamic(tensor, dim) or dynamic=True from the first call, if it is a size that changes"
+                if again["differs"]
+                else "keep what the guard reads as it was in the call before, or pass it as a tensor",
                 "",
             ),
         )

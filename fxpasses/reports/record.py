@@ -46,6 +46,8 @@ __all__ = ["Recorder", "parameter_name"]
 _LONGEST_DIFF = 4000
 """Lines of a diff that are kept."""
 _LARGEST_SOURCE = 400_000
+# Guards of Dynamo that fail for what explain_miss compares: tensors' metadata, and the state of torch.
+_OF_INPUTS = re.compile(r"tensor '|\.(size|stride|storage_offset)\(\)|GLOBAL_STATE|grad_mode|autocast")
 """Characters of a source file that are kept."""
 
 
@@ -98,7 +100,9 @@ class Recorder:
         """
         self._data["ended"] = end_of_graph(gm)
         if earlier is not None:
-            self._data["recompiled"] = {"reason": recompile_reason(), "differs": _causes(earlier.differences)}
+            reason = recompile_reason()
+            differs = _causes(earlier.differences) if not reason or _OF_INPUTS.search(reason) else []
+            self._data["recompiled"] = {"reason": reason, "differs": differs}
         holders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         self._inputs = [parameter_name(source_of(node)) or str(node.target) for node in holders]
         self._data["options"] = str(options)

@@ -282,6 +282,22 @@ def test_of_a_shape_the_dimension_that_differs_is_told(tmp_path):
     ]
 
 
+def test_a_recompile_for_another_reason_than_sizes_is_not_blamed_on_them(tmp_path):
+    torch._dynamo.reset()
+    options = {"report": str(tmp_path), "compiler": "eager"}
+    compiled = torch.compile(lambda **more: more["x"].sin() + len(more), backend="fxpasses", options=options)
+    compiled(x=torch.ones(3, 2))
+    compiled(x=torch.ones(4, 2), y=1)
+    data = read_report(tmp_path)
+    again = data["graphs"][1]["recompiled"]
+    assert "len(more)" in again["reason"]
+    assert "stack trace" not in again["reason"]
+    assert again["differs"] == []
+    (told,) = (item for item in data["advice"] if item["title"].startswith("Compiled again"))
+    assert "mark_dynamic" not in str(told)
+    assert "what the guard reads" in str(told)
+
+
 def test_every_field_is_documented(recorded):
     _, graph = recorded
     fields = {
