@@ -344,7 +344,7 @@ def test_what_is_no_report_is_an_error_that_says_why(tmp_path, capsys):
         fxpasses.report(plain)
     with pytest.raises(fxpasses.ReportError, match=r"no result of torch\.compile"):
         fxpasses.report(nn.Linear(2, 2))
-    with pytest.raises(fxpasses.ReportError, match="expected a function that does one step.*got True"):
+    with pytest.raises(fxpasses.ReportError, match=r"expected a function that does one step, .* got True"):
         fxpasses.report(tmp_path, profile=True)
     with pytest.raises(fxpasses.ReportError, match="there is no directory"):
         fxpasses.report(tmp_path / "nowhere")
