@@ -20,14 +20,15 @@ aten, prims = torch.ops.aten, torch.ops.prims
 Call = Callable[..., fx.Node]
 
 _ALSO_POINTWISE = {prims.convert_element_type.default, aten._to_copy.default, aten.clone.default}
-_REDUCTIONS = {
+_REDUCTIONS = (
     aten.sum.dim_IntList,
     aten.mean.dim,
     aten.amax.default,
     aten.amin.default,
     aten.var_mean.correction,
     aten.var.correction,
-}
+)
+"""No set: the order of ``_RULES`` is part of the digest of passes, and has to be the same in every process."""
 _ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 

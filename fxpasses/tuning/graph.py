@@ -67,18 +67,35 @@ def tuned_graph(
         {**compile_surroundings(), "goal": one.goal, "options": _told(options), "allowed": str(one.allowed)},
     )
     graph = _Graph(gm, options, compile, place)
-    found = None if one.fresh else place.read()
+    found = None if one.fresh else _found(place, one)
     if found is not None:
-        kept, exact = found
+        kept, choice, exact = found
         one.results.append(kept)
         one.reused += 1
         counters.count("tuned_reused")
-        return _KeptProgram(graph, kept, exact, (*(one.passes or ()), *one.allowed)).compiled(inputs)
+        return _KeptProgram(graph, kept, choice, exact).compiled(inputs)
     default = compile(gm, inputs, options)
     if any(isinstance(value, torch.SymInt) for value in inputs):
         log.info("not tuned: sizes are symbolic, and no other size of the graph was tuned before")
         return default
     return _FirstCall(graph, one, default, alone)
+
+
+def _found(place: Place, one: Session) -> tuple[Kept, Choice, bool] | None:
+    """What was kept, its choice, and whether it is for these sizes; ``None`` where there is nothing, or it does not hold any more."""
+    found = place.read()
+    if found is None or not found[0].covers(one.passes or ()):
+        return None
+    named = {str(item): item for item in (*(one.passes or ()), *one.allowed)}
+    try:
+        steps = [
+            Step.from_data(data, lambda text: named.get(text) or parse_pass(text, available_passes()))
+            for data in found[0].steps
+        ]
+    except FxPassesError as error:
+        log.warning("what was tuned before is not used: %s", error)
+        return None
+    return found[0], Choice(tuple(steps)), found[1]
 
 
 def _told(options: Options) -> str:
@@ -107,28 +124,22 @@ class _KeptProgram:
     Attributes:
         graph: the graph.
         kept: what the tuning kept.
+        choice: its steps.
         checked: whether the choice was compared with eager for inputs of these sizes.
-        passes: those of the session, which a choice may name.
     """
 
     graph: _Graph
     kept: Kept
+    choice: Choice
     checked: bool
-    passes: Sequence[Pass]
     _running: Callable[..., Any] | None = None
 
     def compiled(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What the backend returns. Args: the inputs that Dynamo gave."""
-        try:
-            steps = [Step.from_data(data, self._pass) for data in self.kept.steps]
-            self._choice = Choice(tuple(steps))
-        except FxPassesError as error:
-            self._strike(str(error))
-            return self.graph.compiled(inputs)
-        if not steps:
+        if not self.choice.steps:
             return self.graph.compiled(inputs)
         try:
-            self._running = self.graph.compiled(inputs, self._choice.options(self.graph.options))
+            self._running = self.graph.compiled(inputs, self.choice.options(self.graph.options))
         except StageError as error:
             self._strike(str(error))
             return self.graph.compiled(inputs)
@@ -150,10 +161,6 @@ class _KeptProgram:
             return saved
         return self._default(inputs)
 
-    def _pass(self, text: str) -> Pass:
-        named = {str(item): item for item in self.passes}
-        return named.get(text) or parse_pass(text, available_passes())
-
     def _default(self, inputs: Sequence[Any]) -> Any:
         return self.graph.gm.forward(*inputs)
 
@@ -164,7 +171,7 @@ class _KeptProgram:
             given = own_inputs(inputs)
             gm, options = self.graph.gm, self.graph.options
             verdicts = Verdicts(gm, given, options, lambda o: self.graph.compiled(given, o))
-            end = verdicts.compared(self._choice, running)
+            end = verdicts.compared(self.choice, running)
         if not end.ok:
             raise _Wrong(f"not what eager gives: {end.problems[0]}")
         self.checked = True
@@ -212,7 +219,7 @@ class _FirstCall:
             log.warning("a graph is not tuned: %s: %s", type(error).__name__, error)
             counters.add_fallback(Fallback("tuning", describe_error(error), place.graph))
             return self.running
-        kept = _kept(found, place)
+        kept = _kept(found, place, one.passes or ())
         one.results.append(kept)
         if kept.entries or not kept.left:  # otherwise there was no time for anything
             place.write(kept)
@@ -232,7 +239,7 @@ class _FirstCall:
             return search(bench, self.graph.place.graph, one.goal, bench.default)
 
 
-def _kept(found: Found, place: Place) -> Kept:
+def _kept(found: Found, place: Place, candidates: Sequence[Pass]) -> Kept:
     ratio = found.ratio
     return Kept(
         place.graph,
@@ -242,6 +249,7 @@ def _kept(found: Found, place: Place) -> Kept:
         () if ratio is None else (ratio.middle, ratio.low, ratio.high),
         found.memory,
         found.left,
+        candidates={str(item): item.identify().digest for item in candidates},
     )
 
 
@@ -256,7 +264,7 @@ class _Bench:
         start = time.monotonic()
         self.default = Program(default, inputs)
         self.default.step()
-        self._took = time.monotonic() - start
+        self._compiling, self._measuring = time.monotonic() - start, 0.0
         self.proposals = Proposals(gm, inputs, options, one.goal, one.passes, one.allowed, regions > 0)
         # Measuring may write to inputs: what is compared begins with others.
         self._verdicts = Verdicts(gm, own_inputs(inputs), options, self._compile)
@@ -266,7 +274,7 @@ class _Bench:
         start = time.monotonic()
         program = Program(self._compile(choice.options(self._options)), self._inputs)
         program.step()
-        self._took = max(self._took, time.monotonic() - start)
+        self._compiling = time.monotonic() - start
         return program
 
     def duel(
@@ -277,7 +285,7 @@ class _Bench:
         has_time = lambda: self.seconds_left() > 0  # noqa: E731
         clock = self._session.clock
         found = duel(old.step, new.step, clock=clock, settled=settled, has_time=has_time, least=least)
-        self._took = max(self._took, time.monotonic() - start)
+        self._measuring = max(self._measuring, time.monotonic() - start)
         return found
 
     def peak_bytes(self, program: Program) -> int:
@@ -287,5 +295,5 @@ class _Bench:
         return self._verdicts.refusal(choice, program.run, max(self.seconds_left() / 2, 0.0))
 
     def expected_seconds(self) -> float:
-        """Compiling, measuring, checking, and measuring the winner again: as long as the longest so far, each."""
-        return 2 * self._took
+        """Compiling as long as the last time (the first loads what all need), measuring it and the winner as long as the longest so far."""
+        return self._compiling + 2 * self._measuring

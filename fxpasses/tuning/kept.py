@@ -9,21 +9,24 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fxpasses.errors import OptionsError
 from fxpasses.plans.errors import PlanFileError
 from fxpasses.plans.store import cache_directory, check_owner, write_atomically
 from fxpasses.tuning.ledger import Entry
 
+if TYPE_CHECKING:
+    from fxpasses.pass_manager.contract import Pass  # reading needs no torch
+
 __all__ = ["Kept", "Place", "every_result", "ledger_file", "read_result"]
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Kept:
         memory: the same for peak memory, where it was measured.
         left: the steps that there was no time for.
         struck: why the choice is not used any more, "" if it is.
+        candidates: the passes that were named to choose from, each with a digest of what it does.
     """
 
     graph: str
@@ -49,13 +53,14 @@ class Kept:
     memory: float | None = None
     left: tuple[str, ...] = ()
     struck: str = ""
+    candidates: Mapping[str, str | None] = field(default_factory=dict)
 
     def to_data(self) -> dict[str, Any]:
         """The result as plain data."""
         return {
             "format": _FORMAT, "graph": self.graph, "steps": list(self.steps), "entries": [e.to_data() for e in self.entries],
             "surroundings": dict(self.surroundings), "ratio": list(self.ratio), "memory": self.memory, "left": list(self.left),
-            "struck": self.struck,
+            "struck": self.struck, "candidates": dict(self.candidates),
         }  # fmt: skip
 
     @classmethod
@@ -66,7 +71,15 @@ class Kept:
         return cls(
             data["graph"], tuple(data["steps"]), tuple(map(Entry.from_data, data["entries"])), data["surroundings"],
             tuple(data["ratio"]), data["memory"], tuple(data["left"]), data["struck"],
+            data["candidates"],
         )  # fmt: skip
+
+    def covers(self, passes: Sequence[Pass]) -> bool:
+        """Whether all these passes were there to choose from, as they are now."""
+        return all(
+            str(item) in self.candidates and self.candidates[str(item)] == item.identify().digest
+            for item in passes
+        )
 
     def without_choice(self, why: str) -> Kept:
         """The result with the choice struck: the default is used from now on."""

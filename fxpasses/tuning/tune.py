@@ -120,12 +120,16 @@ def tune(
         show: whether to say what is being tried, on standard error.
 
     Raises:
-        OptionsError: for a wrong argument.
+        OptionsError: for a wrong argument, or a pass that holds state of which nothing can be said.
         StageError: when the default cannot be compiled.
     """
     _check(model, seconds, goal, options, cache)
     chosen = None if passes is None else Options.parse({"passes": passes}).passes
     allowed = Options.parse({"passes": allow}).passes
+    for item in (*(chosen or ()), *allowed):
+        if item.identify().digest is None:
+            problem = f"pass {item.name!r} holds state, and could not be told from another one later: {', '.join(item.identify().unknown)}"
+            raise OptionsError("passes", str(item), problem=problem)
     start = time.monotonic()
     args = inputs if isinstance(inputs, tuple) else (inputs,)
     with ProgressLine(show, name="fxpasses.tune") as line:

@@ -60,6 +60,21 @@ def wrong_but_fast(gm):
     return True
 
 
+def with_state():
+    calls = []
+
+    @fxpasses.graph_pass(graphs=["joint"])
+    def counting(gm):
+        "Counts its calls."
+        calls.append(gm)
+        return False
+
+    return counting
+
+
+counting = with_state()
+
+
 def test_a_model_is_tuned_once_and_what_loses_or_is_wrong_is_left_out(tmp_path, monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setenv("FXPASSES_CACHE_DIR", str(tmp_path))
@@ -99,6 +114,7 @@ def test_a_model_is_tuned_once_and_what_loses_or_is_wrong_is_left_out(tmp_path, 
         ({"goal": "speed"}, "'time', 'memory', 'both', got 'speed'"),
         ({"seconds": -1}, "at least 0"),
         ({"passes": ["reassociate_matmul"]}, "did you mean 'reassociate_matmuls'"),
+        ({"passes": [counting]}, "holds state.*closure .*calls"),
         ({"options": {"passes": []}}, "name those to choose from"),
         ({"options": {"memory_budgt": 1}}, "did you mean"),
         ({"model": 3}, "a module or function"),
@@ -281,3 +297,23 @@ def test_the_content_of_a_graph_has_no_names_in_it():
     assert family_of(*first) == family_of(*second) == family_of(*graph(one, torch.ones(4, 8), w))
     assert family_of(*first) != family_of(*graph(one, x.double(), w.double()))
     assert family_of(*third) != family_of(*first)
+
+
+def test_a_pass_that_is_new_or_was_changed_is_measured(tmp_path):
+    gm, inputs = a_graph()
+    options = Options.parse({"compiler": "eager"})
+
+    def tuned(*passes):
+        one = Session(cache=str(tmp_path), passes=passes)
+        tuned_graph(gm, inputs, options, one, lambda *_: gm.forward)(*inputs)
+        return one.reused
+
+    changed = dataclasses.replace(slower_on_purpose, function=wrong_but_fast.function)
+    assert [tuned(slower_on_purpose), tuned(slower_on_purpose), tuned()] == [0, 1, 1]
+    assert [tuned(slower_on_purpose, wrong_but_fast), tuned(wrong_but_fast)] == [0, 1]
+    assert [tuned(changed), tuned(changed)] == [0, 1]
+    (path,) = tmp_path.glob("tuned/*/*.json")
+    data = json.loads(path.read_text())
+    step = {**Step(str(changed), changed).to_data(), "digest": "another"}
+    path.write_text(json.dumps({**data, "steps": [step]}))
+    assert [tuned(changed), tuned(changed)] == [0, 1], "a choice of a pass that is another one by now"
