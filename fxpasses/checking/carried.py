@@ -14,7 +14,7 @@ from fake.error_text import describe_error
 from fxpasses.checking.changes import changed_nodes, taken_pairs
 from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import Run
-from fxpasses.checking.tolerance import same_bits
+from fxpasses.checking.rounding import same_bits
 from fxpasses.checking.windows import can_be_cut
 from fxpasses.graphs.aliasing import is_mutating
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.inputs import Unsupported
-from fxpasses.checking.interpret import CANNOT_RUN, Run, allocates, results_in_float64
+from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run, allocates
 from fxpasses.checking.rounding import spacing
 from fxpasses.exact.same_values import DRIFT
 from fxpasses.exact.samples import sample_input
@@ -68,7 +68,7 @@ def explained_by_constants(
     generator = torch.Generator().manual_seed(_SEED)
     for scale in (None, *_SCALES):
         given = inputs if scale is None else [_sampled(value, generator, scale) for value in inputs]
-        mine, theirs = (results_in_float64(gm, given) for gm in (before, after))
+        mine, theirs = (ExactRun(gm).results(given) for gm in (before, after))
         gaps = _gaps(mine, theirs) if mine is not None and theirs is not None else None
         if gaps is None or theirs is None:
             return scale is not None
@@ -158,7 +158,7 @@ def _is_in_reach(
     """Whether each gap is one that the rounding of some constants explains."""
 
     def moved(seed: int) -> list[Any] | None:
-        return results_in_float64(_with_moved(gm, names, seed), inputs)
+        return ExactRun(_with_moved(gm, names, seed)).results(inputs)
 
     squares: list[Any] = [None if gap is None else torch.zeros_like(gap) for gap in gaps]
     for seed in range(_RUNS):
@@ -199,10 +199,10 @@ def _is_a_rounding(
     wanted: list[Tensor] = []
     for number in range(_SAMPLES):
         given = list(inputs) if number == 0 else [_sampled(value, generator) for value in inputs]
-        mine, theirs = (_flat(results_in_float64(gm, given)) for gm in (before, after))
+        mine, theirs = (_flat(ExactRun(gm).results(given)) for gm in (before, after))
         if mine is None or theirs is None or mine.shape != theirs.shape:
             continue
-        moved = [_flat(results_in_float64(_moved_at(after, *step), given)) for step in steps]
+        moved = [_flat(ExactRun(_moved_at(after, *step)).results(given)) for step in steps]
         if any(run is None for run in moved):
             continue
         rows.append(torch.stack([run - theirs for run in moved], 1))  # type: ignore[operator]

@@ -1,10 +1,7 @@
-"""Running a graph for comparison: uninitialised memory poisoned, RNG calls repeatable, in three precisions.
+"""Running a graph for comparison: uninitialised memory poisoned, RNG calls repeatable, in two precisions.
 
 * :class:`Run`: as it is.
 * :class:`ExactRun`: every floating value in float64, whatever the graph casts to.
-* :class:`RoundedRun`: as it is, but each result is moved by a random amount of the size of that operator's rounding
-  error. Several such runs show how far rounding alone takes each output. (Monte Carlo arithmetic: D. S. Parker,
-  "Monte Carlo Arithmetic: exploiting randomness in floating-point arithmetic", 1997; CESTAC: J. Vignes, 1974.)
 """
 
 from __future__ import annotations
@@ -17,28 +14,22 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate, map_arg
 
-from fake.seam.pytree import tree_map
-from fxpasses._torch import OpOverload, TorchDispatchMode, disable_current_modes
+from fake.seam.pytree import tree_leaves, tree_map
+from fxpasses._torch import OpOverload, disable_current_modes
 from fxpasses.checking.collectives import refuse_unknown, simulated
 from fxpasses.checking.inputs import cloned
-from fxpasses.checking.rounding import perturbed
 from fxpasses.graphs.aliasing import is_mutating, is_random
-from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import subgraphs
 
 __all__ = [
     "CANNOT_RUN",
     "ExactRun",
     "Poison",
-    "RoundedMode",
-    "RoundedRun",
     "Run",
     "allocates",
     "as_float64",
     "as_recorded_dtype",
     "call_in_float64",
-    "call_with_rounding_noise",
-    "results_in_float64",
     "seeded",
 ]
 
@@ -75,6 +66,8 @@ def allocates(gm: fx.GraphModule, names: Collection[str] | None = None) -> bool:
     )
 
 
+CANNOT_RUN = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
+_SEED = 20
 _RUN_GRAPHS = {"cond", "while_loop", "map_impl", "scan", "invoke_subgraph"}
 """Operators that call a graph that they are given, so that we may run it our way."""
 
@@ -197,16 +190,24 @@ class ExactRun(Run):
     """Runs a graph in float64, as far as operators go: the yardstick for the errors of the other runs.
 
     Floating inputs, constants and every cast are widened. Random operators run in their own precision, so that
-    they give the samples that they give otherwise.
+    they give the samples that they give otherwise; and so do those that do not know float64.
 
-    Raises:
-        Exception: whatever an operator raises that does not know float64.
+    Attributes:
+        inputs: the widened inputs, in which the graph's writes to its inputs are seen.
+        coarsest: the largest relative error that an operator in its own precision may have made.
     """
 
     def __init__(self, gm: fx.GraphModule, poison: Poison = "nan", keep: bool = False) -> None:
         super().__init__(gm, poison, keep)
         self.inputs: list[Any] = []
-        """The widened inputs, in which the graph's writes to its inputs are seen."""
+        self.coarsest = 0.0
+
+    def results(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """The outputs on copies of some inputs, then these inputs after the run; ``None`` where an operator cannot be run."""
+        try:
+            return [*self(cloned(inputs), _SEED), *self.inputs]
+        except CANNOT_RUN:
+            return None
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Take an input, floats as float64. Args: those of :meth:`torch.fx.Interpreter.placeholder`."""
@@ -225,141 +226,37 @@ class ExactRun(Run):
             return super().run_node(n)
         self.current = n
         if is_random(n):
-            narrow = map_arg((n.args, n.kwargs), lambda a: as_recorded_dtype(self.env[a], a.meta.get("val")))
-            result = tree_map(as_float64, n.target(*narrow[0], **narrow[1]))  # type: ignore[operator]
+            result = self._in_own_precision(n)
         else:
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            result = call_in_float64(n.target, args, kwargs)
+            try:
+                result = call_in_float64(n.target, args, kwargs)
+            except (RuntimeError, TypeError, NotImplementedError, AssertionError):
+                result = self._in_own_precision(n)
+                self.coarsest = max([self.coarsest, *map(_precision, n.all_input_nodes)])
         if n.target in _UNINITIALISED:
             _fill(result, self._poison)
         if self._keep:
             self.values[n.name] = tree_map(_copied, result)
         return result
 
-
-class RoundedRun(Run):
-    """Runs a graph with each result moved by a random amount of the size of the operator's rounding error.
-
-    That error is measured, not assumed: the operator runs on the same arguments in float64, too. What comes out equal
-    (copies, masks, permutations) stays as it is. Views, RNG calls and writes are left alone.
-
-    Args:
-        gm: the graph.
-        seed: of the random amounts.
-        keep: as for :class:`Run`.
-    """
-
-    def __init__(self, gm: fx.GraphModule, seed: int, keep: bool = False) -> None:
-        super().__init__(gm, "huge", keep)
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def inner(self, gm: fx.GraphModule) -> Run:
-        run = RoundedRun(gm, 0)
-        run.generator = self.generator
-        return run
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call, and move its results within their rounding. Args: those of :meth:`torch.fx.Interpreter.call_function`."""
-        return call_with_rounding_noise(target, args, kwargs, self.generator)
+    def _in_own_precision(self, n: fx.Node) -> Any:
+        """The result of a call in the types that the graph has, in float64."""
+        narrow = map_arg((n.args, n.kwargs), lambda a: as_recorded_dtype(self.env[a], a.meta.get("val")))
+        result = simulated(n.target)(*narrow[0], **narrow[1])
+        if isinstance(n.target, OpOverload) and n.target._schema.is_mutable:
+            wide = self.fetch_args_kwargs_from_env(n)
+            for a, b in zip(tree_leaves(wide), tree_leaves(narrow), strict=True):
+                if isinstance(a, Tensor) and a is not b:
+                    a.copy_(b)
+        return tree_map(as_float64, result)
 
 
-_SAME_IN_FLOAT64 = 1e-6
-"""How far a decomposition may be from its operator in float64, relative to the largest element: some compute in float32 inside."""
-
-
-class RoundedMode(TorchDispatchMode):
-    """The same for a program that is not a graph: inside, every operator's result is moved by its rounding error.
-
-    Its collectives are really called: a program that is run as it is speaks with the other processes, which run it, too.
-
-    Args:
-        seed: of the random amounts.
-        decompositions: how to compute operators by others, as a compiler does: each of these rounds then. What one operator rounds at
-            its end, its parts round on the way, and that is much more where they cancel.
-    """
-
-    def __init__(self, seed: int, decompositions: Mapping[Any, Callable[..., Any]] | None = None) -> None:
-        super().__init__()
-        self._generator = torch.Generator().manual_seed(seed)
-        self._decompositions = decompositions or {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if communicates(func):
-            return func(*args, **kwargs)
-        decomposition = self._decompositions.get(func) if _rounds(func) else None
-        made = NotImplemented if decomposition is None else self._by_others(func, decomposition, args, kwargs)
-        if made is NotImplemented:
-            return call_with_rounding_noise(func, args, kwargs, self._generator)
-        # In the memory layout of the operator itself, which the program may rely on.
-        plain = func(*args, **kwargs)
-        if isinstance(plain, (tuple, list)):
-            return type(plain)(map(_with_values_of, plain, made))
-        return _with_values_of(plain, made)
-
-    def _by_others(self, func: Any, decomposition: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        try:
-            wide_args, wide_kwargs = map_aggregate((args, kwargs), as_float64)
-            if not _agree(call_in_float64(func, args, kwargs), decomposition(*wide_args, **wide_kwargs)):
-                return NotImplemented  # it is another function, and would make that look like rounding
-            with self:
-                return decomposition(*args, **kwargs)
-        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, AssertionError):
-            return NotImplemented  # a decomposition for tracing only
-
-
-def _agree(a: Any, b: Any) -> bool:
-    """Whether two results in float64 are the same up to the rounding of float64."""
-    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return len(a) == len(b) and all(map(_agree, a, b))
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        return (a is None and b is None) or type(a) is type(b)
-    if a.shape != b.shape:
-        return False
-    scale = (
-        float(a.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if a.numel() and not a.is_complex() else 1.0
-    )
-    return torch.allclose(
-        a, b.to(a.dtype), rtol=_SAME_IN_FLOAT64, atol=_SAME_IN_FLOAT64 * scale, equal_nan=True
-    )
-
-
-def _with_values_of(plain: Any, made: Any) -> Any:
-    """The floating tensor ``plain`` with the values of another one of its shape; anything else as it is."""
-    fits = isinstance(plain, Tensor) and isinstance(made, Tensor) and plain.shape == made.shape
-    return plain.copy_(made) if fits and plain.is_floating_point() else plain
-
-
-def call_with_rounding_noise(target: Any, args: Any, kwargs: Any, generator: torch.Generator) -> Any:
-    """Call an operator, and move its results by random amounts of the size of its rounding error.
-
-    Args:
-        target: the operator.
-        args: its arguments.
-        kwargs: its keyword arguments.
-        generator: of the random amounts.
-    """
-    if not _rounds(target):
-        return simulated(target)(*args, **kwargs)
-    wide = _try_wide(target, args, kwargs)
-    result = target(*args, **kwargs)
-    if isinstance(result, Tensor):
-        return perturbed(result, wide, generator)
-    if isinstance(result, (tuple, list)):
-        wides = wide if isinstance(wide, (tuple, list)) else [None] * len(result)
-        return type(result)(perturbed(a, b, generator) for a, b in zip(result, wides, strict=True))
-    return result
-
-
-def _rounds(target: Any) -> bool:
-    """Whether the operator makes new values by arithmetic."""
-    if not isinstance(target, OpOverload) or target._schema.is_mutable or target in _UNINITIALISED:
-        return False
-    if simulated(target) is not target:
-        return False
-    if torch.Tag.nondeterministic_seeded in target.tags:
-        return False
-    return not any(r.alias_info is not None for r in target._schema.returns)
+def _precision(node: fx.Node) -> float:
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return torch.finfo(value.dtype).eps
+    return 0.0
 
 
 def call_in_float64(target: Any, args: Any, kwargs: Any) -> Any:
@@ -380,13 +277,6 @@ def call_in_float64(target: Any, args: Any, kwargs: Any) -> Any:
             position = names.index("half_to_float")
             args = tuple(False if i == position else a for i, a in enumerate(args))
     return simulated(target)(*args, **kwargs)
-
-
-def _try_wide(target: Any, args: Any, kwargs: Any) -> Any:
-    try:
-        return call_in_float64(target, args, kwargs)
-    except (RuntimeError, TypeError, NotImplementedError):
-        return None  # no float64 kernel: its rounding is taken to be that of its type
 
 
 def as_float64(value: Any) -> Any:
@@ -419,22 +309,3 @@ def _fill(result: Any, poison: Poison) -> None:
     else:
         info = torch.iinfo(result.dtype)
         result.fill_(info.max if poison == "nan" else info.min)
-
-
-CANNOT_RUN = (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError, KeyError)
-_SEED = 20
-
-
-def results_in_float64(gm: fx.GraphModule, inputs: Sequence[Any], poison: Poison = "nan") -> list[Any] | None:
-    """The outputs of a graph in float64, then its inputs after the run; ``None`` where an operator cannot be run so.
-
-    Args:
-        gm: the graph.
-        inputs: its inputs; they are copied.
-        poison: what uninitialised memory holds.
-    """
-    run = ExactRun(gm, poison)
-    try:
-        return [*run(cloned(inputs), _SEED), *run.inputs]
-    except CANNOT_RUN:
-        return None

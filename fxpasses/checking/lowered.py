@@ -23,8 +23,8 @@ from fxpasses.checking.collectives import UnknownCollective, collectives
 from fxpasses.checking.inputs import Unsupported, cloned, inputs_from_hints, placeholders
 from fxpasses.checking.reduce import Case, extract_calls, reduce_nodes, smaller_sizes
 from fxpasses.checking.repro import fresh_directory, recorded_calls, write_repro
+from fxpasses.checking.rounding import limit_of_kernels
 from fxpasses.checking.source import CannotEmbed, PassSource
-from fxpasses.checking.tolerance import deviation, kernel_tolerance
 from fxpasses.checking.values import Reference
 from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import copy_graph
@@ -34,7 +34,6 @@ __all__ = ["LoweringCheck", "differences", "replay_compiled"]
 
 log = logging.getLogger(__name__)
 
-_SAMPLES = 4
 _FEW_ELEMENTS = 4096
 """Inputs of so many elements are not made smaller: each attempt costs a compilation."""
 _SECONDS = 240.0
@@ -82,11 +81,8 @@ def _wrong_values(reference: Reference, got: Sequence[Any]) -> str:
         name = f"output {position}" if position < outputs else f"input {position - outputs} after the run"
         if (native.shape, native.dtype) != (value.shape, value.dtype):
             return f"{name}: {native.dtype}{tuple(native.shape)} became {value.dtype}{tuple(value.shape)}"
-        samples = [sample[position] for sample in reference.rounded(_SAMPLES)]
-        how = deviation(
-            native, reference.exact[position], samples, value, limit=kernel_tolerance(native.dtype)
-        )
-        if how is not None:
+        how = reference.distance(position, value)
+        if how is not None and how.times > limit_of_kernels(native.dtype):
             return f"{name}: {how}"
     return ""
 

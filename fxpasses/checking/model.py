@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, fx, nn
 
-from fake.error_text import first_line
 from fake.notebook import as_html
 from fxpasses import _torch
 from fxpasses.checking._torch_dynamo import compile_apart
@@ -21,9 +20,9 @@ from fxpasses.checking.calls import Rewrite, Trial
 from fxpasses.checking.lowered import LoweringCheck
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.checking.region_calls import RegionCalls
+from fxpasses.checking.rounding import distance, limit_of_kernels
 from fxpasses.checking.staged import Stage, in_eager_with_repro
 from fxpasses.checking.steps import Results, Steps
-from fxpasses.checking.tolerance import WORSE, deviation, kernel_tolerance, rounding_multiple, same_bits
 from fxpasses.checking.values import Reference, compare, largest_error, value_names
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.inductor import Compiler
@@ -34,7 +33,6 @@ from fxpasses.pipeline.stages import Hooks
 
 __all__ = ["Collector", "ModelCheck", "StageCheck", "check", "judged"]
 
-_SAMPLES = 4
 _COLUMNS = ("stage", "max error", "x rounding", "first difference", "verdict")
 
 
@@ -194,16 +192,19 @@ class _Stages:
 
     def check(self) -> ModelCheck:
         """Run every stage."""
-        self._tell("eager, float64, and the rounding of eager")
+        self._tell("eager, and float64")
         try:
             self._eager = self._steps.eager()
         except Exception as error:
             error.add_note("fxpasses.check: this is the model itself, in eager; nothing was compiled yet")
             raise
-        self._exact = self._in_float64()
-        self._samples = self._steps.samples()
+        self._wide, why_not = self._steps.yardsticks()
+        if why_not:
+            self._notes.append(
+                f"the model does not run in float64 ({why_not}): errors are distances from eager"
+            )
         self._varies = self._steps.variation(self._eager)
-        self._found.append(judged("eager", self._eager, self._eager, self._exact, self._samples))
+        self._found.append(judged("eager", self._eager, self._eager, self._wide))
         if self._varies:
             self._notes.append(f"{self._varies}, so that only graphs are compared with graphs")
         operators = dataclasses.replace(self._quiet, compiler="eager")
@@ -268,7 +269,7 @@ class _Stages:
         got = self._compiled(name, options, regions=regions, compiler=compiler)
         if self._varies or (regions is not None and not regions.found):
             return
-        stage = judged(name, got, self._eager, self._exact, self._samples)
+        stage = judged(name, got, self._eager, self._wide)
         if regions is not None and any(p.startswith("output") for p in stage.problems):
             stage = dataclasses.replace(stage, module=regions.first_wrong_module())
         self._found.append(stage)
@@ -307,27 +308,15 @@ class _Stages:
 
         self._steps.compiled(lambda function: compile_apart(function, backend, self._dynamic))
 
-    def _in_float64(self) -> Results | None:
-        try:
-            return self._steps.exact()
-        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError) as error:
-            self._notes.append(
-                f"the model does not run in float64 ({first_line(error)}): errors are distances from eager"
-            )
-            return None
 
-
-def judged(
-    name: str, got: Results, eager: Results, exact: Results | None, samples: Sequence[Results]
-) -> StageCheck:
+def judged(name: str, got: Results, eager: Results, wide: Sequence[Results]) -> StageCheck:
     """The results of a step compared with eager's.
 
     Args:
-        name: of the stage; where it begins with ``inductor``, results may be as far off as its kernels round.
+        name: of the stage.
         got: the results to judge.
         eager: those of the step in eager.
-        exact: those in float64, where it can be run so.
-        samples: those with the rounding of operators resampled.
+        wide: those in float64, where it can be run so, and then those of inputs next to its own.
     """
     problems: list[str] = []
     module, largest, most = "", 0.0, 0.0
@@ -336,16 +325,11 @@ def judged(
         if value is None or (value.shape, value.dtype) != (usual.shape, usual.dtype):
             problems.append(f"{key} is missing or of another type")
             continue
-        center = None if exact is None else exact.get(key)
-        center = center if center is not None and center.shape == usual.shape else None
-        rounded = [s[key] for s in samples if key in s and s[key].shape == usual.shape]
-        largest = max(largest, largest_error(usual if center is None else center, value))
-        if got is eager:
-            continue
-        most = max(most, rounding_multiple(usual, center, rounded, value))
-        limit = kernel_tolerance(usual.dtype) if name.startswith("inductor") else WORSE
-        how = deviation(usual, center, rounded, value, limit=limit)
-        if how is not None:
+        exact = [run[key] for run in wide if key in run and run[key].shape == usual.shape]
+        largest = max(largest, largest_error(exact[0] if exact else usual, value))
+        how = None if got is eager else distance(usual, value, exact)
+        most = max(most, how.times if how is not None else 0.0)
+        if how is not None and how.times > limit_of_kernels(usual.dtype):
             problems.append(f"{key}: {how}")
             if not module:
                 module = key.removeprefix("gradient of ").removeprefix("buffer ").rpartition(".")[0]
@@ -490,7 +474,6 @@ def _errors(reference: Reference, after: fx.GraphModule) -> tuple[float, float]:
             continue
         exact = reference.exact[position]
         error = max(error, largest_error(native if exact is None else exact, value))
-        if not same_bits(native, value):
-            samples = [run[position] for run in reference.rounded(_SAMPLES)]
-            times = max(times, rounding_multiple(native, exact, samples, value))
+        how = reference.distance(position, value)
+        times = max(times, how.times if how is not None else 0.0)
     return error, times

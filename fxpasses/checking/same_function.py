@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from fxpasses.checking.changes import Change, changes, join_changes, taken_pairs
 from fxpasses.checking.collectives import collectives
 from fxpasses.checking.computed_constants import explained_by_constants
-from fxpasses.checking.interpret import Poison, allocates, results_in_float64
+from fxpasses.checking.interpret import ExactRun, Poison, allocates
 from fxpasses.checking.nested_graphs import inner_rewrites
 from fxpasses.checking.windows import Window, can_be_cut, cut
 from fxpasses.exact import Original, Verdict
@@ -32,6 +32,8 @@ _MOST_ELEMENTS = 20_000_000
 """Values of a graph that are evaluated exactly: each takes 32 bytes and some twenty times the time that it takes in floats."""
 _CLEAR = 1e-3
 """Results that differ so much in float64, relative to the largest of their tensor, are another function: nothing exact is asked."""
+_OWN_PRECISION = 8.0
+"""Units in the last place by which an operator that does not run in float64 may be off."""
 Relation = Literal["same", "unproved", "other"]
 
 
@@ -266,12 +268,15 @@ def _differences_in_float64(
     before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any], least: float = DRIFT
 ) -> list[Difference] | None:
     """The results that differ in float64 by more than it rounds; ``None`` where the graphs do not run in it."""
-    mine = results_in_float64(before, inputs)
-    huge = results_in_float64(before, inputs, "huge") if allocates(before) else None
+    run = ExactRun(before)
+    mine = run.results(inputs)
+    huge = ExactRun(before, "huge").results(inputs) if allocates(before) else None
     poisons: tuple[Poison, ...] = ("nan", "huge") if allocates(after) else ("nan",)
     drift = max(least, DRIFT if _is_plain(before) and _is_plain(after) else KERNEL_DRIFT)
     for poison in poisons:
-        theirs = results_in_float64(after, inputs, poison)
+        other = ExactRun(after, poison)
+        theirs = other.results(inputs)
+        drift = max(drift, _OWN_PRECISION * max(run.coarsest, other.coarsest))
         if mine is None or theirs is None or len(mine) != len(theirs):
             return None
         scale = 1e-4 * min(max(1.0, *(_largest(v) for v in (*mine, *inputs))), 1e3)

@@ -24,10 +24,10 @@ from fake.seam.pytree import tree_leaves
 from fxpasses._torch import functorch_config, outside_tracing, reset_code
 from fxpasses.checking.collectives import collectives
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
-from fxpasses.checking.interpret import RoundedMode, Run, as_float64, seeded
+from fxpasses.checking.interpret import CANNOT_RUN, Run, as_float64, seeded
 from fxpasses.checking.reduce import Case, extract_calls, reduce_nodes
 from fxpasses.checking.repro import fresh_directory, why_not_shown, write_repro
-from fxpasses.checking.tolerance import deviation
+from fxpasses.checking.rounding import distance, limit_of_kernels, moved, next_to
 from fxpasses.graphs.rewriting import attribute_of
 from fxpasses.pass_manager.limits import VARIABLE, Limits, progress
 
@@ -36,7 +36,7 @@ __all__ = ["Stage", "in_eager_with_repro", "replay_stage", "stage_differences", 
 log = logging.getLogger(__name__)
 
 Stage = Literal["capture", "partition"]
-_SAMPLES = 4
+_MOVES = 2
 _SECONDS = 240.0
 """Seconds for which parts of a graph are compiled in the search for a small one."""
 _SEED = 20
@@ -92,14 +92,14 @@ def _differences(
     """The same for one choice of the outputs' gradients."""
     try:
         native = _step(graph, inputs, sign)
-        samples = [_step(graph, inputs, sign, RoundedMode(seed)) for seed in range(_SAMPLES)]
     except Exception as error:
         raise Unsupported(f"eager raises {describe_error(error)}") from error
-    exact: dict[str, Tensor] | None
     try:
-        exact = _step(graph, inputs, sign, wide=True)
-    except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError):
-        exact = None  # a type in the code that does not fit
+        nearby = [[as_float64(v) for v in inputs], *(moved(inputs, seed) for seed in range(_MOVES))]
+        wide = [_step(graph, given, sign, like=inputs) for given in nearby]
+    except CANNOT_RUN:  # a type in the code that does not fit
+        nearby = [list(inputs), *(next_to(inputs, seed) for seed in range(_MOVES))]
+        wide = [_step(graph, given, sign, like=inputs) for given in nearby]
     try:
         with _up_to(stage, passes) as compiled:
             got = _step(compiled(graph), inputs, sign)
@@ -110,9 +110,8 @@ def _differences(
         value = got.get(name)
         if value is None or (value.shape, value.dtype) != (usual.shape, usual.dtype):
             return f"{name}: {'missing' if value is None else f'{value.dtype}{tuple(value.shape)}'}"
-        center = None if exact is None or exact[name].shape != usual.shape else exact[name]
-        how = deviation(usual, center, [s[name] for s in samples if s[name].shape == usual.shape], value)
-        if how is not None:
+        how = distance(usual, value, [run[name] for run in wide if name in run])
+        if how is not None and how.times > limit_of_kernels(usual.dtype):
             return f"{name}: {how}"
     extra = [name for name in got if name not in native]
     return f"{extra[0]}: eager has none" if extra else ""
@@ -144,17 +143,24 @@ def _up_to(stage: Stage, passes: Sequence[str]) -> Iterator[Callable[[Any], Any]
 
 
 def _step(
-    function: Callable[..., Any], inputs: Sequence[Any], sign: int, mode: Any = None, wide: bool = False
+    function: Callable[..., Any], inputs: Sequence[Any], sign: int, like: Sequence[Any] | None = None
 ) -> dict[str, Tensor]:
-    """Results, inputs afterwards and gradients of one step, by name; ``sign`` is that of the outputs' gradients."""
-    copies = [as_float64(v) for v in cloned(inputs)] if wide else cloned(inputs)
+    """Results, inputs afterwards and gradients of one step, by name.
+
+    Args:
+        function: of the inputs.
+        inputs: what it runs on.
+        sign: of the outputs' gradients.
+        like: tensors that say which of the inputs want gradients; the inputs themselves if it is None.
+    """
+    copies = cloned(inputs)
     leaves = [
         c.requires_grad_(v.requires_grad) if isinstance(c, Tensor) and c.is_floating_point() else c
-        for v, c in zip(inputs, copies, strict=True)
+        for v, c in zip(inputs if like is None else like, copies, strict=True)
     ]
     # What is written to has to be no leaf.
     given = [v.view_as(v) if isinstance(v, Tensor) and v.requires_grad else v for v in leaves]
-    with seeded(_SEED), mode or torch.enable_grad(), torch.enable_grad():
+    with seeded(_SEED), torch.enable_grad():
         results = [v for v in tree_leaves(function(*given)) if isinstance(v, Tensor)]
         wanted = [v for v in results if v.requires_grad]
         if wanted:

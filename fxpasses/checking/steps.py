@@ -1,8 +1,7 @@
-"""One step of a model, run in different ways: in eager, in float64, with its rounding resampled, compiled."""
+"""One step of a model, run in different ways: in eager, in float64, next to its inputs, compiled."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -11,18 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fake.error_text import first_line
 from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses import _torch
 from fxpasses.checking._torch_dynamo import nothing_left_behind
-from fxpasses.checking.interpret import RoundedMode
-from fxpasses.checking.tolerance import same_bits
+from fxpasses.checking.interpret import CANNOT_RUN
+from fxpasses.checking.rounding import moved, next_to, same_bits
 
 __all__ = ["Results", "Steps"]
 
 Results = dict[str, Tensor]
 """Outputs, inputs after the run, gradients and buffers, by name, in the order in which they are computed."""
 
-_SAMPLES = 4
+_MOVES = 2
 
 
 class Steps:
@@ -46,18 +46,21 @@ class Steps:
         """The step compiled by ``compile``."""
         return self._run(compile)
 
-    def exact(self) -> Results:
-        """The step in float64.
+    def yardsticks(self) -> tuple[list[Results], str]:
+        """What the rounding of a step is measured with.
 
-        Raises:
-            Exception: whatever the model raises that does not know float64.
+        Returns:
+            The step in float64, and the same with parameters and inputs moved by up to half a unit in the last place of their own types; in
+            these types, and moved by up to a unit, where the model does not know float64. Then why not, or "".
         """
-        return self._run(lambda f: f, wide=True)
 
-    def samples(self) -> list[Results]:
-        """The step with the rounding of the operators of compiled graphs resampled, a few times."""
-        table = _torch.select_decomp_table()
-        return [self._run(lambda f: f, RoundedMode(seed, table)) for seed in range(_SAMPLES)]
+        def runs(wide: bool) -> list[Results]:
+            return [self._run(lambda f: f, wide=wide, move=seed) for seed in (None, *range(_MOVES))]
+
+        try:
+            return runs(wide=True), ""
+        except CANNOT_RUN as error:
+            return runs(wide=False), first_line(error)
 
     def variation(self, eager: Results) -> str:
         """Why eager cannot be compared with: what changes from run to run; "" when nothing does."""
@@ -68,19 +71,24 @@ class Steps:
         return ""
 
     def _run(
-        self, compile: Callable[[Any], Any], mode: Any = None, wide: bool = False, seed: int = 0
+        self, compile: Callable[[Any], Any], wide: bool = False, seed: int = 0, move: int | None = None
     ) -> Results:
         model = copy.deepcopy(self._model)
-        if wide and isinstance(model, nn.Module):
-            model = model.double()
-        args, kwargs = tree_map(lambda v: _fresh(v, wide), (self._args, self._kwargs))
+        if isinstance(model, nn.Module):
+            model = model.double() if wide else model
+            if move is not None:
+                held = [p.detach() for p in self._model.parameters()]
+                weights = moved(held, move) if wide else next_to(held, move)
+                for parameter, value in zip(model.parameters(), weights, strict=True):
+                    parameter.data.copy_(value)
+        args, kwargs = tree_map(lambda v: _fresh(v, wide, move), (self._args, self._kwargs))
 
         # A function of its own: what the user has compiled is left alone.
         @_torch.with_own_code
         def step(*args: Any, **kwargs: Any) -> Any:
             return model(*args, **kwargs)
 
-        with nothing_left_behind(), torch.random.fork_rng(), mode or contextlib.nullcontext():
+        with nothing_left_behind(), torch.random.fork_rng():
             torch.manual_seed(seed)
             with torch.enable_grad() if self._backward else torch.no_grad():
                 outputs = [v for v in _leaves(compile(step)(*args, **kwargs)) if isinstance(v, Tensor)]
@@ -117,11 +125,13 @@ def _leaves(value: Any) -> Iterator[Any]:
             yield leaf
 
 
-def _fresh(value: Any, wide: bool) -> Any:
+def _fresh(value: Any, wide: bool, move: int | None) -> Any:
     if not isinstance(value, Tensor):
         return copy.deepcopy(value)  # a cache that the model fills, say
     copied = value.detach().clone()
-    if wide and copied.is_floating_point():
+    if move is not None:
+        (copied,) = moved([copied], move) if wide else next_to([copied], move)
+    elif wide and copied.is_floating_point():
         copied = copied.double()
     return copied.requires_grad_(value.requires_grad)
 

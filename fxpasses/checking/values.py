@@ -14,15 +14,15 @@ from torch import Tensor, fx
 from fake.error_text import describe_error
 from fxpasses.checking.changes import changed_nodes
 from fxpasses.checking.inputs import Unsupported, cloned, placeholders
-from fxpasses.checking.interpret import ExactRun, Poison, RoundedRun, Run, allocates
+from fxpasses.checking.interpret import ExactRun, Poison, Run, allocates
 from fxpasses.checking.less_precise import less_precise
+from fxpasses.checking.rounding import Distance, distance, moved, other_sign, same_bits
 from fxpasses.checking.same_function import Relation, Rewriting
-from fxpasses.checking.tolerance import Deviation, deviation, same_bits
 
 __all__ = ["Mismatch", "Outcome", "Reference", "compare", "largest_error", "value_names"]
 
-_SAMPLES, _MORE_SAMPLES = 4, 24
 _SEED = 20
+_MOVES = 2
 Fault = Literal["value", "metadata", "aliasing", "structure", "error"]
 
 
@@ -35,7 +35,6 @@ class Mismatch:
         value: which of the graph's results, in words.
         position: its position among the results (outputs, then inputs after the run); -1 for an exception.
         problem: what is wrong, in words.
-        deviation: for a wrong value, how far off it is.
         calls: for a wrong value, names of the calls that make it wrong, where that is known.
     """
 
@@ -43,7 +42,6 @@ class Mismatch:
     value: str
     position: int
     problem: str
-    deviation: Deviation | None = None
     calls: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
@@ -81,7 +79,6 @@ class Reference:
         self.samples = samples
         self.windows: dict[Hashable, Relation] = {}
         """What is known of windows of the graph on these inputs."""
-        self._rounded: list[list[Any]] = []
 
     @functools.cached_property
     def native(self) -> Outcome:
@@ -99,12 +96,21 @@ class Reference:
 
     @functools.cached_property
     def exact(self) -> list[Any]:
-        """The results in float64; ``None`` for each where an operator cannot be run so."""
-        run = ExactRun(self.gm)
-        try:
-            return [*run(cloned(self.inputs), _SEED), *run.inputs]
-        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError):
-            return [None] * len(self.native.values)
+        """The results in float64; ``None`` for each where an operator cannot be run."""
+        return self._in_float64(self.inputs)
+
+    @functools.cached_property
+    def nearby(self) -> list[list[Any]]:
+        """The same for inputs that differ by half a unit in the last place."""
+        return [self._in_float64(moved(self.inputs, seed)) for seed in range(_MOVES)]
+
+    def _in_float64(self, inputs: Sequence[Any]) -> list[Any]:
+        return ExactRun(self.gm).results(inputs) or [None] * len(self.native.values)
+
+    def distance(self, position: int, result: Tensor) -> Distance | None:
+        """Measure how far a result of another graph is from float64: see :func:`fxpasses.checking.rounding.distance`."""
+        wide = [run[position] for run in (self.exact, *self.nearby) if run[position] is not None]
+        return distance(self.native.values[position], result, wide)
 
     @functools.cached_property
     def kept(self) -> dict[str, Any]:
@@ -112,14 +118,6 @@ class Reference:
         run = Run(self.gm, keep=True)
         run(cloned(self.inputs), _SEED)
         return run.values
-
-    def rounded(self, count: int) -> list[list[Any]]:
-        """The results of ``count`` runs with the rounding resampled."""
-        while len(self._rounded) < count:
-            inputs = cloned(self.inputs)
-            outputs = RoundedRun(self.gm, len(self._rounded))(inputs, _SEED)
-            self._rounded.append([*outputs, *inputs])
-        return self._rounded[:count]
 
 
 def compare(
@@ -153,7 +151,7 @@ def compare(
             return [Mismatch("error", "", -1, f"the graph now raises {describe_error(error)}")]
         found = [*_shapes(expected, got, names), *_memory(expected, got, names)]
         if bitwise and not any(m.fault == "metadata" for m in found):
-            found += _numbers(reference, got, names, bitwise)
+            found += _other_bits(reference, got, names)
         if found:
             return found
         same &= _are_same(expected, got, bitwise)
@@ -173,7 +171,7 @@ def compare(
     )
     differences = rewriting.differences()
     if differences is None:
-        return _numbers(reference, got, names)
+        raise Unsupported("the graph does not run in float64")
     if differences:
         return [
             Mismatch(
@@ -204,17 +202,17 @@ def _less_precise(reference: Reference, rewriting: Rewriting, names: Sequence[st
     windows = rewriting.windows
     if windows is None or rewriting.suspects:
         found = less_precise(reference.gm, rewriting.after, reference.inputs)
-        return [Mismatch("value", names[how.position], how.position, str(how)) for how in found]
+        return [Mismatch("value", names[at], at, f"LESS PRECISE: {how}") for at, how in found.items()]
     return [
         Mismatch(
             "value",
-            f"value of {window.change.given[how.position][0]}",
+            f"value of {window.change.given[at][0]}",
             -1,
-            str(how),
+            f"LESS PRECISE: {how}",
             calls=window.change.names,
         )
         for window in windows
-        for how in less_precise(window.before, window.after, window.inputs)
+        for at, how in less_precise(window.before, window.after, window.inputs).items()
     ]
 
 
@@ -300,22 +298,28 @@ def _memory(expected: Outcome, got: Outcome, names: Sequence[str]) -> list[Misma
     return sorted([*new, *lost], key=lambda m: m.position)
 
 
-def _numbers(
-    reference: Reference, got: Outcome, names: Sequence[str], bitwise: bool = False
-) -> list[Mismatch]:
-    """The results that have other bits, or are farther from the reference than its rounding takes it."""
+def _other_bits(reference: Reference, got: Outcome, names: Sequence[str]) -> list[Mismatch]:
+    """The results that have other bits."""
     found = []
+    huge = _run(reference.gm, reference.inputs, "huge") if allocates(reference.gm) else None
     for position, (native, value) in enumerate(zip(reference.native.values, got.values, strict=True)):
-        if not isinstance(native, Tensor) or same_bits(native, value, bitwise):
+        if not isinstance(native, Tensor) or same_bits(native, value, signs=True):
             continue
-        for count in (_SAMPLES, _MORE_SAMPLES):  # a suspicion is looked into with more samples
-            samples = [sample[position] for sample in reference.rounded(count)]
-            how = deviation(native, reference.exact[position], samples, value, bitwise)
-            if how is None or how.is_clear:
-                break
-        if how is not None:
-            found.append(Mismatch("value", names[position], position, str(how), how))
+        wrong = ~_same_elements(native, value) | other_sign(native, value)
+        if huge is not None:  # what the reference leaves undefined may be anything
+            wrong &= _same_elements(native, huge.values[position])
+        if wrong.any():
+            found.append(Mismatch("value", names[position], position, _told(native, value, wrong)))
     return found
+
+
+def _same_elements(a: Tensor, b: Tensor) -> Tensor:
+    return (a == b) | ((a != a) & (b != b))
+
+
+def _told(a: Tensor, b: Tensor, wrong: Tensor) -> str:
+    at = tuple(int(i) for i in torch.unravel_index(wrong.flatten().long().argmax().cpu(), a.shape))
+    return f"element {list(at)}: {a[at].item():.9g} became {b[at].item():.9g}, {int(wrong.sum())} differ"
 
 
 def _newly_infinite(reference: Reference, got: Outcome, names: Sequence[str]) -> list[Mismatch]:
@@ -325,11 +329,7 @@ def _newly_infinite(reference: Reference, got: Outcome, names: Sequence[str]) ->
         if isinstance(native, Tensor) and (native.is_floating_point() or native.is_complex()):
             broken = native.isfinite() & ~value.isfinite()
             if broken.any():
-                at = tuple(
-                    int(i) for i in torch.unravel_index(broken.flatten().long().argmax().cpu(), native.shape)
-                )
-                problem = f"element {list(at)}: {native[at].item():.9g} became {value[at].item():.9g}"
-                found.append(Mismatch("value", names[position], position, problem))
+                found.append(Mismatch("value", names[position], position, _told(native, value, broken)))
     return found
 
 
@@ -339,10 +339,8 @@ def _confirmed_in_float64(
     """The mismatches that are there in float64, too: kernels of low precision multiply infinity by the zeros that they pad with."""
     if not found or any(value is None for value in reference.exact):
         return found
-    run = ExactRun(candidate)
-    try:
-        wide = [*run(cloned(reference.inputs), _SEED), *run.inputs]
-    except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError):
+    wide = ExactRun(candidate).results(reference.inputs)
+    if wide is None:
         return found
     return [
         m

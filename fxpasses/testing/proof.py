@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor, fx
 
 from fake.notebook import as_html
 from fake.seam.pytree import tree_leaves
-from fxpasses.checking.less_precise import LessPrecise, less_precise
+from fxpasses.checking.less_precise import less_precise
+from fxpasses.checking.rounding import Distance
 from fxpasses.errors import FxPassesError, Location
 from fxpasses.exact import Original, Verdict
 from fxpasses.graphs.rewriting import copy_graph, value_of
@@ -54,7 +55,7 @@ class SiteProof:
     site: int | None
     location: Location | None
     verdict: Verdict
-    rounding: tuple[LessPrecise, ...] = ()
+    rounding: Mapping[int, Distance] = field(default_factory=dict)
     program: str = ""
     setting: str = ""
 
@@ -66,7 +67,7 @@ class SiteProof:
     def __str__(self) -> str:
         where = "whole run" if self.site is None else f"site {self.site}: {self.location}"
         made = f"{self.program}, {self.setting}: " if self.program else ""
-        rounded = "".join(f"\n  output {how.position}: {how}" for how in self.rounding)
+        rounded = "".join(f"\n  output {at}: {how}" for at, how in self.rounding.items())
         return f"{made}{self.graph} graph, {where}: {self.verdict}{rounded}"
 
 
@@ -294,7 +295,7 @@ def _proofs(
     one = claimed[0] if len(claimed) == 1 else None
     verdict = original.equivalent(whole, samples=samples)
     is_judged = verdict.kind == "EQUAL" and item.contract.numerics != "none"
-    rounding = tuple(less_precise(gm, whole, inputs)) if is_judged else ()
+    rounding = less_precise(gm, whole, inputs) if is_judged else {}
     yield SiteProof(kind, one.index if one else None, one.location if one else None, verdict, rounding)
 
 

@@ -74,8 +74,7 @@ class Verdicts:
         if self._eager is None:
             self._eager = self._steps.eager()
             self._varies = self._steps.variation(self._eager)
-            self._samples = self._steps.samples()
-            self._exact = self._in_float64()
+            self._wide, _ = self._steps.yardsticks()
         same = choice.without_allowed()
         random = self._varies and self._options.compiler == "inductor"
         if random or same != choice:
@@ -84,13 +83,7 @@ class Verdicts:
             program = self._compile(dataclasses.replace(options, inductor=draws))
         got = self._steps.compiled(lambda step: program)
         # Judged as kernels are, whoever runs the graph: which rewrites round worse, their verdicts say.
-        return judged(f"inductor, {choice}", got, self._eager, self._exact, self._samples)
-
-    def _in_float64(self) -> Results | None:
-        try:
-            return self._steps.exact()
-        except (RuntimeError, TypeError, NotImplementedError, ValueError, IndexError):
-            return None  # distances are then those from eager
+        return judged(f"inductor, {choice}", got, self._eager, self._wide)
 
     def _of_step(self, step: Step, choice: Choice, seconds: float) -> tuple[str, str]:
         if step.item is None:

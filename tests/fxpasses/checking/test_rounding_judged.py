@@ -57,7 +57,7 @@ def test_what_its_inputs_leave_open_is_no_fault(seed):
     def last_the_mean(x):
         return x.sum() - x.mean() * 400
 
-    assert less_precise(graph(first_the_mean, x), graph(last_the_mean, x), [x]) == []
+    assert less_precise(graph(first_the_mean, x), graph(last_the_mean, x), [x]) == {}
 
 
 def test_a_cancellation_that_the_graph_before_avoids_is_one():
@@ -69,8 +69,8 @@ def test_a_cancellation_that_the_graph_before_avoids_is_one():
     def from_moments(x):
         return x.square().mean(1) - x.mean(1).square()
 
-    (how,) = less_precise(graph(centred, x), graph(from_moments, x), [x])
-    assert how.times > 16
+    found = less_precise(graph(centred, x), graph(from_moments, x), [x])
+    assert found[0].times > 16
 
 
 def test_a_constant_in_the_type_of_the_graph_is_the_number_that_it_stands_for():
