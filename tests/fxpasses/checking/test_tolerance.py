@@ -242,9 +242,11 @@ def test_an_operator_that_does_not_know_float64_runs_in_its_own_type():
 
         library.impl("half", half, "CPU")
         operator = torch.ops.only_float32.half.default
-        gm, wrong, right = (
-            graph(lambda x, f=f: (operator(aten.sin.default(x)) * f,)) for f in (3.0, 3.01, 3.0)
-        )
+
+        def scaled(factor):
+            return graph(lambda x: (operator(aten.sin.default(x)) * factor,))
+
+        gm, wrong, right = scaled(3.0), scaled(3.01), scaled(3.0)
         for node in (n for g in (gm, wrong, right) for n in g.graph.nodes):
             node.meta["val"] = torch.ones(4)
         x = torch.randn(4)
