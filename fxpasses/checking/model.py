@@ -17,17 +17,20 @@ from fake.notebook import as_html
 from fxpasses import _torch
 from fxpasses.checking._torch_dynamo import compile_apart
 from fxpasses.checking.calls import Rewrite, Trial
+from fxpasses.checking.captured import CaptureCheck
 from fxpasses.checking.lowered import LoweringCheck
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.checking.region_calls import RegionCalls
-from fxpasses.checking.rounding import distance, limit_of_kernels
+from fxpasses.checking.rounding import LIMIT, distance
 from fxpasses.checking.staged import Stage, in_eager_with_repro
 from fxpasses.checking.steps import Results, Steps
 from fxpasses.checking.values import Reference, compare, largest_error, value_names
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.inductor import Compiler
+from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.errors import OptionsError
+from fxpasses.exact import Verdict
 from fxpasses.pipeline.compile_graph import compile_graph, unpartitioned_compiler
 from fxpasses.pipeline.stages import Hooks
 
@@ -209,7 +212,9 @@ class _Stages:
             self._notes.append(f"{self._varies}, so that only graphs are compared with graphs")
         operators = dataclasses.replace(self._quiet, compiler="eager")
         captured = dataclasses.replace(operators, passes=())
-        self._whole("capture", captured, compiler=unpartitioned_compiler)
+        exact = CaptureCheck()
+        self._whole("capture", captured, exact, unpartitioned_compiler)
+        self._add_verdicts(exact.verdicts_found)
         if not self._found[-1].ok:
             self._stage_repro("capture")
         if not self._graphs["capture"]:
@@ -261,12 +266,13 @@ class _Stages:
         self,
         name: str,
         options: Options,
-        regions: RegionCalls | None = None,
+        watching: RegionCalls | CaptureCheck | None = None,
         compiler: Callable[..., Compiler] | None = None,
     ) -> None:
         """A stage of which the results are compared with eager's."""
         self._tell(name)
-        got = self._compiled(name, options, regions=regions, compiler=compiler)
+        got = self._compiled(name, options, watching=watching, compiler=compiler)
+        regions = watching if isinstance(watching, RegionCalls) else None
         if self._varies or (regions is not None and not regions.found):
             return
         stage = judged(name, got, self._eager, self._wide)
@@ -280,21 +286,38 @@ class _Stages:
         options: Options,
         values: Callable[[], ValueCheck] | None = None,
         lowered: LoweringCheck | None = None,
-        regions: RegionCalls | None = None,
+        watching: RegionCalls | CaptureCheck | None = None,
         compiler: Callable[..., Compiler] | None = None,
     ) -> Results:
         self._graphs[name] = 0
-        observers = [regions] if regions is not None else []
-        if regions is None:
+        observers: list[Observer] = [watching] if watching is not None else []
+        if not isinstance(watching, RegionCalls):
             options = dataclasses.replace(options, regions="off")
 
         def backend(gm: Any, example_inputs: Sequence[Any]) -> Any:
             self._graphs[name] += 1
+            for observer in observers:
+                observer.dynamo(gm, options)
             hooks = Hooks(compiler, observers, values() if values else None, lowered)
             compiled = compile_graph(gm, example_inputs, options, hooks)
-            return regions.watched(compiled) if regions is not None else compiled
+            return watching.watched(compiled) if watching is not None else compiled
 
         return self._steps.compiled(lambda function: compile_apart(function, backend, self._dynamic))
+
+    def _add_verdicts(self, verdicts: Sequence[Verdict]) -> None:
+        """Put what exact arithmetic says of the captured graphs to what their results say."""
+        for verdict in verdicts:
+            if verdict.kind == "UNPROVED":
+                self._notes.append(
+                    f"the capture is not proved to be the function of eager's operators: {verdict}"
+                )
+            elif verdict.kind != "EQUAL":
+                stage = (
+                    self._found.pop()
+                    if self._found[-1].stage == "capture"
+                    else StageCheck("capture", 0.0, 0.0, "", ())
+                )
+                self._found.append(dataclasses.replace(stage, problems=(*stage.problems, str(verdict))))
 
     def _stage_repro(self, stage: Stage) -> None:
         self._tell(f"looking for the calls that the {stage} gets wrong")
@@ -329,7 +352,7 @@ def judged(name: str, got: Results, eager: Results, wide: Sequence[Results]) -> 
         largest = max(largest, largest_error(exact[0] if exact else usual, value))
         how = None if got is eager else distance(usual, value, exact)
         most = max(most, how.times if how is not None else 0.0)
-        if how is not None and how.times > limit_of_kernels(usual.dtype):
+        if how is not None and how.times > LIMIT:
             problems.append(f"{key}: {how}")
             if not module:
                 module = key.removeprefix("gradient of ").removeprefix("buffer ").rpartition(".")[0]

@@ -19,7 +19,6 @@ __all__ = [
     "LIMIT",
     "Distance",
     "distance",
-    "limit_of_kernels",
     "moved",
     "next_to",
     "other_sign",
@@ -29,20 +28,7 @@ __all__ = [
 
 LIMIT = 16.0
 """How many times as far off a result may be, as a root mean square over a tensor. Right rewrites were at most 3.1 times as far; a sum that is
-accumulated in bfloat16 and not in float32 is thousands of times."""
-
-
-def limit_of_kernels(dtype: torch.dtype) -> float:
-    """The same for what a compiler made of a whole program.
-
-    Its vectorised functions are off by dozens of units in the last place (the error function by eight units of its largest value), and some
-    of its decompositions round on the way what one operator rounds at its end. What is held in low precision is computed in float32, whose
-    units do not count there.
-
-    >>> limit_of_kernels(torch.float32), limit_of_kernels(torch.bfloat16)
-    (100.0, 16.0)
-    """
-    return LIMIT if dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize else 100.0
+accumulated in bfloat16 and not in float32 is thousands of times. What Inductor makes of 1,080 small models with GELU is at most 6 times as far."""
 
 
 @dataclass(frozen=True)

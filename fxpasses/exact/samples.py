@@ -153,13 +153,20 @@ def with_values(size: Any, values: Mapping[Any, int]) -> int:
 
 
 def with_other_sizes(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
-    """Inputs with each symbolic size of the graph one larger; ``None`` where the graph has none.
+    """Inputs with each symbolic size of the graph one larger; ``None`` where the graph has none, or has sizes made of ones that are not known.
 
     Elements are those of the given inputs, repeated.
     """
     larger = {symbol: size + 1 for symbol, size in symbol_values(gm, inputs).items()}
     if not larger:
         return None
+    try:
+        return _resized(gm, inputs, larger)
+    except TypeError:  # a part of a graph, of which no input has a size that others are made of
+        return None
+
+
+def _resized(gm: fx.GraphModule, inputs: Sequence[Any], larger: Mapping[Any, int]) -> list[Any]:
     found: list[Any] = []
     for node, given in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True):
         value = node.meta.get("val")

@@ -1,0 +1,139 @@
+"""Is the graph that AOTAutograd made of Dynamo's, decomposed and with gradients, the function of eager's own operators: in exact arithmetic.
+
+Eager is the program of Dynamo's graph, run once with autograd and recorded operator by operator. Nothing is decomposed in it, so that
+every decomposition is judged by the rules for the operator that it stands for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from fake.seam.pytree import tree_leaves
+from fxpasses._torch import outside_tracing, trace_calls
+from fxpasses.checking.inputs import Unsupported, cloned, placeholders, tangents
+from fxpasses.checking.interpret import CANNOT_RUN, allocates
+from fxpasses.checking.values import is_tangent
+from fxpasses.compiling.observing import Observer
+from fxpasses.compiling.options import Options
+from fxpasses.exact import Verdict, equivalent
+from fxpasses.graphs.aliasing import is_mutating
+from fxpasses.graphs.rewriting import copy_graph
+
+__all__ = ["CaptureCheck"]
+
+log = logging.getLogger(__name__)
+
+_MOST_ELEMENTS = 2_000_000
+"""Elements of inputs: what is made of them is evaluated exactly, at some twenty times the cost of the model."""
+
+
+class CaptureCheck(Observer):
+    """Judges the captured graphs of a compilation, each on the inputs of its first call.
+
+    Attributes:
+        verdicts_found: one for each graph of which there can be one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.verdicts_found: list[Verdict] = []
+        self._waiting: list[tuple[fx.GraphModule, fx.GraphModule]] = []
+        self._dynamo: fx.GraphModule | None = None
+
+    def dynamo(self, gm: fx.GraphModule, options: Options, earlier: Any = None) -> None:
+        self._dynamo = copy_graph(gm)
+
+    def joint(self, gm: fx.GraphModule) -> None:
+        self._keep(gm)
+
+    def graph(self, kind: str, gm: fx.GraphModule) -> None:
+        if kind == "inference":
+            self._keep(gm)
+
+    def _keep(self, gm: fx.GraphModule) -> None:
+        if self._dynamo is not None:
+            self._waiting.append((self._dynamo, copy_graph(gm)))
+        self._dynamo = None
+
+    def watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """``compiled``, with the graph that it was made of judged when it is first called."""
+        if not self._waiting:
+            return compiled
+        waiting = [self._waiting.pop()]
+
+        def run(*args: Any) -> Any:
+            if waiting:
+                self._judge(*waiting.pop(), args)
+            return compiled(*args)
+
+        return run
+
+    def _judge(self, eager: fx.GraphModule, captured: fx.GraphModule, args: Sequence[Any]) -> None:
+        try:
+            with outside_tracing():
+                values = _inputs(captured, args)
+                recorded = _recorded(eager, args, values)
+                self.verdicts_found.append(equivalent(recorded, captured, values, edges=(), overflow=False))
+        except (Unsupported, *CANNOT_RUN) as reason:
+            log.info("a captured graph is not judged in exact arithmetic: %s", reason)
+
+
+def _inputs(captured: fx.GraphModule, args: Sequence[Any]) -> list[Any]:
+    """Inputs of the captured graph, with random gradients of outputs."""
+    nodes = placeholders(captured)
+    gradients = [node for node in nodes if is_tangent(node)]
+    if len(nodes) - len(gradients) != len(args) or nodes[len(args) :] != gradients:
+        raise Unsupported("the captured graph takes other inputs than Dynamo's")
+    if sum(v.numel() for v in args if isinstance(v, Tensor)) > _MOST_ELEMENTS or allocates(captured):
+        raise Unsupported("it is too large, or holds uninitialised memory")
+    given = [v if isinstance(v, (Tensor, int, float)) else int(v) for v in args]
+    bound = {
+        n.meta["val"].node.expr: v
+        for n, v in zip(nodes, given, strict=False)
+        if type(v) is int and isinstance(n.meta["val"], torch.SymInt)
+    }
+    made = tangents(gradients, bound, "random", torch.Generator().manual_seed(0))
+    return [*cloned(given), *made]
+
+
+def _recorded(eager: fx.GraphModule, args: Sequence[Any], values: Sequence[Any]) -> fx.GraphModule:
+    """The operators that a graph of torch functions calls in eager, backward pass included, with the interface of a joint graph.
+
+    Raises:
+        Unsupported: where eager has other outputs that want gradients, or writes in place.
+    """
+    wants = [isinstance(v, Tensor) and v.requires_grad for v in args]
+    tensors = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
+
+    def step(*given: Tensor) -> list[Any]:
+        filled = list(values)
+        for i, value in zip(tensors, given, strict=True):
+            filled[i] = value
+        leaves = [v.detach().requires_grad_() if want else v for v, want in zip(filled, wants, strict=False)]
+        with torch.enable_grad():
+            results = list(tree_leaves(eager(*leaves)))
+        differentiable = [r for r in results if isinstance(r, Tensor) and r.requires_grad]
+        if len(differentiable) != len(values) - len(args):
+            raise Unsupported("the captured graph has other outputs that want gradients")
+        if not differentiable:
+            return results
+        asked = [v for v, want in zip(leaves, wants, strict=True) if want]
+        found = iter(torch.autograd.grad(differentiable, asked, filled[len(args) :], allow_unused=True))
+        return [*results, *(next(found) if want else None for want in wants)]
+
+    recorded = trace_calls(step, [values[i] for i in tensors], {}, guards=False)
+    if any(map(is_mutating, recorded.graph.nodes)):
+        raise Unsupported("eager writes in place")
+    taken, first = placeholders(recorded), next(iter(recorded.graph.nodes))
+    for i in reversed(range(len(values))):  # sizes are numbers in what was recorded
+        if i in tensors:
+            first = taken.pop()
+        else:
+            with recorded.graph.inserting_before(first):
+                first = recorded.graph.placeholder(f"size_{i}")
+    return recorded
