@@ -1,4 +1,5 @@
-"""What tuning gains: step times of tuned models over those of plain Inductor, and of the default passes over Inductor, in turns in one process.
+"""What tuning gains: step times of tuned models over those of plain Inductor, and of the default passes over Inductor, in turns in one process;
+for inference also over Inductor with ``freezing``, which does not see when weights change.
 
 Models of transformers with random weights. Each line has the median ratio with its interval (95%), how long tuning took, what it kept,
 and how long tuning took the second time. ``--record FILE`` adds each model's ledger to a JSON file.
@@ -98,10 +99,20 @@ def measure(name: str, training: bool, seconds: float, goal: Any, allow: list[st
         plain = step(torch.compile(_own(model)), model, inputs, training)
         default = step(torch.compile(_own(model), backend="fxpasses"), model, inputs, training)
         ours = step(tuned, model, inputs, training)
-        for label, run in (("tuned", ours), ("default", default)):
-            found[label] = duel(plain, run, clock=time.process_time, settled=lambda _: False)
+        frozen = plain
+        if not training:
+            frozen = step(torch.compile(_own(model)), model, inputs, training)
+            with torch._inductor.config.patch(freezing=True):
+                frozen()  # Dynamo asks, too
+        for label, old, new in (
+            ("tuned", plain, ours),
+            ("default", plain, default),
+            ("over frozen", frozen, ours),
+        ):
+            if label != "over frozen" or not training:
+                found[label] = duel(old, new, clock=time.process_time, settled=lambda _: False)
     return {
-        "model": name, "training": training, "tuned": found["tuned"], "default": found["default"], "cpu_seconds": took,
+        "model": name, "training": training, "tuned": found["tuned"], "default": found["default"], "over_frozen": found.get("over frozen"), "cpu_seconds": took,
         "second_cpu_seconds": second, "again": again.reused, "kept": list(tuned.steps), "left": [s for k in tuned.graphs for s in k.left],
         "ledger": [entry.to_data() for entry in tuned.ledger],
     }  # fmt: skip
@@ -132,7 +143,16 @@ def main(argv: list[str]) -> int:
         parser.error(f"no model is called {', '.join(unknown)}; there are {', '.join(MODELS)}")
     console = Console(width=160)
     table = Table(title="Processor time of a step over plain Inductor's", title_justify="left", box=None)
-    for heading in ("model", "tuned", "default passes", "tuning took", "again", "kept", "no time for"):
+    for heading in (
+        "model",
+        "tuned",
+        "default passes",
+        "over freezing",
+        "tuning took",
+        "again",
+        "kept",
+        "no time for",
+    ):
         table.add_column(heading)
     found = []
     for name in arguments.models or MODELS:
@@ -143,7 +163,7 @@ def main(argv: list[str]) -> int:
             one = measure(name, training, arguments.seconds, arguments.goal, arguments.allow)
             found.append(one)
             row = (
-                f"{name}, {'training' if training else 'inference'}", str(one["tuned"]), str(one["default"]),
+                f"{name}, {'training' if training else 'inference'}", str(one["tuned"]), str(one["default"]), str(one["over_frozen"] or ""),
                 f"{one['cpu_seconds']:.0f} s", f"{one['second_cpu_seconds']:.1f} s", ", ".join(one["kept"]) or "default",
                 ", ".join(one["left"]),
             )  # fmt: skip

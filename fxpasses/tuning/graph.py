@@ -24,6 +24,7 @@ from fxpasses.pass_manager.specification import parse_pass
 from fxpasses.passes.registry import available_passes
 from fxpasses.tuning.choice import Choice, Step
 from fxpasses.tuning.content import family_of, graph_digest
+from fxpasses.tuning.freezing import FREEZING, FrozenProgram
 from fxpasses.tuning.intervals import LOOKS, Interval
 from fxpasses.tuning.kept import Kept, Place
 from fxpasses.tuning.measuring import Program, duel, own_inputs
@@ -114,7 +115,10 @@ class _Graph:
 
     def compiled(self, inputs: Sequence[Any], options: Options | None = None) -> Callable[..., Any]:
         """The graph compiled for inputs, fake or real, with these options or the user's."""
-        return self.compile(self.gm, inputs, options or self.options)
+        options = options or self.options
+        if not options.inductor.get("freezing") or self.options.inductor.get("freezing"):
+            return self.compile(self.gm, inputs, options)
+        return FrozenProgram(self.gm, options, self.compile)
 
 
 @dataclass(eq=False)
@@ -136,6 +140,10 @@ class _KeptProgram:
 
     def compiled(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What the backend returns. Args: the inputs that Dynamo gave."""
+        if any(isinstance(value, torch.SymInt) for value in inputs):
+            self.choice = Choice(
+                tuple(step for step in self.choice.steps if step != FREEZING)
+            )  # it is for fixed sizes
         if not self.choice.steps:
             return self.graph.compiled(inputs)
         try:

@@ -25,6 +25,7 @@ from fxpasses.passes import EliminateDeadCode, default_passes, library
 from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.pipeline.stages import Hooks
 from fxpasses.tuning.choice import Choice, Step
+from fxpasses.tuning.freezing import FREEZING, weights_to_freeze
 from fxpasses.tuning.search import Goal
 
 __all__ = ["Proposals", "default_candidates"]
@@ -78,6 +79,9 @@ class Proposals:
         self._settings = [
             Step.setting(*pair) for pair in _settings(self._graphs, inputs, options, goal, regions)
         ]
+        freezes = options.compiler == "inductor" and "freezing" not in options.inductor and goal != "memory"
+        if freezes and "joint" not in self._graphs and weights_to_freeze(gm, inputs):
+            self._settings.insert(0, FREEZING)
         self._known: dict[tuple[Pass, ...], list[tuple[Step, int]]] = {}
 
     def __call__(self, choice: Choice) -> list[tuple[Step, int]]:

@@ -1,0 +1,51 @@
+"""Frozen programs: which weights, and what happens when these are changed without a trace."""
+
+import torch
+
+from fxpasses.compiling.options import Options
+from fxpasses.tuning.freezing import FrozenProgram, weights_to_freeze
+
+
+def captured(model, x):
+    seen = []
+    backend = lambda gm, inputs: seen.append((gm, inputs)) or gm.forward  # noqa: E731
+    with torch.no_grad():
+        torch.compile(model, backend=backend, dynamic=False)(x)
+    return seen[0]
+
+
+def test_a_frozen_program_compares_its_weights_before_each_call():
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(16, 2)
+    model, x = torch.nn.Sequential(*layers).eval(), torch.randn(2, 3, 4, 4)
+    gm, inputs = captured(model, x)
+    frozen = weights_to_freeze(gm, inputs)
+    assert {id(inputs[i]) for i in frozen} == {id(v) for v in (*layers[0].parameters(), *layers[1].parameters(),
+                                                layers[1].running_mean, layers[1].running_var)}  # fmt: skip
+    compiled = []
+
+    def compile(gm, given, options):
+        compiled.append((len(given), bool(options.inductor.get("freezing"))))
+        return gm.forward
+
+    options = Options.parse({"inductor": {"freezing": True}})
+    program = FrozenProgram(gm, options, compile)
+    with torch.no_grad():
+        assert program(*inputs)[0].equal(model(x))
+        layers[3].weight.data += 1  # an input, as before
+        assert program(*inputs)[0].equal(model(x))
+        assert compiled == [(len(inputs) - len(frozen), True)]
+        before = layers[0].weight._version
+        layers[0].weight.data.numpy()[0, 0, 0, 0] += 1
+        assert layers[0].weight._version == before, "there is no other trace of it"
+        assert program(*inputs)[0].equal(model(x))
+        assert program(*inputs)[0].equal(model(x))
+        assert compiled == [(len(inputs) - len(frozen), True), (len(inputs), False)]
+
+
+def test_weights_that_are_not_dense_stay_inputs():
+    model, x = torch.nn.Conv2d(3, 4, 3), torch.randn(1, 3, 4, 4)
+    gm, inputs = captured(model, x)
+    assert len(weights_to_freeze(gm, inputs)) == 2
+    rows = [value[::2] if value is model.weight else value for value in inputs]
+    assert len(weights_to_freeze(gm, rows)) == 1
