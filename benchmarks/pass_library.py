@@ -2,6 +2,7 @@
 
 ``step`` is the median processor time of a step with the pass as a share of that without it, ``saved`` the bytes that
 the forward keeps for the backward pass, ``compile`` the processor time of a first step (without caches). Below 1.00 is better with the pass.
+``Inductor's`` is the step without the pass and with what Inductor has of the same kind switched on, where it has something.
 ``--real`` measures on models of transformers and on published architectures.
 """
 
@@ -24,16 +25,27 @@ from benchmarks._library_real_models import REAL_CASES
 from benchmarks._library_recipes import RECIPES
 from benchmarks._timing import interleaved
 
+_EQUIVALENTS: dict[str, dict[str, object]] = {
+    "chunk_logits": {"auto_chunker.enable": True},  # not before 2.14
+    "concat_matmuls": {
+        "pre_grad_fusion_options": {"batch_linear": {}, "batch_linear_lhs": {}, "cat_linear": {}},
+        "post_grad_fusion_options": {"batch_linear_post_grad": {}},
+        "cpp.enable_concat_linear": True,
+    },
+}
+"""Options of Inductor that do what a pass does, and are off by default. Its patterns for attention are on."""
+
 
 @dataclass(frozen=True)
 class Measured:
-    """Ratios of one case, with the pass over without it."""
+    """Ratios of one case, with the pass over without it, and Inductor's equivalent over without."""
 
     milliseconds: float
     step: float
     compile: float
     saved: float | None
     fired: bool
+    equivalent: float | None
 
 
 def measure(name: str, case: Case, rounds: int) -> Measured:
@@ -50,15 +62,19 @@ def measure(name: str, case: Case, rounds: int) -> Measured:
         for label, passes in pipelines.items():
             model, inputs = _seeded(case)
             saved[label] = fxpasses.capture(model, *inputs, passes=passes, decompose=True).saved_bytes
-    for label in ("without", "with", "with", "without"):
+    valid = torch._inductor.config.get_config_copy()
+    own = {key: value for key, value in _EQUIVALENTS.get(name, {}).items() if key in valid}
+    for label in ("without", "with", "with", "without", *(["equivalent"] if own else [])):
         torch._dynamo.reset()
         model, inputs = _seeded(case)
-        options = {"passes": pipelines[label], **case.options}
+        options = {"passes": pipelines.get(label, pipelines["without"]), **case.options}
+        if label == "equivalent":
+            options["inductor"] = own
         compiled = torch.compile(_own_function(model), backend="fxpasses", options=options, dynamic=False)
         steps[label] = _step(compiled, model, inputs, case.training)
         start = _processor_seconds()
         steps[label]()
-        first[label].append(_processor_seconds() - start)
+        first.setdefault(label, []).append(_processor_seconds() - start)
         steps[label]()
     changes = fxpasses.stats().pass_changes.get(name, 0)
     medians = interleaved(steps, rounds, time.process_time)  # other jobs of the machine do not count
@@ -68,6 +84,7 @@ def measure(name: str, case: Case, rounds: int) -> Measured:
         first["with"][-1] / first["without"][-1],
         saved["with"] / saved["without"] if saved.get("without") else None,
         bool(changes),
+        medians["equivalent"] / medians["without"] if own else None,
     )
 
 
@@ -118,7 +135,7 @@ def main(argv: list[str]) -> int:
         parser.error(f"no case is called {', '.join(unknown)}; there are {', '.join(measured)}")
     console = Console(width=150)
     table = Table(title="With the pass / without it (CPU, Inductor)")
-    for heading in ("pass", "model", "ms without", "step", "saved", "compile", "fired"):
+    for heading in ("pass", "model", "ms without", "step", "Inductor's", "saved", "compile", "fired"):
         table.add_column(heading, justify="left" if heading in ("pass", "model") else "right")
     torch.compile(lambda x: x.sin().sum(), backend="fxpasses")(torch.ones(3, requires_grad=True)).backward()
     with torch._inductor.config.patch(force_disable_caches=True, compile_threads=1):
@@ -132,7 +149,8 @@ def main(argv: list[str]) -> int:
                 saved = "" if result.saved is None else f"{result.saved:.2f}"
                 console.print(f"{name}, {case.description}: step {result.step:.2f}", highlight=False)
                 table.add_row(
-                    name, case.description, f"{result.milliseconds:.2f}", f"{result.step:.2f}", saved,
+                    name, case.description, f"{result.milliseconds:.2f}", f"{result.step:.2f}",
+                    "" if result.equivalent is None else f"{result.equivalent:.2f}", saved,
                     f"{result.compile:.2f}", "yes" if result.fired else "NO",
                 )  # fmt: skip
     console.print(table)

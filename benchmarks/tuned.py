@@ -47,6 +47,25 @@ MODELS: dict[str, Callable[[bool], Built]] = {
     "resnet": lambda training: _with_images(
         build("resnet", batch=2, training=training, embedding_size=32, hidden_sizes=[32, 64, 128], depths=[2, 2, 2]), 64
     ),
+    "mobilenet_v2": lambda training: _with_images(build("mobilenet_v2", batch=2, training=training, image_size=112), 112),
+    "convnext": lambda training: _with_images(
+        build("convnext", batch=2, training=training, hidden_sizes=[32, 64, 128, 256], depths=[1, 1, 2, 1]), 64
+    ),
+    "poolformer": lambda training: _with_images(
+        build("poolformer", batch=2, training=training, hidden_sizes=[32, 64, 128, 128], depths=[1, 1, 1, 1]), 64
+    ),
+    "dinov2": lambda training: _with_images(build("dinov2", "sdpa", 2, 0, training, **_IMAGE), 112),
+    "qwen2": lambda training: build("qwen2", "sdpa", 2, 128, training, **_TEXT, num_key_value_heads=2),
+    "gemma": lambda training: build("gemma", "sdpa", 2, 128, training, **_TEXT, num_key_value_heads=2, head_dim=64),
+    "opt": lambda training: build("opt", "sdpa", 2, 128, training, **_TEXT, ffn_dim=1024, word_embed_proj_dim=256),
+    "roberta": lambda training: build("roberta", "sdpa", 2, 128, training, **_TEXT),
+    "distilbert": lambda training: build(
+        "distilbert", "sdpa", 2, 128, training, dim=256, hidden_dim=1024, n_heads=4, vocab_size=4000, max_position_embeddings=256
+    ),
+    "bart": lambda training: build(
+        "bart", "sdpa", 2, 64, training, d_model=256, encoder_ffn_dim=1024, decoder_ffn_dim=1024, vocab_size=4000
+    ),
+    "clip_text": lambda training: build("clip_text", "sdpa", 2, 64, training, **_TEXT),
     "mixtral": lambda training: build(
         "mixtral", "sdpa", 2, 64, training, **_TEXT, num_key_value_heads=2, num_local_experts=4
     ),
