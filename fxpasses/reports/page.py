@@ -14,7 +14,7 @@ from fxpasses.counters import EAGER_FILE
 from fxpasses.errors import ReportError
 from fxpasses.reports.advice import advice
 from fxpasses.reports.against import compare
-from fxpasses.reports.versions import SCHEMA, STEPS_FILE
+from fxpasses.reports.versions import LEDGER_FILE, SCHEMA, STEPS_FILE
 
 __all__ = ["directory_of", "read_report", "report", "write_page"]
 
@@ -93,7 +93,7 @@ def read_report(
         against: another one: ``"against"`` tells what differs.
 
     Returns:
-        ``schema``, ``graphs``, ``advice``, ``eager`` (functions that Dynamo left as they are), ``steps`` (or None), and ``against``.
+        ``schema``, ``graphs``, ``advice``, ``eager`` (functions that Dynamo left as they are), ``steps`` and ``ledger`` (of tuning; or None), and ``against``.
 
     Raises:
         ReportError: there is no such directory, no report in it, or one of another version.
@@ -122,7 +122,7 @@ def read_report(
         raise ReportError(
             f"there is no report in {str(root)!r}: compile with options={{'report': {str(root)!r}}}, and call what was compiled"
         )
-    steps = root / STEPS_FILE
+    steps, ledger = root / STEPS_FILE, root / LEDGER_FILE
     try:
         told = advice(graphs, eager)
     except (KeyError, TypeError) as error:
@@ -130,7 +130,7 @@ def read_report(
             f"a graph.json in {str(root)!r} is not as fxpasses writes it: {type(error).__name__} {error}"
         ) from error
     data = {"schema": SCHEMA, "graphs": graphs, "advice": told, "eager": eager,
-            "steps": _read(steps) if steps.is_file() else None}  # fmt: skip
+            "steps": _read(steps) if steps.is_file() else None, "ledger": _read(ledger) if ledger.is_file() else None}  # fmt: skip
     if against is not None:
         data["against"] = {"directory": str(against), **compare(read_report(against), data)}
     return data

@@ -1,6 +1,9 @@
 """The version of the data of a report, and its fields; known without torch."""
 
-__all__ = ["NODE_FIELDS", "SCHEMA", "STEPS_FILE"]
+__all__ = ["LEDGER_FILE", "NODE_FIELDS", "SCHEMA", "STEPS_FILE"]
+
+LEDGER_FILE = "ledger.json"
+"""What tuning tried and kept, one element a graph, beside the graphs of a report."""
 
 STEPS_FILE = "steps.json"
 """Measured steps, beside the graphs of a report."""

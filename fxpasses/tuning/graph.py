@@ -26,7 +26,7 @@ from fxpasses.tuning.choice import Choice, Step
 from fxpasses.tuning.content import family_of, graph_digest
 from fxpasses.tuning.freezing import FREEZING, FrozenProgram
 from fxpasses.tuning.intervals import LOOKS, Interval
-from fxpasses.tuning.kept import Kept, Place
+from fxpasses.tuning.kept import Kept, Place, add_to_report
 from fxpasses.tuning.measuring import Program, duel, own_inputs
 from fxpasses.tuning.proposals import Proposals
 from fxpasses.tuning.search import Found, search
@@ -71,7 +71,7 @@ def tuned_graph(
     found = None if one.fresh else _found(place, one)
     if found is not None:
         kept, choice, exact = found
-        one.results.append(kept)
+        _told_to(one, kept, options)
         one.reused += 1
         counters.count("tuned_reused")
         return _KeptProgram(graph, kept, choice, exact).compiled(inputs)
@@ -228,7 +228,7 @@ class _FirstCall:
             counters.add_fallback(Fallback("tuning", describe_error(error), place.graph))
             return self.running
         kept = _kept(found, place, one.passes or ())
-        one.results.append(kept)
+        _told_to(one, kept, self.graph.options)
         if kept.entries or not kept.left:  # otherwise there was no time for anything
             place.write(kept)
             counters.count("tuned")
@@ -245,6 +245,12 @@ class _FirstCall:
                 one.started, one.tell = time.monotonic(), line
             bench = _Bench(self.graph, own_inputs(inputs), one, self.running)
             return search(bench, self.graph.place.graph, one.goal, bench.default)
+
+
+def _told_to(one: Session, kept: Kept, options: Options) -> None:
+    one.results.append(kept)
+    if options.report:
+        add_to_report(options.report, kept)
 
 
 def _kept(found: Found, place: Place, candidates: Sequence[Pass]) -> Kept:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 from fxpasses.errors import OptionsError
 from fxpasses.plans.errors import PlanFileError
 from fxpasses.plans.store import cache_directory, check_owner, write_atomically
+from fxpasses.reports.versions import LEDGER_FILE
 from fxpasses.tuning.ledger import Entry
 
 if TYPE_CHECKING:
     from fxpasses.pass_manager.contract import Pass  # reading needs no torch
 
-__all__ = ["Kept", "Place", "every_result", "ledger_file", "read_result"]
+__all__ = ["Kept", "Place", "add_to_report", "every_result", "ledger_file", "read_result"]
 
 log = logging.getLogger(__name__)
 
@@ -146,6 +147,17 @@ class Place:
             if kept is not None and (path == own or not kept.struck):
                 return kept, path == own
         return None
+
+
+def add_to_report(directory: str, kept: Kept) -> None:
+    """Have a result among those of a report, in the place of an earlier one for the same graph."""
+    path = Path(directory) / LEDGER_FILE
+    try:
+        before = json.loads(path.read_text()) if path.exists() else []
+        others = [data for data in before if data["graph"] != kept.graph]
+        write_atomically(path, json.dumps([*others, kept.to_data()]).encode())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("the result of tuning is not in the report: %s", error)
 
 
 def read_result(path: Path) -> Kept:

@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const TABS = [...(data.against ? ["Against"] : []), "Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels", ...(data.steps ? ["Steps"] : [])];
+  const TABS = [...(data.against ? ["Against"] : []), "Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels", ...(data.steps ? ["Steps"] : []), ...(data.ledger ? ["Tuning"] : [])];
   const SHOWN = 200;          // rows that are rendered at once
   const AROUND = 4;           // lines of source before and after one with operators
   const DRAWN = 120;          // boxes that are laid out at once
@@ -327,6 +327,16 @@
       h("h2", {}, "All else, without what it calls"), table(["", "#calls, compiled", "#time, compiled", "#calls, eager", "#time, eager"],
         both.map(([name, a, b]) => [name, a ? String(a[1]) : "", a ? seconds(self(a)) : "", b ? String(b[1]) : "", b ? seconds(self(b)) : ""]))];
   };
+
+  VIEWS.Tuning = () => data.ledger.map((graph) => {
+    const kept = graph.steps.map((step) => step.name).join(", ") || "the default", digits = (n) => n === null ? "" : n.toFixed(2);
+    return [h("h2", {}, `Graph ${graph.graph.slice(0, 8)}: ${kept}`),
+      h("p", { class: "soft" }, [graph.ratio.length ? `${digits(graph.ratio[0])} [${digits(graph.ratio[1])}, ${digits(graph.ratio[2])}] of the default's time. ` : "",
+        graph.struck ? `Struck: ${graph.struck}. ` : "", graph.left.length ? `No time for ${graph.left.join(", ")}.` : ""]),
+      graph.entries.length ? table(["step", "outcome", "#predicted", "#time", "#interval", "#memory", "#calls", "verdict"], graph.entries.map((entry) => [entry.step, entry.outcome,
+        digits(entry.predicted), digits(entry.ratio), entry.low === null ? "" : `${digits(entry.low)} to ${digits(entry.high)}`, digits(entry.memory), String(entry.changed || ""), entry.verdict]))
+        : h("p", {}, "Nothing was tried.")];
+  });
 
   function nodeTable(nodes) {
     return table(["node", "operator", "type", "gradient", "#bytes", "#FLOPs", "line", "module"], nodes.map((node) => [link(node.meaning || node.name, () => show(node)), node.target, node.type,

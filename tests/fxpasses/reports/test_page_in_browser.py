@@ -6,6 +6,8 @@ import pytest
 
 from fxpasses.reports.page import write_page
 from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
+from fxpasses.tuning.kept import Kept
+from fxpasses.tuning.ledger import Entry
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra 'test'")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -43,6 +45,7 @@ def made_up(layers, calls):
         "seconds": {"total": 2.0, "stages": {"passes": 1.0, "inductor": 1.0}}, "lines": [["/made/up.py", 1, "forward", BOLD]],
         "modules": modules, "targets": ["placeholder", "aten.mul.Tensor", "output"], "sources": {"/made/up.py": BOLD + "\n"},
     }  # fmt: skip
+    entry = Entry("abcdef012345", BOLD, "loses", 1.1, ratio=1.234, low=1.2, high=1.3, changed=4, verdict=BOLD)
     called = ["## Call CompiledFxGraph fkey ##", 2.0, 0.004, 0.001, 0.0]
     events = [[BOLD, 1.0, 0.1, 0.1, 0.0], called, ["cpp_fused_mul_0", 2.0, 0.002, 0.002, 0.0]]
     return {
@@ -55,6 +58,9 @@ def made_up(layers, calls):
             "compiled": {"seconds": [0.03, 0.01, 0.02], "events": events},
             "eager": {"seconds": [0.03] * 3, "events": []},
         },
+        "ledger": [
+            Kept("abcdef012345", (), (entry,), ratio=(0.9, 0.8, 0.95), left=(BOLD,), struck=BOLD).to_data()
+        ],
     }
 
 
@@ -87,7 +93,7 @@ def test_every_tab_opens_without_an_error_and_nothing_of_the_data_runs(chromium,
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") == (scheme == "light")
     texts = {}
-    for tab in ("Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels", "Steps"):
+    for tab in ("Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels", "Steps", "Tuning"):
         page.get_by_role("tab", name=tab).click()
         for closed in page.locator("main details:not([open]) > summary").all():
             if closed.is_visible():
@@ -98,8 +104,10 @@ def test_every_tab_opens_without_an_error_and_nothing_of_the_data_runs(chromium,
         texts[tab] = page.inner_text("main")
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, tab
     assert all(
-        BOLD in texts[tab] for tab in ("Summary", "Source", "Passes", "Memory", "Sizes", "Kernels", "Steps")
+        BOLD in texts[tab]
+        for tab in ("Summary", "Source", "Passes", "Memory", "Sizes", "Kernels", "Steps", "Tuning")
     )
+    assert "loses\t1.10\t1.23\t1.20 to 1.30\t\t4" in texts["Tuning"]
     assert "graph_0 forward\t2\t4.0 ms\t20.0 %" in texts["Steps"]
     assert "cpp_fused_mul_0\t2\t2.0 ms\t10.0 %\tmul_1" in texts["Steps"]
     assert "1.50\ntimes as fast" in texts["Steps"]

@@ -301,7 +301,7 @@ def test_the_content_of_a_graph_has_no_names_in_it():
 
 def test_a_pass_that_is_new_or_was_changed_is_measured(tmp_path):
     gm, inputs = a_graph()
-    options = Options.parse({"compiler": "eager"})
+    options = Options.parse({"compiler": "eager", "report": str(tmp_path / "report")})
 
     def tuned(*passes):
         one = Session(cache=str(tmp_path), passes=passes)
@@ -317,3 +317,5 @@ def test_a_pass_that_is_new_or_was_changed_is_measured(tmp_path):
     step = {**Step(str(changed), changed).to_data(), "digest": "another"}
     path.write_text(json.dumps({**data, "steps": [step]}))
     assert [tuned(changed), tuned(changed)] == [0, 1], "a choice of a pass that is another one by now"
+    (told,) = json.loads((tmp_path / "report" / "ledger.json").read_text())
+    assert [*told["candidates"]] == ["slower_on_purpose"]
