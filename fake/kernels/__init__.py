@@ -13,6 +13,7 @@ from pathlib import Path
 from fake._torch import HIDDEN_FILES
 from fake.kernels import (  # noqa: F401  (they register their rules)
     composites,
+    converted,
     convolution,
     data_dependent,
     fft,

@@ -119,8 +119,11 @@ def _layer_norm_backward(
 
 @rule("aten::native_group_norm")
 def _group_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The output is in the format that the input suggests, also where sizes of 1 leave strides open."""
-    output, *statistics = torchs_answer(mode, func, args, kwargs)
-    if args[0].device.type == "cpu":
-        output = in_format_of(mode, output, args[0])
-    return (output, *_statistics(mode, statistics, args[0], args[1:3]))
+    """The output is in the format that the input suggests, also where sizes of 1 leave strides open; whatever the input's sizes are,
+    statistics are of as many parts as the arguments say."""
+    input, weight, bias, batch, _, _, groups, _ = args
+    if input.device.type != "cpu":
+        return torchs_answer(mode, func, args, kwargs)
+    with mode:
+        statistics = [input.new_empty((batch, groups)) for _ in range(2)]
+    return (in_format_of(mode, input, input), *_statistics(mode, statistics, input, (weight, bias)))

@@ -140,6 +140,8 @@ _LOWER = (torch.float32, torch.float16, torch.bfloat16)
 _RELATIVE = 0.05
 _TIMES = 8.0
 """A formula in fewer digits may be so many times as far off as that in float32, in units of each."""
+_NEAR = 1.0
+"""And so many times as far as inputs that are a unit off take it: the slope of ``sin(1000 * x)`` is any in a few digits."""
 
 
 def _check_types(op: Any, call: Call) -> None:
@@ -169,30 +171,28 @@ def _wrong_in(op: Any, call: Call, dtype: torch.dtype) -> tuple[Evidence, ...]:
     def rounded(grad: torch.Tensor) -> torch.Tensor:
         return grad.to(dtype).to(grad.dtype)
 
-    mine, center = (_gradients(op, c, rounded, ones=False) for c in (low, exact))
-    single = _gradients(op, exact.map(cast(torch.float32)), rounded, ones=False)
-    if isinstance(mine, str) or isinstance(center, str) or isinstance(single, str):
+    unit = torch.finfo(dtype).eps
+    calls = [low, exact, exact.map(cast(torch.float32)), *(_moved(exact, unit, seed) for seed in range(3))]
+    runs: list[Any] = [_gradients(op, one, rounded, ones=False) for one in calls]
+    if any(isinstance(run, str) for run in runs):
         return ()  # not for this type
-    units = torch.finfo(dtype).eps / torch.finfo(torch.float32).eps
     wrong = []
-    for name, known in center.items():
-        got, usual = mine[name], single[name]
-        if (
-            known is None
-            or got is None
-            or usual is None
-            or got.shape != known.shape
-            or not known.is_floating_point()
-        ):
+    for name in runs[0]:
+        found = [run[name] for run in runs]
+        if any(v is None or v.shape != found[0].shape or not v.is_floating_point() for v in found):
             continue
-        counts = got.isfinite() & known.isfinite() & usual.isfinite()
+        got, known, usual, *near = found
+        counts = torch.stack([v.isfinite() for v in found]).all(0)
         if not counts.any():
             continue
 
         def size(value: torch.Tensor, counts: torch.Tensor = counts) -> float:
             return float(value.double()[counts].square().mean().sqrt())
 
-        noise = 0.0 if dtype is torch.float32 else _TIMES * units * size(usual.double() - known)
+        # What it computes on the way is rounded, too: as if its inputs were others by that much.
+        noise = _NEAR * max(size(value - known) for value in near)
+        if dtype is not torch.float32:
+            noise += _TIMES * unit / torch.finfo(torch.float32).eps * size(usual.double() - known)
         gap = size(got.double() - known)
         if gap > _RELATIVE * size(known) + noise + 1e-4:
             text = f"{size(got):.5g} in the mean, {gap:.3g} off"
@@ -202,6 +202,19 @@ def _wrong_in(op: Any, call: Call, dtype: torch.dtype) -> tuple[Evidence, ...]:
                 )
             )
     return tuple(wrong)
+
+
+def _moved(call: Call, unit: float, seed: int) -> Call:
+    """The call with each float up or down by one unit of a type."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        up = torch.rand(tensor.shape, generator=generator).to(tensor.device) < 0.5
+        return (tensor.detach() * torch.where(up, 1 + unit, 1 - unit)).requires_grad_(tensor.requires_grad)
+
+    return call.map(move)
 
 
 def _check_values(op: Any, call: Call, claimed: bool) -> list[str]:

@@ -264,6 +264,24 @@ wrong(
     save,
 )
 in_single = lambda ctx, g: (g.float() * ctx.saved_tensors[0].float().cos()).to(g.dtype)
+right(
+    "steep sine",  # in a few digits its slope is any
+    lambda: (r(5, grad=True),),
+    T,
+    lambda x: (x * 300).sin(),
+    like,
+    lambda ctx, g: g * 300 * (ctx.saved_tensors[0] * 300).cos(),
+    save,
+)
+right(
+    "sine of millions",  # the steps of differences are many periods long
+    lambda: (r(5, grad=True),),
+    T,
+    lambda x: (x * 1e6).sin(),
+    like,
+    lambda ctx, g: g * 1e6 * (ctx.saved_tensors[0] * 1e6).cos(),
+    save,
+)
 right("sine, backward in float32", g34, T, lambda x: x.sin(), like, in_single, save)
 right(
     "sine, forward in bfloat16",

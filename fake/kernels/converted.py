@@ -1,0 +1,33 @@
+"""Arguments that eager converts first, and torch's own versions refuse as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import FakeTensorMode, OpOverload, torchs_answer
+from fake.kernels.registry import rule
+
+
+@rule("aten::_unsafe_masked_index", "aten::_unsafe_masked_index_put_accumulate")
+def _masked_index(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Whatever is not zero in a mask is true."""
+    self, mask, *others = args
+    with mode:
+        mask = mask.to(torch.bool)
+    return torchs_answer(mode, func, (self, mask, *others), kwargs)
+
+
+@rule("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
+def _embedding_bag(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Indices and offsets have one type: the one that both promote to."""
+    weight, *integers = args[:3]
+    common = torch.promote_types(*(value.dtype for value in integers))
+    with mode:
+        integers = [value.to(common) for value in integers]
+    return torchs_answer(mode, func, (weight, *integers, *args[3:]), kwargs)
