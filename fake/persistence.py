@@ -97,4 +97,7 @@ def disable_disk_cache() -> None:
 
 
 if os.environ.get(ENVIRONMENT_VARIABLE):
-    enable_disk_cache(os.environ[ENVIRONMENT_VARIABLE])
+    try:
+        enable_disk_cache(os.environ[ENVIRONMENT_VARIABLE])
+    except OSError as error:
+        warnings.warn(f"fake: {ENVIRONMENT_VARIABLE} is not used: {error}", DiskCacheWarning, stacklevel=2)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fxpasses._torch import inductor_config, inductor_mode_options
-from fxpasses.errors import OptionsError, unknown_name
+from fxpasses.errors import OptionsError, did_you_mean, unknown_name
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.pass_manager.specification import parse_pass
 from fxpasses.passes import DEFAULT_PASSES, TUNED_PASSES, TunedPasses, default_passes
@@ -101,6 +101,8 @@ class Options:
             OptionsError: for an unknown name (listing the valid ones and the nearest), a wrong type or a
                 value out of range.
         """
+        if not isinstance(options, Mapping | None):
+            raise OptionsError("options", options, "names of options with their values")
         given = dict(options or {})
         for name, value in given.items():
             if name not in cls.names():
@@ -140,6 +142,8 @@ def _inductor_options() -> dict[str, Any]:
 def _check_passes(name: str, value: Any) -> tuple[Pass, ...]:
     if value == TUNED_PASSES or isinstance(value, TunedPasses):
         return default_passes()  # to begin with
+    if isinstance(value, str) and did_you_mean(value, [TUNED_PASSES]):
+        raise OptionsError.for_choice(name, value, [TUNED_PASSES])
     if isinstance(value, (str, Pass)) or not isinstance(value, Sequence):
         raise OptionsError(name, value, "a list of passes and pass names")
     chosen: list[Pass] = []

@@ -30,6 +30,8 @@ def test_defaults():
         ({"on_failure": 3}, "'raise', 'eager'.*, got 3$"),
         ({"check": "value"}, "did you mean 'values'"),
         ({"passes": "eliminate_dead_code"}, "a list"),
+        ({"passes": "tunned"}, "did you mean 'tuned'"),
+        (5, "option 'options': expected names"),
         ({"passes": ["eliminate_ded_code"]}, "did you mean 'eliminate_dead_code'"),
         ({"passes": [EliminateDeadCode]}, r"EliminateDeadCode\(\)"),
         ({"passes": [print]}, "graph_pass"),

@@ -143,7 +143,7 @@ CASES = [
     Case("batch norm with update, mixed", ("aten::_batch_norm_with_update",), aten._batch_norm_with_update, lambda: (torch.ones(3, 4, 5).bfloat16(), *[torch.ones(4) for _ in range(4)], 0.1, 1e-5)),
     Case("layer norm, mixed", ("aten::native_layer_norm",), aten.native_layer_norm, lambda: (torch.ones(2, 3).half(), [3], torch.ones(3), None, 1e-5)),
     Case("group norm, mixed", ("aten::native_group_norm",), aten.native_group_norm, lambda: (torch.ones(2, 6, 3).half(), None, torch.ones(6), 2, 6, 3, 2, 1e-5)),
-    Case("group norm of other sizes", ("aten::native_group_norm",), aten.native_group_norm, lambda: (torch.ones(4, 6), torch.ones(6), None, 2, 6, 2, 1, 1e-5)),
+    Case("group norm of other sizes", ("aten::native_group_norm",), aten.native_group_norm, lambda: (torch.ones(1, 2, 6, 3), torch.ones(6), None, 2, 6, 3, 2, 1e-5)),
     Case("a mask of integers", ("aten::_unsafe_masked_index",), aten._unsafe_masked_index, lambda: (torch.ones(5), torch.ones(3, dtype=torch.int16), [torch.zeros(3, dtype=torch.long)], 0.0)),
     Case("a bag of short integers", ("aten::_embedding_bag_forward_only",), torch.nn.functional.embedding_bag, lambda: (torch.zeros(5, dtype=torch.int16), torch.ones(3, 4), torch.tensor([0, 2]))),
     Case("huber loss, mixed", ("aten::huber_loss",), torch.nn.functional.huber_loss, lambda: (torch.ones(5).half(), torch.ones(5))),
