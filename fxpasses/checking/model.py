@@ -21,7 +21,7 @@ from fxpasses.checking.captured import CaptureCheck
 from fxpasses.checking.lowered import LoweringCheck
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.checking.region_calls import RegionCalls
-from fxpasses.checking.rounding import LIMIT, distance
+from fxpasses.checking.rounding import EXACT, LIMIT, distance
 from fxpasses.checking.staged import Stage, in_eager_with_repro
 from fxpasses.checking.steps import Results, Steps
 from fxpasses.checking.values import Reference, compare, largest_error, value_names
@@ -99,7 +99,9 @@ class ModelCheck:
 
     def _rows(self) -> list[tuple[str, ...]]:
         def times(stage: StageCheck) -> str:
-            return "" if stage.stage == "eager" else f"{stage.times:.2g}" if stage.times else "same bits"
+            if stage.stage == "eager" or stage.times > EXACT:
+                return ""
+            return f"{stage.times:.2g}" if stage.times else "same bits"
 
         return [
             (s.stage, f"{s.max_error:.2g}", times(s), s.module, "ok" if s.ok else "WRONG")

@@ -7,6 +7,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses.checking.less_precise import less_precise
+from fxpasses.checking.rounding import distance
 from fxpasses.checking.values import Reference, compare, value_names
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -154,3 +155,8 @@ def test_a_constant_rounded_once_moves_what_underflows_too():
     folded = (weight.double() * factor.double()).float()
     x = torch.randn(3, 12, 12) * 32
     assert found(lambda x: ((x @ weight) * factor).softmax(-1), lambda x: (x @ folded).softmax(-1), x) == []
+
+
+def test_beside_an_exact_zero_no_units_are_told():
+    zeros = torch.zeros(2)
+    assert str(distance(zeros, torch.tensor([0.5, 0.0]), [zeros.double()])) == "element [0]: 0 became 0.5"
