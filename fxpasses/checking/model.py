@@ -20,7 +20,7 @@ from fxpasses.checking.calls import Rewrite, Trial
 from fxpasses.checking.captured import CaptureCheck
 from fxpasses.checking.lowered import LoweringCheck
 from fxpasses.checking.progress import ProgressLine
-from fxpasses.checking.region_calls import RegionCalls
+from fxpasses.checking.region_calls import NoRegions, RegionCalls
 from fxpasses.checking.rounding import EXACT, LIMIT, distance
 from fxpasses.checking.staged import Stage, in_eager_with_repro
 from fxpasses.checking.steps import Results, Steps
@@ -300,8 +300,12 @@ class _Stages:
             self._graphs[name] += 1
             for observer in observers:
                 observer.dynamo(gm, options)
-            hooks = Hooks(compiler, observers, values() if values else None, lowered)
-            compiled = compile_graph(gm, example_inputs, options, hooks)
+            made_by = watching.new_compiler if isinstance(watching, RegionCalls) else compiler
+            hooks = Hooks(made_by, observers, values() if values else None, lowered)
+            try:
+                compiled = compile_graph(gm, example_inputs, options, hooks)
+            except NoRegions:  # compiled without regions, it was compared already
+                return gm
             return watching.watched(compiled) if watching is not None else compiled
 
         return self._steps.compiled(lambda function: compile_apart(function, backend, self._dynamic))

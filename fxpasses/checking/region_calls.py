@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import fx
 
 from fxpasses.checking.blame import first_difference
 from fxpasses.checking.inputs import Unsupported, cloned
+from fxpasses.compiling.inductor import Compiler
 from fxpasses.compiling.observing import Observer
+from fxpasses.compiling.options import Options
 from fxpasses.graphs.rewriting import copy_graph
+from fxpasses.pipeline.compile_graph import new_compiler
 
-__all__ = ["RegionCalls", "RegionGraphs"]
+__all__ = ["NoRegions", "RegionCalls", "RegionGraphs"]
+
+
+class NoRegions(Exception):
+    """A graph calls no regions: there is nothing to compare."""
 
 
 class RegionGraphs(Observer):
@@ -55,6 +62,21 @@ class RegionCalls(Observer):
     def calls_regions(self, before: fx.GraphModule, after: fx.GraphModule) -> None:
         self._waiting.append([])
         self.found.append((before, after, self._waiting[-1]))
+
+    def new_compiler(self, options: Options, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiler:
+        """Make the compiler of a graph that calls regions.
+
+        Args:
+            options: of the compilation.
+            gm: the graph.
+            example_inputs: its inputs.
+
+        Raises:
+            NoRegions: it calls none.
+        """
+        if not self._waiting:
+            raise NoRegions
+        return new_compiler(options, gm, example_inputs)
 
     def watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """A callable that runs ``compiled``, and keeps the inputs of its first call if the graph calls regions."""
