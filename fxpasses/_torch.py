@@ -7,6 +7,7 @@ this file alone. Known to fit torch 2.11 and 2.13.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import threading
@@ -273,7 +274,12 @@ def decompositions_of(target: OpOverload) -> dict[Any, Any] | None:
     """torch's decomposition of an operator, with those of what it decomposes to; ``None`` where it has none."""
     if target not in decomposition_table:
         return None
-    return {**core_aten_decompositions(), target: decomposition_table[target]}
+    return {**_core_decompositions(), target: decomposition_table[target]}
+
+
+@functools.cache
+def _core_decompositions() -> dict[Any, Any]:
+    return dict(core_aten_decompositions())
 
 
 def trace_calls(
