@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from fxpasses import _torch
+from fxpasses.compiling.ordered import called_in_place, depths_in_order, overlaps
 from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import value_of
 
@@ -38,6 +39,8 @@ __all__ = [
 
 MOST_SEGMENTS = 4
 """The most segments that are worth it: each is compiled on its own, and nothing is fused across them."""
+MOST_BETWEEN_MESSAGES = 16
+"""The most segments where messages travel while they run."""
 
 COPY = torch.ops.aten.copy_.default
 """The operators with which a functional graph writes to its inputs, at its end."""
@@ -69,11 +72,13 @@ class Cut:
         gm: the graph.
         steps: segments and nodes of direct calls, in an order in which they can run.
         direct: what runs each of those nodes.
+        in_place: of these, collectives and what packs their messages: functions of the values that the node needs, in order.
     """
 
     gm: fx.GraphModule
     steps: list[Segment | fx.Node]
     direct: dict[fx.Node, Callable[..., Any]]
+    in_place: set[fx.Node] = field(default_factory=set)
 
     @property
     def segments(self) -> list[Segment]:
@@ -85,18 +90,23 @@ def cut_into_segments(gm: fx.GraphModule, direct: Direct) -> Cut | None:
     """Take the calls that are compiled already out of a functional graph.
 
     A segment runs as soon as the direct calls that it needs have run; the final updates of inputs (``copy_``) run last,
-    when nobody reads the old values any more.
+    when nobody reads the old values any more. Where messages travel while something is computed, collectives are taken out as well, and keep their places
+    (:mod:`.ordered`).
 
     Returns:
         ``None`` when there is no such call, or when the graph is better left as it is: it would fall into too many
         segments, writes to memory in other ways, or has to call the RNG in eager's order.
     """
     running = {node: run for node in gm.graph.nodes if (run := direct(node)) is not None}
-    if not running or not all(_may_move(node) for node in gm.graph.nodes if node not in running):
+    in_place = called_in_place(gm.graph) if overlaps(gm.graph, running) else set()
+    if not (running or in_place) or not all(
+        _may_move(node) for node in gm.graph.nodes if node not in running
+    ):
         return None
-    depth = _depths(gm.graph, running)
-    if depth is None:
+    running |= {node: _function_of(node) for node in in_place}
+    if any(n.op == "get_attr" for node in running for n in node.all_input_nodes):
         return None
+    depth = depths_in_order(gm.graph, running) if in_place else _depths(gm.graph, running)
     segments = [Segment() for _ in range(1 + max(depth.values(), default=0))]
     calls: list[list[fx.Node]] = [[] for _ in segments]
     home: dict[fx.Node, Segment] = {}
@@ -109,7 +119,8 @@ def cut_into_segments(gm: fx.GraphModule, direct: Direct) -> Cut | None:
     symbols = [n for n in gm.graph.find_nodes(op="placeholder") if isinstance(value_of(n), torch.SymInt)]
     for segment in segments:
         connect_segment(segment, home, symbols)
-    if sum(bool(segment.outputs) for segment in segments) > MOST_SEGMENTS:
+    most = MOST_BETWEEN_MESSAGES if in_place else MOST_SEGMENTS
+    if sum(bool(segment.outputs) for segment in segments) > most:
         return None
     if not all(_knows_symbols(segment, symbols) for segment in segments):
         return None
@@ -118,7 +129,19 @@ def cut_into_segments(gm: fx.GraphModule, direct: Direct) -> Cut | None:
         # One without outputs has nothing but updates of inputs, or nothing that is used.
         steps += [segment] if segment.outputs or any(n.target is COPY for n in segment.nodes) else []
         steps += ready
-    return Cut(gm, steps, running)
+    return Cut(gm, steps, running, in_place)
+
+
+def _function_of(node: fx.Node) -> Callable[..., Any]:
+    """A call as a function of the values that it needs."""
+    needed = node.all_input_nodes
+
+    def run(*values: Any) -> Any:
+        known = dict(zip(needed, values, strict=True))
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)  # type: ignore[misc]
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    return run
 
 
 def _may_move(node: fx.Node) -> bool:
@@ -138,15 +161,13 @@ def _may_move(node: fx.Node) -> bool:
     return node.op == "call_function" and not isinstance(target, _torch.HigherOrderOperator)
 
 
-def _depths(graph: fx.Graph, running: Mapping[fx.Node, Callable[..., Any]]) -> dict[fx.Node, int] | None:
-    """For each call, how many segments have to run before its own; ``None`` when a direct call takes a constant."""
+def _depths(graph: fx.Graph, running: Mapping[fx.Node, Callable[..., Any]]) -> dict[fx.Node, int]:
+    """For each call, how many segments have to run before its own."""
     depth: dict[fx.Node, int] = {}
     last: list[fx.Node] = []
     for node in graph.nodes:
         if node.op in ("placeholder", "output", "get_attr"):
             continue
-        if node in running and any(n.op == "get_attr" for n in node.all_input_nodes):
-            return None
         if node.target is COPY:
             last.append(node)
             continue
@@ -290,6 +311,9 @@ def stitch_segments(
             known[run] = next(segments)
             lines += [f"given = [{_text(list(read))}]", *done]
             lines += [f"{_names(step.outputs)} = {run}(given)" if step.outputs else f"{run}(given)"]
+        elif step in found.in_place:
+            known[run] = found.direct[step]
+            lines += [f"{_name(step)} = {run}({_text(read)})", *done]
         else:
             known[run] = found.direct[step]
             lists = [argument for argument in step.args if isinstance(argument, (list, tuple))]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import fx
@@ -18,6 +19,7 @@ from fxpasses import _torch
 from fxpasses.compiling.segments import (
     MOST_SEGMENTS,
     Cut,
+    Segment,
     changed_strides,
     cut_into_segments,
     segment_module,
@@ -280,3 +282,52 @@ def test_direct_calls_get_the_strides_that_were_traced():
     torch.testing.assert_close(result, function(x))
     assert seen[1] == [(4, 1)]
     assert (1, 3) in seen[2]
+
+
+@pytest.fixture
+def group() -> Iterator[str]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD.group_name
+    dist.destroy_process_group()
+
+
+def test_messages_that_travel_keep_their_places(group: str) -> None:
+    sends = torch.ops._c10d_functional
+
+    def gather(shard: torch.Tensor) -> torch.Tensor:
+        return sends.all_gather_into_tensor(torch.cat([shard.view(-1)]), 1, group)
+
+    def step(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second = gather(a), gather(b)
+        x = (x @ sends.wait_tensor(first).view(3, 3)).sin()
+        total = sends.all_reduce(x, "sum", group)
+        y = x @ x
+        z = (y @ sends.wait_tensor(second).view(3, 3)).cos()
+        return z, sends.wait_tensor(total)
+
+    gm = traced(step, *(torch.randn(3, 3) for _ in range(3)))
+    found = cut_into_segments(gm, direct)
+    assert found is not None
+    steps = [
+        [n.target for n in step.nodes] if isinstance(step, Segment) else step.target for step in found.steps
+    ]
+    reads = [aten.view.default, sends.wait_tensor.default]
+    assert [target for target in steps if target not in (*reads, aten.cat.default)] == [
+        sends.all_gather_into_tensor.default,
+        sends.all_gather_into_tensor.default,
+        [aten.mm.default, aten.sin.default],
+        sends.all_reduce.default,
+        [aten.mm.default],
+        [aten.mm.default, aten.cos.default],
+    ]
+    values = [torch.randn(3, 3) for _ in range(3)]
+    torch.testing.assert_close(compiled(found)(list(values)), step(*values), rtol=0, atol=0)
+
+
+def test_messages_that_are_waited_for_at_once_make_no_segments(group: str) -> None:
+    sends = torch.ops._c10d_functional
+
+    def step(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        return x @ sends.wait_tensor(sends.all_gather_into_tensor(a, 1, group))
+
+    assert cut_into_segments(traced(step, torch.randn(3, 3), torch.randn(3, 3)), direct) is None
