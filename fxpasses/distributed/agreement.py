@@ -142,7 +142,17 @@ class Agreement:
             return
         with reaching_store(f"compare the {what} with the other ranks'"):
             gate = _Gate.next(group, ranks)
-            gate.come(_Offer(gate.rank, what, _digest(self._inputs), calls, lowered), self._made)
+            offer = _Offer(gate.rank, what, _digest(self._inputs), calls, lowered)
+            HERE.waits = {
+                "key": gate.key,
+                "ranks": list(ranks),
+                "number": gate.number,
+                "sends": offer.sends(),
+            }
+            try:
+                gate.come(offer, self._made)
+            finally:
+                HERE.waits = None
         HERE.accepted.add((group, what, lowered or calls))
 
 
@@ -151,13 +161,22 @@ def _key(group: str, ranks: Sequence[int]) -> str:
     return f"{group}/{ranks[0]}.{len(ranks)}"
 
 
+def _round(key: str, number: int) -> Any:
+    """The part of the store for one comparison in a group."""
+    return _torch.PrefixStore(f"fxpasses/{key}/{number}", _torch.store())
+
+
+def _few(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:_SHOWN])) + (", ..." if len(ranks) > _SHOWN else "")
+
+
 class _Gate:
     """One round at the store, for one process group."""
 
     def __init__(self, group: str, ranks: Sequence[int], number: int) -> None:
         self.rank, self.ranks = dist.get_rank(), ranks
-        self.key = _key(group, ranks)
-        self.store = _torch.PrefixStore(f"fxpasses/{self.key}/{number}", _torch.store())
+        self.key, self.number = _key(group, ranks), number
+        self.store = _round(self.key, number)
         self.patience = _torch.store().timeout
 
     @classmethod
@@ -192,7 +211,12 @@ class _Gate:
         verdict = self.store.get("open").decode()
         if verdict != _YES:
             missing = json.loads(verdict)
-            raise RankMismatchError(missing["problem"], tuple(missing["ranks"]))
+            raise RankMismatchError(
+                missing["problem"],
+                tuple(missing["ranks"]),
+                missing.get("factor", ""),
+                tuple(missing.get("values", ())),
+            )
         if self.store.check(["differs"]):
             self._tell(reference.rank, int(self.store.get("differs")), problem, made)
 
@@ -222,6 +246,8 @@ class _Gate:
                 state = Answering.ask(rank)
                 if state is not None:
                     heard[rank] = time.monotonic()
+                    if self._waits_for_this(state["waits"]) and time.monotonic() - started > STUCK_AFTER:
+                        return self._cross(rank, state["waits"], offer)
                     # One that is behind comes when it has caught up; one that is inside of the call that this one is about to make does not.
                     ahead = state["calls"].get(self.key, 0) > HERE.calls[self.key]
                     if state["running"] and ahead and state["seconds"] > STUCK_AFTER:
@@ -235,10 +261,32 @@ class _Gate:
                 missing = self._missing(list(self.ranks))
                 return self._give_up(missing[0], offer, f"was waited for during {self.patience}. {_DIFFERS}")
 
+    def _waits_for_this(self, waits: dict[str, Any] | None) -> bool:
+        """Whether a rank that is to come here waits in another group, for this one."""
+        return (
+            waits is not None
+            and waits["key"] != self.key
+            and self.rank in waits["ranks"]
+            and HERE.rounds.get(waits["key"], -1) < waits["number"]
+        )
+
+    def _cross(self, other: int, waits: dict[str, Any], offer: _Offer) -> None:
+        """Neither passes: each waits for the other in another process group."""
+        groups = [
+            f"{key} (ranks {_few(ranks)})"
+            for key, ranks in ((self.key, self.ranks), (waits["key"], waits["ranks"]))
+        ]
+        problem = (
+            f"rank {self.rank} and rank {other} wait for each other: the first collectives of what they compiled belong to different process groups. Rank {self.rank}: "
+            f"the {offer.what} in group {groups[0]}, {offer.sends()}. Rank {other}: group {groups[1]}, {waits['sends']}. Look for what gives them other groups, or another "
+            "order of them (meshes, branches on the rank)."
+        )
+        told = {"problem": problem, "ranks": [self.rank, other], "factor": "process group", "values": groups}
+        for key, number in ((self.key, self.number), (waits["key"], waits["number"])):
+            _round(key, number).compare_set("open", "", json.dumps(told))
+
     def _give_up(self, missing: int, offer: _Offer, why: str) -> None:
-        calls = offer.calls
-        sends = "; ".join(map(str, calls[:_SHOWN])) + (", ..." if len(calls) > _SHOWN else "")
-        problem = f"rank {self.rank} compiled the {offer.what}, whose collectives are {len(calls)}: {sends}; rank {missing} does not come: it {why}"
+        problem = f"rank {self.rank} compiled the {offer.what}, {offer.sends()}; rank {missing} does not come: it {why}"
         self.store.compare_set("open", "", json.dumps({"problem": problem, "ranks": [missing]}))
 
     def _missing(self, ranks: list[int]) -> list[int]:
@@ -302,6 +350,11 @@ class _Offer:
     inputs: str
     calls: Signature
     lowered: Signature | None
+
+    def sends(self) -> str:
+        """Its first collectives, for people."""
+        shown = "; ".join(map(str, self.calls[:_SHOWN])) + (", ..." if len(self.calls) > _SHOWN else "")
+        return f"whose collectives are {len(self.calls)}: {shown}"
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

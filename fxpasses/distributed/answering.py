@@ -55,6 +55,7 @@ class Here:
         since: when it went there.
         calls: of such graphs, by group.
         answering: the thread that answers.
+        waits: where it compares what it compiled: group, ranks and number of the comparison, and what it sends; None elsewhere.
         leaves: whether the process ends.
     """
 
@@ -66,14 +67,16 @@ class Here:
     since: float = 0.0
     calls: Counter[str] = dataclasses.field(default_factory=Counter)
     answering: Any = None
+    waits: dict[str, Any] | None = None
     leaves: bool = False
 
     def state(self) -> dict[str, Any]:
-        """As it is sent: what runs (``""`` if nothing does that communicates), for how many seconds, how many calls each group has seen."""
+        """As it is sent: what runs (``""`` if nothing does that communicates), for how many seconds, how many calls each group has seen, where it waits."""
         return {
             "running": self.running,
             "seconds": time.monotonic() - self.since if self.running else 0.0,
             "calls": dict(self.calls),
+            "waits": self.waits,
         }
 
 

@@ -101,6 +101,12 @@ def other_groups():
     return round(compiled(own)(torch.ones(2)).sum().item(), 3)
 
 
+def crossed_groups():
+    """Each rank waits for the other in another group of the same ranks."""
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    return compiled(lambda x: all_reduce(x * 2, "sum", groups[RANK]))(torch.ones(2))
+
+
 def late():
     time.sleep(2.5 * RANK)
     return compiled(doubled)(torch.ones(1)).item()
@@ -162,6 +168,7 @@ TOGETHER = (
     recompiled_on_one_rank,
     other_sizes,
     other_groups,
+    crossed_groups,
     late,
     unchecked,
     other_budgets,

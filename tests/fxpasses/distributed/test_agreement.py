@@ -46,6 +46,11 @@ def test_other_sizes_are_refused(outcomes):
     assert outcomes[0]["other_sizes"]["factor"] == "shape of input value"
 
 
+def test_ranks_that_wait_for_each_other_in_other_groups_are_named(outcomes):
+    assert [outcomes[rank]["crossed_groups"]["factor"] for rank in (0, 1)] == ["process group"] * 2
+    assert sorted(outcomes[0]["crossed_groups"]["ranks"]) == [0, 1]
+
+
 def test_one_rank_decides_what_is_saved(outcomes):
     assert "RankMismatch" not in _error(outcomes, "other_budgets")  # only compared: the gathers differ
     assert [rank["other_budgets_agreed"].get("result", rank) for rank in outcomes] == [True, True]
