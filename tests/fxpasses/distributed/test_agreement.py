@@ -86,4 +86,4 @@ def test_a_rank_that_does_not_come_is_named():
     ]  # gloo's error knows no ranks
     assert alone["ranks"] == [0]
     assert "rank 0 does not come" in alone["error"]
-    assert alone["seconds"] < 30
+    assert alone["seconds"] < 55  # the store is patient for 60
