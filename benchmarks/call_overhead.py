@@ -62,9 +62,9 @@ def _return_at_once(compiled: fxpasses.Compiled[Any], *arguments: torch.Tensor) 
     """Put the results of one call in the place of the code of the plan."""
     for _ in range(2):  # the first walks over the model again, on which Dynamo has left notes
         compiled(*arguments)
-    assert compiled._armed is not None
-    assert compiled._armed._quick
-    for _, _, plan in compiled._armed._quick:
+    (armed,) = compiled._armed
+    assert armed._quick
+    for _, _, plan in armed._quick:
         outputs = plan._run(plan._inputs_of(arguments))
         plan._run = lambda inputs, outputs=outputs: outputs
 

@@ -177,8 +177,8 @@ def recorder() -> Recorder | None:
 
 
 @contextmanager
-def recorded_by(recorder: Recorder) -> Iterator[None]:
-    """What is compiled in this block is recorded."""
+def recorded_by(recorder: Recorder | None) -> Iterator[None]:
+    """What is compiled in this block is recorded, or with None is not."""
     token = _recorder.set(recorder)
     try:
         yield

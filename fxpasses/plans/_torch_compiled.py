@@ -176,23 +176,19 @@ def _is_number(item: Any) -> bool:
 
 
 @contextlib.contextmanager
-def compiled_frames() -> Iterator[list[str]]:
-    """Collect, for each frame that Dynamo looks at, why its new code is more than a call of its graph, or ""."""
-    found: list[str] = []
+def compiled_frames(seen: Callable[[types.CodeType, types.CodeType], None]) -> Iterator[Callable[[], int]]:
+    """Have ``seen`` called with the code of each frame that Dynamo compiles, and the code that it wrote for it; gives a function that says how many
+    frames it has looked at."""
 
-    def hook(code: types.CodeType, new_code: types.CodeType) -> types.CodeType | None:
-        found.append(_more_than_its_graph(new_code))
-        return None
+    def hook(code: types.CodeType, new_code: types.CodeType) -> None:
+        seen(code, new_code)
 
     handle = register_bytecode_hook(hook)
     before = _dynamo_counters["frames"]["total"]
     try:
-        yield found
+        yield lambda: int(_dynamo_counters["frames"]["total"] - before)
     finally:
         handle.remove()
-        found += ["another function runs in Python"] * (
-            _dynamo_counters["frames"]["total"] - before - len(found)
-        )
 
 
 _OPERATIONS = frozenset({
@@ -213,7 +209,7 @@ _MAKING = ("__new__", "object_setattr_ignore_descriptor", "clear", "items", "__s
 """What is called to make objects that are returned, and to fill them."""
 
 
-def _more_than_its_graph(code: types.CodeType) -> str:
+def more_than_its_graph(code: types.CodeType) -> str:
     """Why the code that Dynamo wrote does something besides calling one graph and putting its results together, or "".
 
     Objects among the results are made by ``__new__`` or by tuples' own constructors; that no older one is changed says
@@ -260,16 +256,16 @@ def _makes_tuples(value: Any) -> bool:
     return isinstance(owner, type) and issubclass(owner, tuple)
 
 
-def changed_objects() -> list[Any]:
-    """The objects older than the call on which the frame that Dynamo is tracing sets attributes: each has the values that it had before.
+def changed_objects() -> tuple[list[Any], str]:
+    """The objects older than the call on which the frame that Dynamo is tracing sets attributes, and one that has another value afterwards, or "".
 
     A frame may do with the dictionary of its own ``**kwargs`` what it likes: nobody else has it.
 
     Raises:
-        NoPlan: something else about an object is changed, or a value is another one afterwards.
+        NoPlan: something else about an object is changed, or to what is no constant.
     """
     output = InstructionTranslator.current_tx().output
-    effects, code, found = output.side_effects, _root(), []
+    effects, code, found, differs = output.side_effects, _root(), [], ""
     named = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
     own = code.co_varnames[named] if code.co_flags & inspect.CO_VARKEYWORDS else None
     for item in effects.id_to_variable.values():
@@ -287,10 +283,12 @@ def changed_objects() -> list[Any]:
         before = getattr(value, "__dict__", {})
         for name, after in attributes.items():
             kept = _constant_of(after)
-            if kept is None or name not in before or kept != [type(before[name]), repr(before[name])]:
+            if kept is None:
                 raise NoPlan("a frame that changes an object", f"{type(value).__qualname__}.{name}")
+            if name not in before or kept != [type(before[name]), repr(before[name])]:
+                differs = f"{type(value).__qualname__}.{name}"
         found.append(value)
-    return found
+    return found, differs
 
 
 def _constant_of(item: Any) -> list[Any] | None:

@@ -51,7 +51,7 @@ def surround_callables(planned: Planned) -> Patch:
                 dynamic=self._dynamic,
                 fullgraph=self.fullgraph,
             )
-            return compiled if call is None else _without_frame_hook(call, compiled)
+            return compiled if call is None else without_frame_hook(call, compiled)
 
         return __call__
 
@@ -84,7 +84,7 @@ def _model_of(fn: Any) -> Any:
     return fn.__self__ if is_call else fn
 
 
-def _without_frame_hook(call: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
+def without_frame_hook(call: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
     """A function that is to others what ``compiled`` is, and calls ``call`` with Dynamo's frame hook off."""
 
     def run(*args: Any, **kwargs: Any) -> Any:

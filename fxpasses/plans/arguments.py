@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import copyreg
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 
 from fxpasses.plans import _torch
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.walk import TENSOR_FACTS, tensor_facts
+from fxpasses.plans.walk import TENSOR_FACTS, hidden_state, tensor_facts
 
 __all__ = [
     "SameArguments",
@@ -22,8 +24,8 @@ __all__ = [
 
 def described_arguments(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], part_of_model: Callable[[torch.Tensor], int | None]
-) -> tuple[Any, list[torch.Tensor]]:
-    """What the arguments are, and the tensors among them.
+) -> tuple[Any, list[torch.Tensor], list[Any]]:
+    """What the arguments are, the tensors among them, and the objects that have to be walked over.
 
     Args:
         args: the arguments.
@@ -31,14 +33,14 @@ def described_arguments(
         part_of_model: the number of a tensor in the model, or None.
 
     Returns:
-        Nested tuples that are equal for calls which the same plan may serve, and the tensors.
+        Nested tuples that are equal for calls which the same plan may serve if the objects have the same content, the tensors, and these objects.
 
     Raises:
         NoPlan: an argument is of a kind that plans do not know.
     """
     seen = _Seen(part_of_model)
     described = tuple(map(seen.describe, args)), tuple((k, seen.describe(v)) for k, v in kwargs.items())
-    return described, seen.tensors
+    return described, seen.tensors, seen.objects
 
 
 class _Seen:
@@ -46,13 +48,14 @@ class _Seen:
 
     def __init__(self, part_of_model: Callable[[torch.Tensor], int | None]) -> None:
         self.tensors: list[torch.Tensor] = []
+        self.objects: list[Any] = []
         self._part_of_model = part_of_model
         self._numbers: dict[int, int] = {}
         self._storages: dict[int, int] = {}
 
     def describe(self, value: Any) -> Any:
         """The description of one value."""
-        kind = type(value)
+        kind: Any = type(value)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if value is None or kind in _QUICK:
@@ -61,7 +64,21 @@ class _Seen:
             return kind.__name__, *map(self.describe, value)
         if kind is dict and all(type(key) in (str, int) for key in value):
             return "dict", *((repr(key), self.describe(item)) for key, item in value.items())
-        raise NoPlan(f"an argument of class {kind.__qualname__}")
+        base: Any = next((base for base in _CONTAINERS if isinstance(value, base)), None)
+        if base is None or hidden_state(kind, base) or copyreg._slotnames(kind):  # type: ignore[attr-defined]
+            return self._object(value)
+        is_dict = issubclass(base, dict)
+        if is_dict and not all(type(key) is str for key in base.keys(value)):
+            return self._object(value)
+        items = base.items(value) if is_dict else enumerate(base.__iter__(value))
+        state = getattr(value, "__dict__", {}).items()
+        parts = [tuple((repr(key), self.describe(item)) for key, item in of) for of in (items, state)]
+        return base.__name__, self._object(kind), *parts
+
+    def _object(self, value: Any) -> Any:
+        number = next((i for i, known in enumerate(self.objects) if known is value), len(self.objects))
+        self.objects[number:] = self.objects[number:] or [value]
+        return "object", number, type(value).__qualname__
 
     def _tensor(self, value: torch.Tensor) -> Any:
         if id(value) in self._numbers:
@@ -83,12 +100,16 @@ class SameArguments:
         args: the arguments.
         kwargs: those given by name.
         tensors: those among them, as :func:`described_arguments` returns them.
+        objects: likewise.
         part_of_model: as there.
     """
 
     @staticmethod
     def can_compare(
-        args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        tensors: Sequence[torch.Tensor],
+        objects: Sequence[Any],
     ) -> bool:
         """Whether there is a quick way: flat arguments, different tensors with memory of their own that are not part of the model.
 
@@ -96,12 +117,19 @@ class SameArguments:
             args: positional arguments of the model.
             kwargs: keyword arguments.
             tensors: those among them.
+            objects: likewise.
         """
         values = (*args, *kwargs.values())
+        known = [*map(id, objects)]
         return (
             sum(isinstance(value, torch.Tensor) for value in values) == len(tensors)
             and all(
-                value is None or type(value) in _QUICK or isinstance(value, torch.Tensor) for value in values
+                value is None
+                or type(value) in _QUICK
+                or isinstance(value, torch.Tensor)
+                or id(value) in known
+                or (type(value) in (list, tuple, dict) and not value)
+                for value in values
             )
             and all(tensor.numel() for tensor in tensors)
             and len({tensor.untyped_storage().data_ptr() for tensor in tensors}) == len(tensors)
@@ -112,13 +140,18 @@ class SameArguments:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         tensors: Sequence[torch.Tensor],
+        objects: Sequence[Any],
         part_of_model: Callable[[torch.Tensor], int | None],
     ) -> None:
         self._count, self._names, self._part_of_model = len(args), tuple(kwargs), part_of_model
         values = [*args, *kwargs.values()]
         self._tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
+        known = [*map(id, objects)]
+        self._objects = [(i, value) for i, value in enumerate(values) if id(value) in known]
         self._others = [
-            (i, type(value), repr(value)) for i, value in enumerate(values) if i not in self._tensors
+            (i, type(value), repr(value))
+            for i, value in enumerate(values)
+            if i not in self._tensors and id(value) not in known
         ]
         self._facts = [(t.storage_offset(), t.is_leaf) for t in tensors]
         self._guards = _torch.tensor_guards(tensors) if tensors else None
@@ -130,6 +163,9 @@ class SameArguments:
         values = (*args, *kwargs.values()) if kwargs else args
         for i, kind, text in self._others:
             if type(values[i]) is not kind or repr(values[i]) != text:
+                return None
+        for i, known in self._objects:
+            if values[i] is not known:
                 return None
         tensors = [values[i] for i in self._tensors]
         if self._guards is None:
@@ -146,6 +182,7 @@ class SameArguments:
         return tensors
 
 
+_CONTAINERS = (collections.OrderedDict, dict, list, tuple)
 _QUICK = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 

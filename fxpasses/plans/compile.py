@@ -98,6 +98,8 @@ def compile(
 
 _TRIES = 32
 """How many calls without any plan it takes until none is looked for any more: what a model is called with seldom changes in kind."""
+_ARMED = 4
+"""How many combinations of a model and objects among its arguments are watched at a time."""
 _SHARED = "an argument that shares memory with a model whose tensors are changed"
 
 
@@ -127,7 +129,8 @@ class Compiled(Generic[M]):
         self._options, self._shelf, self._dynamic, self._fullgraph = options, shelf, dynamic, fullgraph
         self._by_torch, self._reasons, self._calls_without = compiled, set[str](), 0
         self._lock = threading.RLock()
-        self._armed: Armed | None = None
+        self._armed: list[Armed] = []
+        self._kinds = 0
         self._known: set[Any] = set()
         functools.update_wrapper(self, model, updated=())
 
@@ -189,15 +192,15 @@ class Compiled(Generic[M]):
         if self._shelf is None or torch.compiler.is_compiling():
             return self._compiled(*args, **kwargs)
         try:
-            armed = self._armed
-            if armed is not None and (found := armed.quick_call(args, kwargs)) is not None:
-                return found[0](found[1])
+            for armed in self._armed:
+                if (found := armed.quick_call(args, kwargs)) is not None:
+                    return found[0](found[1], args, kwargs)
             now = state()
-            found = None if armed is None else armed.call(now, args, kwargs)
+            found = next(filter(None, (armed.call(now, args, kwargs) for armed in self._armed)), None)
         except NoPlan as error:
             return self._without(error, self._shelf, args, kwargs)
         if found is not None:
-            return found[0](found[1])
+            return found[0](found[1], args, kwargs)
         return self._first(now, self._shelf, args, kwargs)
 
     def _without(self, error: NoPlan, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -219,16 +222,13 @@ class Compiled(Generic[M]):
         with self._lock:
             signature = None
             try:
-                signature = now, described_arguments(args, kwargs, lambda tensor: None)[0]
+                tokens, _, objects = described_arguments(args, kwargs, lambda tensor: None)
+                signature = now, tokens, *map(id, objects)
                 if signature in self._known:
                     return self._fully(args, kwargs)
-                walk = Walk()
-                digest = walk.add("model", self.model)
-                armed = self._armed
-                if armed is None or armed.digest != digest or not armed.holds():
-                    armed = self._armed = Armed(self.model, walk, digest)
-                tokens, tensors = described_arguments(args, kwargs, armed.place)
-                abouts = [self._about(digest, now, given) for given in (tokens, without_sizes(tokens))]
+                armed = self._arm(objects)
+                tokens, tensors, _ = described_arguments(args, kwargs, armed.place)
+                abouts = [self._about(armed.digest, now, given) for given in (tokens, without_sizes(tokens))]
                 plan = shelf.find(abouts, armed, tensors)
             except NoPlan as error:
                 return self._unfound(error, signature, shelf, args, kwargs)
@@ -243,13 +243,35 @@ class Compiled(Generic[M]):
                 if plan.file is not None:
                     self.plan_files[plan.file] = None
                 counters.count("plans_used")
-                return plan(tensors)
+                return plan(tensors, args, kwargs)
             if plan is not None or shelf.target(abouts[0]) is None:
                 self._known.add(signature)
                 return self._without(NoPlan(_SHARED), shelf, args, kwargs)
             self._known.add(signature)
-            self._armed = None
-            return self._record(walk, tensors, shelf, abouts, signature, args, kwargs)
+            self._armed.remove(armed)
+            return self._record(tensors, objects, shelf, abouts, signature, args, kwargs)
+
+    def _arm(self, objects: list[Any]) -> Armed:
+        """A walk over the model and these objects, which holds now."""
+        walk = Walk()
+        digest = walk.over(self.model, objects)
+        known = next((armed for armed in self._armed if armed.is_for(objects)), None)
+        if known is not None and known.digest == digest and known.holds():
+            return known
+        if known is None and objects:
+            self._kinds += 1
+            if self._kinds > _TRIES:
+                raise NoPlan("arguments that are other objects in each call")
+        others = [armed for armed in self._armed if armed is not known]
+        made = Armed(self.model, objects, walk, digest, self._planned)
+        self._armed = [made, *others][:_ARMED]
+        return made
+
+    def _planned(self, resumed: Callable[..., Any]) -> Compiled[Any]:
+        """What calls a function with which a frame of the model goes on."""
+        made = Compiled(resumed, self._options, self._shelf, dynamic=self._dynamic, fullgraph=self._fullgraph)
+        made.plan_files = self.plan_files
+        return made
 
     def _unfound(
         self, error: NoPlan, signature: Any, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -258,19 +280,19 @@ class Compiled(Generic[M]):
             self._known.add(signature)
         return self._without(error, shelf, args, kwargs)
 
-    def _about(self, digest: str, now: Any, tokens: Any) -> dict[str, Any]:
+    def _about(self, digest: list[Any], now: Any, tokens: Any) -> dict[str, Any]:
         """Everything that the key is made of, as JSON has it."""
         about = {
             "surroundings": surroundings(), "options": described_options(self._options), "dynamic": str(self._dynamic),
-            "fullgraph": self._fullgraph, "model": digest, "arguments": tokens,
+            "fullgraph": self._fullgraph, "model": digest[0], "objects": digest[1], "arguments": tokens,
             "state": {name: str(value) for name, value in zip(STATE, now, strict=True)},
         }  # fmt: skip
         return json.loads(json.dumps(about))  # type: ignore[no-any-return]
 
     def _record(
         self,
-        walk: Walk,
         tensors: list[torch.Tensor],
+        objects: list[Any],
         shelf: Shelf,
         abouts: list[dict[str, Any]],
         signature: Any,
@@ -295,7 +317,7 @@ class Compiled(Generic[M]):
                 self.plan_files[path] = None
                 self._known.discard(signature)  # later calls are light ones, too
 
-        recording = Recording(self.model, walk, tensors, folder, abouts[0], abouts[1], done)
+        recording = Recording(self.model, tensors, objects, folder, abouts[0], abouts[1], done, self._planned)
         with recording.watching():
             result = self._compiled(*args, **kwargs)
         recording.finish(result, (args, kwargs))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import fx
 
 from fxpasses.plans import _torch
 from fxpasses.plans._torch_compiled import CompiledFxGraph, extern_kernels, is_plain
@@ -103,7 +104,7 @@ class Module:
             ):
                 body = self._stitched(compiled.source, compiled.parts)
             else:
-                raise NoPlan("a graph that runs without generated code", type(compiled).__qualname__)
+                body = _handing_on(compiled)
             name = f"graph_{len(self._made)}"
             self._made[id(compiled)] = name
             function: Any = ast.parse(f"def make_{name}():\n    pass").body[0]
@@ -218,6 +219,27 @@ class Module:
                 self._externs[node.attr] = _path_in_torch(getattr(extern_kernels, node.attr), node.attr)
             elif isinstance(owner, ast.Attribute) and owner.attr == "ops" and node.attr not in _NAMESPACES:
                 raise NoPlan("an operator that is not torch's own", ast.unparse(node))
+
+
+def _handing_on(compiled: Any) -> list[ast.stmt]:
+    """The code of a graph without calls, for which none is generated."""
+    cells = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
+    graphs = [
+        module.graph
+        for cell in cells
+        if isinstance(module := getattr(cell, "__self__", None), fx.GraphModule)
+    ]
+    nodes = list(graphs[0].nodes) if len(graphs) == 1 else []
+    if not nodes or any(node.op not in ("placeholder", "output") for node in nodes):
+        raise NoPlan("a graph that runs without generated code", type(compiled).__qualname__)
+    (output,) = nodes[-1].args
+    if not isinstance(output, (tuple, list)) or not all(
+        value is None or isinstance(value, fx.Node) for value in output
+    ):
+        raise NoPlan("a graph that runs without generated code", "its output")
+    given = "".join(f"{node.name}, " for node in nodes[:-1])
+    text = f"def call(args):\n    {f'{given}= args' if given else 'pass'}\n    args.clear()\n    return ({''.join(f'{value}, ' for value in output)})"
+    return [*ast.parse(text).body, *ast.parse("def f():\n    return call").body[0].body]  # type: ignore[attr-defined]
 
 
 def function_parameters(code: str) -> list[str]:

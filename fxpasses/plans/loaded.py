@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from fxpasses.counters import counters
 from fxpasses.plans import _torch, native
 from fxpasses.plans.arguments import SameArguments, described_arguments, without_sizes
 from fxpasses.plans.errors import NoPlan, PlanFileError
+from fxpasses.plans.frames import frame_of
 from fxpasses.plans.reads import still_trusted, walk_reads
 from fxpasses.plans.results import builder
 from fxpasses.plans.runtime import callable_of, load_code, load_library
@@ -43,6 +45,7 @@ class Plan(_Checked):
 
     Attributes:
         file: where it is.
+        frame: where it is more than a call of its graph, what runs all of it.
     """
 
     def __init__(
@@ -50,7 +53,8 @@ class Plan(_Checked):
     ) -> None:
         super().__init__(walk, walk.tensors[content["model_tensors"] :])
         self.file = file
-        self._result = builder(content["layout"], walk.tensors)
+        self.frame: Callable[..., Any] | None = None
+        self._result = None if "frame" in content else builder(content["layout"], walk.tensors)
         self._run = callable_of(content["facts"], names["forward"], names.get("backward"))
         self._inputs = [
             walk.tensors[source[1]] if source[0] == "model" else None for source in content["inputs"]
@@ -86,7 +90,16 @@ class Plan(_Checked):
             [tensor.untyped_storage().data_ptr() for tensor in arguments if tensor.numel()]
         )
 
-    def __call__(self, arguments: Sequence[torch.Tensor]) -> Any:
+    def graph(self, *inputs: Any) -> Sequence[Any]:
+        """Its graph, called as Dynamo's code calls it."""
+        return self._run(list(inputs))
+
+    def __call__(
+        self, arguments: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if self._result is None:
+            assert self.frame is not None
+            return self.frame(*args, **kwargs)
         return self._result(self._run(self._inputs_of(arguments)), arguments)
 
     def _inputs_of(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
@@ -100,11 +113,20 @@ class Plan(_Checked):
 
 
 class Armed(_Checked):
-    """A walk over the model, and the plans that hold as long as nothing of it changes."""
+    """A walk over the model and objects among its arguments, and the plans that hold as long as nothing of them changes."""
 
-    def __init__(self, model: Any, walk: Walk, digest: str) -> None:
+    def __init__(
+        self,
+        model: Any,
+        objects: Sequence[Any],
+        walk: Walk,
+        digest: list[Any],
+        planned: Callable[[Callable[..., Any]], Callable[..., Any]],
+    ) -> None:
+        """Args: what was walked over, the walk and what it returned, and what makes of a function that is resumed one that looks for plans."""
         super().__init__(walk, walk.tensors)
-        self.model, self.walk, self.digest = model, walk, digest
+        self.model, self.walk, self.digest, self.planned = model, walk, digest, planned
+        self._objects = objects
         self._plans: dict[Any, Plan] = {}
         self._dynamic: dict[Any, list[Plan]] = {}
         self._quick: list[tuple[_torch.SameState, SameArguments, Plan]] = []
@@ -132,16 +154,18 @@ class Armed(_Checked):
         Raises:
             NoPlan: an argument is of a kind that plans do not know.
         """
-        tokens, tensors = described_arguments(args, kwargs, self.place)
+        tokens, tensors, objects = described_arguments(args, kwargs, self.place)
+        if not self.is_for(objects):
+            return None
         known = self._plans.get((now, tokens)) or self._of_other_sizes(now, tokens, tensors)
         if known is None or not self.holds() or not known.holds() or not known.may_take(tensors):
             return None
         if (
             len(self._quick) < _QUICKEST
-            and SameArguments.can_compare(args, kwargs, tensors)
+            and SameArguments.can_compare(args, kwargs, tensors, objects)
             and all(self.place(tensor) is None for tensor in tensors)
         ):
-            same = SameArguments(args, kwargs, tensors, self.place)
+            same = SameArguments(args, kwargs, tensors, objects, self.place)
             self._quick.append((_torch.SameState(), same, known))
         return known, tensors
 
@@ -163,6 +187,10 @@ class Armed(_Checked):
             self._dynamic.setdefault((now, without_sizes(tokens)), []).append(plan)
         else:
             self._plans[now, tokens] = plan
+
+    def is_for(self, objects: Sequence[Any]) -> bool:
+        """Whether these are the objects."""
+        return len(objects) == len(self._objects) and all(map(operator.is_, objects, self._objects))
 
     def place(self, tensor: torch.Tensor) -> int | None:
         """The number of a tensor that is part of the model."""
@@ -239,7 +267,7 @@ class Directory:
             if "refused" in content:
                 raise NoPlan(content["refused"])
             try:
-                plan = loaded(content, sections, self._path, walk, path)
+                plan = loaded(content, sections, self._path, walk, armed, path)
                 if plan.accepts(tensors):
                     return plan
             except (OSError, ImportError, PlanFileError) as error:
@@ -253,6 +281,7 @@ def loaded(
     sections: Mapping[str, bytes],
     folder: Path | None,
     walk: Walk,
+    armed: Armed,
     file: Path | None = None,
 ) -> Plan:
     """Load the code and the kernels of a plan whose checks hold.
@@ -262,6 +291,7 @@ def loaded(
         sections: of its file.
         folder: where kernels are put to be loaded, or None for a place that is gone afterwards.
         walk: over the model and what the plan reads.
+        armed: the model.
         file: where it is.
     """
     prefix = "kernel "
@@ -269,4 +299,7 @@ def loaded(
         native.use(load_library(native.ENTRY, sections["check"], folder))
     kernels = {n.removeprefix(prefix): data for n, data in sections.items() if n.startswith(prefix)}
     names = load_code(sections["code"], kernels, content["externs"], content["constants"], folder)
-    return Plan(content, names, walk, file)
+    plan = Plan(content, names, walk, file)
+    if "frame" in content:
+        plan.frame = frame_of(content["frame"], sections["frame"], armed.model, plan.graph, armed.planned)
+    return plan

@@ -202,7 +202,7 @@ class _Saved:
                     self._other_reads(content, sections, armed)
                 if not still_trusted(content["functions"]):
                     raise PlanMismatchError(self.path, "functions of torch", "torch's own", "others")
-                plan = loaded(content, sections, None, walk, self.path)
+                plan = loaded(content, sections, None, walk, armed, self.path)
                 if plan.accepts(tensors):
                     return plan
                 refused = True
@@ -250,7 +250,11 @@ def _below(path: str, name: str) -> bool:
 
 def _distance(saved: Mapping[str, Any], now: Mapping[str, Any]) -> int:
     state = sum(saved["state"].get(name) != value for name, value in now["state"].items())
-    return state + (saved["arguments"] != now["arguments"]) + 100 * (saved["model"] != now["model"])
+    return (
+        state
+        + (saved["arguments"] != now["arguments"])
+        + 100 * ([saved["model"], saved["objects"]] != [now["model"], now["objects"]])
+    )
 
 
 def _first_difference(saved: Story, now: Story) -> tuple[str, str, str]:

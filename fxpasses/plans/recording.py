@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import logging
+import types
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,10 +18,12 @@ from torch import fx
 
 from fake.seam.dispatch import is_any_autocast_enabled
 from fake.symbols.guards import guards_of
-from fxpasses.compiling.observing import Observer, Recorder, recorded_by
+from fxpasses.compiling.observing import Observer, Recorder, recorded_by, recorder
 from fxpasses.plans import _torch_compiled as _t
 from fxpasses.plans import native
+from fxpasses.plans._torch_entry import without_frame_hook
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.frames import calls_graph, described_frame, function_of, resume_functions
 from fxpasses.plans.generated import Module, function_parameters
 from fxpasses.plans.reads import check_covered, reads_of, trusted_functions, walk_reads
 from fxpasses.plans.results import Layout, containers_of
@@ -43,7 +46,7 @@ def _beside_compilation(method: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:
             log.warning("no plan: recording one failed", exc_info=error)
             self._refuse(f"an error while recording: {type(error).__name__}")
-            if self._layout is not None:  # the call is over
+            if self._over:  # the call is over
                 self._end(None, self._refused, lasting=False)
 
     return step
@@ -54,50 +57,82 @@ class Recording(Observer, Recorder):
 
     Args:
         model: the model.
-        walk: over it, made before the call.
         arguments: the tensors among the arguments.
+        objects: what has to be walked over of them.
         folder: of a plan, from its factors.
         about: the key's factors.
         about_all_sizes: those of a plan with symbolic sizes.
         done: called once with the path of the plan, or None and the reason why there is none.
+        planned: makes of a function that Dynamo resumes one that looks for plans.
     """
 
     def __init__(
         self,
         model: Any,
-        walk: Walk,
         arguments: Sequence[torch.Tensor],
+        objects: Sequence[Any],
         folder: Callable[[dict[str, Any]], Path],
         about: dict[str, Any],
         about_all_sizes: dict[str, Any],
         done: Callable[[Path | None, str], None],
+        planned: Callable[[Callable[..., Any]], Callable[..., Any]],
     ) -> None:
         super().__init__()
-        self._model, self._walk, self._arguments = model, walk, arguments
+        self._model, self._arguments, self._objects, self._planned = model, arguments, objects, planned
         self._folder, self._about, self._about_all_sizes, self._done = folder, about, about_all_sizes, done
         self._graphs: dict[str, Any] = {}
         self._facts: dict[str, Any] = {}
         self._codes: list[Any] = []
         self._changed: list[Any] = []
         self._guarded: list[str] = []
-        self._inputs: list[Any] = []
         self._outputs: list[Any] = []
         self._calls = self._compilations = 0
+        self._frames: list[tuple[types.CodeType, types.CodeType]] = []
+        self._frame_code = b""
+        self._resumed: dict[str, types.FunctionType] = {}
+        self._more = ""
+        self._walk, self._reads, self._content = Walk(told=True), list[Any](), dict[str, Any]()
         self._guards: tuple[str, list[int]] | None = None
         self._numbers: list[list[Any] | None] = []
         self._autocast = False
-        self._layout: Layout | None = None
+        self._over = False
+        self._number_of_outputs = 0
         self._refused = ""
         self._finished = False
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Record what is compiled in this block."""
-        with recorded_by(self), _t.recorded_compilation(), _t.compiled_frames() as frames:
+        with (
+            recorded_by(self),
+            _t.recorded_compilation(),
+            _t.compiled_frames(self._compiled_frame) as looked_at,
+        ):
             yield
-        problems = [problem for problem in frames if problem]
-        if problems or len(frames) > 1:
-            self._refuse(problems[0] if problems else "a graph break")
+        if len(self._frames) == 1 and looked_at() > 1 and not self._resumed:
+            self._refuse("another function runs in Python")
+        if any(calls_graph(new_code) for _, new_code in self._frames[1:]):
+            self._refuse("a graph break")
+
+    def _compiled_frame(self, code: types.CodeType, new_code: types.CodeType) -> None:
+        if recorder() is self:  # and not one of a function that was resumed
+            self._frames.append((code, new_code))
+            if len(self._frames) == 1:
+                self._look_at_frame(code, new_code)
+
+    @_beside_compilation
+    def _look_at_frame(self, code: types.CodeType, new_code: types.CodeType) -> None:
+        """Functions that Dynamo resumes look for plans of their own, from now on."""
+        self._more = self._more or _t.more_than_its_graph(new_code)
+        try:
+            function, _ = function_of(self._model)
+        except NoPlan:
+            return
+        if function.__code__ is code:
+            self._resumed = resume_functions(new_code, function.__globals__)
+            for name, resumed in self._resumed.items():
+                planned = _unrecorded(self._planned(resumed))
+                function.__globals__[name] = without_frame_hook(planned, resumed)
 
     def _refuse(self, reason: str) -> None:
         self._refused = self._refused or reason
@@ -123,7 +158,9 @@ class Recording(Observer, Recorder):
         self._codes += _t.traced_codes()
         self._guarded += _t.guarded_places()
         try:
-            self._changed += _t.changed_objects()
+            changed, differs = _t.changed_objects()
+            self._changed += changed
+            self._more = self._more or (differs and "a frame that changes an object")
         except NoPlan as error:
             log.info("no plan: %s", error)
             self._refuse(error.reason)
@@ -150,7 +187,7 @@ class Recording(Observer, Recorder):
             self._facts = _t.runtime_facts()
             if self._facts["refused"]:
                 self._refuse(self._facts["refused"])
-        elif self._layout is not None:
+        elif self._over:
             self._finish()
 
     def watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,9 +197,10 @@ class Recording(Observer, Recorder):
             if self._finished:
                 return compiled(*inputs)
             self._calls += 1
-            self._inputs = list(inputs)
+            if self._calls == 1:
+                self._look(inputs)
             outputs = compiled(*inputs)
-            self._outputs = list(outputs)
+            self._outputs, self._number_of_outputs = list(outputs), len(outputs)
             return outputs
 
         return run
@@ -174,6 +212,33 @@ class Recording(Observer, Recorder):
             self._end(None, self._refused, lasting=False)  # an error on the way: all else has ended it
 
     @_beside_compilation
+    def _look(self, inputs: Sequence[Any]) -> None:
+        """See what decided the trace: it is over, and nothing that it decided has happened yet."""
+        try:
+            if not self._facts:
+                raise NoPlan("a graph that runs in eager")
+            walk, metadata = self._walk, self._facts["metadata"]
+            if len(inputs) != len(metadata.input_info):
+                raise NoPlan("a graph whose inputs are rearranged")
+            self._reads = list(dict.fromkeys(reads_of(self._codes)))
+            if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]] or (
+                surroundings() != self._about["surroundings"]
+            ):
+                raise NoPlan("the model or the settings change while it is compiled")
+            self._content = {"model_tensors": len(walk.tensors), "read": walk_reads(walk, self._reads)}
+            check_covered(self._codes, walk)
+            if not all(map(walk.has_met, self._changed)):
+                raise NoPlan("a frame that changes an object")  # what it was before is not known
+            if any(name in place for name in walk.hashes for place in self._guarded):
+                raise NoPlan("code that reads the hash of an object")
+            if any(info.mutates_data for info in metadata.input_info):
+                _check_memory(inputs)
+            self._content["inputs"] = self._sources(inputs)
+        except NoPlan as error:
+            log.info("no plan: %s", error)
+            self._refuse(error.reason)
+
+    @_beside_compilation
     def _conclude(self, result: Any, given: Any) -> None:
         if not self._compilations:
             self._end(None, "nothing was compiled")
@@ -181,20 +246,54 @@ class Recording(Observer, Recorder):
         try:
             if self._refused:
                 raise NoPlan(self._refused)
-            if not self._graphs:
-                raise NoPlan("a graph that runs in eager")
-            tensors = {id(t): ["model", i] for i, t in enumerate(self._walk.tensors)}
-            tensors |= {id(t): ["argument", i] for i, t in enumerate(self._arguments)}
-            self._layout = Layout(
-                result, tensors | {id(t): ["output", i] for i, t in enumerate(self._outputs)}
-            )
-            if not containers_of(given).isdisjoint(map(id, self._layout.objects)):
-                raise NoPlan("a result that is an argument")
+            if self._calls != 1:
+                raise NoPlan("a graph that was called more than once")
+            self._end_of_frame(result, given)
         except NoPlan as error:
             self._end(None, error.reason, error.where)
             return
+        self._over = True
+        self._arguments, self._objects, self._outputs = (
+            [],
+            [],
+            [],
+        )  # whether a backward pass comes nobody knows
         if "forward" not in self._graphs or "backward" in self._graphs:
             self._finish()
+
+    def _end_of_frame(self, result: Any, given: Any) -> None:
+        """How the result is made of the outputs of the graph: as plain data, or by what Dynamo wrote.
+
+        Raises:
+            NoPlan: in neither way.
+        """
+        walk = self._walk
+        try:
+            if self._more:
+                raise NoPlan(self._more)
+            tensors = {id(t): ["model", i] for i, t in enumerate(walk.tensors)}
+            tensors |= {id(t): ["argument", i] for i, t in enumerate(self._arguments)}
+            layout = Layout(result, tensors | {id(t): ["output", i] for i, t in enumerate(self._outputs)})
+            if not containers_of(given).isdisjoint(map(id, layout.objects)):
+                raise NoPlan("a result that is an argument")
+            if any(map(walk.has_met, layout.objects)):
+                raise NoPlan("a result that is an object of the model")  # and not a copy of it
+            if self._guards is not None and layout.has_number:
+                raise NoPlan("a number among the results of symbolic sizes")
+            classes = [name for name in dict.fromkeys(layout.classes) if name not in self._reads]
+            read = ":".join(filter(None, (self._content["read"], walk_reads(walk, classes))))
+            self._content |= {"layout": layout.content, "read": read}
+            self._reads += classes
+        except NoPlan as why:
+            try:
+                (code, new_code), *_ = self._frames
+                function, _ = function_of(self._model)
+                if function.__code__ is not code:
+                    raise NoPlan("a frame of another function")
+                self._content["frame"], self._frame_code = described_frame(function, new_code, self._resumed)
+            except NoPlan as error:
+                log.info("no plan: %s", error)
+                raise why from None
 
     def _finish(self) -> None:
         try:
@@ -214,9 +313,9 @@ class Recording(Observer, Recorder):
             if path is None and self._codes and lasting:
                 self._write_refusal(reason)
             self._done(path, reason)
-        self._model, self._walk, self._layout = None, Walk(), None
-        self._arguments, self._inputs, self._outputs, self._codes = [], [], [], []
-        self._changed, self._guarded = [], []
+        self._model, self._walk, self._content, self._reads = None, Walk(), {}, []
+        self._arguments, self._objects, self._outputs, self._codes = [], [], [], []
+        self._changed, self._guarded, self._frames, self._resumed = [], [], [], {}
         self._graphs, self._facts = {}, {}
 
     def _write_refusal(self, reason: str) -> None:
@@ -228,42 +327,15 @@ class Recording(Observer, Recorder):
             log.info("why there is no plan is not kept: %s", error)
 
     def _write(self) -> Path:
-        if self._calls != 1:
-            raise NoPlan("a graph that was called more than once")
         kind = "forward" if "forward" in self._graphs else "inference"
         facts = _t.plain_facts(self._facts["metadata"], autocast=self._autocast)
-        if (
-            len(self._inputs) != len(self._facts["metadata"].input_info)
-            or len(self._outputs) != facts["outputs"]
-        ):
-            raise NoPlan("a graph whose inputs or outputs are rearranged")
-        if facts["changed"]:
-            self._check_memory()
-        assert self._layout is not None
-        if self._guards is not None and self._layout.has_number:
-            raise NoPlan("a number among the results of symbolic sizes")
-        reads = list(dict.fromkeys([*reads_of(self._codes), *self._layout.classes]))
-        walk = Walk(told=True)
-        if (
-            walk.add("model", self._model) != self._about["model"]
-            or surroundings() != self._about["surroundings"]
-        ):
-            raise NoPlan("the model or the settings change while it is compiled")
-        model_tensors = len(walk.tensors)
-        digest = walk_reads(walk, reads)
-        check_covered(self._codes, walk)
-        if any(map(walk.has_met, self._layout.objects)):
-            raise NoPlan("a result that is an object of the model")  # and not a copy of it
-        if not all(map(walk.has_met, self._changed)):
-            raise NoPlan("a frame that changes an object")  # what it was before is not known
-        if any(name in place for name in walk.hashes for place in self._guarded):
-            raise NoPlan("code that reads the hash of an object")
+        if self._number_of_outputs != facts["outputs"]:
+            raise NoPlan("a graph whose outputs are rearranged")
         module = Module()
         module.add("forward", self._graphs[kind])
         if kind == "forward":
             module.add("backward", self._graphs["backward"])
-        inputs = self._sources(walk)
-        asked = None
+        inputs, asked = self._content["inputs"], None
         if self._guards is not None:
             code_of_guards, places = self._guards
             names = function_parameters(code_of_guards)
@@ -272,21 +344,22 @@ class Recording(Observer, Recorder):
             asked = [inputs[places[names.index(name)]] for name in left]
         code, kernels, externs, constants = module.sections()
         plan: dict[str, Any] = {
+            **self._content,
             "kind": kind,
             "facts": facts,
-            "layout": self._layout.content,
-            "inputs": inputs,
             "asked": asked,
-            "model_tensors": model_tensors,
-            "reads": [list(read) for read in reads],
-            "read": digest,
+            "reads": [list(read) for read in self._reads],
             "functions": trusted_functions(self._codes),
             "externs": externs,
             "constants": constants,
             "about": self._about if asked is None else self._about_all_sizes,
         }
-        story = zlib.compress(json.dumps(walk.story).encode(), 1)  # for errors that say what has changed
+        story = zlib.compress(
+            json.dumps(self._walk.story).encode(), 1
+        )  # for errors that say what has changed
         sections = {"plan": json.dumps(plan).encode(), "code": code, "story": story}
+        if self._frame_code:
+            sections["frame"] = self._frame_code
         sections |= {f"kernel {name}": data for name, data in kernels.items()}
         folder = self._folder(plan["about"])
         check = native.build(_t.kernel_compiler(), folder.parent)
@@ -296,26 +369,18 @@ class Recording(Observer, Recorder):
         write_sections(folder / f"{name}.plan", sections)
         return folder / f"{name}.plan"
 
-    def _check_memory(self) -> None:
-        """Where tensors are changed, which others see it is part of what was compiled: ask that it is none."""
-        places = [
-            t.untyped_storage().data_ptr() for t in self._inputs if isinstance(t, torch.Tensor) and t.numel()
-        ]
-        if len(set(places)) != len(places):
-            raise NoPlan("changed tensors among tensors that share memory")
-
-    def _sources(self, walk: Walk) -> list[list[Any]]:
+    def _sources(self, inputs: Sequence[Any]) -> list[list[Any]]:
         """The place of each input: in the walk, or among the arguments."""
-        places: dict[int, list[Any]] = {id(t): ["model", i] for i, t in enumerate(walk.tensors)}
+        places: dict[int, list[Any]] = {id(t): ["model", i] for i, t in enumerate(self._walk.tensors)}
         places |= {id(t): ["argument", i] for i, t in enumerate(self._arguments) if id(t) not in places}
         found: list[list[Any]] = []
-        for value in self._inputs:
+        for value in inputs:
             if not isinstance(value, (torch.Tensor, int)):
                 raise NoPlan("an input that is no tensor")
             if isinstance(value, torch.Tensor) and id(value) not in places:
                 raise NoPlan("an input that is neither an argument nor part of the model")
             found.append(places[id(value)] if isinstance(value, torch.Tensor) else [])
-        for i, value in enumerate(self._inputs):
+        for i, value in enumerate(inputs):
             if isinstance(value, torch.Tensor):
                 continue
             number = self._numbers[i] if len(self._numbers) == len(found) else None
@@ -326,6 +391,23 @@ class Recording(Observer, Recorder):
                 raise NoPlan("a symbolic size of a tensor of the model")
             found[i] = [method, found[of][1], dim]
         return found
+
+
+def _unrecorded(call: Callable[..., Any]) -> Callable[..., Any]:
+    """What is compiled by this call is no part of the frame that is being recorded."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with recorded_by(None):
+            return call(*args, **kwargs)
+
+    return run
+
+
+def _check_memory(inputs: Sequence[Any]) -> None:
+    """Where tensors are changed, which others see it is part of what was compiled: ask that it is none."""
+    places = [t.untyped_storage().data_ptr() for t in inputs if isinstance(t, torch.Tensor) and t.numel()]
+    if len(set(places)) != len(places):
+        raise NoPlan("changed tensors among tensors that share memory")
 
 
 def hash_of(data: bytes) -> str:

@@ -87,7 +87,10 @@ def containers_of(value: Any) -> set[int]:
     """The ``id`` of each list and dictionary in there."""
     if not isinstance(value, (list, tuple, dict)):
         return set()
-    inside = value.values() if isinstance(value, dict) else value
+    inside = [
+        *(dict.values(value) if isinstance(value, dict) else value),
+        *getattr(value, "__dict__", {}).values(),
+    ]
     return {id(value)}.union(*map(containers_of, inside))
 
 

@@ -18,6 +18,7 @@ import hashlib
 import logging
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -154,6 +155,14 @@ class Walk:
         self._path = [label]
         self._walk(value)
         return hashlib.sha256("\n".join(self._lines[start:]).encode()).hexdigest()
+
+    def over(self, model: Any, objects: Sequence[Any]) -> list[Any]:
+        """Walk over a model and the objects among the arguments of a call; returns the digest of the model and those of the objects.
+
+        Raises:
+            NoPlan: they hold something that cannot be seen into.
+        """
+        return [self.add("model", model), [self.add(f"object {i}", item) for i, item in enumerate(objects)]]
 
     def has_met(self, value: Any) -> bool:
         """Whether the walk has seen into this object."""

@@ -1,0 +1,161 @@
+"""Frames that do more than call their graph: the code that Dynamo wrote for them is part of the plan, and runs as it is.
+
+At a graph break that code goes on in Python, which runs in eager, and ends in a call of a resume function: one of Dynamo's making, with plans of its own.
+"""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import importlib
+import marshal
+import sys
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from fxpasses.plans.code import named_by
+from fxpasses.plans.errors import NoPlan
+
+__all__ = ["calls_graph", "described_frame", "frame_of", "function_of", "resume_functions"]
+
+Function = Callable[..., Any]
+_GRAPH = "__compiled_fn"
+
+
+def function_of(model: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
+    """The function whose frame the call of a model is, and the arguments that stand before those of the call.
+
+    Raises:
+        NoPlan: it is something else.
+    """
+    called = model.forward if isinstance(model, torch.nn.Module) else model
+    if isinstance(called, types.MethodType) and isinstance(called.__func__, types.FunctionType):
+        return called.__func__, (called.__self__,)
+    if isinstance(called, types.FunctionType):
+        return called, ()
+    raise NoPlan("a graph break in what is neither a function nor a method")
+
+
+def calls_graph(code: types.CodeType) -> bool:
+    """Whether what Dynamo wrote for a frame calls a compiled graph."""
+    return any(name.startswith(_GRAPH) for _, name in named_by(code))
+
+
+def resume_functions(code: types.CodeType, values: Mapping[str, Any]) -> dict[str, types.FunctionType]:
+    """The functions that a frame calls to go on, by the names of globals that Dynamo gave them.
+
+    Args:
+        code: what Dynamo wrote.
+        values: the globals of the frame.
+    """
+    found = {name: values.get(name) for how, name in named_by(code) if name.startswith("__resume_at")}
+    return {
+        name: types.FunctionType(
+            value.__code__, value.__globals__, value.__code__.co_name
+        )  # its own name has a number of the process
+        for name, value in found.items()
+        if isinstance(value, types.FunctionType)
+        and value.__code__.co_name.startswith("torch_dynamo_resume_in")
+    }
+
+
+def described_frame(
+    function: types.FunctionType, code: types.CodeType, resumed: Mapping[str, types.FunctionType]
+) -> tuple[dict[str, list[str]], bytes]:
+    """A frame as plain data: what the names stand for that Dynamo has put among its globals, and its code and that of the functions it resumes.
+
+    Args:
+        function: whose frame it is.
+        code: what Dynamo wrote for it.
+        resumed: see :func:`resume_functions`.
+
+    Raises:
+        NoPlan: the code needs objects of this process.
+    """
+    values, own = function.__globals__, {name for _, name in named_by(function.__code__)}
+    names: dict[str, list[str]] = {}
+    for how, name in named_by(code):
+        value = values.get(name)
+        if how != "LOAD_GLOBAL":
+            raise NoPlan("a frame that sets globals", name)
+        if name.startswith(_GRAPH):
+            names[name] = ["graph"]
+        elif name in resumed:
+            names[name] = ["resume"]
+        elif isinstance(value, types.ModuleType) and name not in own:
+            names[name] = ["module", value.__name__]
+        elif value is vars(builtins):
+            names[name] = ["builtins"]
+        elif name not in own and (name in values or not hasattr(builtins, name)):
+            raise NoPlan("the frame reads a global", name)
+    if list(names.values()).count(["graph"]) != 1:
+        raise NoPlan("the frame has no graph, or several")
+    if code.co_freevars != function.__code__.co_freevars:
+        raise NoPlan("a frame with cells of its own")
+    dynamo = sys.modules["torch._dynamo.utils"]
+    if (unknown := set(code.co_names) & vars(dynamo).keys() - vars(_STAND_IN).keys() - vars(torch).keys()) and [
+        "module", dynamo.__name__,
+    ] in names.values():  # fmt: skip
+        raise NoPlan("the frame calls functions of Dynamo", min(unknown))
+    try:
+        return names, marshal.dumps(
+            (code, {name: value.__code__ for name, value in resumed.items() if name in names})
+        )
+    except ValueError:
+        raise NoPlan("a frame whose code holds objects") from None
+
+
+def _set_attribute(owner: Any, name: str, value: Any) -> None:
+    object.__getattribute__(owner, "__dict__")[name] = value
+
+
+_STAND_IN = types.SimpleNamespace(
+    record_pregraph_bytecode_enter=lambda: None,
+    record_pregraph_bytecode_exit=lambda context: None,
+    object_setattr_ignore_descriptor=_set_attribute,
+    dict_getitem=dict.__getitem__,
+)
+"""In the place of ``torch._dynamo.utils``, which nobody imports for a plan: what frames call of it."""
+
+
+def frame_of(
+    names: Mapping[str, list[str]],
+    data: bytes,
+    model: Any,
+    graph: Function,
+    planned: Callable[[Function], Function],
+) -> Function:
+    """The function of a model's arguments that runs a frame.
+
+    Args:
+        names: see :func:`described_frame`.
+        data: likewise; its hash has been checked.
+        model: the model.
+        graph: what its graph is called by.
+        planned: makes of a function that is resumed one that looks for plans.
+    """
+    code, resumed = marshal.loads(data)
+    function, first = function_of(model)
+    values, stem = function.__globals__, f"__fxpasses_{hashlib.sha256(data).hexdigest()[:12]}_{id(graph)}"
+    made: dict[str, Any] = {}
+    for number, (name, (kind, *rest)) in enumerate(names.items()):
+        if kind == "graph":
+            value: Any = graph
+        elif kind == "resume":
+            value = planned(types.FunctionType(resumed[name], values, resumed[name].co_name))
+        elif kind == "builtins":
+            value = vars(builtins)
+        else:
+            value = _STAND_IN if rest == ["torch._dynamo.utils"] else importlib.import_module(rest[0])
+        values[f"{stem}_{number}"] = value
+        made[name] = f"{stem}_{number}"
+    code = code.replace(co_names=tuple(made.get(name, name) for name in code.co_names))
+    frame = types.FunctionType(code, values, function.__name__, function.__defaults__, function.__closure__)
+    frame.__kwdefaults__ = function.__kwdefaults__
+    for name in made.values():
+        weakref.finalize(frame, values.pop, name, None)
+    return lambda *args, **kwargs: frame(*first, *args, **kwargs)
