@@ -6,10 +6,12 @@ At a graph break that code goes on in Python, which runs in eager, and ends in a
 from __future__ import annotations
 
 import builtins
+import collections
+import dis
 import hashlib
 import importlib
+import itertools
 import marshal
-import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -23,7 +25,7 @@ from fxpasses.plans.errors import NoPlan
 __all__ = ["calls_graph", "described_frame", "frame_of", "function_of", "resume_functions"]
 
 Function = Callable[..., Any]
-_GRAPH = "__compiled_fn"
+_GRAPH, _DYNAMO = "__compiled_fn", "torch._dynamo.utils"
 
 
 def function_of(model: Any) -> tuple[types.FunctionType, tuple[Any, ...]]:
@@ -96,11 +98,11 @@ def described_frame(
         raise NoPlan("the frame has no graph, or several")
     if code.co_freevars != function.__code__.co_freevars:
         raise NoPlan("a frame with cells of its own")
-    dynamo = sys.modules["torch._dynamo.utils"]
-    if (unknown := set(code.co_names) & vars(dynamo).keys() - vars(_STAND_IN).keys() - vars(torch).keys()) and [
-        "module", dynamo.__name__,
-    ] in names.values():  # fmt: skip
-        raise NoPlan("the frame calls functions of Dynamo", min(unknown))
+    listed = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
+    for loads, then in itertools.pairwise(listed):
+        stands_in = loads.opname == "LOAD_GLOBAL" and names.get(loads.argval) == ["module", _DYNAMO]
+        if stands_in and not (then.opname.startswith("LOAD_") and hasattr(_STAND_IN, str(then.argval))):
+            raise NoPlan("the frame calls functions of Dynamo", str(then.argval))
     try:
         return names, marshal.dumps(
             (code, {name: value.__code__ for name, value in resumed.items() if name in names})
@@ -113,11 +115,17 @@ def _set_attribute(owner: Any, name: str, value: Any) -> None:
     object.__getattribute__(owner, "__dict__")[name] = value
 
 
+def _key_of(values: dict[Any, Any], place: int) -> Any:
+    base = collections.OrderedDict if isinstance(values, collections.OrderedDict) else dict
+    return next(itertools.islice(base.keys(values), place, None))
+
+
 _STAND_IN = types.SimpleNamespace(
     record_pregraph_bytecode_enter=lambda: None,
     record_pregraph_bytecode_exit=lambda context: None,
     object_setattr_ignore_descriptor=_set_attribute,
     dict_getitem=dict.__getitem__,
+    dict_keys_getitem=_key_of,
 )
 """In the place of ``torch._dynamo.utils``, which nobody imports for a plan: what frames call of it."""
 
@@ -150,7 +158,7 @@ def frame_of(
         elif kind == "builtins":
             value = vars(builtins)
         else:
-            value = _STAND_IN if rest == ["torch._dynamo.utils"] else importlib.import_module(rest[0])
+            value = _STAND_IN if rest == [_DYNAMO] else importlib.import_module(rest[0])
         values[f"{stem}_{number}"] = value
         made[name] = f"{stem}_{number}"
     code = code.replace(co_names=tuple(made.get(name, name) for name in code.co_names))

@@ -293,7 +293,7 @@ class Recording(Observer, Recorder):
                 self._content["frame"], self._frame_code = described_frame(function, new_code, self._resumed)
             except NoPlan as error:
                 log.info("no plan: %s", error)
-                raise why from None
+                raise (error if self._resumed else why) from None
 
     def _finish(self) -> None:
         try:

@@ -32,13 +32,16 @@ class View(nn.Module):
         return x * self.weight, x[0]
 
 
-class SideEffect(nn.Module):
+class Weighted(nn.Module):
     def __init__(self):
         super().__init__()
-        self.weight, self.count = nn.Parameter(torch.ones(8)), 0
+        self.weight, self.kind = nn.Parameter(torch.ones(8)), None
 
+
+class SetsAttribute(Weighted):
     def forward(self, x):
-        self.count += 1
+        if self.kind is None:
+            self.kind = "one"
         return x * self.weight
 
 
@@ -47,7 +50,7 @@ class Notes:
         self.seen = []
 
 
-class ChangedObject(SideEffect):
+class ChangedObject(Weighted):
     def __init__(self):
         super().__init__()
         self.notes = Notes()
@@ -72,7 +75,7 @@ class Answer(collections.OrderedDict):
             self[field.name] = getattr(self, field.name)
 
 
-class Results(SideEffect):
+class Results(Weighted):
     def forward(self, x):
         y = x * self.weight
         return Answer(y, Pair(x, [y.max(0), self.weight]))
@@ -99,7 +102,7 @@ def with_state(function):
     return run
 
 
-class SetsBack(SideEffect):
+class SetsBack(Weighted):
     """As models of transformers do: it sets an attribute and sets it back, reads a variable, and has a tensor that is written in its code."""
 
     @with_state
@@ -114,15 +117,14 @@ class SetsBack(SideEffect):
         }
 
 
-class GraphBreak(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(8))
-
+class GraphBreak(ChangedObject):
     def forward(self, x):
         y = x * self.weight
-        torch._dynamo.graph_break()
-        return y.sin()
+        with torch.no_grad():
+            z = y.cos()
+            print(end="")  # nothing that Dynamo traces
+            z = z + 1
+        return Pair(y.sin() + z, y + 1), self.notes
 
 
 MODELS = {
@@ -132,7 +134,7 @@ MODELS = {
     "sizes": lambda: nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 2)),
     "batch norm": lambda: nn.BatchNorm1d(8),
     "view": View,
-    "side effect": SideEffect,
+    "attribute": SetsAttribute,
     "object": ChangedObject,
     "results": Results,
     "sets back": SetsBack,

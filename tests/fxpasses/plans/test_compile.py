@@ -1,7 +1,9 @@
 """``fxpasses.compile``: plans of inference and training, what is refused, and damaged files."""
 
 import copy
+import gc
 import os
+import weakref
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 
 import fxpasses
 from fake.seam.inductor import config as inductor_config
+from fxpasses.plans.arguments import described_arguments
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.reads import check_covered
@@ -16,13 +19,14 @@ from fxpasses.plans.recording import Recording, _beside_compilation
 from fxpasses.plans.store import read_sections, write_sections
 from fxpasses.plans.surroundings import _own_source, surroundings
 from fxpasses.plans.walk import Walk
+from tests.fxpasses.plans.models_for_plans import Answer, Pair
 
 REFUSED = {
     "view": "an output that shares memory with an input or another output",
-    "side effect": "a frame that changes an object",
     "object": "a frame that changes an object",
-    "graph break": "a graph break",
 }
+COUNTS = {"sizes": (1, 2, 2), "graph break": (2, 2, 2), "attribute": (1, 2, 2)}
+"""How many plans the first process uses and writes, and the second uses: for the first size and for all others, for each frame, before and after."""
 
 
 def test_plans_are_used_by_the_next_process(cold, cache, run_models):
@@ -31,10 +35,12 @@ def test_plans_are_used_by_the_next_process(cold, cache, run_models):
         if name in REFUSED:
             assert (used, written, len(refused)) == (0, 0, 1), (name, refused)
         else:
-            plans = 2 if name == "sizes" else 1  # for the first size, and for all others
+            uses, plans, _ = COUNTS.get(name, (1, 1, 1))
             if name == "sets back":
                 used = min(used, 1)  # eager calls, with which each is compared, change what the plan watches
-            assert (used, written, refused) == (1, plans, {}), name  # the process that wrote it uses it, too
+            assert (used, written, refused) == (uses, plans, {}), (
+                name
+            )  # the process that wrote it uses it, too
     warm, dynamo, by_torch = run_models(cache, *(name for name in cold if name not in REFUSED))
     assert not dynamo
     again, *_ = run_models(
@@ -46,7 +52,7 @@ def test_plans_are_used_by_the_next_process(cold, cache, run_models):
     assert all(agrees for agrees, *_ in warm.values())
     assert warm.pop("sets back")[1] >= 1
     assert {name: used for name, (_, used, _, _) in warm.items()} == {
-        name: 1 + (name == "sizes") for name in warm
+        name: COUNTS.get(name, (1, 1, 1))[2] for name in warm
     }
 
 
@@ -193,6 +199,40 @@ def test_torch_compile_looks_where_its_options_say(monkeypatch):
     assert [compiled._shelf._path.name for compiled in made] == ["folder", "fxpasses"]
     with pytest.raises(fxpasses.OptionsError, match="cache"):
         fxpasses.Options.parse({"cache": 3})
+
+
+def test_objects_among_arguments_are_walked_over():
+    model, x = nn.Linear(2, 2), torch.ones(1)
+    answer = Answer(x, Pair(model, [x]))
+    tokens, tensors, objects = described_arguments((model, [model, 3], answer), {}, lambda tensor: None)
+    assert [id(item) for item in objects] == [id(model), id(Answer), id(Pair)]
+    assert [id(item) for item in tensors] == [id(x)]
+    assert described_arguments((model, [model, 3], answer), {}, lambda tensor: None)[0] == tokens
+    answer.more = 1
+    assert described_arguments((model, [model, 3], answer), {}, lambda tensor: None)[0] != tokens
+
+
+def test_an_input_whose_backward_pass_never_comes_is_freed(tmp_path):
+    compiled = fxpasses.compile(nn.Linear(2, 2), cache=str(tmp_path), compiler="eager")
+    x = torch.ones(1, 2)
+    seen = weakref.ref(x)
+    compiled(x)
+    del x
+    gc.collect()
+    assert seen() is None
+    assert compiled.why_no_plan == ""  # it is still to come
+
+
+def test_a_full_disk_is_not_remembered(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Recording, "_write", refuse)
+    compiled = fxpasses.compile(nn.Linear(2, 2), cache=str(tmp_path), compiler="eager")
+    with torch.no_grad():
+        compiled(torch.ones(1, 2))
+    assert compiled.why_no_plan == "the disk refuses: OSError"
+    assert list(tmp_path.glob("*/*.none")) == []
 
 
 def test_errors_of_plans_cost_the_plan_alone(tmp_path, monkeypatch, caplog):

@@ -24,7 +24,7 @@ import torch, fxpasses
 from torch import nn
 folder, here = sys.argv[1:]
 sys.path.insert(0, here)
-from models_for_plans import MODELS, inputs
+from models_for_plans import MODELS, Notes, inputs
 
 def difference(name, change=lambda model: None, call=lambda model, x: model(x), around=torch.enable_grad()):
     torch.manual_seed(0)
@@ -38,14 +38,14 @@ def difference(name, change=lambda model: None, call=lambda model, x: model(x), 
     return "fits"
 
 found = {}
-for name in ("inference", "repeated", "training"):
+for name in ("inference", "repeated", "training", "graph break"):
     torch.manual_seed(1)  # other weights than those that were saved
     model = MODELS[name]()
     loaded = fxpasses.load(f"{folder}/{name}.fxp", model, trust=True)
     with torch.set_grad_enabled(name != "inference"):
         outputs = [call(*inputs()) for call in (loaded, model)]
-    found.setdefault("compilers", [name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
-    leaves = [torch.utils._pytree.tree_leaves(out) for out in outputs]
+    found.setdefault("compilers", []).extend([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+    leaves = [[leaf for leaf in torch.utils._pytree.tree_leaves(out) if not isinstance(leaf, Notes)] for out in outputs]
     gradients = []
     for out in leaves:
         if name != "inference":
@@ -82,7 +82,7 @@ print(json.dumps(found))
 def saved(cold, cache, tmp_path_factory):
     """The saved files, in another directory."""
     folder = tmp_path_factory.mktemp("elsewhere")
-    for name in ("repeated", "training", "inference", "sizes"):
+    for name in ("repeated", "training", "inference", "sizes", "graph break"):
         shutil.copy(cache / f"{name}.fxp", folder)
     return folder
 
