@@ -124,7 +124,7 @@ class GraphBreak(ChangedObject):
             z = y.cos()
             print(end="")  # nothing that Dynamo traces
             z = z + 1
-        return Pair(y.sin() + z, y + 1), self.notes
+        return {"first": y.sin() + z, "second": y + 1}, self.notes
 
 
 MODELS = {

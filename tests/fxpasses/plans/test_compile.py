@@ -213,6 +213,7 @@ def test_objects_among_arguments_are_walked_over():
 
 
 def test_an_input_whose_backward_pass_never_comes_is_freed(tmp_path):
+    torch._dynamo.reset()
     compiled = fxpasses.compile(nn.Linear(2, 2), cache=str(tmp_path), compiler="eager")
     x = torch.ones(1, 2)
     seen = weakref.ref(x)
@@ -224,6 +225,8 @@ def test_an_input_whose_backward_pass_never_comes_is_freed(tmp_path):
 
 
 def test_a_full_disk_is_not_remembered(tmp_path, monkeypatch):
+    torch._dynamo.reset()
+
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
@@ -236,6 +239,8 @@ def test_a_full_disk_is_not_remembered(tmp_path, monkeypatch):
 
 
 def test_errors_of_plans_cost_the_plan_alone(tmp_path, monkeypatch, caplog):
+    torch._dynamo.reset()
+
     def fails(*_):
         raise ZeroDivisionError("in the middle")
 
