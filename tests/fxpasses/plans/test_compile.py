@@ -205,7 +205,7 @@ def test_objects_among_arguments_are_walked_over():
     model, x = nn.Linear(2, 2), torch.ones(1)
     answer = Answer(x, Pair(model, [x]))
     tokens, tensors, objects = described_arguments((model, [model, 3], answer), {}, lambda tensor: None)
-    assert [id(item) for item in objects] == [id(model), id(Answer), id(Pair)]
+    assert {id(item) for item in objects} == {id(model), id(Answer), id(Pair)}
     assert [id(item) for item in tensors] == [id(x)]
     assert described_arguments((model, [model, 3], answer), {}, lambda tensor: None)[0] == tokens
     answer.more = 1

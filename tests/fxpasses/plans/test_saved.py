@@ -44,7 +44,7 @@ for name in ("inference", "repeated", "training", "graph break"):
     loaded = fxpasses.load(f"{folder}/{name}.fxp", model, trust=True)
     with torch.set_grad_enabled(name != "inference"):
         outputs = [call(*inputs()) for call in (loaded, model)]
-    found.setdefault("compilers", []).extend([name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules])
+    found.setdefault("compilers", []).extend([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
     leaves = [[leaf for leaf in torch.utils._pytree.tree_leaves(out) if not isinstance(leaf, Notes)] for out in outputs]
     gradients = []
     for out in leaves:
