@@ -49,6 +49,17 @@ def slower_on_purpose(gm):
     return True
 
 
+@fxpasses.graph_pass(graphs=["inference"], numerics="bitwise")
+def negated_twice(gm):
+    "Negates what is returned, and negates it again."
+    (output,) = gm.graph.find_nodes(op="output")
+    for node in output.all_input_nodes:
+        with gm.graph.inserting_before(output):
+            there = gm.graph.call_function(aten.neg.default, (node,))
+            output.replace_input_with(node, gm.graph.call_function(aten.neg.default, (there,)))
+    return True
+
+
 @fxpasses.graph_pass(graphs=["joint"], numerics="tolerance")
 def wrong_but_fast(gm):
     "Takes zeros for the result of every matmul."
@@ -218,7 +229,7 @@ def test_what_tuning_meets_does_not_reach_the_program(tmp_path):
 
         return run
 
-    one = Session(cache=str(tmp_path), passes=())
+    one = Session(cache=str(tmp_path), passes=(), goal="memory")
     run = tuned_graph(gm, [given], Options.parse({"compiler": "eager"}), one, compile)
     assert run(given)[0].shape == (3, 4)
     assert [x.stride() for x in calls] == [(1, 0)] * len(calls)
@@ -231,6 +242,23 @@ def test_what_tuning_meets_does_not_reach_the_program(tmp_path):
     written = torch.zeros(3)
     tuned_graph(gm, [written], Options.parse({"compiler": "eager"}), one, compile)(written)
     assert written.tolist() == [1, 1, 1]
+
+
+def test_ctrl_c_at_any_time_leaves_the_default(tmp_path):
+    gm, inputs = a_graph()
+    compiled = []
+
+    def compile(gm, inputs, options):
+        compiled.append(options)
+        if len(compiled) > 1:
+            raise KeyboardInterrupt
+        return gm.forward
+
+    one = Session(cache=str(tmp_path), passes=(negated_twice,))
+    with torch.no_grad():
+        run = tuned_graph(gm, inputs, Options.parse({"compiler": "eager"}), one, compile)
+        assert run(*inputs)[0].tolist() == [2, 2, 2]
+    assert (len(compiled), one.interrupted, [*tmp_path.iterdir()]) == (2, True, [])
 
 
 def test_what_is_allowed_is_not_compared(tmp_path):
