@@ -138,7 +138,7 @@ def test_wrong_arguments(arguments, message):
 
 def test_tuned_is_one_word():
     assert Options.parse({"passes": "tuned"}).passes == Options.parse().passes
-    with pytest.raises(OptionsError, match="a list"):
+    with pytest.raises(OptionsError, match="did you mean 'tuned'"):
         Options.parse({"passes": "tune"})
     options = {"passes": "tuned", "compiled_autograd": True}
     with pytest.raises(OptionsError, match="leave one of them out"):
