@@ -166,6 +166,28 @@ def _round(key: str, number: int) -> Any:
     return _torch.PrefixStore(f"fxpasses/{key}/{number}", _torch.store())
 
 
+class _EagerCollectives:
+    """Since when ranks that do not come have been inside of collectives that are not compiled.
+
+    If all of them are, and the others stand at the gate, nobody is left to let them go on: known only where all ranks of the job are in the group.
+    """
+
+    def __init__(self, known: bool) -> None:
+        self._known = known
+        self._since: dict[int, tuple[str, float]] = {}
+
+    def of_all(self, missing: Sequence[int], rank: int, where: str) -> str:
+        """Where a rank is, if all missing ones have been inside of such collectives for long enough; else ``""``."""
+        if not where or self._since.get(rank, ("", 0.0))[0] != where:
+            self._since[rank] = (where, time.monotonic())
+        now = time.monotonic()
+        stuck = all(
+            (found := self._since.get(one)) is not None and found[0] and now - found[1] > STUCK_AFTER
+            for one in missing
+        )
+        return where if self._known and stuck else ""
+
+
 def _few(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:_SHOWN])) + (", ..." if len(ranks) > _SHOWN else "")
 
@@ -236,16 +258,27 @@ class _Gate:
 
     def _ask_who_is_missing(self, offer: _Offer) -> None:
         """Wait for the last rank; meanwhile find out whether one will never come."""
-        started, heard = time.monotonic(), {}
+        started, heard, eager = (
+            time.monotonic(),
+            {},
+            _EagerCollectives(len(self.ranks) == dist.get_world_size()),
+        )
         patience = self.patience.total_seconds()
         most_silent = min(SILENT_AFTER, patience / 2)
         while True:
             if came(self.store, "open", ASK_AFTER):
                 return
-            for rank in self._missing(list(self.ranks))[:_ASKED_AT_ONCE]:
+            missing = self._missing(list(self.ranks))
+            for rank in missing[:_ASKED_AT_ONCE]:
+                if Answering.has_left(rank):
+                    return self._give_up(rank, offer, f"has ended. {_DIFFERS}")
                 state = Answering.ask(rank)
                 if state is not None:
                     heard[rank] = time.monotonic()
+                    if where := eager.of_all(missing, rank, state["eager"]):
+                        return self._give_up(
+                            rank, offer, f"is inside of {where}, which is not compiled there. {_DIFFERS}"
+                        )
                     if self._waits_for_this(state["waits"]) and time.monotonic() - started > STUCK_AFTER:
                         return self._cross(rank, state["waits"], offer)
                     # One that is behind comes when it has caught up; one that is inside of the call that this one is about to make does not.
@@ -255,10 +288,11 @@ class _Gate:
                         return self._give_up(rank, offer, f"{why}. {_DIFFERS}")
                 elif (silent := time.monotonic() - heard.get(rank, started)) > most_silent:
                     return self._give_up(
-                        rank, offer, f"has not answered for {silent:.0f} s: it has ended or hangs"
+                        rank,
+                        offer,
+                        f"has not answered for {silent:.0f} s: it has ended, hangs, or has compiled nothing yet",
                     )
-            if time.monotonic() - started > patience:
-                missing = self._missing(list(self.ranks))
+            if missing and time.monotonic() - started > patience:
                 return self._give_up(missing[0], offer, f"was waited for during {self.patience}. {_DIFFERS}")
 
     def _waits_for_this(self, waits: dict[str, Any] | None) -> bool:

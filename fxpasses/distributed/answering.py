@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import json
 import logging
+import sys
 import threading
 import time
 from collections import Counter
@@ -71,13 +72,34 @@ class Here:
     leaves: bool = False
 
     def state(self) -> dict[str, Any]:
-        """As it is sent: what runs (``""`` if nothing does that communicates), for how many seconds, how many calls each group has seen, where it waits."""
+        """As it is sent: what runs (``""`` if nothing does that communicates), for how many seconds, how many calls each group has seen, where it waits.
+
+        ``eager`` is the collective outside of compiled graphs that it is inside of."""
         return {
             "running": self.running,
             "seconds": time.monotonic() - self.since if self.running else 0.0,
             "calls": dict(self.calls),
             "waits": self.waits,
+            "eager": _eager_collective(),
         }
+
+
+def _eager_collective() -> str:
+    """The function of ``torch.distributed`` that the main thread is inside of, and who called it; ``""`` elsewhere."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code.co_filename.endswith("torch/_ops.py"):
+        frame = frame.f_back
+    name = ""
+    while frame is not None and "/torch/" in frame.f_code.co_filename.replace("\\", "/"):
+        if "/torch/distributed/" in frame.f_code.co_filename.replace("\\", "/"):
+            own = frame.f_code.co_name
+            name = own if not own.startswith("__") else name or "a collective"
+        elif not name:
+            return ""
+        frame = frame.f_back
+    if frame is None or not name:
+        return name
+    return f"{name}, called in {frame.f_code.co_filename}:{frame.f_lineno}, {frame.f_code.co_name}"
 
 
 HERE = Here()
@@ -117,6 +139,7 @@ class Answering:
         """Wake the thread up, for the last time."""
         HERE.leaves = True
         try:
+            store.set(_left(rank), "")
             Answering._pose(store, rank)
         except (RuntimeError, dist.DistError) as error:  # the store is gone: so is the thread, soon
             log.debug("the store cannot be reached any more: %s", error)
@@ -141,6 +164,11 @@ class Answering:
             number += 1
 
     @staticmethod
+    def has_left(rank: int) -> bool:
+        """Whether the process of a rank has come to its end. One that was killed has not said so."""
+        return bool(_torch.store().check([_left(rank)]))
+
+    @staticmethod
     def ask(rank: int) -> dict[str, Any] | None:
         """What a rank does now, or ``None`` if it does not say so within a second."""
         store = _torch.store()
@@ -148,6 +176,10 @@ class Answering:
         if not came(store, f"fxpasses/answer/{rank}/{number}", ASK_AFTER):
             return None
         return json.loads(store.get(f"fxpasses/answer/{rank}/{number}"))
+
+
+def _left(rank: int) -> str:
+    return f"fxpasses/left/{rank}"
 
 
 def came(store: _torch.Store, key: str, seconds: float) -> bool:

@@ -1,7 +1,10 @@
 """Ranks that compile other collectives than the others are named before they run."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from fxpasses.distributed import agreement
 from tests.fxpasses.distributed.processes import job
 
 
@@ -87,3 +90,16 @@ def test_a_rank_that_does_not_come_is_named():
     assert alone["ranks"] == [0]
     assert "rank 0 does not come" in alone["error"]
     assert alone["seconds"] < 55  # the store is patient for 60
+
+
+def test_ranks_in_eager_collectives_are_stuck_only_if_all_missing_ones_are(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: now))
+    eager = agreement._EagerCollectives(known=True)
+    assert [eager.of_all([1, 2], rank, "all_reduce") for rank in (1, 2)] == ["", ""]
+    now = agreement.STUCK_AFTER + 1
+    assert eager.of_all([1, 2], 2, "") == ""  # it went on
+    assert eager.of_all([1, 2], 1, "all_reduce") == ""
+    assert eager.of_all([1], 1, "all_reduce") == "all_reduce"
+    assert eager.of_all([1], 1, "all_gather") == ""
+    assert agreement._EagerCollectives(known=False).of_all([1], 1, "all_reduce") == ""
