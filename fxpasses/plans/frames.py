@@ -99,9 +99,14 @@ def described_frame(
     if code.co_freevars != function.__code__.co_freevars:
         raise NoPlan("a frame with cells of its own")
     listed = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
-    for loads, then in itertools.pairwise(listed):
-        stands_in = loads.opname == "LOAD_GLOBAL" and names.get(loads.argval) == ["module", _DYNAMO]
-        if stands_in and not (then.opname.startswith("LOAD_") and hasattr(_STAND_IN, str(then.argval))):
+    pairs = list(itertools.pairwise(listed))
+    held = {  # the locals that the module is put in, by Dynamo of torch 2.15
+        then.argval for loads, then in pairs if _loads_dynamo(loads, names) and then.opname == "STORE_FAST"
+    }
+    for loads, then in pairs:
+        asks = _loads_dynamo(loads, names) or (loads.opname == "LOAD_FAST" and loads.argval in held)
+        known = then.opname.startswith("LOAD_") and hasattr(_STAND_IN, str(then.argval))
+        if asks and not known and not (then.opname == "STORE_FAST" and then.argval in held):
             raise NoPlan("the frame calls functions of Dynamo", str(then.argval))
     try:
         return names, marshal.dumps(
@@ -109,6 +114,10 @@ def described_frame(
         )
     except ValueError:
         raise NoPlan("a frame whose code holds objects") from None
+
+
+def _loads_dynamo(instruction: dis.Instruction, names: Mapping[str, list[str]]) -> bool:
+    return instruction.opname == "LOAD_GLOBAL" and names.get(instruction.argval) == ["module", _DYNAMO]
 
 
 def _set_attribute(owner: Any, name: str, value: Any) -> None:
