@@ -4,6 +4,7 @@ losses, gradients and times. Exits with 1 when fxpasses disagrees with eager."""
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from fxpasses.commands.outcome import Outcome, UsageError, positive, working
 
@@ -29,6 +30,8 @@ def run(arguments: argparse.Namespace) -> Outcome:
     """Train; the tables are printed at the end."""
     if arguments.width % arguments.heads:
         raise UsageError(f"--width {arguments.width} must be a multiple of --heads {arguments.heads}")
+    if arguments.report is not None and Path(arguments.report).is_file():
+        raise UsageError(f"--report {arguments.report!r} is a file, not a directory")
     with working("importing torch"):
         from fxpasses.demo.show import run_demo, show_demo
         from fxpasses.demo.training import DemoSettings

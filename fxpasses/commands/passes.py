@@ -53,7 +53,7 @@ def _show_table(available: Mapping[str, Any]) -> None:
 
     table = Table(box=None, header_style="bold")
     for heading in ("pass", "graphs", "numerics", "options", "what it does"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading == "pass")  # names can be searched for
     for name, item in available.items():
         options = " ".join(f"{key}={value!r}" for key, value in _options(item).items())
         summary = (inspect.getdoc(_documented(item)) or "").partition("\n")[0]

@@ -166,5 +166,5 @@ def _read(path: str) -> Any:
         raise UsageError(f"there is no file {path!r}")
     try:
         return yaml.safe_load(Path(path).read_text())
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not YAML: {error}") from error

@@ -252,9 +252,16 @@ def check_regions(name: str, value: Any) -> Any:
 
 
 def _check_directory(name: str, value: Any) -> str | None:
-    if value is None or isinstance(value, (str, os.PathLike)):
-        return None if value is None else os.fspath(value)
-    raise OptionsError(name, value, "a directory name")
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)) or not os.fspath(value):
+        raise OptionsError(name, value, "a directory name")
+    try:
+        Path(value).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"option {name!r}: the directory {os.fspath(value)!r} cannot be made: {error.strerror}"
+        raise OptionsError(name, value, problem=problem) from error
+    return os.fspath(value)
 
 
 def _check_cache(name: str, value: Any) -> str:

@@ -5,6 +5,8 @@ and which rewrites it expects of the two graphs. The decision what to save is no
 """
 
 import inspect
+from collections import ChainMap
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -60,13 +62,26 @@ from torch.fx.experimental import symbolic_shapes as _symbolic_shapes
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.proxy_tensor import is_sym_node
 from torch.utils._ordered_set import OrderedSet
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry as _flop_registry
 
 from fake.seam import pytree
 from fake.seam.aot_autograd import config as functorch_config
 from fake.seam.dispatch import HigherOrderOperator, OpOverload
 from fake.seam.inductor import CustomPartitionerFn
 from fake.seam.inductor import config as inductor_config
+
+_ATEN: Any = torch.ops.aten
+flop_registry: Mapping[Any, Any] = ChainMap(
+    _flop_registry,  # users add to it
+    {
+        getattr(_ATEN, f"_scaled_dot_product_{kernel}{half}"): _flop_registry[
+            getattr(_ATEN, f"_scaled_dot_product_flash_attention{half}")
+        ]
+        for kernel in ("flash_attention_for_cpu", "fused_attention_overrideable")
+        for half in ("", "_backward")
+    },
+)
+"""Formulas of FLOPs by operator; torch 2.13 has none for two of its attention kernels, which take the arguments of the others."""
 
 UNBACKED_FALLBACK = 4096
 """The hint of an unbacked size when bytes and FLOPs are estimated: torch's own choice."""

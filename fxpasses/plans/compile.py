@@ -36,7 +36,7 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 
 def compile(
-    model: M,
+    model: M | None = None,
     *,
     passes: Sequence[Pass | str] | Literal["tuned"] | None = None,
     regions: Literal["auto", "off", "always"] | Sequence[str] | None = None,
@@ -49,6 +49,7 @@ def compile(
     report: str | os.PathLike[str] | None = None,
     accelerate: bool | None = None,
     compiled_autograd: bool | None = None,
+    ranks: Literal["check", "agree", "off"] | None = None,
     cache: str | os.PathLike[str] = "auto",
     dynamic: bool | None = None,
     fullgraph: bool = False,
@@ -60,8 +61,8 @@ def compile(
     :func:`fxpasses.stats` counts both, and the reasons where it is not.
 
     Args:
-        model: a module or function.
-        passes: an option of :class:`fxpasses.Options`, as are those up to ``compiled_autograd``; ``None`` stands for its default.
+        model: a module or function; without it, what is returned is a decorator.
+        passes: an option of :class:`fxpasses.Options`, as are those up to ``ranks``; ``None`` stands for its default.
         regions: which repeated layers are compiled once.
         memory_budget: how much may be saved for the backward pass.
         compiler: who compiles the graphs.
@@ -72,6 +73,7 @@ def compile(
         report: a directory for the captured graphs.
         accelerate: whether tracing is accelerated.
         compiled_autograd: whether backward passes are captured whole.
+        ranks: what the processes of a job compare before a graph with collectives runs.
         cache: where plans are: a directory, ``"off"``, or ``"auto"``: the directory in ``FXPASSES_CACHE_DIR`` (``off`` there: none), else
             a folder ``fxpasses`` in ``TORCHINDUCTOR_CACHE_DIR``, else one in the directory for temporary files; none where Inductor's caches are disabled.
         dynamic: as in ``torch.compile``.
@@ -80,15 +82,20 @@ def compile(
     Raises:
         OptionsError: for an argument that is not callable; other wrong options are found by the first call that compiles.
     """
+    if model is None:
+        given = {name: value for name, value in locals().items() if name != "model"}
+        return functools.partial(compile, **given)  # type: ignore[return-value] # called with the model next
     if not callable(model):
         raise OptionsError("model", model, "a module or function")
+    if report is not None and not isinstance(report, (str, os.PathLike)):
+        raise OptionsError("report", report, "a directory name")
     if not isinstance(cache, (str, os.PathLike)):
         raise OptionsError("cache", cache, "'auto', 'off' or a directory")
     given = {
         "passes": None if passes is None else passes if isinstance(passes, str) else list(passes),
         "regions": regions, "memory_budget": memory_budget, "compiler": compiler, "inductor": inductor, "mode": mode,
         "on_failure": on_failure, "check": check, "report": None if report is None else os.fspath(report),
-        "accelerate": accelerate, "compiled_autograd": compiled_autograd,
+        "accelerate": accelerate, "compiled_autograd": compiled_autograd, "ranks": ranks,
     }  # fmt: skip
     options = {name: value for name, value in given.items() if value is not None}
     directory = cache_directory(os.fspath(cache))
@@ -104,7 +111,8 @@ _SHARED = "an argument that shares memory with a model whose tensors are changed
 
 
 class Compiled(Generic[M]):
-    """What :func:`compile` returns: called like the model, whose attributes it has, but for those named here.
+    """What :func:`compile` returns: called like the model, whose attributes it has, but for those named here. Of a module it passes for
+    a module: it can be a child of another one, which then has the module's own parameters, by their own names.
 
     Attributes:
         model: the model.
@@ -134,14 +142,23 @@ class Compiled(Generic[M]):
         self._known: set[Any] = set()
         functools.update_wrapper(self, model, updated=())
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        model = vars(self).get("model")
+        return type(model) if isinstance(model, torch.nn.Module) else Compiled
+
     def __getattr__(self, name: str) -> Any:
         if name == "model":
             raise AttributeError(name)
         return getattr(self.model, name)
 
+    def __reduce__(self) -> Any:
+        how = {"dynamic": self._dynamic, "fullgraph": self._fullgraph}
+        return _compiled_again, (self.model, self._options, self._shelf, how)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Compiled[M]:
-        model = copy.deepcopy(self.model, memo)
-        return Compiled(model, self._options, self._shelf, dynamic=self._dynamic, fullgraph=self._fullgraph)
+        again, (model, *how) = self.__reduce__()
+        return again(copy.deepcopy(model, memo), *how)  # type: ignore[no-any-return]
 
     @property
     def report_directory(self) -> Path | None:
@@ -198,10 +215,13 @@ class Compiled(Generic[M]):
             now = state()
             found = next(filter(None, (armed.call(now, args, kwargs) for armed in self._armed)), None)
         except NoPlan as error:
-            return self._without(error, self._shelf, args, kwargs)
-        if found is not None:
-            return found[0](found[1], args, kwargs)
-        return self._first(now, self._shelf, args, kwargs)
+            why = error.with_traceback(None)  # which holds the inputs
+        else:
+            if found is not None:
+                return found[0](found[1], args, kwargs)
+            return self._first(now, self._shelf, args, kwargs)
+        # After the handler: an error of the model has no other before it.
+        return self._without(why, self._shelf, args, kwargs)
 
     def _without(self, error: NoPlan, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.why_no_plan = error.reason
@@ -220,7 +240,7 @@ class Compiled(Generic[M]):
     def _first(self, now: Any, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call with no plan at hand: look for one, or compile."""
         with self._lock:
-            signature = None
+            signature, failed = None, None
             try:
                 tokens, _, objects = described_arguments(args, kwargs, lambda tensor: None)
                 signature = now, tokens, *map(id, objects)
@@ -231,13 +251,16 @@ class Compiled(Generic[M]):
                 abouts = [self._about(armed.digest, now, given) for given in (tokens, without_sizes(tokens))]
                 plan = shelf.find(abouts, armed, tensors)
             except NoPlan as error:
-                return self._unfound(error, signature, shelf, args, kwargs)
+                failed = error.with_traceback(None)
             except FxPassesError:
                 raise
             except Exception as error:  # looking reads what the model holds, which may be anything
                 log.warning("no plan: looking for one failed", exc_info=error)
-                reason = NoPlan(f"an error while looking for a plan: {type(error).__name__}")
-                return self._unfound(reason, signature, shelf, args, kwargs)
+                failed = NoPlan(f"an error while looking for a plan: {type(error).__name__}")
+            if failed is not None:
+                if signature is not None:
+                    self._known.add(signature)
+                return self._without(failed, shelf, args, kwargs)
             if plan is not None and plan.may_take(tensors):
                 armed.know(now, tokens, plan)
                 if plan.file is not None:
@@ -272,13 +295,6 @@ class Compiled(Generic[M]):
         made = Compiled(resumed, self._options, self._shelf, dynamic=self._dynamic, fullgraph=self._fullgraph)
         made.plan_files = self.plan_files
         return made
-
-    def _unfound(
-        self, error: NoPlan, signature: Any, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if signature is not None:
-            self._known.add(signature)
-        return self._without(error, shelf, args, kwargs)
 
     def _about(self, digest: list[Any], now: Any, tokens: Any) -> dict[str, Any]:
         """Everything that the key is made of, as JSON has it."""
@@ -322,3 +338,10 @@ class Compiled(Generic[M]):
             result = self._compiled(*args, **kwargs)
         recording.finish(result, (args, kwargs))
         return result
+
+
+def _compiled_again(
+    model: M, options: Mapping[str, Any], shelf: Shelf | None, how: dict[str, Any]
+) -> Compiled[M]:
+    """What a copy, or a pickle, of what was compiled is made by: the model is copied, and compiled anew."""
+    return Compiled(model, options, shelf, **how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,9 +32,9 @@ def end_of_graph(gm: fx.GraphModule) -> dict[str, Any] | None:
 
 
 def recompile_reason() -> str:
-    """The guard that failed, if Dynamo compiles something again now, or ""; without the user's stack, which may follow it."""
+    """The guard that failed, if Dynamo compiles something again now, or ""; without Dynamo's number of the compilation and the user's stack."""
     told = str(get_metrics_context()._metrics.get("recompile_reason") or "")
-    return " ".join(told.partition("User stack trace:")[0].split())
+    return re.sub(r"^\d+/\d+: ", "", " ".join(told.partition("User stack trace:")[0].split()))
 
 
 def generated_code(compiled: Callable[..., Any]) -> str:
@@ -51,7 +52,10 @@ def kernels_of(compiled: Callable[..., Any]) -> dict[str, list[str]]:
     text = getattr(compiled, "inductor_provenance_mapping_str", None)
     if not text:
         return {}
-    return {kernel: list(nodes) for kernel, nodes in json.loads(text).get("cppCodeToPost", {}).items()}
+    found = {kernel: list(nodes) for kernel, nodes in json.loads(text).get("cppCodeToPost", {}).items()}
+    # Inductor keeps one table for all graphs by the names of nodes, which a backward graph shares with its forward: the code names its own calls.
+    own = set(re.findall(r"\[Provenance debug handles\] (\S+)", generated_code(compiled)))
+    return {kernel: nodes for kernel, nodes in found.items() if kernel in own} if own else found
 
 
 def compile_options(compiled: Any) -> Mapping[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import median
 from typing import Any
 
 from fxpasses.reports.versions import NODE_FIELDS
@@ -20,12 +21,17 @@ _BREAKS = {
 """Dynamo's own words for two reasons, and what they mean."""
 
 
-def advice(graphs: Sequence[dict[str, Any]], eager: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+def advice(
+    graphs: Sequence[dict[str, Any]],
+    eager: Sequence[dict[str, Any]] = (),
+    steps: dict[str, Any] | None = None,
+) -> list[dict[str, Any]]:
     """What to do, the most urgent first, each with the place and the option that does it.
 
     Args:
         graphs: the data of each graph (see :mod:`fxpasses.reports.record`).
         eager: the functions that Dynamo left as they are.
+        steps: measured, compiled and in eager (see :mod:`fxpasses.reports.steps`).
 
     Returns:
         At most three of ``{"title", "why", "do", "source"}``.
@@ -48,6 +54,10 @@ def advice(graphs: Sequence[dict[str, Any]], eager: Sequence[dict[str, Any]] = (
                 ),
             )
         )
+    if steps and (ratio := median(steps["compiled"]["seconds"]) / median(steps["eager"]["seconds"])) > 1:
+        title = f"A compiled step takes {ratio:.2f} of the time that one in eager takes"
+        how = "options={'passes': 'tuned'} looks for what is faster; a model of small tensors may be left in eager"
+        found.append((98.0, _entry(title, "measured, see Steps", how, "")))
     found.sort(key=lambda item: -item[0])
     unique = {(entry["title"], entry["source"]): entry for _, entry in reversed(found)}
     return list(reversed(unique.values()))[:_SHOWN]
@@ -76,16 +86,20 @@ def _of_graph(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
         where = guard.get("where")
         if guard.get("avoid") and where:  # a line asked for it: one that can be changed
             title = f"Sizes are restricted: {guard['expression']}"
-            yield 60.0, _entry(title, guard["why"], guard["avoid"], f"{where['file']}:{where['line']}")
+            urgent = 5.0 if guard["avoid"].startswith("nothing to avoid") else 60.0
+            yield urgent, _entry(title, guard["why"], guard["avoid"], f"{where['file']}:{where['line']}")
     ended, again = graph.get("ended"), graph.get("recompiled")
     if ended:
         where = ended["where"] or {"file": "", "line": 0, "code": ""}
+        reason, *more = _BREAKS.get(ended["reason"], ended["reason"]).strip().splitlines() or [""]
+        hints = [line.partition("Hint:")[2].strip() for line in more if "Hint:" in line]
+        apart = "what is before and after it is compiled apart; torch.compile(..., fullgraph=True) tells how to avoid it"
         yield (
             70.0,
             _entry(
-                f"The graph ends here: {_BREAKS.get(ended['reason'], ended['reason'])}",
+                f"The graph ends here: {reason}",
                 where["code"],
-                "what is before and after it is compiled apart; torch.compile(..., fullgraph=True) tells how to avoid it",
+                " ".join(hints) or apart,
                 f"{where['file']}:{where['line']}" if where["file"] else "",
             ),
         )
@@ -95,13 +109,19 @@ def _of_graph(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
             _entry(
                 f"Compiled again: {again['reason'] or 'another guard failed'}",
                 "; ".join(again["differs"]),
-                "torch._dynamo.mark_dynamic(tensor, dim) or dynamic=True from the first call, if it is a size that changes"
-                if again["differs"]
-                else "keep what the guard reads as it was in the call before, or pass it as a tensor",
+                _how_to_avoid(again),
                 "",
             ),
         )
     yield from _of_time(graph)
+
+
+def _how_to_avoid(again: dict[str, Any]) -> str:
+    if "size mismatch" in again["reason"]:
+        return "torch._dynamo.mark_dynamic(tensor, dim) or dynamic=True from the first call, if it is a size that changes"
+    if ".size()" in again["reason"]:
+        return "the graph before holds for other sizes only; its guards (in Sizes) tell who asked for that, and how to avoid it"
+    return "keep what the guard reads as it was in the call before, or pass it as a tensor"
 
 
 def _of_memory(

@@ -34,7 +34,6 @@ class GraphFiles(Observer):
     def __init__(self, directory: str) -> None:
         super().__init__()
         self._root = Path(directory)
-        self._root.mkdir(parents=True, exist_ok=True)
         self._record = Recorder()
 
     @functools.cached_property
@@ -43,7 +42,7 @@ class GraphFiles(Observer):
         for number in itertools.count():
             directory = self._root / f"graph_{number}"
             try:
-                directory.mkdir()
+                directory.mkdir(parents=True)  # that of the report is there, unless something took it away
                 return directory
             except FileExistsError:
                 continue

@@ -100,7 +100,9 @@ def read_report(
     """
     root = Path(directory)
     if not root.is_dir():
-        raise ReportError(f"there is no directory {str(root)!r}")
+        raise ReportError(
+            f"there is no directory {str(root)!r}: the first compilation makes it; what was not called, or computes nothing with tensors, has none"
+        )
     files = sorted(
         root.rglob("graph.json"), key=lambda file: [_ordered(part) for part in file.relative_to(root).parts]
     )
@@ -122,15 +124,17 @@ def read_report(
         raise ReportError(
             f"there is no report in {str(root)!r}: compile with options={{'report': {str(root)!r}}}, and call what was compiled"
         )
-    steps, ledger = root / STEPS_FILE, root / LEDGER_FILE
+    steps, ledger = (
+        _read(root / name) if (root / name).is_file() else None for name in (STEPS_FILE, LEDGER_FILE)
+    )
     try:
-        told = advice(graphs, eager)
+        told = advice(graphs, eager, steps)
     except (KeyError, TypeError) as error:
         raise ReportError(
             f"a graph.json in {str(root)!r} is not as fxpasses writes it: {type(error).__name__} {error}"
         ) from error
     data = {"schema": SCHEMA, "graphs": graphs, "advice": told, "eager": eager,
-            "steps": _read(steps) if steps.is_file() else None, "ledger": _read(ledger) if ledger.is_file() else None}  # fmt: skip
+            "steps": steps, "ledger": ledger}  # fmt: skip
     if against is not None:
         data["against"] = {"directory": str(against), **compare(read_report(against), data)}
     return data

@@ -65,5 +65,5 @@ def _row(graph: dict[str, Any]) -> tuple[str, ...]:
         f"{sum(graph['seconds']['stages'].values()):.1f}",
         f"{partition['saved_bytes']:,} bytes" if partition else "",
         f"at {where['file']}:{where['line']}: {where['code']}" if where else ended["reason"] if ended else "",
-        "; ".join(again["differs"]) if again else "",
+        ("; ".join(again["differs"]) or again["reason"] or "another guard") if again else "",
     )

@@ -92,3 +92,9 @@ def test_torch_compile_reports_passes_that_do_not_go_together_as_they_are():
     with pytest.raises(ContractError, match="'same'") as caught:
         torch.compile(lambda x: x + 1, backend="fxpasses", options={"passes": [first, second]})(torch.ones(3))
     assert caught.value.passes == ("same", "same")
+
+
+@pytest.mark.parametrize("value", ["", 3, __file__])
+def test_a_report_goes_to_a_directory(value):
+    with pytest.raises(OptionsError, match="option 'report'"):
+        Options.parse({"report": value})

@@ -183,12 +183,13 @@
       }
       const mark = (where, word, text) => { (((marks[where.file] ||= {})[where.line]) ||= []).push([word, text]); };
       for (const guard of g.guards) if (guard.where) mark(guard.where, "guard", guard.expression);
-      if (g.ended && g.ended.where) { mark(g.ended.where, "graph break", g.ended.reason); cellOf(g.ended.where.file, g.ended.where.line, g.ended.where.code); }
+      for (const { ended } of data.graphs) if (ended && ended.where) { mark(ended.where, "graph break", ended.reason); cellOf(ended.where.file, ended.where.line, ended.where.code); }
+      const others = data.graphs.filter((graph) => !graph.name.includes("/regions/")).length > 1;
       const wanted = state.line !== null && g.lines[state.line] ? g.lines[state.line] : null;
       const weight = (file) => Object.values(files[file]).reduce((sum, cell) => sum + cell.ops, 0);
       const names = Object.keys(files).sort((a, b) => weight(b) - weight(a));
       if (!names.length) return h("p", {}, "No line of the user's files is known.");
-      return names.map((file) => {
+      return [others ? h("p", { class: "soft" }, `Operators of ${g.name} and its regions; those of other graphs are shown when one is chosen above.`) : null, ...names.map((file) => {
         const text = (data.sources[file] || "").split("\n"), body = h("div", { class: "wide" });
         const hot = Object.keys(files[file]).map(Number).sort((a, b) => a - b), near = new Set(hot.flatMap((n) => Array.from({ length: 2 * AROUND + 1 }, (_, i) => n - AROUND + i)));
         const fill = (whole) => {
@@ -211,7 +212,7 @@
         const box = h("details", { open: open ? "" : null, ontoggle: () => { if (box.open && !body.firstChild) fill(); } }, h("summary", {}, h("code", {}, file), h("span", { class: "soft" }, ` ${weight(file)} operators`)), body);
         if (open) fill();
         return box;
-      });
+      })];
     },
     Graphs() {
       const chooser = kinds().map((kind) => h("button", { onclick: () => go({ kind, node: null }), "aria-pressed": String(kind === kindNow()) },
@@ -322,7 +323,7 @@
       .sort((a, b) => Math.max(self(b[1]), self(b[2])) - Math.max(self(a[1]), self(a[2])));
     return [h("h2", {}, "A step"), h("div", { class: "cards" }, card("in eager", seconds(middle(eager))), card("compiled", seconds(step)), card("times as fast", (middle(eager) / step).toFixed(2))),
       h("p", { class: "soft" }, `medians of ${count} steps, by turns; what follows is under the profiler, which costs time itself. Timelines for ui.perfetto.dev: steps_compiled.trace.json, steps_eager.trace.json beside the graphs.`),
-      h("h2", {}, "Graphs and regions"), graphs.length ? table(heads.slice(0, 4), graphs.map((row) => row.slice(0, 4))) : h("p", {}, "None that Inductor compiled."),
+      h("h2", {}, "Graphs and regions"), graphs.length ? table(heads.slice(0, 4), graphs.map((row) => row.slice(0, 4))) : h("p", {}, known.has(`## Call CompiledFxGraph  ##`) ? "Inductor did not name its graphs for the profiler (it does not where its cache cannot keep them)." : "None that Inductor compiled."),
       h("h2", {}, "Kernels"), kernels.length ? table(heads, kernels) : h("p", {}, "The profiler saw none. On a CPU, options={'inductor': {'cpp.enable_kernel_profile': True}} names them."),
       h("h2", {}, "All else, without what it calls"), table(["", "#calls, compiled", "#time, compiled", "#calls, eager", "#time, eager"],
         both.map(([name, a, b]) => [name, a ? String(a[1]) : "", a ? seconds(self(a)) : "", b ? String(b[1]) : "", b ? seconds(self(b)) : ""]))];

@@ -12,6 +12,7 @@ import torch.fx as fx
 from torch import Tensor, nn
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+import fxpasses
 from fxpasses.partitioner import META_KEY, PartitionError, PartitionOptionError, PartitionReport, partition
 from fxpasses.partitioner.cost import CostModel
 from tests.fxpasses.partitioner import models
@@ -207,3 +208,15 @@ def test_report_survives_a_copy_of_its_module_but_is_no_part_of_its_pickle() -> 
     forward = splits[0].forward
     assert copy.deepcopy(forward).meta[META_KEY] is splits[0].report
     assert pickle.loads(pickle.dumps(splits[0].report)).saved == ()
+
+
+def test_attention_counts_its_two_matmuls() -> None:
+    query = torch.randn(2, 2, 8, 4, requires_grad=True)
+    captured = fxpasses.capture(torch.nn.functional.scaled_dot_product_attention, query, query, query)
+    cost = CostModel()
+    flops = {
+        str(n.target): cost.flops_of(n) for g in (captured.forward, captured.backward) for n in g.graph.nodes
+    }
+    forward = 2 * 2 * (2 * 2 * 8 * 8 * 4)
+    assert flops["aten._scaled_dot_product_flash_attention_for_cpu.default"] == forward
+    assert flops["aten._scaled_dot_product_flash_attention_for_cpu_backward.default"] == 2.5 * forward

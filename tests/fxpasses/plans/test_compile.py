@@ -3,6 +3,7 @@
 import copy
 import gc
 import os
+import pickle
 import weakref
 
 import pytest
@@ -180,6 +181,39 @@ def test_without_a_cache_it_is_torch_compile():
     copied = copy.deepcopy(compiled)
     assert copied.model is not compiled.model
     torch.testing.assert_close(copied(x), compiled(x))
+
+
+def test_what_is_compiled_of_a_module_is_a_child_like_it(tmp_path):
+    model, x = nn.Linear(3, 3), torch.randn(2, 3)
+    child = fxpasses.compile(model, compiler="eager", cache=tmp_path)
+    parent = nn.Sequential(child, nn.ReLU())
+    assert list(parent.state_dict()) == ["0.weight", "0.bias"]
+    assert next(parent.parameters()) is model.weight
+    for again in (parent, copy.deepcopy(parent), pickle.loads(pickle.dumps(parent))):
+        torch.testing.assert_close(again(x), model(x).relu())
+        assert type(again[0]) is Compiled
+    assert not isinstance(fxpasses.compile(torch.sin), nn.Module)
+
+
+def test_as_a_decorator_it_takes_options():
+    @fxpasses.compile(compiler="eager", cache="off")
+    def function(x):
+        return x.sin()
+
+    x = torch.randn(3)
+    torch.testing.assert_close(function(x), x.sin())
+    assert type(function) is Compiled
+
+
+def test_an_error_of_the_model_has_no_other_before_it(tmp_path):
+    def wrong(x):
+        raise ZeroDivisionError("mine")
+
+    # A report, of which there are no plans.
+    compiled = fxpasses.compile(wrong, compiler="eager", report=tmp_path / "report", cache=tmp_path)
+    with pytest.raises(ZeroDivisionError, match="mine") as caught:
+        compiled(torch.ones(2))
+    assert caught.value.__context__ is None
 
 
 def test_torch_compile_looks_where_its_options_say(monkeypatch):

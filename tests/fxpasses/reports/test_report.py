@@ -16,6 +16,7 @@ from fxpasses.reports.against import compare
 from fxpasses.reports.page import read_report
 from fxpasses.reports.record import Recorder, parameter_name
 from fxpasses.reports.steps import measure_steps
+from fxpasses.reports.summary import Summary
 from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
 
 DOCUMENTED = (Path(__file__).parents[3] / "docs" / "pages" / "report.md").read_text()
@@ -296,6 +297,25 @@ def test_a_recompile_for_another_reason_than_sizes_is_not_blamed_on_them(tmp_pat
     (told,) = (item for item in data["advice"] if item["title"].startswith("Compiled again"))
     assert "mark_dynamic" not in str(told)
     assert "what the guard reads" in str(told)
+
+
+def test_advice_on_recompiles_and_sizes_fits_their_cause(tmp_path):
+    torch._dynamo.reset()
+    options = {"report": str(tmp_path), "compiler": "eager"}
+    compiled = torch.compile(lambda x: x.sin(), backend="fxpasses", options=options)
+    compiled(torch.ones(3))
+    compiled(torch.ones(3, dtype=torch.float64))
+    data = read_report(tmp_path)
+    (told,) = (item for item in data["advice"] if item["title"].startswith("Compiled again"))
+    assert "dtype mismatch" in told["title"]
+    assert "mark_dynamic" not in told["do"]
+    assert "dtype" in Summary(data).rows[1][-1]
+    guard = {"expression": "s0 == 1", "why": "", "where": {"file": "f", "line": 1}}
+    advised = {**data["graphs"][1], "guards": [{**guard, "avoid": "nothing to avoid if it never changes"}]}
+    assert advice([advised])[0]["title"].startswith("Compiled again")
+    ended = {"reason": "Call failed\n  Explanation: long\n  Hint: Do that.\n", "where": None}
+    (first, *_) = advice([{**data["graphs"][0], "ended": ended}])
+    assert (first["title"], first["do"]) == ("The graph ends here: Call failed", "Do that.")
 
 
 def test_every_field_is_documented(recorded):
