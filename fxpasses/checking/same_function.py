@@ -149,7 +149,8 @@ class Rewriting:
             or allocates(after)
         ):
             return None
-        if any(_is_exotic(value) for value in inputs) or self._is_large(before, inputs):
+        is_quantized = any(isinstance(value, Tensor) and value.is_quantized for value in inputs)
+        if is_quantized or self._is_large(before, inputs):
             return None
         try:
             original = Original(before, [v.cpu() if isinstance(v, Tensor) else v for v in inputs])
@@ -258,10 +259,6 @@ def _position(gm: fx.GraphModule, output: str) -> int:
     count = len(returned.args[0]) if isinstance(returned.args[0], (list, tuple)) else 1
     name = rest.removesuffix(" after the run")
     return count + names.index(name) if kind == "input" and name in names else -1
-
-
-def _is_exotic(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_complex() or value.is_quantized)
 
 
 def _differences_in_float64(

@@ -87,6 +87,8 @@ class Machine:
         if is_random(target):
             return self._random(target, args, kwargs, random_call)
         flat, spec = tree_flatten((tuple(args), dict(kwargs)), is_leaf=is_dual)
+        if any(isinstance(x, Tensor) and x.is_complex() for x in flat) and not target._schema.is_mutable:
+            return self._of_complex(target, flat, spec)
         duals = any(is_dual(x) for x in flat)
         if not duals:
             with torch.no_grad():
@@ -121,6 +123,18 @@ class Machine:
         if isinstance(value, Tensor) and value.is_floating_point():
             return self.arithmetic.dual(value)
         return value
+
+    def _of_complex(self, target: Any, flat: list[Any], spec: TreeSpec) -> Any:
+        """The result of a call with complex numbers: in floats, since they have no exact arithmetic here."""
+        args, kwargs = tree_unflatten([x.witness if is_dual(x) else x for x in flat], spec)
+        try:
+            with torch.no_grad():
+                result = target(*args, **kwargs)
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            raise UnsupportedCall(target, f"complex numbers have no exact rules: {error}") from error
+        self.opaque[str(target)] += 1
+        self.rough += 1
+        return tree_map(self._as_dual, result)
 
     def _random(
         self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], random_call: int | None
@@ -170,7 +184,9 @@ class Machine:
             except (RuntimeError, TypeError, NotImplementedError) as error:
                 raise UnsupportedCall(target, f"it has no exact rule, and does not run: {error}") from error
         self.opaque[str(target)] += 1
-        self.rough += is_rough
+        self.rough += is_rough or any(
+            isinstance(t, Tensor) and t.is_complex() for t in tree_flatten(result)[0]
+        )
         field, count = self.arithmetic.field, 0
 
         def wrapped(value: Any) -> Any:

@@ -37,12 +37,15 @@ def sample_input(example: Tensor, family: Family, generator: torch.Generator, sc
         scale: a factor for floats.
 
     Returns:
-        A float64 tensor for a float one, else a tensor of the type of the example.
+        A float64 tensor for a float one, complex128 for a complex one, else a tensor of the type of the example.
     """
     example = example.detach()
     if family == "example" or example.numel() == 0:
         value = example.clone()
         return value.double() * scale if value.is_floating_point() else value
+    if example.is_complex():
+        parts = torch.view_as_real(example.resolve_conj())
+        return torch.view_as_complex(sample_input(parts, family, generator, scale).contiguous())
     if example.dtype is torch.bool:
         return _truth_values(example, family, generator)
     if family in ("random", "ties", "rows") and _is_mask(example):
