@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from fxpasses._torch import FakeTensor
 from fxpasses.errors import StructureError
 from fxpasses.graphs.aliasing import AliasInfo, has_effect, is_mutating, uses_rng
 from fxpasses.graphs.provenance import locate
-from fxpasses.graphs.rewriting import value_of
+from fxpasses.graphs.rewriting import attribute_of, value_of
 from fxpasses.pass_manager.contract import Check, GraphKind, Pass
 from fxpasses.pass_manager.memory import Memory, stale_read
 from fxpasses.pass_manager.metadata import Difference, metadata_difference, refresh
@@ -43,6 +44,7 @@ class Facts:
         rng_calls: the nodes that call the RNG, in order.
         writes: the nodes that write to an argument, in order.
         written_inputs: names of the inputs and attributes that the graph writes to, each with the last write.
+        fake_constants: the nodes that read tensors which hold no data.
         memory: which writes each node can see, or ``None`` for a graph without writes.
     """
 
@@ -62,6 +64,8 @@ class Facts:
             for root in self._aliases.written_by(write)
             if root.op in ("placeholder", "get_attr")
         }
+        held = (entry.node for entry in self.snapshot.entries if entry.node.op == "get_attr")
+        self.fake_constants = [node for node in held if isinstance(attribute_of(node), FakeTensor)]
         self.memory = Memory(graph, self._aliases, self.writes) if self.writes else None
 
     @functools.cached_property
@@ -128,6 +132,7 @@ def check_structure(
     check = _Comparison(item, kind, before, sites, made_at or {})
     check.is_well_formed(gm)
     after = Facts(gm.graph)
+    check.constants_hold_data(after)
     check.values_are_true(gm, differences)
     check.inputs_are_kept(after)
     check.metadata_is_kept(after)
@@ -161,6 +166,13 @@ class _Comparison:
         except Exception as error:
             reason = f"the graph is not well formed afterwards: {error}"
             raise self._error("lint", reason, None) from error
+
+    def constants_hold_data(self, after: Facts) -> None:
+        """What a pass makes of tensors while graphs are traced is fake."""
+        for node in after.fake_constants:
+            if node.name not in {old.name for old in self.before.fake_constants}:
+                reason = f"its constant {node.target} is a fake tensor, which holds no data: tensors that a pass makes are traced, as the graph is"
+                raise self._error("metadata", reason, node)
 
     def values_are_true(self, gm: fx.GraphModule, differences: Sequence[Difference]) -> None:
         """New nodes, and those whose value the pass has set, have the value that their call gives."""

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 import fxpasses
+from fake import FakeTensorMode
 from fxpasses import PassManager, StructureError, claim, graph_pass, insert_call
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.pass_manager.structure import StructureCheck
@@ -352,3 +353,17 @@ def test_a_joint_graph_of_a_model_raises_no_alarm():
     assert any(run.changed for run in runs)
     assert isinstance(gm, fx.GraphModule)
     assert text(gm)
+
+
+def test_a_constant_that_holds_no_data_is_told():
+    captured = fxpasses.capture(lambda x: x * torch.tensor([1.0, 2.0]), torch.ones(2)).forward
+
+    @fxpasses.graph_pass
+    def makes_another(gm):
+        (node,) = gm.graph.find_nodes(op="get_attr")
+        with FakeTensorMode():  # as while a graph is traced
+            setattr(gm, node.target, torch.ones(2))
+        return True
+
+    with pytest.raises(fxpasses.errors.StructureError, match="is a fake tensor, which holds no data"):
+        PassManager([makes_another]).run(captured, "inference")
