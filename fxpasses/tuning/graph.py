@@ -247,9 +247,10 @@ class _FirstCall:
         one = self.session
         with torch.random.fork_rng(), ProgressLine(self.alone, name="fxpasses.tune") as line:
             if self.alone:
-                one.started, one.tell = time.monotonic(), line
+                one.tell = line
             bench = _Bench(self.graph, own_inputs(inputs), one, self.running)
-            return search(bench, self.graph.place.graph, one.goal, bench.default)
+            with one.searching():
+                return search(bench, self.graph.place.graph, one.goal, bench.default)
 
 
 def _told_to(one: Session, kept: Kept, options: Options) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from fxpasses.pass_manager.contract import Pass
@@ -30,7 +31,8 @@ class Session(TunedPasses):
         cache: where results are kept: as for :func:`fxpasses.compile`.
         results: what was found, one a graph.
         reused: how many of the results were kept by an earlier tuning.
-        started: when, by the wall clock.
+        spent: seconds, on the graphs that are done.
+        since: when the search of a graph began, by the wall clock; ``None`` while none is under way.
         interrupted: whether the user stopped it.
     """
 
@@ -44,9 +46,20 @@ class Session(TunedPasses):
     cache: str = "auto"
     results: list[Kept] = field(default_factory=list)
     reused: int = 0
-    started: float = field(default_factory=time.monotonic)
+    spent: float = 0.0
+    since: float | None = None
     interrupted: bool = False
+
+    @contextlib.contextmanager
+    def searching(self) -> Iterator[None]:
+        """Time that counts: compiling the default is not part of it."""
+        start = self.since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent, self.since = self.spent + time.monotonic() - start, None
 
     def seconds_left(self) -> float:
         """Until the time is up."""
-        return 0.0 if self.interrupted else self.started + self.seconds - time.monotonic()
+        now = 0.0 if self.since is None else time.monotonic() - self.since
+        return 0.0 if self.interrupted else self.seconds - self.spent - now
