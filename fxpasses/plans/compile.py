@@ -244,12 +244,14 @@ class Compiled(Generic[M]):
             try:
                 tokens, _, objects = described_arguments(args, kwargs, lambda tensor: None)
                 signature = now, tokens, *map(id, objects)
-                if signature in self._known:
-                    return self._fully(args, kwargs)
-                armed = self._arm(objects)
-                tokens, tensors, _ = described_arguments(args, kwargs, armed.place)
-                abouts = [self._about(armed.digest, now, given) for given in (tokens, without_sizes(tokens))]
-                plan = shelf.find(abouts, armed, tensors)
+                known = signature in self._known
+                if not known:
+                    armed = self._arm(objects)
+                    tokens, tensors, _ = described_arguments(args, kwargs, armed.place)
+                    abouts = [
+                        self._about(armed.digest, now, given) for given in (tokens, without_sizes(tokens))
+                    ]
+                    plan = shelf.find(abouts, armed, tensors)
             except NoPlan as error:
                 failed = error.with_traceback(None)
             except FxPassesError:
@@ -261,6 +263,8 @@ class Compiled(Generic[M]):
                 if signature is not None:
                     self._known.add(signature)
                 return self._without(failed, shelf, args, kwargs)
+            if known:
+                return self._fully(args, kwargs)  # whose errors are those of the model
             if plan is not None and plan.may_take(tensors):
                 armed.know(now, tokens, plan)
                 if plan.file is not None:

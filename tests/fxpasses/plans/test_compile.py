@@ -288,3 +288,25 @@ def test_errors_of_plans_cost_the_plan_alone(tmp_path, monkeypatch, caplog):
         assert compiled.why_no_plan == f"an error while {reason}: ZeroDivisionError"
         assert "in the middle" in caplog.text
         caplog.clear()
+
+
+def test_a_call_that_raises_runs_once(tmp_path):
+    torch._dynamo.reset()
+    runs = []
+
+    @torch.compiler.disable
+    def note():
+        runs.append(1)
+        if len(runs) > 1:
+            raise ValueError("of the model")
+
+    def function(x):
+        y = x.sin()
+        note()
+        return y + 1
+
+    compiled = fxpasses.compile(function, cache=str(tmp_path), compiler="eager")
+    compiled(torch.ones(2))
+    with pytest.raises(ValueError, match="of the model"):
+        compiled(torch.ones(2))
+    assert len(runs) == 2
