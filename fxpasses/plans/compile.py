@@ -141,6 +141,14 @@ class Compiled(Generic[M]):
         self._kinds = 0
         self._known: set[Any] = set()
         functools.update_wrapper(self, model, updated=())
+        self._own = frozenset(vars(self))  # from here on, other attributes are the model's
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = vars(self).get("_own")
+        if own is None or name in own:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.model, name, value)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:

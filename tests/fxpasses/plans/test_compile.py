@@ -189,6 +189,8 @@ def test_what_is_compiled_of_a_module_is_a_child_like_it(tmp_path):
     parent = nn.Sequential(child, nn.ReLU())
     assert list(parent.state_dict()) == ["0.weight", "0.bias"]
     assert next(parent.parameters()) is model.weight
+    child.weight = nn.Parameter(torch.zeros(3, 3))
+    assert next(parent.parameters()) is model.weight
     for again in (parent, copy.deepcopy(parent), pickle.loads(pickle.dumps(parent))):
         torch.testing.assert_close(again(x), model(x).relu())
         assert type(again[0]) is Compiled
