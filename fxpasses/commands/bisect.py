@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
-from fxpasses.commands.outcome import Outcome, positive, working
+from fxpasses.commands.outcome import Outcome, UsageError, positive, working
 
 HELP = "find the stage, pass and match site that make a script fail"
 
@@ -38,6 +39,12 @@ def run(arguments: argparse.Namespace) -> Outcome:
                 f"{option} comes after the script and is handed to it; options of bisect go before the script",
                 file=sys.stderr,
             )
+    script = Path(arguments.script)
+    if script.is_file():
+        try:
+            compile(script.read_bytes(), str(script), "exec")
+        except (SyntaxError, ValueError) as error:
+            raise UsageError(f"{str(script)!r} is not Python: {error}") from error
     with working("importing torch"):
         from fxpasses.checking.bisect import bisect_script
     verdict = bisect_script(

@@ -175,8 +175,8 @@ class Compiled(Generic[M]):
 
     @property
     def graphs(self) -> list[dict[str, Any]]:
-        """The data of each graph that was compiled so far, with ``report=`` (see the page on reports)."""
-        data: list[dict[str, Any]] = read_report(directory_of(self))["graphs"]
+        """The data of each graph that this process has compiled so far, with ``report=`` (see the page on reports)."""
+        data: list[dict[str, Any]] = read_report(directory_of(self), process=os.getpid())["graphs"]
         return data
 
     def report(
@@ -195,7 +195,7 @@ class Compiled(Generic[M]):
         Raises:
             ReportError: it was compiled without a report, or nothing was compiled.
         """
-        return Summary(read_report(directory_of(self)))
+        return Summary(read_report(directory_of(self), process=os.getpid()))
 
     def __repr__(self) -> str:
         return f"fxpasses.compile({self.model!r})"

@@ -100,13 +100,16 @@ def described_frame(
         raise NoPlan("a frame with cells of its own")
     listed = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
     pairs = list(itertools.pairwise(listed))
-    held = {  # the locals that the module is put in, by Dynamo of torch 2.15
-        then.argval for loads, then in pairs if _loads_dynamo(loads, names) and then.opname == "STORE_FAST"
+    # The locals that the module is put in, by Dynamo of torch 2.15. Python 3.13 has instructions for two locals at once.
+    held = {
+        _locals(then)[0]
+        for loads, then in pairs
+        if _loads_dynamo(loads, names) and then.opname.startswith("STORE_FAST")
     }
     for loads, then in pairs:
-        asks = _loads_dynamo(loads, names) or (loads.opname == "LOAD_FAST" and loads.argval in held)
+        asks = _loads_dynamo(loads, names) or ("LOAD_FAST" in loads.opname and _locals(loads)[-1] in held)
         known = then.opname.startswith("LOAD_") and hasattr(_STAND_IN, str(then.argval))
-        if asks and not known and not (then.opname == "STORE_FAST" and then.argval in held):
+        if asks and not known and not (then.opname.startswith("STORE_FAST") and _locals(then)[0] in held):
             raise NoPlan("the frame calls functions of Dynamo", str(then.argval))
     try:
         return names, marshal.dumps(
@@ -114,6 +117,10 @@ def described_frame(
         )
     except ValueError:
         raise NoPlan("a frame whose code holds objects") from None
+
+
+def _locals(instruction: dis.Instruction) -> tuple[str, ...]:
+    return instruction.argval if isinstance(instruction.argval, tuple) else (str(instruction.argval),)
 
 
 def _loads_dynamo(instruction: dis.Instruction, names: Mapping[str, list[str]]) -> bool:

@@ -171,7 +171,7 @@ def _of_time(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
     stages = graph["seconds"]["stages"]
     total = sum(stages.values())
     left = [item for item in (graph["regions"] or {}).get("repeats", ()) if not item["taken"]]
-    left = [item for item in left if item["saved_seconds"] > 0.5]
+    left = [item for item in left if item["saved_seconds"] > 2]
     if left:
         best = max(left, key=lambda item: item["saved_seconds"])
         yield (

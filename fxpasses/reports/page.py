@@ -84,13 +84,17 @@ def directory_of(compiled: Callable[..., Any] | str | os.PathLike[str]) -> Path:
 
 
 def read_report(
-    directory: str | os.PathLike[str], against: str | os.PathLike[str] | None = None
+    directory: str | os.PathLike[str],
+    against: str | os.PathLike[str] | None = None,
+    *,
+    process: int | None = None,
 ) -> dict[str, Any]:
     """The data of a directory: that of each graph, in order, its regions after it.
 
     Args:
         directory: what ``options={"report": directory}`` named.
         against: another one: ``"against"`` tells what differs.
+        process: the number of a process: what others have left there is passed over.
 
     Returns:
         ``schema``, ``graphs``, ``advice``, ``eager`` (functions that Dynamo left as they are), ``steps`` and ``ledger`` (of tuning; or None), and ``against``.
@@ -116,7 +120,8 @@ def read_report(
             raise ReportError(
                 f"{str(file)!r} has version {found!r} of the data; this fxpasses reads {SCHEMA}"
             )
-        graphs.append({"name": str(file.parent.relative_to(root)), **data})
+        if process is None or str(data.get("process")).startswith(f"{process},"):
+            graphs.append({"name": str(file.parent.relative_to(root)), **data})
     if not graphs and eager:
         why = "; ".join(f"{one['location']}: {one['reason']}" for one in eager)
         raise ReportError(f"nothing was compiled, Dynamo left all of it in eager: {why}")

@@ -324,3 +324,10 @@ def test_interrupting_tells_no_traceback(tmp_path):
     _, err = child.communicate(timeout=60)
     assert child.returncode == 130
     assert err == "fxpasses check: interrupted\n"
+
+
+def test_bisect_of_what_is_not_python_is_refused_at_once(tmp_path, capsys):
+    script = tmp_path / "script.py"
+    script.write_text("def (")
+    assert main(["bisect", str(script)]) == 2
+    assert "is not Python: invalid syntax" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """What results look like in a notebook: tables, with all text escaped; and reports asked of what fxpasses.compile gives."""
 
 import html.parser
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from fake.library.opcheck.result import CheckFailure, Verdict
 from fxpasses.checking.model import ModelCheck, StageCheck
 from fxpasses.compiling.history import Difference, Miss
 from fxpasses.passes import EliminateDeadCode
+from fxpasses.reports.page import read_report
 from fxpasses.testing.proof import PassProof, SiteProof
 
 BOLD = "<b>bold</b>"
@@ -77,6 +79,11 @@ def test_what_compile_gives_tells_of_itself(tmp_path):
     compiled = fxpasses.compile(nn.Linear(3, 3), compiler="eager", report=tmp_path)
     compiled(torch.randn(2, 3)).sum().backward()
     (graph,) = compiled.graphs
+    elsewhere = tmp_path / "graph_7"  # what another process has left
+    elsewhere.mkdir()
+    (elsewhere / "graph.json").write_text(json.dumps({**graph, "process": "1, 2026-01-01 00:00:00"}))
+    assert [one["name"] for one in compiled.graphs] == ["graph_0"]
+    assert len(read_report(tmp_path)["graphs"]) == 2
     assert set(graph["graphs"]) == {"joint", "forward", "backward"}
     summary = compiled.explain()
     assert str(summary).startswith("graph 0; nodes forward ")
