@@ -11,6 +11,7 @@ import ast
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -147,6 +148,10 @@ def resolve(name: str) -> Any:
     found: Any = importlib.import_module(parts[0])
     for i, part in enumerate(parts[1:], 2):
         inner = getattr(found, part, _ABSENT)
+        if inner is _ABSENT and not isinstance(
+            found, ModuleType
+        ):  # a package may hold a function by a module's name
+            inner = getattr(sys.modules.get(".".join(parts[: i - 1])), part, _ABSENT)
         if inner is _ABSENT and isinstance(found, ModuleType):
             try:
                 inner = importlib.import_module(".".join(parts[:i]))

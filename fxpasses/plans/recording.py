@@ -221,10 +221,10 @@ class Recording(Observer, Recorder):
             if len(inputs) != len(metadata.input_info):
                 raise NoPlan("a graph whose inputs are rearranged")
             self._reads = list(dict.fromkeys(reads_of(self._codes)))
-            if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]] or (
-                surroundings() != self._about["surroundings"]
-            ):
-                raise NoPlan("the model or the settings change while it is compiled")
+            if walk.over(self._model, self._objects) != [self._about["model"], self._about["objects"]]:
+                raise NoPlan("the model changes while it is compiled")
+            if changed := dict(surroundings().items() ^ self._about["surroundings"].items()):
+                raise NoPlan(f"changed while it is compiled: {', '.join(sorted(changed))}")
             self._content = {"model_tensors": len(walk.tensors), "read": walk_reads(walk, self._reads)}
             check_covered(self._codes, walk)
             if not all(map(walk.has_met, self._changed)):
