@@ -29,6 +29,8 @@ Those are the default. Beyond them, by name:
 
 from __future__ import annotations
 
+from typing import Any
+
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.passes.bucket_collectives import BucketCollectives
 from fxpasses.passes.chunk_logits import ChunkLogits
@@ -89,6 +91,9 @@ TUNED_PASSES = "tuned"
 
 class TunedPasses:
     """Stands in the place of :data:`TUNED_PASSES` where it is also said how to measure."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TunedPasses:
+        return self  # others keep copies of the options of torch.compile; this one belongs to a search
 
 
 def default_passes() -> tuple[Pass, ...]:

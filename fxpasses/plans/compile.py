@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import json
 import logging
 import os
@@ -204,7 +205,8 @@ class Compiled(Generic[M]):
     def _compiled(self) -> Callable[..., Any]:
         if self._by_torch is not None:
             return self._by_torch
-        return torch.compile(
+        # Lightning has a wrapper in torch.compile's place that sets an attribute of the model, which no plan would survive.
+        return inspect.unwrap(torch.compile)(  # type: ignore[no-any-return]
             self.model,
             backend="fxpasses",
             options={**self._options, "cache": "off"},  # plans are looked for here

@@ -1,6 +1,7 @@
 """``fxpasses.compile``: plans of inference and training, what is refused, and damaged files."""
 
 import copy
+import functools
 import gc
 import os
 import pickle
@@ -12,6 +13,7 @@ from torch import nn
 
 import fxpasses
 from fake.seam.inductor import config as inductor_config
+from fxpasses.passes import TunedPasses
 from fxpasses.plans.arguments import described_arguments
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError
@@ -195,6 +197,21 @@ def test_what_is_compiled_of_a_module_is_a_child_like_it(tmp_path):
         torch.testing.assert_close(again(x), model(x).relu())
         assert type(again[0]) is Compiled
     assert not isinstance(fxpasses.compile(torch.sin), nn.Module)
+
+
+def test_wrappers_of_torch_compile_leave_no_trace_on_the_model(monkeypatch):
+    real = torch.compile
+
+    @functools.wraps(real)
+    def keeping(model, **how):
+        model.kept = copy.deepcopy(how)
+        return real(model, **how)
+
+    monkeypatch.setattr(torch, "compile", keeping)
+    model = nn.Linear(2, 2)
+    fxpasses.compile(model, compiler="eager", cache="off")(torch.ones(1, 2))
+    assert not hasattr(model, "kept")
+    assert type(copy.deepcopy({"passes": TunedPasses()})["passes"]) is TunedPasses
 
 
 def test_as_a_decorator_it_takes_options():
