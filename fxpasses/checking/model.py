@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, fx, nn
+from torch import nn
 
 from fake.notebook import as_html
 from fxpasses import _torch
@@ -24,7 +24,7 @@ from fxpasses.checking.region_calls import NoRegions, RegionCalls
 from fxpasses.checking.rounding import EXACT, LIMIT, distance
 from fxpasses.checking.staged import Stage, in_eager_with_repro
 from fxpasses.checking.steps import Results, Steps
-from fxpasses.checking.values import Reference, compare, largest_error, value_names
+from fxpasses.checking.values import compare, largest_error, value_names
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.inductor import Compiler
 from fxpasses.compiling.observing import Observer
@@ -474,7 +474,7 @@ class _GraphCheck(ValueCheck):
         error, times = 0.0, 0.0
         # Made-up values may be any number of times as large: their errors say nothing about the model.
         if trial.real and not any(m.fault in ("error", "metadata") for m in found):
-            error, times = _errors(trial.reference, rewrite.after)
+            error, times = trial.reference.errors_of(rewrite.after)
         module = ""
         problems = tuple(f"{m}, on {trial.where}" for m in found)
         if found and name not in self._blamed:
@@ -492,17 +492,3 @@ class _GraphCheck(ValueCheck):
 
 def _stage_name(rewrite: Rewrite) -> str:
     return f"pass {rewrite.item.name} ({rewrite.kind})" if rewrite.item else "partition"
-
-
-def _errors(reference: Reference, after: fx.GraphModule) -> tuple[float, float]:
-    """The largest distance of a graph's results from float64, and how many times as far it is as rounding takes the reference."""
-    error = times = 0.0
-    got = Reference(after, reference.inputs).native.values
-    for position, (native, value) in enumerate(zip(reference.native.values, got, strict=True)):
-        if not isinstance(native, Tensor):
-            continue
-        exact = reference.exact[position]
-        error = max(error, largest_error(native if exact is None else exact, value))
-        how = reference.distance(position, value)
-        times = max(times, how.times if how is not None else 0.0)
-    return error, times

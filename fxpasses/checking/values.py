@@ -80,6 +80,19 @@ class Reference:
         self.windows: dict[Hashable, Relation] = {}
         """What is known of windows of the graph on these inputs."""
 
+    def errors_of(self, after: fx.GraphModule) -> tuple[float, float]:
+        """The largest distance of another graph's results from float64, and how many times as far it is as rounding takes this one."""
+        error = times = 0.0
+        got = Reference(after, self.inputs).native.values
+        for position, (native, value) in enumerate(zip(self.native.values, got, strict=True)):
+            if not isinstance(native, Tensor):
+                continue
+            exact = self.exact[position]
+            error = max(error, largest_error(native if exact is None else exact, value))
+            how = self.distance(position, value)
+            times = max(times, how.times if how is not None else 0.0)
+        return error, times
+
     @functools.cached_property
     def native(self) -> Outcome:
         """The graph's own results.

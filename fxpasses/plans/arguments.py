@@ -11,7 +11,8 @@ import torch
 
 from fxpasses.plans import _torch
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.walk import TENSOR_FACTS, hidden_state, tensor_facts
+from fxpasses.plans.tensor_facts import TENSOR_FACTS, tensor_facts
+from fxpasses.plans.walk import hidden_state
 
 __all__ = [
     "SameArguments",

@@ -20,7 +20,8 @@ from fxpasses.plans.loaded import Armed, Plan, loaded
 from fxpasses.plans.reads import still_trusted, walk_reads
 from fxpasses.plans.store import read_sections
 from fxpasses.plans.surroundings import surroundings
-from fxpasses.plans.walk import TENSOR_FACTS, Walk
+from fxpasses.plans.tensor_facts import TENSOR_FACTS
+from fxpasses.plans.walk import Walk
 
 __all__ = ["load", "save"]
 

@@ -26,9 +26,10 @@ import torch
 from fxpasses.plans import _torch
 from fxpasses.plans.code import code_digest, codes_inside, global_names
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.tensor_facts import tensor_facts
 from fxpasses.plans.watch import Watch, value_of
 
-__all__ = ["HOOKS_BESIDE", "HOOKS_OF_CALLS", "TENSOR_FACTS", "Walk", "hidden_state", "tensor_facts"]
+__all__ = ["HOOKS_BESIDE", "HOOKS_OF_CALLS", "Walk", "hidden_state"]
 
 _PLAIN = (
     bool,
@@ -63,41 +64,6 @@ _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qu
 _DECIDE = ("__instancecheck__", "__subclasscheck__", "__subclasshook__")
 _MANAGED_DICT = 1 << 4
 _HEAP_TYPE = 1 << 9
-
-
-TENSOR_FACTS = (
-    "class",
-    "sizes",
-    "strides",
-    "place in its memory",
-    "dtype",
-    "requires_grad",
-    "is_leaf",
-    "is_conj",
-    "is_neg",
-    "is_inference",
-)
-"""What the values of :func:`tensor_facts` are."""
-
-
-def tensor_facts(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The metadata of a tensor that a compilation may rely on.
-
-    Raises:
-        NoPlan: it is of a kind that plans do not know.
-    """
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        raise NoPlan("a tensor subclass", type(tensor).__qualname__)
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise NoPlan("a tensor without strides", str(tensor.layout))
-    if tensor.device.type != "cpu":
-        raise NoPlan("a tensor that is not on the CPU", str(tensor.device))
-    if _torch.is_in_transform(tensor):
-        raise NoPlan("a tensor inside of a function transform")
-    return (
-        type(tensor).__name__, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), str(tensor.dtype),
-        tensor.requires_grad, tensor.is_leaf, tensor.is_conj(), tensor.is_neg(), tensor.is_inference(),
-    )  # fmt: skip
 
 
 class Walk:
