@@ -94,7 +94,8 @@ def picture(edges: Sequence[tuple[str, str, str]], alone: Iterable[str] = (), ga
         order = sorted(above, key=lambda name: sum(above[name]) / len(above[name]))
         left = -sum(rooms[name] + 40 for name in order) / 2
         for name in order:
-            place[name] = left + rooms[name] / 2 + 20, number * (30 + gap)
+            # To a thousandth: Python 3.12 adds floats in another way, and half a pixel is rounded below.
+            place[name] = round(left + rooms[name] / 2 + 20, 3), number * (30 + gap)
             left += rooms[name] + 40
     low = min(x - rooms[name] / 2 for name, (x, _) in place.items()) - 10
     width = max(x + rooms[name] / 2 for name, (x, _) in place.items()) + 10 - low
