@@ -474,7 +474,7 @@
     return change.slice(0, -1).map((delta) => (sum += delta));
   }
 
-  function go(wanted) {
+  function go(wanted, how = "pushState") {
     const moves = "search" in wanted;
     Object.assign(state, moves && wanted.search ? { tab: "Graphs", node: null } : {}, "node" in wanted || "kind" in wanted ? { search: "" } : {}, wanted);
     const box = document.getElementById("search");
@@ -483,6 +483,15 @@
     view.replaceChildren(...[VIEWS[state.tab]()].flat(6).filter((part) => part !== null && part !== undefined));
     const here = document.getElementById("here");
     if (here && state.tab === "Source") here.scrollIntoView({ block: "center" });
+    const address = `#${new URLSearchParams({ tab: state.tab, graph: data.graphs[state.graph].name, search: state.search })}`;
+    if (location.hash !== address) history[location.hash ? how : "replaceState"](null, "", address);
+  }
+
+  // The address names tab, graph and search, so that one can go back, and send it on.
+  function arrive() {
+    const asked = new URLSearchParams(location.hash.slice(1)), graph = data.graphs.findIndex((one) => one.name === asked.get("graph"));
+    select.value = String(Math.max(graph, 0));
+    go({ tab: TABS.includes(asked.get("tab")) ? asked.get("tab") : TABS[0], graph: Math.max(graph, 0), node: null, line: null, kind: null, search: asked.get("search") || "" }, "replaceState");
   }
 
   const select = document.getElementById("graph");
@@ -492,9 +501,14 @@
   });
   select.addEventListener("change", () => { detail.hidden = true; go({ graph: Number(select.value), node: null, line: null, kind: null }); });
   document.getElementById("tabs").append(...TABS.map((tab) => h("button", { role: "tab", onclick: () => go({ tab, node: null, search: "" }) }, tab)));
+  document.getElementById("tabs").addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: TABS.length - 1 }[event.key], tab = TABS[(TABS.indexOf(state.tab) + step) % TABS.length];
+    if (step) { go({ tab, node: null, search: "" }); document.querySelector('#tabs [aria-selected="true"]').focus(); }
+  });
   let waiting = 0;
   document.getElementById("search").addEventListener("input", (event) => {
-    clearTimeout(waiting); waiting = setTimeout(() => go({ search: event.target.value.trim(), tab: "Graphs" }), 120);
+    clearTimeout(waiting); waiting = setTimeout(() => go({ search: event.target.value.trim(), tab: "Graphs" }, "replaceState"), 120);
   });
-  go({});
+  window.addEventListener("popstate", arrive);
+  arrive();
 })();

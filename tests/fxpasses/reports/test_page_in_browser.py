@@ -117,6 +117,30 @@ def test_every_tab_opens_without_an_error_and_nothing_of_the_data_runs(chromium,
     assert told == []
 
 
+def test_the_address_names_what_is_shown(chromium, tmp_path):
+    data = made_up(2, 4)
+    data["graphs"].append({**data["graphs"][0], "name": "graph_1", "process": "8, today"})
+    file = write_page(data, tmp_path / "report.html")
+    page, told = opened(chromium, file)
+    page.get_by_role("tab", name="Passes").click()
+    page.keyboard.press("ArrowRight")
+    chosen = page.locator('[aria-selected="true"]')
+    assert chosen.inner_text() == "Memory"
+    page.go_back()
+    assert chosen.inner_text() == "Passes"
+    page.reload()
+    assert chosen.inner_text() == "Passes"
+    page.goto(f"{file.as_uri()}#tab=Graphs&graph=graph_1&search=mul")
+    page.reload()
+    assert page.locator("#graph").input_value() == "1"
+    assert "nodes match" in page.inner_text("main")
+    page.goto(f"{file.as_uri()}#tab=<b>&graph=constructor&search=%3Cscript%3E")
+    page.reload()
+    assert chosen.inner_text() == "Summary"
+    assert page.locator("#search").input_value() == "<script>"
+    assert told == []
+
+
 def test_two_reports_and_the_memory_budget(chromium, tmp_path):
     data = made_up(3, 4)
     data["graphs"].append({**data["graphs"][0], "name": "graph_1", "process": "8, today"})
