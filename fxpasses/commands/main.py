@@ -96,6 +96,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{parser.prog}: error: {error}", file=sys.stderr)
         return 2
     except (Exception, SystemExit) as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich makes a SystemExit of it
+            end_quietly()
+            return 0
         if arguments.debug:
             raise
         if isinstance(error, OSError) and error.filename is not None and not _users_line(error):

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         from fxpasses.passes.registry import available_passes
     available = available_passes()
     if not arguments.names:
-        return Outcome(0, [_described(n, p) for n, p in available.items()], lambda: _show_table(available))
+        return Outcome(0, [_described(n, p) for n, p in available.items()], lambda: _show_list(available))
     chosen = [parse_pass(text, available) for text in split_pipeline(",".join(arguments.names))]
     return Outcome(0, [_described(str(item), item) for item in chosen], lambda: _show_each(chosen))
 
@@ -47,18 +47,18 @@ def _described(name: str, item: Any) -> dict[str, Any]:
     }
 
 
-def _show_table(available: Mapping[str, Any]) -> None:
+def _show_list(available: Mapping[str, Any]) -> None:
+    """Two lines a pass, so that a name and its options stay whole on narrow screens and in ``grep``."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.padding import Padding
+    from rich.text import Text
 
-    table = Table(box=None, header_style="bold")
-    for heading in ("pass", "graphs", "numerics", "options", "what it does"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "pass")  # names can be searched for
+    console = Console()
     for name, item in available.items():
-        options = " ".join(f"{key}={value!r}" for key, value in _options(item).items())
-        summary = (inspect.getdoc(_documented(item)) or "").partition("\n")[0]
-        table.add_row(name, _graphs(item), _contract(item).numerics, options, summary)
-    Console().print(table)
+        options = "".join(f" {key}={value!r}" for key, value in _options(item).items())
+        summary = (inspect.getdoc(_documented(item)) or "").partition("\n")[0].replace("``", "`")
+        console.print(Text.assemble((name, "bold"), options), soft_wrap=True)
+        console.print(Padding(Text(f"{summary} ({_graphs(item)}; {_contract(item).numerics})"), (0, 0, 0, 4)))
 
 
 def _show_each(chosen: list[Any]) -> None:
