@@ -6,6 +6,7 @@ with the first graph.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,8 +34,15 @@ def _fxpasses(
     return compile_frame(gm, example_inputs, mode=mode, options=options)
 
 
+def _reset() -> None:
+    """What ``torch._dynamo.reset()`` calls on a backend."""
+    forget_cudagraphs()
+    if (answering := sys.modules.get("fxpasses.distributed.answering")) is not None:
+        answering.HERE.forget()
+
+
 _fxpasses.__name__ = _fxpasses.__qualname__ = "fxpasses"
-_fxpasses.reset = forget_cudagraphs  # type: ignore[attr-defined]  # what torch._dynamo.reset() calls on a backend
+_fxpasses.reset = _reset  # type: ignore[attr-defined]
 
 PATCHES = LEDGER.add(
     dynamo.around_compilations(_fxpasses),
@@ -53,4 +61,12 @@ def __getattr__(name: str) -> Any:
         from fxpasses import compile_frame  # noqa: F401 - the names of torch that it misses are told, too
 
         dynamo.warn_of_torch(torch.__version__)
+    if (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    ):
+        from fxpasses.distributed.answering import Answering
+
+        Answering.introduce()
     return _fxpasses

@@ -24,6 +24,11 @@ def ranks_of(group: str) -> list[int]:
     return ranks if dist.get_backend(found) != "fake" else [dist.get_rank()]
 
 
+def ranks_of_the_job() -> list[int]:
+    """The ranks of all processes that this one can talk to."""
+    return ranks_of(dist.group.WORLD.group_name)  # type: ignore[union-attr]
+
+
 def store() -> Any:
     """The store through which the processes found one another: a ``Store`` with ``clone`` and ``timeout``, which its stub leaves out."""
     return distributed_c10d._get_default_store()

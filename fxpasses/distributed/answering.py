@@ -17,8 +17,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from fxpasses._torch import OpOverload, OpOverloadPacket
 from fxpasses.distributed import _torch
 from fxpasses.errors import RankMismatchError
+from fxpasses.graphs.communication import communicates
 
 __all__ = [
     "ASK_AFTER",
@@ -48,13 +50,16 @@ class Here:
     """What this rank does now, for ranks that ask.
 
     Attributes:
-        lock: held while rounds are counted.
-        rounds: comparisons so far, by group, and decisions, by code.
-        accepted: what was compared and fits.
+        lock: held while decisions and calls are counted.
+        rounds: decisions so far, by code.
+        accepted: what was compared and fits, as digests, by group and code.
+        varying: group and code whose symbolic sizes each call compares, if they have had several values.
+        compared: the number of the last call that was compared, by group.
         decided: what is saved, by the structure of the joint graph.
         running: the compiled graph with collectives that it is inside of.
         since: when it went there.
         calls: of such graphs, by group.
+        sent: what the last of them sent (an object with ``to_json``), by group and number.
         answering: the thread that answers.
         waits: where it compares what it compiled: group, ranks and number of the comparison, and what it sends; None elsewhere.
         leaves: whether the process ends.
@@ -62,34 +67,70 @@ class Here:
 
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     rounds: dict[str, int] = dataclasses.field(default_factory=dict)
-    accepted: set[Any] = dataclasses.field(default_factory=set)
+    accepted: dict[tuple[str, str], dict[str, str]] = dataclasses.field(default_factory=dict)
+    varying: set[tuple[str, str]] = dataclasses.field(default_factory=set)
+    compared: dict[str, int] = dataclasses.field(default_factory=dict)
     decided: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     running: str = ""
     since: float = 0.0
     calls: Counter[str] = dataclasses.field(default_factory=Counter)
+    sent: dict[tuple[str, int], Any] = dataclasses.field(default_factory=dict)
     answering: Any = None
     waits: dict[str, Any] | None = None
     leaves: bool = False
 
-    def state(self) -> dict[str, Any]:
-        """As it is sent: what runs (``""`` if nothing does that communicates), for how many seconds, how many calls each group has seen, where it waits.
+    def forget(self) -> None:
+        """Compare again what was compared: ``torch._dynamo.reset()`` gives other code the same numbers."""
+        self.accepted.clear()
+        self.varying.clear()
 
-        ``eager`` is the collective outside of compiled graphs that it is inside of."""
+    def begin(self, key: str, sends: Any) -> int:
+        """Count a call; gives its number.
+
+        Args:
+            key: of the group.
+            sends: what it sends there.
+        """
+        with self.lock:
+            number = self.calls[key]
+            self.calls[key] += 1
+            self.sent[key, number] = sends
+            self.sent.pop((key, number - _REMEMBERED), None)
+            return number
+
+    def state(self, key: str = "", number: int = 0) -> dict[str, Any]:
+        """As it is told: what runs (``""`` if nothing does that communicates), for how many seconds, how many calls each group has seen, where it waits.
+
+        ``eager`` is the collective outside of compared graphs that it is inside of, ``sent`` what one call sent, if it was begun.
+
+        Args:
+            key: of the group that the question is about.
+            number: of the call.
+        """
+        sent = self.sent.get((key, number))
         return {
             "running": self.running,
             "seconds": time.monotonic() - self.since if self.running else 0.0,
             "calls": dict(self.calls),
             "waits": self.waits,
-            "eager": _eager_collective(),
+            "eager": "" if self.running else _eager_collective(),
+            "sent": "" if sent is None else sent.to_json(),
         }
 
 
+_REMEMBERED = 256
+"""Calls of a group whose collectives are known: how far ranks can be apart, as graphs may end without waiting for what they send."""
+
+
 def _eager_collective() -> str:
-    """The function of ``torch.distributed`` that the main thread is inside of, and who called it; ``""`` elsewhere."""
+    """The function of ``torch.distributed``, or the operator, that the main thread is inside of, and who called it; ``""`` elsewhere."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and frame.f_code.co_filename.endswith("torch/_ops.py"):
-        frame = frame.f_back
     name = ""
+    while frame is not None and frame.f_code.co_filename.endswith("torch/_ops.py"):
+        called = frame.f_locals.get("self")
+        if isinstance(called, OpOverload | OpOverloadPacket) and communicates(called):
+            name = str(called)
+        frame = frame.f_back
     while frame is not None and "/torch/" in frame.f_code.co_filename.replace("\\", "/"):
         if "/torch/distributed/" in frame.f_code.co_filename.replace("\\", "/"):
             own = frame.f_code.co_name
@@ -119,6 +160,14 @@ class Answering:
                 HERE.answering = Answering._start(dist.get_rank())
 
     @staticmethod
+    def introduce() -> None:
+        """Answer from now on, if this one of several processes can talk: those that compile may ask before this one does."""
+        if len(_torch.ranks_of_the_job()) < 2:
+            return
+        with reaching_store("tell the other ranks that it is here"):
+            Answering.ensure()
+
+    @staticmethod
     def _start(rank: int) -> threading.Thread | None:
         """Begin to answer; where the store cannot be waited at from a second thread, nobody answers."""
         try:
@@ -146,10 +195,10 @@ class Answering:
         thread.join(_LEAVING_SECONDS)
 
     @staticmethod
-    def _pose(store: _torch.Store, rank: int) -> int:
+    def _pose(store: _torch.Store, rank: int, key: str = "", call: int = 0) -> int:
         """Put a question to a rank; gives its number."""
         number = store.add(f"fxpasses/asked/{rank}", 1)
-        store.set(f"fxpasses/ask/{rank}/{number}", "")
+        store.set(f"fxpasses/ask/{rank}/{number}", json.dumps([key, call]))
         return number
 
     @staticmethod
@@ -158,7 +207,8 @@ class Answering:
         while not HERE.leaves:
             try:
                 store.wait([f"fxpasses/ask/{rank}/{number}"], datetime.timedelta(days=7))
-                store.set(f"fxpasses/answer/{rank}/{number}", json.dumps(HERE.state()))
+                state = HERE.state(*json.loads(store.get(f"fxpasses/ask/{rank}/{number}")))
+                store.set(f"fxpasses/answer/{rank}/{number}", json.dumps(state))
             except (RuntimeError, dist.DistError):
                 return  # the store is gone: so is the job
             number += 1
@@ -169,10 +219,16 @@ class Answering:
         return bool(_torch.store().check([_left(rank)]))
 
     @staticmethod
-    def ask(rank: int) -> dict[str, Any] | None:
-        """What a rank does now, or ``None`` if it does not say so within a second."""
+    def ask(rank: int, key: str = "", call: int = 0) -> dict[str, Any] | None:
+        """What a rank does now, or ``None`` if it does not say so within a second.
+
+        Args:
+            rank: the rank.
+            key: of the group that the question is about.
+            call: the number of the call that it is about.
+        """
         store = _torch.store()
-        number = Answering._pose(store, rank)
+        number = Answering._pose(store, rank, key, call)
         if not came(store, f"fxpasses/answer/{rank}/{number}", ASK_AFTER):
             return None
         return json.loads(store.get(f"fxpasses/answer/{rank}/{number}"))

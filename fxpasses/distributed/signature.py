@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -15,7 +17,14 @@ from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import outputs_of
 from fxpasses.regional import communicating_graph
 
-__all__ = ["CollectiveCall", "Signature", "first_difference", "names_on_every_rank", "signatures"]
+__all__ = [
+    "CollectiveCall",
+    "Signature",
+    "SymbolicSizes",
+    "first_difference",
+    "names_on_every_rank",
+    "signatures",
+]
 
 Signature = tuple["CollectiveCall", ...]
 _GROUPS = ("group_name", "process_group", "group")
@@ -28,7 +37,7 @@ class CollectiveCall:
     Attributes:
         operator: its name, that of the form that writes into its argument being the same.
         arguments: what it is given besides tensors and the group: the kind of reduction, sizes of groups, roots.
-        operands: dtype and sizes of each tensor; ``"s"`` stands for a size that is not a number.
+        operands: dtype and sizes of each tensor; ``"<0>"`` stands for an expression of :class:`SymbolicSizes`, ``"?"`` for what may be anything.
         carries: which values it carries: the inputs that it depends on, if these are parameters and inputs of the user, and the outputs that depend
             on it. It tells two sums of equal shape apart.
     """
@@ -45,7 +54,7 @@ class CollectiveCall:
     def fits(self, other: CollectiveCall) -> bool:
         """Whether another rank may run ``other`` where this one runs this.
 
-        >>> a = CollectiveCall("all_reduce", "'sum'", ("float32[4, s]",), "")
+        >>> a = CollectiveCall("all_reduce", "'sum'", ("float32[4, ?]",), "")
         >>> a.fits(CollectiveCall("all_reduce", "'sum'", ("float32[4, 8]",), ""))
         True
         >>> a.fits(CollectiveCall("all_reduce", "'sum'", ("float32[5, 8]",), ""))
@@ -58,29 +67,119 @@ class CollectiveCall:
         )
 
 
-def signatures(graph: fx.Graph, names: Mapping[str, str]) -> dict[str, Signature]:
+class SymbolicSizes:
+    """The symbolic sizes of a graph's collectives, and which of its inputs show what they are at a call."""
+
+    def __init__(self, graph: fx.Graph, names: Mapping[str, str]) -> None:
+        """Find the inputs that show symbols.
+
+        Args:
+            graph: of ATen calls.
+            names: of its inputs, as for :func:`signatures`.
+        """
+        self._expressions: list[sympy.Expr] = []
+        self._shown_by: dict[sympy.Symbol, tuple[int, int | None]] = {}
+        self._named: dict[sympy.Symbol, str] = {}
+        for position, node in enumerate(graph.find_nodes(op="placeholder")):
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt):
+                self._shown_by.setdefault(value.node.expr, (position, None))
+            elif isinstance(value, torch.Tensor):
+                for dim, size in enumerate(value.shape):
+                    if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                        self._shown_by.setdefault(size.node.expr, (position, dim))
+                        if names.get(node.name):
+                            self._named.setdefault(size.node.expr, f"dimension {dim} of {names[node.name]}")
+
+    def written(self, size: Any, bound: Mapping[sympy.Symbol, Any]) -> str:
+        """A size as it stands in a signature.
+
+        Args:
+            size: an integer or a symbolic one.
+            bound: what symbols of a region's graph stand for in the graph that calls it.
+        """
+        if isinstance(size, int):
+            return str(size)
+        expression = sympy.sympify(size.node.expr).xreplace(bound)
+        if expression.is_Integer:
+            return str(expression)
+        if expression not in self._expressions:
+            self._expressions.append(expression)
+        return f"<{self._expressions.index(expression)}>"
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
+        return bool(self._expressions)
+
+    def of_call(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+        """The values of the symbols in a call's collectives; nothing where all sizes are numbers."""
+        if not self._expressions:
+            return ()
+        shown = (self._shown_by[symbol] for symbol in self._symbols())
+        return tuple(
+            int(inputs[position] if dim is None else inputs[position].shape[dim]) for position, dim in shown
+        )
+
+    def _symbols(self) -> list[sympy.Symbol]:
+        free = {symbol for expression in self._expressions for symbol in expression.free_symbols}
+        return [symbol for symbol in self._shown_by if symbol in free]
+
+    def named(self, values: Sequence[int]) -> dict[str, int]:
+        """Values of a call by what every rank calls them, where it has a name."""
+        pairs = zip(self._symbols(), values, strict=True)
+        return {self._named[symbol]: value for symbol, value in pairs if symbol in self._named}
+
+    def at(self, signature: Signature, values: Sequence[int]) -> Signature:
+        """A signature with its sizes at a call; one that no input shows stays ``"?"``.
+
+        Args:
+            signature: one that was written with this.
+            values: from :meth:`of_call`.
+        """
+        if not self._expressions:
+            return signature
+        given = dict(zip(self._symbols(), map(sympy.Integer, values), strict=True))
+        found = [expression.xreplace(given) for expression in self._expressions]
+        texts = [str(value) if value.is_Integer else "?" for value in found]
+
+        def number(match: re.Match[str]) -> str:
+            return texts[int(match[1])]
+
+        return tuple(
+            dataclasses.replace(call, operands=tuple(_SYMBOLIC.sub(number, text) for text in call.operands))
+            for call in signature
+        )
+
+
+_SYMBOLIC = re.compile(r"<(\d+)>")
+
+
+def signatures(
+    graph: fx.Graph, names: Mapping[str, str], sizes: SymbolicSizes | None = None
+) -> dict[str, Signature]:
     """What a graph sends, by the name of the process group.
 
     Args:
         graph: of ATen calls, whose nodes have values (``node.meta["val"]``).
         names: of inputs and outputs by placeholder name, or ``"output 3"``: how every rank calls them (:func:`names_on_every_rank`).
             One that is not in it is a value that only this rank's partition made, and says nothing.
+        sizes: takes the symbolic sizes; those of this graph, or of one with the same inputs.
 
     Returns:
         Per group its collectives in order.
     """
     found: dict[str, list[CollectiveCall]] = {}
+    sizes = sizes or SymbolicSizes(graph, names)
     if any(_sends(node) or _region(node) for node in graph.nodes):
         given = {
-            node.name: frozenset([names[node.name]])
-            if node.name in names
-            else None
-            if isinstance(node.meta.get("val"), torch.Tensor)
-            else frozenset()
+            node.name: None
+            if isinstance(node.meta.get("val"), torch.Tensor) and node.name not in names
+            else frozenset(filter(None, [names.get(node.name)]))
             for node in graph.find_nodes(op="placeholder")
         }
         results = [frozenset(filter(None, [names.get(f"output {i}")])) for i in range(len(outputs_of(graph)))]
-        _collect(graph, given, results, found)
+        _collect(graph, given, results, found, sizes, {})
     return {group: tuple(calls) for group, calls in found.items()}
 
 
@@ -92,6 +191,8 @@ def _collect(
     given: Mapping[str, _Names | None],
     results: Sequence[_Names],
     found: dict[str, list[CollectiveCall]],
+    sizes: SymbolicSizes,
+    bound: Mapping[sympy.Symbol, Any],
 ) -> None:
     """Add the collectives of a graph, those in its regions included, in order.
 
@@ -100,21 +201,36 @@ def _collect(
         given: for each placeholder the named inputs that it depends on; ``None`` where it depends on one without a name.
         results: for each output the named outputs that depend on it.
         found: filled, by process group.
+        sizes: takes the symbolic sizes.
+        bound: what symbols of this graph stand for in the outermost one.
     """
     needs, reaches = _inputs_of(graph, given), _outputs_of(graph, results)
     for node in graph.nodes:
         inner = _region(node)
         if _sends(node):
-            group, call = _described(node, needs[node], reaches[node])
+            written = {v: _written(v.meta.get("val"), sizes, bound) for v in node.all_input_nodes}
+            group, call = _described(node, needs[node], reaches[node], written)
             found.setdefault(group, []).append(call)
         elif inner is not None:
             tensors: list[fx.Node] = node.args[1]
             placeholders = inner.find_nodes(op="placeholder")
-            sizes = len(placeholders) - len(tensors)
-            at: dict[str, _Names | None] = {p.name: frozenset() for p in placeholders[:sizes]}
-            at |= {p.name: needs[n] for p, n in zip(placeholders[sizes:], tensors, strict=True)}
+            count = len(placeholders) - len(tensors)
+            at: dict[str, _Names | None] = {p.name: frozenset() for p in placeholders[:count]}
+            at |= {p.name: needs[n] for p, n in zip(placeholders[count:], tensors, strict=True)}
             of = {user.args[1]: reaches[user] for user in node.users}
-            _collect(inner, at, [of.get(i, frozenset()) for i in range(len(outputs_of(inner)))], found)
+            within = {
+                p.meta["val"].node.expr: _expression(size, bound)
+                for p, size in zip(placeholders[:count], node.args[2], strict=True)
+                if isinstance(p.meta.get("val"), torch.SymInt)
+            }
+            results_of = [of.get(i, frozenset()) for i in range(len(outputs_of(inner)))]
+            _collect(inner, at, results_of, found, sizes, within)
+
+
+def _expression(size: Any, bound: Mapping[sympy.Symbol, Any]) -> Any:
+    """What a region is given as a size, in symbols of the outermost graph."""
+    value = size.meta["val"] if isinstance(size, fx.Node) else size
+    return value.node.expr.xreplace(bound) if isinstance(value, torch.SymInt) else sympy.Integer(value)
 
 
 def _sends(node: fx.Node) -> bool:
@@ -172,14 +288,17 @@ def first_difference(ours: Sequence[CollectiveCall], theirs: Sequence[Collective
 
 
 def _described(
-    node: fx.Node, needs: frozenset[str] | None, reaches: frozenset[str]
+    node: fx.Node, needs: frozenset[str] | None, reaches: frozenset[str], written: Mapping[fx.Node, str]
 ) -> tuple[str, CollectiveCall]:
     schema = getattr(node.target, "_schema", None)
     keys = [argument.name for argument in schema.arguments] if schema is not None else []
     named = {**dict(zip(keys, node.args, strict=False)), **node.kwargs}
     group = next((str(named.pop(key)) for key in _GROUPS if key in named), "")
+    if [key for key in _SPLITS if named.pop(key, None) is not None]:
+        # What each rank sends to which is its own; the sizes of the others follow from that.
+        written = {value: _FIRST_SIZE.sub("[?", text) for value, text in written.items()}
     operands = tuple(
-        _written(value.meta.get("val"))
+        written[value]
         for key in list(named)
         for value in _nodes(named.pop(key) if _nodes(named[key]) else None)
         if key != "out"
@@ -205,17 +324,22 @@ def _nodes(value: Any) -> list[fx.Node]:
     return [item for item in values if isinstance(item, fx.Node)]
 
 
-def _written(value: Any) -> str:
+_SPLITS = ("output_split_sizes", "input_split_sizes")
+_FIRST_SIZE = re.compile(r"\[[^,\]]+")
+
+
+def _written(value: Any, sizes: SymbolicSizes, bound: Mapping[sympy.Symbol, Any]) -> str:
     if not isinstance(value, torch.Tensor):
         return "?"
-    sizes = ", ".join(str(size) if isinstance(size, int) else "s" for size in value.shape)
-    return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
+    shape = ", ".join(sizes.written(size, bound) for size in value.shape)
+    return f"{str(value.dtype).removeprefix('torch.')}[{shape}]"
 
 
 def _same_sizes(one: str, other: str) -> bool:
     ours, theirs = (re.split(r"[\[\], ]+", text) for text in (one, other))
     return len(ours) == len(theirs) and all(
-        a == b or "s" in (a, b) or "?" in (a, b) for a, b in zip(ours, theirs, strict=True)
+        a == b or "?" in (a, b) or a.startswith("<") or b.startswith("<")
+        for a, b in zip(ours, theirs, strict=True)
     )
 
 

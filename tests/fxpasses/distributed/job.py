@@ -1,10 +1,6 @@
-"""A job of two processes in which ranks differ, each time in another way; rank 0 prints what became of each case as JSON.
-
-``job.py together``: cases after which both ranks go on. ``job.py apart``: one rank is left alone.
-"""
+"""A job of two processes in which ranks differ, each time in another way; each prints what became of each case as JSON."""
 
 import json
-import sys
 import time
 from datetime import timedelta
 
@@ -14,17 +10,25 @@ import torch.distributed as dist
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.distributed._functional_collectives import all_gather_tensor_autograd, all_reduce
+from torch.distributed._functional_collectives import (
+    all_gather_tensor_autograd,
+    all_reduce,
+    all_to_all_single,
+)
 
+from fxpasses.distributed import gate
 from fxpasses.errors import RankMismatchError
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=60))
 RANK, WORLD = dist.get_rank(), dist.group.WORLD
+gate.ASK_AFTER, gate.STUCK_AFTER = 0.2, 0.4
 
 
-def compiled(function, **options):
+def compiled(function, dynamic=None, **options):
     torch._dynamo.reset()
-    return torch.compile(function, backend="fxpasses", options={"compiler": "eager", **options})
+    return torch.compile(
+        function, dynamic=dynamic, backend="fxpasses", options={"compiler": "eager", **options}
+    )
 
 
 def sums(*values):
@@ -91,6 +95,40 @@ def other_sizes():
     return compiled(doubled)(torch.ones(4 + RANK))
 
 
+def compiled_for_each_size_on_one_rank():
+    run = compiled(lambda x: doubled(x).mean() * x.shape[0] / 4, dynamic=bool(RANK))
+    return [run(torch.ones(size)).item() for size in (4, 6, 5, 4)]
+
+
+def _sizes(*sizes):
+    run = compiled(lambda x: all_reduce(x * 2, "sum", WORLD), dynamic=True)
+    for size in sizes:
+        run(torch.ones(size))
+
+
+def size_of_the_first_call():
+    _sizes(4 + RANK)
+
+
+def size_of_one_call():
+    _sizes(4, 6 + RANK)
+
+
+def size_seen_before():
+    """Each size was compared before; not that it comes now."""
+    _sizes(4, 6, 4, 4 + 2 * RANK)
+
+
+def uneven_splits():
+    """Each rank sends and gets its own numbers of values."""
+    splits = [[1, 1], [3, 2]]
+
+    def exchange(x):
+        return all_to_all_single(x, [splits[r][RANK] for r in (0, 1)], splits[RANK], WORLD)
+
+    return compiled(exchange)(torch.full((sum(splits[RANK]),), float(RANK))).tolist()
+
+
 def other_groups():
     """Pipeline stages: what is compiled for groups of their own need not be the same."""
     groups = [dist.new_group([0]), dist.new_group([1])]
@@ -108,7 +146,7 @@ def crossed_groups():
 
 
 def late():
-    time.sleep(2.5 * RANK)
+    time.sleep(RANK)
     return compiled(doubled)(torch.ones(1)).item()
 
 
@@ -159,13 +197,18 @@ def alone():
     return run(torch.ones(6 if RANK else 4))
 
 
-TOGETHER = (
+CASES = (
     same,
     other_passes,
     swapped,
     swapped_by_inductor,
     break_on_one_rank,
     recompiled_on_one_rank,
+    compiled_for_each_size_on_one_rank,
+    size_of_the_first_call,
+    size_of_one_call,
+    size_seen_before,
+    uneven_splits,
     other_sizes,
     other_groups,
     crossed_groups,
@@ -174,16 +217,20 @@ TOGETHER = (
     other_budgets,
     other_budgets_agreed,
     other_graphs_agreed,
+    alone,  # the last one: a rank is left
 )
 
 found = {}
-for case in (alone,) if sys.argv[1] == "apart" else TOGETHER:
-    start = time.monotonic()
+for case in CASES:
     try:
         found[case.__name__] = {"result": case()}
     except RankMismatchError as error:
-        found[case.__name__] = {"error": str(error), "ranks": error.ranks, "factor": error.factor}
+        found[case.__name__] = {
+            "error": str(error),
+            "ranks": error.ranks,
+            "factor": error.factor,
+            "values": error.values,
+        }
     except RuntimeError as error:  # gloo's: the other rank has left
         found[case.__name__] = {"left": str(error), "notes": error.__notes__}
-    found[case.__name__]["seconds"] = time.monotonic() - start
 print(json.dumps(found), flush=True)

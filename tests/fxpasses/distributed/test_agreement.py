@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from fxpasses.distributed import agreement
+from fxpasses.distributed import gate
 from tests.fxpasses.distributed.processes import job
 
 
 @pytest.fixture(scope="module")
 def outcomes():
-    return job("job.py", "together")
+    return job("job.py")
 
 
 def _error(outcomes, case):
@@ -72,6 +72,8 @@ def test_decisions_about_another_graph_mean_nothing(outcomes):
     [
         ("break_on_one_rank", [[8.0, 8.0]] * 2),
         ("recompiled_on_one_rank", [[6.0, 7.0, 8.0]] * 2),
+        ("compiled_for_each_size_on_one_rank", [[4.0, 6.0, 5.0, 4.0]] * 2),
+        ("uneven_splits", [[0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0]]),
         ("other_groups", [2.0, 5.437]),
         ("late", [4.0, 4.0]),
         ("unchecked", [5.0, 5.0]),
@@ -81,25 +83,40 @@ def test_harmless_differences_pass(outcomes, case, expected):
     assert [rank[case].get("result", rank[case]) for rank in outcomes] == expected
 
 
-def test_a_rank_that_does_not_come_is_named():
-    """Rank 0 is inside of the graph that it has; the other one would wait for it for ever."""
-    stayed, alone = (rank["alone"] for rank in job("job.py", "apart"))
+@pytest.mark.parametrize(
+    ("case", "sizes"),
+    [
+        ("size_of_one_call", ["6", "7"]),
+        ("size_of_the_first_call", ["4", "5"]),
+        ("size_seen_before", ["4", "6"]),
+    ],
+)
+def test_a_symbolic_size_that_differs_in_one_call_is_named(outcomes, case, sizes):
+    text = _error(outcomes, case)
+    assert f"all_reduce(float32[{sizes[0]}], 'sum')" in text
+    for rank in outcomes:
+        assert rank[case]["factor"] == "dimension 0 of x"
+        assert sorted(rank[case]["values"]) == sizes
+
+
+def test_a_rank_that_runs_the_graph_that_it_has_is_named(outcomes):
+    """Rank 0 is inside of it; the other one would wait for it for ever."""
+    stayed, alone = (rank["alone"] for rank in outcomes)
     assert stayed["notes"] == [
         "Rank 1 does not answer: it has ended or hangs."
     ]  # gloo's error knows no ranks
-    assert alone["ranks"] == [0]
-    assert "rank 0 does not come" in alone["error"]
-    assert alone["seconds"] < 55  # the store is patient for 60
+    assert alone["ranks"] == [0, 1]
+    assert "1 in the inference graph of frame 0 on rank 0, 2 in the inference graph" in alone["error"]
 
 
 def test_ranks_in_eager_collectives_are_stuck_only_if_all_missing_ones_are(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(agreement, "time", SimpleNamespace(monotonic=lambda: now))
-    eager = agreement._EagerCollectives(known=True)
+    monkeypatch.setattr(gate, "time", SimpleNamespace(monotonic=lambda: now))
+    eager = gate._EagerCollectives(known=True)
     assert [eager.of_all([1, 2], rank, "all_reduce") for rank in (1, 2)] == ["", ""]
-    now = agreement.STUCK_AFTER + 1
+    now = gate.STUCK_AFTER + 1
     assert eager.of_all([1, 2], 2, "") == ""  # it went on
     assert eager.of_all([1, 2], 1, "all_reduce") == ""
     assert eager.of_all([1], 1, "all_reduce") == "all_reduce"
     assert eager.of_all([1], 1, "all_gather") == ""
-    assert agreement._EagerCollectives(known=False).of_all([1], 1, "all_reduce") == ""
+    assert gate._EagerCollectives(known=False).of_all([1], 1, "all_reduce") == ""

@@ -1,0 +1,372 @@
+"""One comparison at the job's store: where the ranks of a group come with what they are about to send, and what is said of those who do not come."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from fxpasses.compiling.history import Compilation, explain_miss
+from fxpasses.distributed import _torch
+from fxpasses.distributed.answering import (
+    ASK_AFTER,
+    HERE,
+    SILENT_AFTER,
+    STUCK_AFTER,
+    Answering,
+    came,
+)
+from fxpasses.distributed.signature import CollectiveCall, Signature, first_difference
+from fxpasses.errors import RankMismatchError
+
+__all__ = ["Gate", "Offer", "key"]
+
+
+def key(group: str, ranks: Sequence[int]) -> str:
+    """One name for a group on all of its ranks; groups of other ranks may have the same name."""
+    return f"{group}/{ranks[0]}.{len(ranks)}"
+
+
+def _round(key: str, number: int) -> Any:
+    """The part of the store for one comparison in a group."""
+    return _torch.PrefixStore(f"fxpasses/{key}/{number}", _torch.store())
+
+
+class _EagerCollectives:
+    """Since when ranks that do not come have been inside of collectives that are not compiled.
+
+    If all of them are, and the others stand at the gate, nobody is left to let them go on: known only where all ranks of the job are in the group.
+    """
+
+    def __init__(self, known: bool) -> None:
+        self._known = known
+        self._since: dict[int, tuple[str, float]] = {}
+
+    def of_all(self, missing: Sequence[int], rank: int, where: str) -> str:
+        """Where a rank is, if all missing ones have been inside of such collectives for long enough; else ``""``."""
+        if not where or self._since.get(rank, ("", 0.0))[0] != where:
+            self._since[rank] = (where, time.monotonic())
+        now = time.monotonic()
+        stuck = all(
+            (found := self._since.get(one)) is not None and found[0] and now - found[1] > STUCK_AFTER
+            for one in missing
+        )
+        return where if self._known and stuck else ""
+
+
+def _few(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:_SHOWN])) + (", ..." if len(ranks) > _SHOWN else "")
+
+
+class Gate:
+    """One call at the store, for one process group."""
+
+    def __init__(self, key: str, ranks: Sequence[int], number: int) -> None:
+        """Args: what all ranks call the group, its ranks, and the number of the call among those of graphs with collectives of this group."""
+        self.rank, self.ranks = dist.get_rank(), ranks
+        self.key, self.number = key, number
+
+    @functools.cached_property
+    def store(self) -> Any:
+        """The part of the job's store for this comparison."""
+        return _round(self.key, self.number)
+
+    @functools.cached_property
+    def patience(self) -> datetime.timedelta:
+        """How long ranks wait for one another."""
+        return _torch.store().timeout  # type: ignore[no-any-return]
+
+    def waits(self, offer: Offer) -> dict[str, Any]:
+        """What this rank says to those who wait for it, while it waits here."""
+        return {"key": self.key, "ranks": list(self.ranks), "number": self.number, "sends": offer.sends()}
+
+    def come(self, offer: Offer, made: Compilation | None, symbolic: bool) -> bool:
+        """Wait until all ranks have come with what fits, or are there without having to come.
+
+        Args:
+            offer: what this rank sends.
+            made: what decided its compilation, if it is compiled anew.
+            symbolic: whether the sizes that it sends are symbolic in its graph.
+
+        Returns:
+            Whether some rank's are.
+
+        Raises:
+            RankMismatchError: a rank came with something else, or does not come.
+        """
+        first = self.store.add("came first", 1) == 1
+        if first:
+            self.store.set("first", offer.to_json())
+        reference = Offer.from_json(self.store.get("first"))
+        difference = _difference(reference, offer)
+        if difference:
+            self.store.compare_set("differs", "", str(self.rank))
+        if symbolic:
+            self.store.set("symbolic", "")
+        self.store.set(f"came/{self.rank}", "")
+        last = self.store.add("came", 1) == len(self.ranks)
+        if last:
+            self._open()
+        elif first:
+            self._ask_who_is_missing(offer)
+        else:
+            self._wait(["open"], self.patience, offer.what)
+        verdict = self.store.get("open").decode()
+        if verdict not in (_YES, _SYMBOLIC):
+            raise RankMismatchError(**json.loads(verdict))
+        if self.store.check(["differs"]):
+            self._tell(reference.rank, int(self.store.get("differs")), difference, made)
+        self._forget_the_one_before(last)
+        return verdict == _SYMBOLIC
+
+    def _open(self) -> None:
+        self.store.compare_set("open", "", _SYMBOLIC if self.store.check(["symbolic"]) else _YES)
+
+    def _forget_the_one_before(self, last: bool) -> None:
+        """Delete what the comparison before left at the store: whoever is here has passed it."""
+        before = HERE.compared.get(self.key)
+        HERE.compared[self.key] = self.number
+        if before is not None:
+            store = _round(self.key, before)
+            for name in (f"came/{self.rank}", *(_SHARED if last else ())):
+                store.delete_key(name)
+
+    def refuse(self, error: RankMismatchError) -> None:
+        """Nobody passes: whoever comes gets this error."""
+        self._close(str(error), error.ranks)
+
+    def _close(
+        self, problem: str, ranks: Sequence[int], factor: str = "", values: Sequence[str] = ()
+    ) -> None:
+        self.store.compare_set("open", "", _told(problem, ranks, factor, values))
+
+    def _wait(self, keys: list[str], patience: datetime.timedelta, what: str) -> None:
+        try:
+            self.store.wait(keys, patience)
+        except dist.DistStoreError:
+            raise RankMismatchError(
+                f"rank {self.rank} waited {patience} for the other ranks to compile the {what}, and nobody said why they did not",
+                (self.rank,),
+            ) from None
+
+    def _ask_who_is_missing(self, offer: Offer) -> None:
+        """Wait for the last rank; meanwhile find out whether one will never come."""
+        started, heard, fitting = time.monotonic(), dict[int, float](), set[int]()
+        eager = _EagerCollectives(len(self.ranks) == dist.get_world_size())
+        patience = self.patience.total_seconds()
+        most_silent = min(SILENT_AFTER, patience / 2)
+        while not came(self.store, "open", ASK_AFTER):
+            missing = [rank for rank in self._missing(list(self.ranks)) if rank not in fitting]
+            if not missing:
+                if fitting:
+                    return self._open()
+                continue
+            for rank in missing[:_ASKED_AT_ONCE]:
+                if Answering.has_left(rank):
+                    return self._give_up(rank, offer, f"has ended. {_DIFFERS}")
+                state = Answering.ask(rank, self.key, self.number)
+                if state is not None:
+                    heard[rank] = time.monotonic()
+                    if state["sent"]:  # it has begun this call, and did not have to compare
+                        theirs = Offer.from_json(state["sent"])
+                        difference = _difference(theirs, offer)
+                        if difference:
+                            return self._close(
+                                f"rank {rank} and rank {self.rank} send what does not fit together. {difference.text}",
+                                (rank, self.rank),
+                                difference.factor,
+                                difference.values,
+                            )
+                        fitting.add(rank)
+                    elif where := eager.of_all(missing, rank, state["eager"]):
+                        return self._give_up(
+                            rank, offer, f"is inside of {where}, which is not compiled there. {_DIFFERS}"
+                        )
+                    elif self._waits_for_this(state["waits"]) and time.monotonic() - started > STUCK_AFTER:
+                        return self._cross(rank, state["waits"], offer)
+                elif (silent := time.monotonic() - heard.get(rank, started)) > most_silent:
+                    return self._give_up(
+                        rank,
+                        offer,
+                        f"has not answered for {silent:.0f} s: it has ended, hangs, or has compiled nothing yet",
+                    )
+            if time.monotonic() - started > patience:
+                return self._give_up(missing[0], offer, f"was waited for during {self.patience}. {_DIFFERS}")
+
+    def _waits_for_this(self, waits: dict[str, Any] | None) -> bool:
+        """Whether a rank that is to come here waits in another group, for this one."""
+        return (
+            waits is not None
+            and waits["key"] != self.key
+            and self.rank in waits["ranks"]
+            and HERE.calls[waits["key"]] <= waits["number"]
+        )
+
+    def _cross(self, other: int, waits: dict[str, Any], offer: Offer) -> None:
+        """Neither passes: each waits for the other in another process group."""
+        groups = [
+            f"{key} (ranks {_few(ranks)})"
+            for key, ranks in ((self.key, self.ranks), (waits["key"], waits["ranks"]))
+        ]
+        problem = (
+            f"rank {self.rank} and rank {other} wait for each other: the first collectives of what they compiled belong to different process groups. Rank {self.rank}: "
+            f"the {offer.what} in group {groups[0]}, {offer.sends()}. Rank {other}: group {groups[1]}, {waits['sends']}. Look for what gives them other groups, or another "
+            "order of them (meshes, branches on the rank)."
+        )
+        told = _told(problem, (self.rank, other), "process group", groups)
+        for key, number in ((self.key, self.number), (waits["key"], waits["number"])):
+            _round(key, number).compare_set("open", "", told)
+
+    def _give_up(self, missing: int, offer: Offer, why: str) -> None:
+        problem = f"rank {self.rank} compiled the {offer.what}, {offer.sends()}; rank {missing} does not come: it {why}"
+        self._close(problem, [missing])
+
+    def _missing(self, ranks: list[int]) -> list[int]:
+        """Those of some ranks that have not come: few questions where few are missing."""
+        if self.store.check([f"came/{rank}" for rank in ranks]):
+            return []
+        if len(ranks) == 1:
+            return ranks
+        half = len(ranks) // 2
+        return self._missing(ranks[:half]) + self._missing(ranks[half:])
+
+    def _tell(self, first: int, other: int, difference: _Difference | None, made: Compilation | None) -> None:
+        """Raise, on every rank, with the reason that the records of the first one at the gate and of one that differs from it show.
+
+        Args:
+            first: the first one at the gate.
+            other: the first that came with something else.
+            difference: how this rank differs.
+            made: what decided this rank's compilation, if it is compiled anew.
+        """
+        if self.rank in (first, other):
+            self.store.set(f"made/{self.rank}", made.to_json() if made is not None else "")
+        if self.rank == other:
+            assert difference is not None
+            self.store.set("difference", json.dumps(dataclasses.astuple(difference)))
+        records = []
+        for rank in (first, other):
+            self._wait([f"made/{rank}"], self.patience, "record of a compilation")
+            record = self.store.get(f"made/{rank}").decode()
+            records += [Compilation.from_json(record)] if record else []
+        text, factor, values = json.loads(self.store.get("difference"))
+        message = f"rank {other} and rank {first} compiled collectives that do not fit together. "
+        differences = explain_miss(*records).differences if len(records) == 2 and not factor else ()
+        if differences:
+            factor, values = differences[0].factor, (differences[0].first, differences[0].second)
+            message += f"What differs first between the two compilations (rank {first} -> rank {other}): {differences[0]}. "
+        raise RankMismatchError(message + text, (first, other), factor, values)
+
+
+_YES, _SYMBOLIC = "all have come", "all have come, and sizes are symbolic"
+_SHARED = ("came first", "first", "symbolic", "came", "open")
+_DIFFERS = (
+    "It compiled other code, or did not have to compile again where this rank did: look for what differs between the ranks "
+    "(sizes of inputs, graph breaks, branches on the rank)."
+)
+_ASKED_AT_ONCE = 4
+_SHOWN = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Offer:
+    """What a rank comes to the gate with.
+
+    Attributes:
+        rank: of the process.
+        what: the graph, in words.
+        inputs: stands for the names of the Dynamo graph's inputs; where they are others, collectives carry other values.
+        calls: what the graph sends, as it was handed to the compiler.
+        lowered: as the compiler's passes left it, if it is known.
+        sizes: of inputs, where they are symbolic and decide what is sent.
+    """
+
+    rank: int
+    what: str
+    inputs: str
+    calls: Signature
+    lowered: Signature | None
+    sizes: Mapping[str, int]
+
+    @functools.cached_property
+    def digests(self) -> tuple[str, str]:
+        """Of what is sent, as it was handed to the compiler and as it was left (``""`` where that is not known)."""
+        left = "" if self.lowered is None else _digest(self.lowered)
+        return _digest(self.calls), left
+
+    def fits_one_of(self, accepted: Mapping[str, str]) -> bool:
+        """Whether the same was accepted before; by digests."""
+        given, left = self.digests
+        return given in accepted and (not left or accepted[given] in ("", left))
+
+    def sends(self) -> str:
+        """Its first collectives, for people."""
+        shown = "; ".join(map(str, self.calls[:_SHOWN])) + (", ..." if len(self.calls) > _SHOWN else "")
+        return f"whose collectives are {len(self.calls)}: {shown}"
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Offer:
+        found = json.loads(text)
+        for key in ("calls", "lowered"):
+            if found[key] is not None:
+                found[key] = tuple(
+                    CollectiveCall(**{**call, "operands": tuple(call["operands"])}) for call in found[key]
+                )
+        return cls(**found)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Difference:
+    """How two signatures differ.
+
+    Attributes:
+        text: in words.
+        factor: the size that makes the difference, where it has a name on both ranks; else ``""``.
+        values: its value on both.
+    """
+
+    text: str
+    factor: str
+    values: tuple[str, ...]
+
+
+def _difference(first: Offer, own: Offer) -> _Difference | None:
+    """How two signatures differ; nothing if they fit."""
+    pairs = ((first.calls, own.calls, ""), (first.lowered, own.lowered, " after the compiler's own passes"))
+    for a, b, when in pairs:
+        if a is None or b is None:
+            continue
+        if first.inputs != own.inputs:  # one of them broke its graph elsewhere
+            a, b = (tuple(dataclasses.replace(call, carries="") for call in calls) for calls in (a, b))
+        number = first_difference(a, b)
+        if number is not None:
+            theirs, ours = (str(calls[number]) if number < len(calls) else "none" for calls in (a, b))
+            text = (
+                f"Their collectives{when}: {len(a)} in the {first.what} on rank {first.rank}, {len(b)} in the {own.what} on "
+                f"rank {own.rank}; number {number} is {theirs} on rank {first.rank} and {ours} on rank {own.rank}."
+            )
+            for name, size in first.sizes.items():
+                if own.sizes.get(name, size) != size:
+                    text += f" What differs first: {name} is {size} on rank {first.rank} and {own.sizes[name]} on rank {own.rank}."
+                    return _Difference(text, name, (str(size), str(own.sizes[name])))
+            return _Difference(text, "", ())
+    return None
+
+
+def _digest(signature: Signature) -> str:
+    return hashlib.sha256(repr(signature).encode()).hexdigest()
+
+
+def _told(problem: str, ranks: Sequence[int], factor: str, values: Sequence[str]) -> str:
+    """An error, as it is left at the store."""
+    return json.dumps({"problem": problem, "ranks": ranks, "factor": factor, "values": values})
