@@ -21,10 +21,11 @@ from fxpasses.checking.inputs import (
     other_sizes,
     placeholders,
     resized_inputs,
+    scaled,
     symbol_bindings,
     tangents,
 )
-from fxpasses.checking.values import Reference, is_tangent
+from fxpasses.checking.values import Outcome, Reference, is_tangent
 from fxpasses.exact.bounds import at_bounds
 from fxpasses.exact.samples import EDGES, Family
 from fxpasses.pass_manager.contract import GraphKind, Pass
@@ -175,14 +176,18 @@ class FirstCalls:
                 for rewrite in mine:
                     self._cannot(rewrite, reason)
                 continue
-            looked_at = [rewrite for rewrite in mine if self._on_this_call(rewrite, *label, first)]
+            looked_at: list[Rewrite] = []
+            steps: list[Step] = []
+            last: Reference | None = None
+            for rewrite in mine:
+                step = Step(rewrite.before, rewrite.after, rewrite.bitwise, steps[-1] if steps else None)
+                native = last.compared if last is not None and step.follows else None
+                last = self._on_this_call(rewrite, *label, first, native)
+                if last is not None:
+                    looked_at.append(rewrite)
+                    steps.append(step)
             if not first:
                 continue
-            steps: list[Step] = []
-            for rewrite in looked_at:
-                steps.append(
-                    Step(rewrite.before, rewrite.after, rewrite.bitwise, steps[-1] if steps else None)
-                )
             for values, where in others:
                 self._on(looked_at, steps, values, f"the inputs of this call{where}", real=True)
             for values, where in inputs.made_up:
@@ -194,16 +199,26 @@ class FirstCalls:
             self._check.cannot_examine(rewrite, str(reason))
         self._told.add(rewrite.name)
 
-    def _on_this_call(self, rewrite: Rewrite, values: list[Any], where: str, first: bool) -> bool:
-        """Examine a rewrite on the inputs of this call; whether that could be done."""
+    def _on_this_call(
+        self, rewrite: Rewrite, values: list[Any], where: str, first: bool, native: Outcome | None
+    ) -> Reference | None:
+        """Examine a rewrite on the inputs of this call; ``None`` where that cannot be done.
+
+        Args:
+            rewrite: the rewrite.
+            values: inputs.
+            where: what they are, in words.
+            first: whether it is the first call.
+            native: what the graph before gives, where it is known.
+        """
         self.before_error = rewrite.before
-        reference = Reference(rewrite.before, values, _RANDOM_SAMPLES if first else 0)
+        reference = Reference(rewrite.before, values, _RANDOM_SAMPLES if first else 0, native=native)
         try:
             self._check.examine(rewrite, Trial(reference, f"the inputs of this call{where}", real=True))
         except Unsupported as reason:
             self._cannot(rewrite, reason)
-            return False
-        return True
+            return None
+        return reference
 
     def _on(
         self,
@@ -224,7 +239,9 @@ class FirstCalls:
             try:
                 if carried.agrees(step):
                     continue
-                reference = Reference(rewrite.before, values, samples=0)
+                # Of other sizes, shapes and strides are compared, too, and so whole graphs.
+                kept = carried.before if traced is None else None
+                reference = Reference(rewrite.before, values, samples=0, kept=kept)
                 trial = Trial(reference, where, real, traced() if traced is not None else None)
                 self._check.examine(rewrite, trial)
             except Unsupported:
@@ -301,19 +318,18 @@ class _Inputs:
                 found += [] if ends is None else [(ends, "integers at the ends of what the graph takes")]
             else:
                 found.append((made_up(values, family, self._generator), family))
-        powers = [power for power in (_POWER, self._largest_power(values) - _SPARE) if power >= _POWER]
+        usual = found[0][0]  # random ones
+        powers = [power for power in (_POWER, self._largest_power(usual) - _SPARE) if power >= _POWER]
         for power in dict.fromkeys([*powers, _SMALL]):
-            seed = torch.Generator().manual_seed(abs(power))
-            found.append((made_up(values, "random", seed, 2.0**power), f"random, times 2**{power}"))
+            found.append((scaled(usual, 2.0**power), f"random, times 2**{power}"))
         return found
 
     def _largest_power(self, values: list[Any]) -> int:
-        """The largest power of two by which random inputs can be multiplied until a result is not finite."""
+        """The largest power of two by which inputs can be multiplied until a result is not finite."""
         low, high = 0, _MOST_DOUBLINGS
         while low < high:
             middle = (low + high + 1) // 2
-            larger = made_up(values, "random", torch.Generator().manual_seed(middle), 2.0**middle)
-            is_finite = _runs(Reference(self._gm, larger), finite=True)
+            is_finite = _runs(Reference(self._gm, scaled(values, 2.0**middle)), finite=True)
             low, high = (middle, high) if is_finite else (low, middle - 1)
         return low
 

@@ -15,6 +15,7 @@ from fxpasses.checking.changes import changed_nodes, taken_pairs
 from fxpasses.checking.inputs import Unsupported, cloned
 from fxpasses.checking.interpret import Run
 from fxpasses.checking.rounding import same_bits
+from fxpasses.checking.values import is_broken
 from fxpasses.checking.windows import can_be_cut
 from fxpasses.graphs.aliasing import is_mutating
 
@@ -54,8 +55,11 @@ class Carried:
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         self._inputs = inputs
-        self.values: dict[str, Any] | None = None
+        self._are_broken = is_broken(inputs)
+        self.before: dict[str, Any] | None = None
         """The values of the graph before the latest step, by name; ``None`` where they are not known."""
+        self._values: dict[str, Any] | None = None
+        """Those of the graph after it, as far as the rest of the graph takes them: up to what the step rounds otherwise."""
 
     def agrees(self, step: Step) -> bool:
         """Whether a rewritten graph is known to give the same bits; the steps are asked about in their order.
@@ -63,22 +67,31 @@ class Carried:
         Raises:
             Unsupported: the graph before cannot be run on the inputs.
         """
-        if self.values is None or not step.follows:
-            self.values = _kept(step.before, self._inputs)
+        if self._values is None or not step.follows:
+            self._values = _kept(step.before, self._inputs)
+        self.before, self._values = self._values, None
         if step.taken is None:
-            self.values = None
+            self.before = None
             return False
         try:
-            made = Run(step.after).part(step.names, self.values, _SEED)
+            made = Run(step.after).part(step.names, self.before, _SEED)
         except Exception:  # noqa: BLE001  (the whole graph is run then, and shows whether it raises)
-            self.values = None
+            self.before = None
             return False
-        old, new = self.values, {**self.values, **made}
-        if not all(_are_same(old[a], new[b], step.bitwise) for a, b in step.taken):
-            self.values = None
+        new = {**self.before, **made}
+        agree = all(self._agree(self.before[a], new[b], step.bitwise) for a, b in step.taken)
+        # Later steps are judged on the values of the graph before: whoever examines this one finds whether it may differ.
+        self._values = new | {b: self.before[a] for a, b in step.taken}
+        return agree
+
+    def _agree(self, old: Any, new: Any, bitwise: bool) -> bool:
+        if _are_same(old, new, bitwise):
+            return True
+        if bitwise or not self._are_broken or not isinstance(old, Tensor) or not isinstance(new, Tensor):
             return False
-        self.values = new
-        return True
+        # NaN and infinities may be lost on such inputs.
+        alike = old.shape == new.shape and old.dtype == new.dtype
+        return alike and not bool((old.isfinite() & ~new.isfinite()).any())
 
 
 def _kept(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ __all__ = [
     "other_sizes",
     "placeholders",
     "resized_inputs",
+    "scaled",
     "symbol_bindings",
     "tangents",
 ]
@@ -156,6 +157,17 @@ def made_up(
                 continue
             real = torch.view_as_real(copy.conj() if copy.is_conj() else copy) if copy.is_complex() else copy
             real.copy_(sample_input(real.cpu(), family, generator, scale))
+    return copies
+
+
+def scaled(values: Sequence[Any], factor: float) -> list[Any]:
+    """Copies of inputs with all floats multiplied by a power of two."""
+    copies = cloned(values)
+    with torch.no_grad():
+        for copy in copies:
+            is_float = isinstance(copy, Tensor) and (copy.is_floating_point() or copy.is_complex())
+            if is_float and not _overlaps_itself(copy):
+                copy.mul_(factor)
     return copies
 
 

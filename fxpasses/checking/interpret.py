@@ -83,7 +83,10 @@ def seeded(seed: int) -> Iterator[None]:
         torch.autocast("cuda", enabled=False),
         disable_current_modes(),
     ):
-        torch.manual_seed(seed)
+        # torch.manual_seed also remembers, with a stack trace, what devices that are not in use yet are to be told.
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.cuda.manual_seed_all(seed)
         yield
 
 

@@ -69,7 +69,7 @@ _COPIES = {
 def less_precise(
     before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any], limit: float = LIMIT
 ) -> dict[int, Distance]:
-    """The results that the graph after rounds worse than it may, by position.
+    """The results that the graph after rounds worse than it may, by position; infinitely so where they are not finite any more.
 
     Args:
         before: the graph before, or what a window holds of it.
@@ -90,12 +90,10 @@ def less_precise(
         dtype = _finest_dtype(before, mine.dtype) if rounds else _computing_dtype(before)
         runs = (ExactRun(before).results(moved(inputs, seed, dtype)) for seed in range(_MOVES))
         how = distance(mine, theirs, [center, *(run[position] for run in runs if run is not None)])
-        if how is None or math.isinf(how.times):  # what is not finite is another question
-            continue
-        if how.times > limit:
+        if how is not None and limit < how.times < math.inf:
             nearby = max(_errors_nearby(before, inputs, position), default=0.0)
             how = replace(how, times=min(how.times, how.after / nearby)) if nearby else how
-        if how.times > limit:
+        if how is not None and how.times > limit:
             found[position] = how
     return found
 

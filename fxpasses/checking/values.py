@@ -18,6 +18,7 @@ from fxpasses.checking.interpret import ExactRun, Poison, Run, allocates
 from fxpasses.checking.less_precise import less_precise
 from fxpasses.checking.rounding import Distance, distance, moved, other_sign, same_bits
 from fxpasses.checking.same_function import Relation, Rewriting
+from fxpasses.checking.windows import Window
 
 __all__ = ["Mismatch", "Outcome", "Reference", "compare", "largest_error", "value_names"]
 
@@ -68,17 +69,34 @@ class Reference:
         gm: the graph.
         inputs: its inputs; they are copied for each run.
         samples: how many random samples of them are looked at in exact arithmetic as well.
+        kept: the values of all nodes on these inputs, by name, where they are known already; then what changed is judged in its windows
+            alone, as far as they can tell.
+        native: the graph's own results, where they are known already.
 
     Raises:
         Unsupported: for inputs that cannot be copied.
     """
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], samples: int = 2) -> None:
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        inputs: Sequence[Any],
+        samples: int = 2,
+        kept: dict[str, Any] | None = None,
+        native: Outcome | None = None,
+    ) -> None:
         self.gm = gm
         self.inputs = cloned(inputs)
         self.samples = samples
         self.windows: dict[Hashable, Relation] = {}
         """What is known of windows of the graph on these inputs."""
+        self.compared: Outcome | None = None
+        """What the graph that was compared last gave."""
+        self.has_values = kept is not None
+        if kept is not None:
+            self.kept = kept
+        if native is not None:
+            self.native = native
 
     def errors_of(self, after: fx.GraphModule) -> tuple[float, float]:
         """The largest distance of another graph's results from float64, and how many times as far it is as rounding takes this one."""
@@ -153,6 +171,20 @@ def compare(
     Raises:
         Unsupported: when the reference cannot be run on the inputs.
     """
+    rewriting = Rewriting(
+        reference.gm,
+        candidate,
+        changed_nodes(reference.gm, candidate),
+        reference.inputs,
+        reference.samples,
+        bitwise,
+        reference.windows,
+        lambda: reference.kept,
+    )
+    if reference.has_values and not bitwise and not is_broken(reference.inputs):
+        judged = _in_windows(rewriting)
+        if judged is not None:
+            return judged
     expected = reference.native
     same = True
     for poison in ("nan", "huge") if allocates(candidate) else ("nan",):
@@ -168,20 +200,12 @@ def compare(
         if found:
             return found
         same &= _are_same(expected, got, bitwise)
+    # Uninitialised memory held something else than in the run of a reference.
+    reference.compared = None if allocates(candidate) else got
     if same and not reference.samples:
         return []
-    if not bitwise and _is_broken(reference.inputs):
+    if not bitwise and is_broken(reference.inputs):
         return _confirmed_in_float64(reference, candidate, _newly_infinite(reference, got, names))
-    rewriting = Rewriting(
-        reference.gm,
-        candidate,
-        changed_nodes(reference.gm, candidate),
-        reference.inputs,
-        reference.samples,
-        bitwise,
-        reference.windows,
-        lambda: reference.kept,
-    )
     differences = rewriting.differences()
     if differences is None:
         raise Unsupported("the graph does not run in float64")
@@ -202,7 +226,20 @@ def _are_same(expected: Outcome, got: Outcome, signs: bool) -> bool:
     return all(same_bits(a, b, signs) if isinstance(a, Tensor) else a == b for a, b in pairs)
 
 
-def _is_broken(values: Sequence[Any]) -> bool:
+def _in_windows(rewriting: Rewriting) -> list[Mismatch] | None:
+    """What windows alone show; ``None`` where only whole graphs can tell: a window is another function, or is not finite any more."""
+    if rewriting.windows is None or rewriting.suspects:
+        return None
+    found = []
+    for window in rewriting.windows:
+        for at, how in less_precise(window.before, window.after, window.inputs).items():
+            if math.isinf(how.times):
+                return None  # later calls may hide it
+            found.append(_of_window(window, at, how))
+    return found
+
+
+def is_broken(values: Sequence[Any]) -> bool:
     """Whether there is NaN or infinity: minus infinity is what masks hold."""
     return any(
         isinstance(v, Tensor) and v.is_floating_point() and bool((v.isnan() | v.isposinf()).any())
@@ -212,21 +249,24 @@ def _is_broken(values: Sequence[Any]) -> bool:
 
 def _less_precise(reference: Reference, rewriting: Rewriting, names: Sequence[str]) -> list[Mismatch]:
     """The results that the rewrite rounds worse than it may: of each window, or of the graph where windows cannot be judged alone."""
-    windows = rewriting.windows
-    if windows is None or rewriting.suspects:
+    if rewriting.windows is None or rewriting.suspects:
         found = less_precise(reference.gm, rewriting.after, reference.inputs)
-        return [Mismatch("value", names[at], at, f"LESS PRECISE: {how}") for at, how in found.items()]
+        return [
+            Mismatch("value", names[at], at, f"LESS PRECISE: {how}")
+            for at, how in found.items()
+            if math.isfinite(how.times)
+        ]
     return [
-        Mismatch(
-            "value",
-            f"value of {window.change.given[at][0]}",
-            -1,
-            f"LESS PRECISE: {how}",
-            calls=window.change.names,
-        )
-        for window in windows
+        _of_window(window, at, how)
+        for window in rewriting.windows
         for at, how in less_precise(window.before, window.after, window.inputs).items()
+        if math.isfinite(how.times)
     ]
+
+
+def _of_window(window: Window, at: int, how: Distance) -> Mismatch:
+    given = f"value of {window.change.given[at][0]}"
+    return Mismatch("value", given, -1, f"LESS PRECISE: {how}", calls=window.change.names)
 
 
 def value_names(gm: fx.GraphModule, kind: str) -> list[str]:

@@ -142,7 +142,9 @@ class Machine:
         if random_call is None:
             raise UnsupportedCall(target, "a decomposition that calls the RNG")
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self._seed * 1000 + random_call)
+            torch.default_generator.manual_seed(
+                self._seed * 1000 + random_call
+            )  # without what torch.manual_seed notes for devices
             given = tree_map(
                 lambda x: x.witness.to(x.dtype) if is_dual(x) else x,
                 (tuple(args), dict(kwargs)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -295,7 +296,8 @@ def _proofs(
     one = claimed[0] if len(claimed) == 1 else None
     verdict = original.equivalent(whole, samples=samples)
     is_judged = verdict.kind == "EQUAL" and item.contract.numerics != "none"
-    rounding = less_precise(gm, whole, inputs) if is_judged else {}
+    found = less_precise(gm, whole, inputs) if is_judged else {}
+    rounding = {at: how for at, how in found.items() if math.isfinite(how.times)}
     yield SiteProof(kind, one.index if one else None, one.location if one else None, verdict, rounding)
 
 

@@ -64,11 +64,43 @@ def test_values_are_carried_over_a_rewrite_that_keeps_bits():
     steps.append(Step(once, twice, bitwise=True, last=steps[0]))
     carried = Carried(GIVEN)
     assert carried.agrees(steps[0])
-    values = Run(once, keep=True)
-    values(GIVEN)
-    assert all(torch.equal(value, carried.values[name]) for name, value in values.values.items())
     assert steps[1].follows
     assert not carried.agrees(steps[1])
+    values = Run(once, keep=True)
+    values(GIVEN)
+    assert all(torch.equal(value, carried.before[name]) for name, value in values.values.items())
+
+
+def test_values_are_carried_over_what_rounds_otherwise():
+    def sums(x):
+        y = x.sum(0)
+        return y.sin(), x.exp()
+
+    x = torch.randn(64, 5)
+    gm = graph(sums, x)
+    flipped = graph(lambda x: (x.flip(0).sum(0).sin(), x.exp()), x)
+    squared = rewritten(
+        flipped, lambda graph: setattr(first(graph, aten.exp.default), "target", aten.square.default)
+    )
+    steps = [Step(gm, flipped, bitwise=False)]
+    steps.append(Step(flipped, squared, bitwise=False, last=steps[0]))
+    names = value_names(gm, "inference")
+    carried = Carried([x])
+    assert not carried.agrees(steps[0])
+    assert compare(Reference(gm, [x], 0, carried.before), flipped, names) == []
+    assert not carried.agrees(steps[1])
+    (mismatch,) = compare(Reference(flipped, [x], 0, carried.before), squared, names)
+    assert mismatch.position == 1
+
+
+@pytest.mark.parametrize("bitwise", [False, True])
+def test_not_a_number_may_be_lost(bitwise):
+    x = torch.tensor([1.0, float("nan")])
+    gm, other = graph(lambda x: (x * 2 - x * 2,), x), graph(lambda x: (x * 0,), x)
+    zeros = graph(lambda x: (torch.zeros_like(x),), x)
+    assert Carried([x]).agrees(Step(gm, other, bitwise))
+    assert Carried([x]).agrees(Step(gm, zeros, bitwise)) is not bitwise
+    assert not Carried([x]).agrees(Step(zeros, gm, bitwise))
 
 
 @pytest.mark.parametrize("change", [trebled, swapped])
