@@ -101,6 +101,9 @@ def test_not_a_number_may_be_lost(bitwise):
     assert Carried([x]).agrees(Step(gm, other, bitwise))
     assert Carried([x]).agrees(Step(gm, zeros, bitwise)) is not bitwise
     assert not Carried([x]).agrees(Step(zeros, gm, bitwise))
+    guarded = graph(lambda x: (x.masked_fill(x.isnan(), 0),), x)
+    unguarded = graph(lambda x: (x.masked_fill(torch.full_like(x, False, dtype=torch.bool), 0),), x)
+    assert not Carried([x]).agrees(Step(guarded, unguarded, bitwise))
 
 
 @pytest.mark.parametrize("change", [trebled, swapped])
