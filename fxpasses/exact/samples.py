@@ -104,10 +104,10 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
     scale = float(usual.abs().mean()) or 1.0
     scale = 2.0 ** round(math.log2(scale)) if 1e-3 < scale < 1e3 else 1.0
     positive = bool((usual >= 0).all()) and bool((usual > 0).any())
-    value = torch.randn(example.shape, generator=generator, dtype=torch.float64)
+    value = torch.randn(example.shape, generator=generator)  # float32 holds the bits that are kept
     if positive and family != "signs":  # a variance, say
         value = value.abs() + 0.25
-    value = (value * _BITS).round() / _BITS
+    value = ((value * _BITS).round() / _BITS).double()
     if family == "signs" and value.dim():  # rows of either sign, and mixed ones
         rows = value.view(-1, value.shape[-1])
         rows[::3] = -rows[::3].abs()
@@ -129,8 +129,8 @@ def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tens
         # rows stays finite in the others.
         rows = value.view(-1, value.shape[-1] if value.dim() else 1)
         bad = math.nan if family == "not a number" else math.inf
-        for number in range(len(rows) // 2):
-            rows[number, int(torch.randint(rows.shape[1], (1,), generator=generator))] = bad
+        half = torch.arange(len(rows) // 2)
+        rows[half, torch.randint(rows.shape[1], half.shape, generator=generator)] = bad
         row = rows[int(torch.randint(len(rows), (1,), generator=generator))]
         at = torch.rand(row.shape, generator=generator) < 0.5
         at[int(torch.randint(len(row), (1,), generator=generator))] = True
