@@ -1,7 +1,8 @@
 """The content of a Dynamo graph as a digest: the same in every process, whatever the values are called.
 
-Besides the exact one there is that of its *family*: without sizes, so that the same model with a longer sequence, or with symbolic
-sizes, is known again.
+Besides the exact one there is that of its *family*: without sizes, and without how often a layer is repeated, so that the same model with
+a longer sequence, with symbolic sizes, or with more layers is known again: graphs whose calls, each told together with the calls that its
+arguments come from, are the same set.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from fxpasses.graphs.rewriting import constants_of, subgraphs
 
 __all__ = ["family_of", "graph_digest"]
 
+_SIZE = "size"
+
 
 def graph_digest(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     """The digest of a graph's calls, and of the metadata of its inputs.
@@ -32,22 +35,51 @@ def graph_digest(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
         else str(v)
         for v in inputs
     ]
-    return _digest(f"{_lines(gm, sizes=True)}\n{told}")
+    return _digest(f"{_lines(gm)}\n{told}")
 
 
 def family_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """The digest without sizes: integers, symbolic numbers, and calls that make these are left out.
+    """The digest of a graph and its inputs without sizes, and without how often anything in it is repeated.
 
     Args:
         gm: a Dynamo graph.
         inputs: its inputs.
     """
     told = [
-        (str(v.dtype), v.dim(), str(v.layout), str(v.device), v.requires_grad)
-        for v in inputs
+        f"{v.dtype} {v.dim()} {v.layout} {v.device} {v.requires_grad}"
         if isinstance(v, torch.Tensor)
+        else _SIZE
+        for v in inputs
     ]
-    return _digest(f"{_lines(gm, sizes=False)}\n{told}")
+    return _family(gm, told)
+
+
+def _family(gm: fx.GraphModule, inputs: Sequence[str]) -> str:
+    constants, inner = constants_of(gm), subgraphs(gm)
+    placeholders = iter(inputs)
+    calls: dict[
+        fx.Node, str
+    ] = {}  # and inputs, each on its own; where sizes are symbolic, calls make these, too
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            calls[node] = next(placeholders, "input")
+        elif node.op == "get_attr" and node.target in constants:
+            value = constants[node.target]
+            calls[node] = f"constant {value.dtype} {value.dim()}"
+        elif node.op == "get_attr":
+            calls[node] = _family(inner[node.target], ()) if node.target in inner else "attribute"
+        elif node.op == "output":
+            calls[node] = node.op
+        elif not _gives_tensors(node):
+            calls[node] = _SIZE
+        else:
+            target = node.target if isinstance(node.target, str) else qualified(node.target)
+            calls[node] = f"{target} {_told(node.args, None)} {_told(node.kwargs, None)}"
+    arguments = {node: [calls[n] for n in node.all_input_nodes if calls[n] != _SIZE] for node in calls}
+    output = gm.graph.output_node()
+    told = {f"result {text}" for text in arguments.pop(output)}
+    told |= {f"{calls[node]} of {texts}" for node, texts in arguments.items() if calls[node] != _SIZE}
+    return _digest(str(sorted(told)))
 
 
 def _digest(text: str) -> str:
@@ -58,26 +90,23 @@ def _strides(value: torch.Tensor) -> Any:
     return value.stride() if value.layout is torch.strided else value.layout
 
 
-def _lines(gm: fx.GraphModule, sizes: bool) -> list[str]:
-    """One line a call; values are called by their number. Without sizes, only calls that give tensors count."""
+def _lines(gm: fx.GraphModule) -> list[str]:
+    """One line a call; values are called by their number."""
     constants = constants_of(gm)
     numbers: dict[fx.Node, str] = {}
     lines: list[str] = []
     for node in gm.graph.nodes:
-        if not sizes and node.op != "output" and not _gives_tensors(node):
-            numbers[node] = "#"
-            continue
         target = node.target if isinstance(node.target, str) else qualified(node.target)
         if node.op == "placeholder":
             target = ""
         elif node.op == "get_attr" and node.target in constants:
             value = constants[node.target]
-            target = f"constant {value.dtype} {tuple(value.shape) if sizes else value.dim()}"
-        args = _told(node.args, numbers, sizes), _told(node.kwargs, numbers, sizes)
+            target = f"constant {value.dtype} {tuple(value.shape)}"
+        args = _told(node.args, numbers), _told(node.kwargs, numbers)
         numbers[node] = f"%{len(lines)}"
         lines.append(f"{node.op} {target} {args}")
     for name, inner in subgraphs(gm).items():
-        lines += [f"{name}: {line}" for line in _lines(inner, sizes)]
+        lines += [f"{name}: {line}" for line in _lines(inner)]
     return lines
 
 
@@ -86,16 +115,17 @@ def _gives_tensors(node: fx.Node) -> bool:
     return not isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool, torch.Size))
 
 
-def _told(value: Any, numbers: Mapping[fx.Node, str], sizes: bool) -> str:
+def _told(value: Any, numbers: Mapping[fx.Node, str] | None) -> str:
+    """An argument as text. Without numbers, neither values are told apart nor sizes told."""
     if isinstance(value, fx.Node):
-        return numbers[value]
+        return "%" if numbers is None else numbers[value]
     if isinstance(value, (list, tuple)):
-        return f"({', '.join(_told(v, numbers, sizes) for v in value)})"
+        return f"({', '.join(_told(v, numbers) for v in value)})"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{k}: {_told(v, numbers, sizes)}' for k, v in value.items())}}}"
+        return f"{{{', '.join(f'{k}: {_told(v, numbers)}' for k, v in value.items())}}}"
     if isinstance(value, slice):
-        return f"slice{_told((value.start, value.stop, value.step), numbers, sizes)}"
-    if not sizes and isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        return "#"
+        return f"slice{_told((value.start, value.stop, value.step), numbers)}"
+    if numbers is None and isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+        return "%"  # with symbolic sizes it is a node
     text = repr(value)
     return type(value).__qualname__ if " at 0x" in text else text

@@ -101,7 +101,9 @@ def _found(place: Place, one: Session) -> tuple[Kept, Choice, bool] | None:
 
 def _told(options: Options) -> str:
     values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-    return str({name: str(v) for name, v in values.items() if name not in ("report", "check", "ranks")})
+    return str(
+        {name: str(v) for name, v in values.items() if name not in ("report", "check", "ranks", "cache")}
+    )
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,10 @@ def test_a_tuned_program_that_fails_is_struck(tmp_path):
     assert (fallback.stage, fallback.reason) == ("tuning", "RuntimeError: it fails")
     kept, _ = place.read()
     assert (kept.steps, kept.entries[0].outcome, kept.struck) == ((), "struck", "RuntimeError: it fails")
-    tuned_graph(gm, inputs, options, Session(cache=str(tmp_path)), compile)
+    named = dataclasses.replace(
+        options, cache=str(tmp_path)
+    )  # where a result is kept does not decide what it is for
+    tuned_graph(gm, inputs, named, Session(cache=str(tmp_path)), compile)
     assert budgets == [0.8, None]
 
 
@@ -325,6 +328,16 @@ def test_the_content_of_a_graph_has_no_names_in_it():
     assert family_of(*first) == family_of(*second) == family_of(*graph(one, torch.ones(4, 8), w))
     assert family_of(*first) != family_of(*graph(one, x.double(), w.double()))
     assert family_of(*third) != family_of(*first)
+
+    def layers(count, activation=torch.relu):
+        def model(x, *weights):
+            for weight in weights:
+                x = x + activation(torch.nn.functional.layer_norm(x, (8,)) @ weight)
+            return x.sum()
+
+        return family_of(*graph(model, x, *[w] * count))
+
+    assert layers(2) == layers(5) != layers(5, torch.sin)
 
 
 def test_a_pass_that_is_new_or_was_changed_is_measured(tmp_path):
