@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from fake.notebook import as_html
+
 __all__ = ["EAGER_FILE", "Fallback", "Isolated", "Stats", "reset_stats", "stats"]
 
 EAGER_FILE = "eager.jsonl"
@@ -110,6 +112,31 @@ class Stats:
     def unmatched(self) -> tuple[str, ...]:
         """The passes that never changed anything, those that never ran included."""
         return tuple(name for name in self.pass_runs if name not in self.pass_changes)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, _in_a_cell(value))
+            for name, value in vars(self).items()
+            if value and name not in ("fallbacks", "isolated", "region_reports")
+        ]
+        left = [
+            *((f"{f.stage} in eager", f"{f.reason} {f.location}") for f in self.fallbacks),
+            *((i.target, i.reason) for i in self.isolated),
+        ]
+        text = (
+            "what the backend has done in this process"
+            if rows or left
+            else "nothing has been compiled in this process"
+        )
+        return as_html(text, ("", ""), [*rows, *left])
+
+
+def _in_a_cell(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    return ", ".join(
+        f"{name} {n:.2f}" if isinstance(n, float) else f"{name} {n}" for name, n in value.items()
+    )
 
 
 class _Counters:

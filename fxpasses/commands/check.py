@@ -7,6 +7,7 @@ import argparse
 import ast
 import importlib
 import importlib.util
+import inspect
 import sys
 import types
 from pathlib import Path
@@ -58,6 +59,14 @@ def run(arguments: argparse.Namespace) -> Outcome:
 def model_named(text: str) -> tuple[Any, tuple[Any, ...]]:
     """The model and inputs that the function named returns. Raises: UsageError: where there is no such function, or it returns something else."""
     make = function_named(text)
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        raise UsageError(
+            f"{text}: {error}; it is called without arguments, and returns a model and its inputs"
+        ) from error
+    except ValueError:  # of a builtin, which has no signature
+        pass
     made = make()
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
         kinds = ", ".join(type(part).__name__ for part in made) if isinstance(made, tuple) else ""

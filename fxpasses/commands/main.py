@@ -11,11 +11,13 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import NoReturn
 
 import fxpasses
 from fake.error_text import describe_error
@@ -35,7 +37,7 @@ from fxpasses.commands import (
     simulate,
 )
 from fxpasses.commands.outcome import Command, Outcome, UsageError, end_quietly, plain_data
-from fxpasses.errors import BisectError, OptionsError, ReportError
+from fxpasses.errors import BisectError, OptionsError, ReportError, did_you_mean
 
 __all__ = ["main", "make_parser"]
 
@@ -108,9 +110,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 3
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """End with 2; after a word that is none of the choices, the nearest of them."""
+        wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        near = did_you_mean(wrong[1], re.findall(r"[\w-]+", wrong[2])) if wrong else ""
+        super().error(message + near)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="fxpasses", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=_versions())

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.fx as fx
 
+from fake.notebook import as_html
 from fxpasses.partitioner import _torch
 from fxpasses.partitioner.classify import JointGraph
 from fxpasses.partitioner.cost import CostModel, is_getitem
@@ -94,12 +95,22 @@ class PartitionReport:
         """
         return (_left_behind, ())
 
-    def __str__(self) -> str:
-        lines = [
+    def _repr_html_(self) -> str:
+        rows = [
+            *((v.name, "saved", f"{v.bytes:,} bytes", v.source, f"{v.kind}; {v.reason}") for v in self.saved),
+            *((v.name, "computed again", f"{v.flops:,} FLOPs", v.source, v.reason) for v in self.recomputed),
+        ]
+        return as_html(self._head(), ("value", "", "costs", "operator and line", "why"), rows)
+
+    def _head(self) -> str:
+        return (
             f"memory budget {self.memory_budget:g}: {self.saved_bytes:,} bytes saved in {len(self.saved)} values, "
             f"{self.recomputed_flops:,} FLOPs recomputed in {len(self.recomputed)} operations, "
             f"{self.seconds.get('total', 0.0):.3f} s"
-        ]
+        )
+
+    def __str__(self) -> str:
+        lines = [self._head()]
         lines += [
             f"  saved {v.name}: {v.bytes:,} bytes, {v.source} ({v.kind}; {v.reason})" for v in self.saved
         ]

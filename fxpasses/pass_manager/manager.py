@@ -22,7 +22,7 @@ from fxpasses.pass_manager.inheritance import inherit_provenance
 from fxpasses.pass_manager.metadata import Difference, refresh
 from fxpasses.pass_manager.ordering import in_order
 from fxpasses.pass_manager.raised import lines_of_pass
-from fxpasses.pass_manager.runs import PassRun, Snapshot
+from fxpasses.pass_manager.runs import PassRun, PassRuns, Snapshot
 from fxpasses.pass_manager.sites import Sites, collect_sites
 from fxpasses.pass_manager.structure import Facts, check_structure
 
@@ -100,7 +100,7 @@ class PassManager:
             raise ContractError(f"unknown kind of graph {kind!r}; choose from {', '.join(self._order)}")
         return list(self._order[kind])
 
-    def run(self, gm: fx.GraphModule, kind: GraphKind) -> list[PassRun]:
+    def run(self, gm: fx.GraphModule, kind: GraphKind) -> PassRuns:
         """Run every pass that takes graphs of this kind on ``gm``, in place; returns a record of each run.
 
         Raises:
@@ -113,7 +113,7 @@ class PassManager:
         if not isinstance(gm, fx.GraphModule):
             raise TypeError(f"PassManager.run: expected a torch.fx.GraphModule, got {gm!r}")
         graph = _Graph(gm, kind, self.checks, self._structure)
-        runs: list[PassRun] = []
+        runs = PassRuns()
         for item in passes:
             if isinstance(item, Fixpoint):
                 runs += _run_group(item, graph)

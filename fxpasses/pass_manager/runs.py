@@ -21,7 +21,7 @@ from fxpasses.graphs.rewriting import same_size
 from fxpasses.pass_manager.contract import Contract, GraphKind
 from fxpasses.pass_manager.sites import MatchSite
 
-__all__ = ["Entry", "PassRun", "Snapshot", "same_argument"]
+__all__ = ["Entry", "PassRun", "PassRuns", "Snapshot", "same_argument"]
 
 
 class Entry(NamedTuple):
@@ -221,6 +221,26 @@ class PassRun:
             f"{self.name} on {self.graph}{rounds}: {self.nodes_before} -> {self.nodes_after} nodes "
             f"({counts}{sites}, {took})"
         )
+
+
+class PassRuns(list[PassRun]):
+    """What :meth:`fxpasses.PassManager.run` returns: a list; a notebook shows it as a table, and the differences below."""
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                r.name,
+                r.graph,
+                f"{r.nodes_before} to {r.nodes_after}" if r.changed else "nothing to do",
+                r.matches,
+                f"{r.seconds * 1e3:.1f} ms",
+            )
+            for r in self
+        ]
+        changed = [run for run in self if run.changed]
+        code = "\n\n".join(f"# {run.name} on {run.graph}\n{run.diff}" for run in changed)
+        text = f"{len(changed)} of {len(self)} runs changed the graph"
+        return as_html(text, ("pass", "graph", "nodes", "sites", "took"), rows, code)
 
 
 def _same_call(a: Entry, b: Entry) -> bool:

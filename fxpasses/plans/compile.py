@@ -9,12 +9,13 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 
+from fake.notebook import as_html
 from fxpasses.counters import counters
 from fxpasses.errors import FxPassesError, OptionsError
 from fxpasses.plans.arguments import described_arguments, described_options, without_sizes
@@ -101,13 +102,15 @@ def compile(
     options = {name: value for name, value in given.items() if value is not None}
     directory = cache_directory(os.fspath(cache))
     shelf = None if directory is None else Directory(directory)
-    return Compiled(model, options, shelf, dynamic=dynamic, fullgraph=fullgraph)
+    return _kind_for(model)(model, options, shelf, dynamic=dynamic, fullgraph=fullgraph)
 
 
 _TRIES = 32
 """How many calls without any plan it takes until none is looked for any more: what a model is called with seldom changes in kind."""
 _ARMED = 4
 """How many combinations of a model and objects among its arguments are watched at a time."""
+_STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
+"""What Lightning calls of a module, in place of the module itself."""
 _SHARED = "an argument that shares memory with a model whose tensors are changed"
 
 
@@ -140,6 +143,7 @@ class Compiled(Generic[M]):
         self._lock = threading.RLock()
         self._armed: list[Armed] = []
         self._kinds = 0
+        self._steps: dict[str, Compiled[Any]] = {}
         self._known: set[Any] = set()
         functools.update_wrapper(self, model, updated=())
         self._own = frozenset(vars(self))  # from here on, other attributes are the model's
@@ -159,7 +163,11 @@ class Compiled(Generic[M]):
     def __getattr__(self, name: str) -> Any:
         if name == "model":
             raise AttributeError(name)
-        return getattr(self.model, name)
+        if name not in _STEPS or not callable(getattr(self.model, name)):
+            return getattr(self.model, name)
+        if name not in self._steps:
+            self._steps[name] = self._planned(getattr(self.model, name))
+        return self._steps[name]
 
     def __reduce__(self) -> Any:
         how = {"dynamic": self._dynamic, "fullgraph": self._fullgraph}
@@ -200,6 +208,15 @@ class Compiled(Generic[M]):
 
     def __repr__(self) -> str:
         return f"fxpasses.compile({self.model!r})"
+
+    def _repr_html_(self) -> str:
+        plans = f"{len(self.plan_files)} plans written or used" + (
+            f"; no plan: {self.why_no_plan}" if self.why_no_plan else ""
+        )
+        head = f"{type(self.model).__name__}, compiled by fxpasses when it is called; {plans}"
+        directory = self.report_directory
+        told = self.explain()._repr_html_() if directory is not None and directory.is_dir() else ""
+        return as_html(head, code=repr(self.model)) + told
 
     @functools.cached_property
     def _compiled(self) -> Callable[..., Any]:
@@ -354,8 +371,26 @@ class Compiled(Generic[M]):
         return result
 
 
+class CompiledContainer(Compiled[M]):
+    """What :func:`compile` returns of a module with parts, such as ``nn.Sequential``. Its length and parts are the model's: a part is not compiled."""
+
+    def __len__(self) -> int:
+        return len(self.model)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.model)  # type: ignore[call-overload, no-any-return]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.model[index]  # type: ignore[index]
+
+
+def _kind_for(model: Any) -> type[Compiled[Any]]:
+    container = isinstance(model, torch.nn.Module) and hasattr(type(model), "__getitem__")
+    return CompiledContainer if container else Compiled
+
+
 def _compiled_again(
     model: M, options: Mapping[str, Any], shelf: Shelf | None, how: dict[str, Any]
 ) -> Compiled[M]:
     """What a copy, or a pickle, of what was compiled is made by: the model is copied, and compiled anew."""
-    return Compiled(model, options, shelf, **how)
+    return _kind_for(model)(model, options, shelf, **how)

@@ -82,11 +82,13 @@ class Estimate:
         compile_seconds: time to compile one copy.
         saved_seconds: compile time of the whole graph that is saved.
         run_seconds: time of calls and of lost fusion over the expected number of steps.
+        kept_bytes: at most so much more is saved for the backward pass: what enters a copy, where the whole graph could compute it again.
     """
 
     compile_seconds: float
     saved_seconds: float
     run_seconds: float
+    kept_bytes: int = 0
 
     @property
     def gain(self) -> float:
@@ -160,7 +162,8 @@ class CostModel:
         lost, device = _boundary_bytes(facts, start, stop)
         speed = self.bytes_per_second_cpu if device == "cpu" else self.bytes_per_second_gpu
         run = self.steps * copies * (self.call_microseconds * 1e-6 + lost / speed)
-        return Estimate(one, self.saved(weight, copies, facts.dynamic), run)
+        kept = copies * lost if facts.grad_enabled else 0
+        return Estimate(one, self.saved(weight, copies, facts.dynamic), run, kept)
 
     def verdict(self, estimate: Estimate, copies: int) -> str:
         """Why the region is not worth it, or ""."""

@@ -35,6 +35,7 @@ class RepeatedSubgraph:
         reason: why it does not, or "".
         saved_seconds: compile time that a region saves, as estimated.
         run_seconds: time that calls and lost fusion cost in a thousand steps, as estimated.
+        kept_bytes: how much more is saved for the backward pass, at most: a region computes nothing again that is outside of it.
         compile_seconds: time that compiling it took; ``None`` when it was not compiled.
         key: its content hash; "" when it was not compiled.
     """
@@ -48,6 +49,7 @@ class RepeatedSubgraph:
     reason: str
     saved_seconds: float
     run_seconds: float
+    kept_bytes: int
     compile_seconds: float | None = None
     key: str = ""
 
@@ -57,12 +59,19 @@ class RepeatedSubgraph:
         if not self.taken:
             return f"{head}: left, {self.reason}"
         took = "" if self.compile_seconds is None else f" compiled in {self.compile_seconds:.2f} s,"
-        costs = (
+        return f"{head}: one region,{took} {_saved(self.saved_seconds)}, {self.costs}"
+
+    @property
+    def costs(self) -> str:
+        """What it costs, in time and in memory."""
+        time = (
             f"costs about {1e3 * self.run_seconds:.0f} us a step"
             if self.run_seconds
             else "costs nothing to run"
         )
-        return f"{head}: one region,{took} {_saved(self.saved_seconds)}, {costs}"
+        return time + (
+            f" and up to {self.kept_bytes:,} bytes more for the backward pass" if self.kept_bytes else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -109,10 +118,11 @@ class RegionReport:
                 r.calls,
                 "one region" if r.taken else f"left, {r.reason}",
                 f"{r.saved_seconds:.1f} s",
+                r.costs,
             )
             for r in (*self.taken, *self.left)
         ]
-        head = ("modules", "copies", "calls", "became", "compile time saved")
+        head = ("modules", "copies", "calls", "became", "compile time saved", "costs, as a region")
         return as_html(str(self).partition("\n")[0], head, rows)
 
     def joined(self, inner: RegionReport) -> RegionReport:
@@ -227,6 +237,7 @@ def _describe(
         reason=item.reason,
         saved_seconds=item.estimate.saved_seconds,
         run_seconds=item.estimate.run_seconds,
+        kept_bytes=item.estimate.kept_bytes,
         compile_seconds=region.seconds if region is not None else None,
         key=region.key if region is not None else "",
     )

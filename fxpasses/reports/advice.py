@@ -55,8 +55,13 @@ def advice(
             )
         )
     if steps and (ratio := median(steps["compiled"]["seconds"]) / median(steps["eager"]["seconds"])) > 1:
-        title = f"A compiled step takes {ratio:.2f} of the time that one in eager takes"
-        how = "options={'passes': 'tuned'} looks for what is faster; a model of small tensors may be left in eager"
+        title = f"A compiled step takes {ratio:.2f} times as long as one in eager"
+        alone = any((graph.get("settings") or {}).get("compiler") == "eager" for graph in graphs)
+        how = (
+            "compiler='eager' runs the graph operator by operator, for debugging: leave it off to measure"
+            if alone
+            else "options={'passes': 'tuned'} looks for what is faster; a model of small tensors may be left in eager"
+        )
         found.append((98.0, _entry(title, "measured, see Steps", how, "")))
     found.sort(key=lambda item: -item[0])
     unique = {(entry["title"], entry["source"]): entry for _, entry in reversed(found)}
@@ -179,7 +184,8 @@ def _of_time(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
             _entry(
                 f"{best['copies']} copies of {best['calls']} calls are compiled one by one",
                 best["reason"],
-                f"options={{'regions': 'always'}} saves about {best['saved_seconds']:.0f} s of compile time",
+                f"options={{'regions': 'always'}} saves about {best['saved_seconds']:.0f} s of compile time"
+                + (f", and {best['costs']}" if best.get("costs") else ""),
                 "",
             ),
         )

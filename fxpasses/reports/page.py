@@ -174,7 +174,12 @@ def write_page(data: dict[str, Any], file: Path) -> Path:
         data=text,
         nonce=hashlib.sha256(text.encode()).hexdigest()[:24],
         style=_asset("vendor/uPlot.min.css") + _asset("report.css"),
-        scripts=[_asset("vendor/dagre.min.js"), _asset("vendor/uPlot.iife.min.js"), _asset("report.js")],
+        scripts=[
+            _asset("vendor/dagre.min.js"),
+            _asset("vendor/uPlot.iife.min.js"),
+            _asset("elements.js"),
+            _asset("report.js"),
+        ],
     )
     file.write_text(page, encoding="utf-8")
     return file

@@ -183,6 +183,7 @@ class Recorder:
                     "taken": item.taken,
                     "reason": item.reason,
                     "saved_seconds": item.saved_seconds,
+                    "costs": item.costs,
                 }
                 for item in (*report.taken, *report.left)
             ],

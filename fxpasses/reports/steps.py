@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -45,13 +47,29 @@ def measure_steps(step: Callable[[], object], directory: Path, count: int = 5) -
                 _timed(step)
                 profile.step()
         profile.export_chrome_trace(str(directory / f"steps_{way}.trace.json"))
-        events = [
-            [e.key, e.count / count, *(t / count * 1e-6 for t in (e.cpu_time_total, e.self_cpu_time_total, e.self_device_time_total))]
-            for e in profile.key_averages()
-            if not e.key.startswith("ProfilerStep")
-        ]  # fmt: skip
-        found[way]["events"] = sorted(events, key=lambda event: -event[3] - event[4])[:_EVENTS]
+        found[way]["profiled"], found[way]["events"] = _of_steps(profile, count)
     (directory / STEPS_FILE).write_text(json.dumps(found))
+
+
+def _of_steps(profile: Any, count: int) -> tuple[list[float], list[list[Any]]]:
+    """Seconds of each profiled step, and what each event takes of one: the median, which one step that was interrupted leaves alone."""
+    recorded = profile.events()
+    marks = [e.time_range for e in recorded if e.key.startswith("ProfilerStep") and not e.device_type.value]
+    starts = sorted({mark.start for mark in marks})
+    per_key: dict[str, list[list[float]]] = {}
+    for event in recorded:
+        if event.key.startswith("ProfilerStep"):
+            continue
+        step = max(0, bisect.bisect_right(starts, event.time_range.start) - 1)
+        sums = per_key.setdefault(event.key, [[0.0] * 4 for _ in range(count)])[min(step, count - 1)]
+        times = (event.cpu_time_total, event.self_cpu_time_total, event.self_device_time_total)
+        sums[0] += 1
+        for i, microseconds in enumerate(times, 1):
+            sums[i] += microseconds * 1e-6
+    events = [[key, *map(median, zip(*sums, strict=True))] for key, sums in per_key.items()]
+    events = [event for event in events if event[1]]  # what most steps do
+    seconds = [mark.elapsed_us() * 1e-6 for mark in marks]
+    return seconds, sorted(events, key=lambda event: -event[3] - event[4])[:_EVENTS]
 
 
 def _timed(step: Callable[[], object]) -> float:

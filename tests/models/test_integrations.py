@@ -117,12 +117,19 @@ def test_lightning():
             "enable_progress_bar": False,
             "enable_model_summary": False,
         }
-        fitted = torch.compile(module, backend="fxpasses", options=OPTIONS) if compiled else module
-        lightning.Trainer(max_epochs=1, accelerator="cpu", devices=1, **quiet).fit(fitted, batches)
+        lightning.Trainer(max_epochs=1, accelerator="cpu", devices=1, **quiet).fit(compiled(module), batches)
         return dict(module.named_parameters())
 
-    torch.testing.assert_close(trained(compiled=True), trained(compiled=False))
-    assert fxpasses.stats().backward > 0
+    in_eager = trained(lambda module: module)
+    torch.testing.assert_close(
+        trained(lambda module: torch.compile(module, backend="fxpasses", options=OPTIONS)), in_eager
+    )
+    before = fxpasses.stats().backward
+    assert before > 0
+    torch.testing.assert_close(
+        trained(lambda module: fxpasses.compile(module, cache="off", **OPTIONS)), in_eager
+    )
+    assert fxpasses.stats().backward > before
 
 
 def test_a_model_of_timm():

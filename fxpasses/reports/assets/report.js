@@ -2,31 +2,10 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const TABS = [...(data.against ? ["Against"] : []), "Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels", ...(data.steps ? ["Steps"] : []), ...(data.ledger ? ["Tuning"] : [])];
-  const SHOWN = 200;          // rows that are rendered at once
   const AROUND = 4;           // lines of source before and after one with operators
   const DRAWN = 120;          // boxes that are laid out at once
   const view = document.getElementById("view"), detail = document.getElementById("detail");
   const state = { graph: 0, tab: TABS[0], kind: null, node: null, line: null, search: "" };
-
-  // Everything is made of text nodes and attributes: nothing from the data is ever parsed as HTML.
-  function h(tag, props, ...children) {
-    const made = document.createElement(tag);
-    for (const [key, value] of Object.entries(props || {})) {
-      if (key === "onclick" || key === "ontoggle" || key === "oninput") made[key] = value;
-      else if (value !== null && value !== undefined && value !== false) made.setAttribute(key, value);
-    }
-    for (const child of children.flat(6)) if (child !== null && child !== undefined) made.append(child);
-    return made;
-  }
-  const link = (text, act) => h("a", { href: "#", onclick: (event) => { event.preventDefault(); act(); } }, text);
-  const size = (n) => n >= 1e9 ? (n / 1e9).toFixed(2) + " GB" : n >= 1e6 ? (n / 1e6).toFixed(1) + " MB" : n >= 1e3 ? (n / 1e3).toFixed(1) + " kB" : n + " B";
-  const flops = (n) => n >= 1e9 ? (n / 1e9).toFixed(2) + " G" : n >= 1e6 ? (n / 1e6).toFixed(1) + " M" : n >= 1e3 ? (n / 1e3).toFixed(1) + " k" : String(n);
-  const seconds = (s) => s >= 1 ? s.toFixed(1) + " s" : s >= 1e-3 || !s ? (s * 1e3).toFixed(1) + " ms" : (s * 1e6).toFixed(0) + " us";
-  const base = (file) => file.split("/").pop();
-  const table = (heads, rows) => h("div", { class: "wide" }, h("table", {},
-    h("tr", {}, heads.map((head) => h("th", { class: head.startsWith("#") ? "n" : null }, head.replace("#", "")))),
-    rows.slice(0, SHOWN).map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: heads[i].startsWith("#") ? "n" : null }, cell)))),
-    rows.length > SHOWN ? h("tr", {}, h("td", { colspan: heads.length, class: "soft" }, `${rows.length - SHOWN} more: narrow it down with the search`)) : null));
 
   // One graph's rows as objects, made once.
   const COLUMN = {};
@@ -41,7 +20,7 @@
         index, name: row[C.name], target: graph.targets[row[C.target]], type: row[C.type], stride: row[C.stride], bytes: row[C.bytes],
         flops: row[C.flops], view: row[C.view], inputs: row[C.inputs], users: [], line: row[C.line], module: row[C.module] < 0 ? "" : graph.modules[row[C.module]][0],
         moduleType: row[C.module] < 0 ? "" : graph.modules[row[C.module]][1], backward: row[C.backward], forward: row[C.forward_node],
-        meaning: found.inputs[row[C.name]] || "", saved: saved.has(row[C.name]), kind,
+        meaning: found.inputs[row[C.name]] || "", saved: saved.has(row[C.name]), kind, graph: g,
       }));
       for (const node of nodes) node.region = node.target.startsWith("fxpasses.region_") || (node.target === "getitem" && nodes[node.inputs[0]].region);
       for (const node of nodes) for (const input of node.inputs) nodes[input].users.push(node.index);
@@ -51,49 +30,52 @@
   }
   const current = () => data.graphs[state.graph];
   const KINDS = ["inference", "forward", "backward", "joint"];
-  const kinds = () => KINDS.filter((kind) => kind in current().graphs);
-  const compiledKinds = () => kinds().filter((kind) => kind !== "joint");
+  const kindsOf = (g) => KINDS.filter((kind) => kind in data.graphs[g].graphs);
+  const kinds = () => kindsOf(state.graph);
+  const compiledKinds = (g = state.graph) => kindsOf(g).filter((kind) => kind !== "joint");
   const kindNow = () => kinds().includes(state.kind) ? state.kind : kinds()[0];
   const nodesNow = () => nodesOf(state.graph, kindNow());
-  const lineText = (line) => { const [file, number] = current().lines[line]; return `${base(file)}:${number}`; };
-  const lineLink = (line) => line < 0 ? "" : link(lineText(line), () => go({ tab: "Source", line }));
-  const findNode = (name, kind) => {
-    for (const one of kind ? [kind] : [kindNow(), ...kinds()]) {
-      const found = one in current().graphs && nodesOf(state.graph, one).find((node) => node.name === name);
+  const lineText = (node) => { const [file, number] = data.graphs[node.graph].lines[node.line]; return `${base(file)}:${number}`; };
+  const lineLink = (node) => node.line < 0 ? "" : link(lineText(node), () => { choose(node.graph); go({ tab: "Source", line: node.line }); });
+  const findNode = (name, kind, g = state.graph) => {
+    for (const one of kind ? [kind] : [kindNow(), ...kindsOf(g)]) {
+      const found = one in data.graphs[g].graphs && nodesOf(g, one).find((node) => node.name === name);
       if (found) return found;
     }
     return null;
   };
-  const nodeLink = (name, kind) => { const node = findNode(name, kind); return node ? link(node.meaning || name, () => show(node)) : name; };
+  const linkTo = (node) => link(node.meaning || node.name, () => show(node));
+  const nodeLink = (name, kind) => { const node = findNode(name, kind); return node ? linkTo(node) : name; };
 
   // The nodes that compute a node's gradient, or the one whose gradient it computes.
   const gradients = new Map();
   function partners(node) {
-    if (!kinds().includes("backward")) return [];
-    if (node.forward) { const found = findNode(node.forward, "forward"); return found ? [found] : []; }
-    if (!gradients.has(state.graph)) {
+    if (!kindsOf(node.graph).includes("backward")) return [];
+    if (node.forward) { const found = findNode(node.forward, "forward", node.graph); return found ? [found] : []; }
+    if (!gradients.has(node.graph)) {
       const found = new Map();
-      for (const other of nodesOf(state.graph, "backward")) if (other.backward && other.forward) { if (!found.has(other.forward)) found.set(other.forward, []); found.get(other.forward).push(other); }
-      gradients.set(state.graph, found);
+      for (const other of nodesOf(node.graph, "backward")) if (other.backward && other.forward) { if (!found.has(other.forward)) found.set(other.forward, []); found.get(other.forward).push(other); }
+      gradients.set(node.graph, found);
     }
-    return node.backward ? [] : gradients.get(state.graph).get(node.name) || [];
+    return node.backward ? [] : gradients.get(node.graph).get(node.name) || [];
   }
 
   function show(node) {
+    choose(node.graph);
     state.node = node;
     const all = nodesOf(state.graph, node.kind), pairs = [], others = partners(node);
-    if (others.length) pairs.push([node.forward ? "gradient of" : "its gradient", others.slice(0, 12).map((other) => [nodeLink(other.name, other.kind), " "])]);
+    if (others.length) pairs.push([node.forward ? "gradient of" : "its gradient", others.slice(0, 12).map((other) => [linkTo(other), " "])]);
     const kernels = current().kernels.filter((k) => k.graph === node.kind).flatMap((k) => k.kernels).filter(([, names]) => names.includes(node.name));
     detail.replaceChildren(
-      h("div", {}, h("b", {}, node.meaning || node.name), " ", h("span", { class: "soft" }, `${node.kind} graph`), " ",
+      h("div", {}, h("b", {}, node.meaning || node.name), " ", h("span", { class: "soft" }, `${node.kind} graph${data.graphs.length > 1 ? ` of ${current().name}` : ""}`), " ",
         h("button", { onclick: () => { detail.hidden = true; }, "aria-label": "close" }, "close")),
       h("div", { class: "code" }, `${node.name}: ${node.type} = ${node.target}`),
       table(["", ""], [
         ["stride", node.stride + (node.view ? " (a view of its input)" : "")], ["bytes", size(node.bytes)], ["FLOPs", flops(node.flops)],
-        ["line", node.line < 0 ? "unknown" : [lineLink(node.line), " ", h("code", {}, current().lines[node.line][3])]],
+        ["line", node.line < 0 ? "unknown" : [lineLink(node), " ", h("code", {}, current().lines[node.line][3])]],
         ["module", node.module ? `${node.module} (${node.moduleType})` : node.moduleType],
-        ["inputs", node.inputs.map((i) => [nodeLink(all[i].name, node.kind), " "])],
-        ["used by", node.users.slice(0, 20).map((i) => [nodeLink(all[i].name, node.kind), " "])],
+        ["inputs", node.inputs.map((i) => [linkTo(all[i]), " "])],
+        ["used by", node.users.slice(0, 20).map((i) => [linkTo(all[i]), " "])],
         ...pairs, ...(node.saved ? [["saved", "for the backward pass"]] : []),
         ...(kernels.length ? [["kernel", kernels.map(([name]) => name).join(", ")]] : []),
       ]),
@@ -115,14 +97,14 @@
     const full = curve[0][0], zero = curve[curve.length - 1][0], told = h("p", {}), holder = h("div");
     const share = (bytes) => full === zero ? 1 : (bytes - zero) / (full - zero);
     const tell = (value) => { const [bytes, work] = curve.find((point) => share(point[0]) <= value) || curve[curve.length - 1];
-      told.replaceChildren(h("code", {}, `options={"memory_budget": ${value}}`), ` saves at most ${size(Math.round(zero + value * (full - zero)))}: ${size(bytes)}, with ${flops(work)} FLOPs of expensive operators computed again`); };
+      told.replaceChildren(h("code", {}, `options={"memory_budget": ${value}}`), ` would save ${size(bytes)}`, work ? `, and compute ${flops(work)} FLOPs of expensive operators again` : "", value === p.memory_budget ? ", as it does now" : ""); };
     const slider = h("input", { type: "range", min: 0, max: 1, step: 0.01, value: p.memory_budget, "aria-label": "memory budget", oninput: () => tell(Number(slider.value)) });
     tell(p.memory_budget);
     setTimeout(() => { if (!holder.isConnected) return; const color = getComputedStyle(document.body).color, grid = { stroke: "#8884" }, points = [...curve].reverse();
       new uPlot({ width: Math.max(280, Math.min(700, holder.clientWidth - 8)), height: 180, scales: { x: { time: false } }, legend: { show: false },
-        series: [{}, { stroke: "#3b82d6", points: { show: true } }], axes: [{ stroke: color, grid, values: (_, ticks) => ticks.map(size) },
-          { stroke: color, grid, size: 70, values: (_, ticks) => ticks.map(flops) }] }, [points.map((point) => point[0]), points.map((point) => point[1])], holder); }, 0);
-    return [h("label", {}, "memory budget ", slider), told, h("p", { class: "soft" }, "FLOPs that are computed again, by bytes that are saved; regions have curves of their own:"), holder];
+        series: [{}, { stroke: "#3b82d6", points: { show: true } }], axes: [{ stroke: color, grid, values: ticks(size, thousands) },
+          { stroke: color, grid, size: 70, values: ticks(flops, thousands) }] }, [points.map((point) => point[0]), points.map((point) => point[1])], holder); }, 0);
+    return [h("label", { class: "row" }, "memory budget", slider), told, h("p", { class: "soft" }, "FLOPs that are computed again, by bytes that are saved; regions have curves of their own:"), holder];
   }
 
   const VIEWS = {
@@ -138,7 +120,6 @@
     Summary() {
       const g = current(), total = Object.values(g.seconds.stages).reduce((a, b) => a + b, 0);
       const counts = kinds().map((kind) => [kind, nodesOf(state.graph, kind).length]);
-      const card = (title, value) => h("div", { class: "card" }, h("b", {}, value), h("span", { class: "soft" }, title));
       const bar = (parts, whole) => h("div", {}, parts.filter(([, s]) => s > 0).map(([name, s, cls]) =>
         h("span", { class: cls, style: `flex: ${s / whole} 1 0`, title: `${name}: ${seconds(s)}` }, cls ? "" : `${name} ${seconds(s)}`)));
       const stages = Object.entries(g.seconds.stages).sort((a, b) => b[1] - a[1]);
@@ -154,7 +135,7 @@
         (data.eager || []).length ? [h("h2", { class: "warm" }, "Left in eager"), table(["where", "why"], data.eager.map((left) => [h("code", {}, left.location), left.reason]))] : null,
         h("h2", {}, "What was compiled"),
         h("div", { class: "cards" }, card("graphs", String(data.graphs.length)), counts.map(([kind, n]) => card(`nodes, ${kind}`, n.toLocaleString("en"))),
-          card("in the stages", seconds(total)), g.partition ? card("saved for backward", size(g.partition.saved_bytes)) : null,
+          card("compiling", seconds(total)), g.partition ? card("saved for backward", size(g.partition.saved_bytes)) : null,
           card("guards", String(g.guards.length)), card("fallbacks", String(g.fallbacks.length + g.isolated.length))),
         h("p", { class: "soft" }, `${g.name}; torch ${g.versions.torch}, fxpasses ${g.versions.fxpasses}` + (g.process ? `; process ${g.process}` : "")),
         new Set(data.graphs.map((graph) => (graph.process || "").split(",")[0])).size > 1 ? h("p", { class: "warm" },
@@ -217,18 +198,19 @@
     Graphs() {
       const chooser = kinds().map((kind) => h("button", { onclick: () => go({ kind, node: null }), "aria-pressed": String(kind === kindNow()) },
         `${kind} (${nodesOf(state.graph, kind).length})`));
-      const parts = [h("div", {}, chooser)];
+      const parts = [h("div", { class: "row" }, chooser)];
       if (state.search) {
-        const word = state.search.toLowerCase();
-        const found = compiledKinds().concat(kindNow() === "joint" ? ["joint"] : []).flatMap((kind) => nodesOf(state.graph, kind)).filter((node) =>
-          `${node.name} ${node.meaning} ${node.target} ${node.type} ${node.module} ${node.line < 0 ? "" : lineText(node.line) + " " + current().lines[node.line][3]}`.toLowerCase().includes(word));
-        return [parts, h("h2", {}, `${found.length} nodes match`), nodeTable(found)];
+        const word = state.search.toLowerCase(), found = data.graphs.flatMap((graph, g) => compiledKinds(g).concat(g === state.graph && kindNow() === "joint" ? ["joint"] : []).flatMap((kind) =>
+          nodesOf(g, kind).filter((node) => `${node.name} ${node.meaning} ${node.target} ${node.type} ${node.module} ${node.moduleType} ${node.line < 0 ? "" : lineText(node) + " " + graph.lines[node.line][3]}`
+            .toLowerCase().includes(word))));
+        return [h("h2", {}, `${count(found.length, "node")} match${found.length === 1 ? "es" : ""}`), found.length ? nodeTable(found, true)
+          : h("p", { class: "soft" }, "No graph of this report has such a node: names, operators, types, modules and their classes, files, lines and their code were looked through.")];
       }
       const nodes = nodesNow();
       if (state.node && state.node.kind === kindNow()) {
         const others = partners(state.node).slice(0, 12);
         parts.push(h("h2", {}, `Around ${state.node.meaning || state.node.name}`), link("back to the modules", () => go({ node: null })), h("div", { class: "pair" }, around([state.node]),
-          others.length ? h("div", {}, h("div", {}, `${state.node.forward ? "the value" : "its gradient"}, in the ${others[0].kind} graph`), around(others, 1)) : null));
+          others.length ? h("div", {}, h("p", { class: "soft" }, `${state.node.forward ? "the value" : "its gradient"}, in the ${others[0].kind} graph`), around(others, 1)) : null));
         return parts;
       }
       parts.push(h("h2", {}, "By module"), tree(nodes), h("h2", {}, "Modules, drawn"), modulesDrawn(nodes));
@@ -240,24 +222,28 @@
         const body = h("div");
         const box = h("details", { ontoggle: () => { if (box.open && !body.firstChild) body.append(...passBody(run)); } },
           h("summary", {}, h("b", {}, run.name), ` on ${run.graph}: `, run.changed
-            ? `${run.nodes_before} to ${run.nodes_after} nodes (+${run.added.length} -${run.removed.length} ~${run.modified.length}), ${run.matches} sites`
-            : "nothing to do", run.verdict ? h("span", { class: run.verdict.startsWith("wrong") ? "warm" : "good" }, `; ${run.verdict}`) : "", h("span", { class: "soft" }, ` ${seconds(run.seconds)}, checks ${seconds(run.check_seconds)}`)), body);
+            ? `${run.nodes_before} to ${run.nodes_after} nodes (+${run.added.length} -${run.removed.length} ~${run.modified.length}), ${count(run.matches, "site")}`
+            : "nothing to do", run.verdict ? h("span", { class: run.verdict.startsWith("wrong") ? "warm" : "good" }, `; ${run.verdict}`) : "", h("span", { class: "soft" }, `; in ${seconds(run.seconds)}, checked in ${seconds(run.check_seconds)}`)), body);
         return box;
       })];
     },
     Memory() {
       const g = current(), p = g.partition, parts = [];
-      const series = [], marks = [];
-      for (const kind of compiledKinds()) { marks.push([kind, series.length]); series.push(...live(nodesOf(state.graph, kind), new Set(kind === "backward" && p ? p.saved.filter((row) => row[3] === "activation").map((row) => row[0]) : []))); }
+      const series = [], parted = [], marks = [];
+      for (const kind of compiledKinds()) {
+        const found = live(nodesOf(state.graph, kind), new Set(kind === "backward" && p ? p.saved.filter((row) => row[3] === "activation").map((row) => row[0]) : []));
+        parted.push([kind, series.length, found]); marks.push(`${kind} from ${series.length}`); series.push(...found);
+      }
       const holder = h("div");
       parts.push(h("h2", {}, "Bytes that live, node by node"), h("p", { class: "soft" },
-        marks.map(([kind, from]) => `${kind} from ${from}`).join(", ") + "; inputs and parameters included, by the sizes that were seen, before Inductor fuses and reuses"), holder);
+        marks.join(", ") + "; inputs and parameters included, by the sizes that were seen, before Inductor fuses and reuses"), holder);
       setTimeout(() => {
         const color = getComputedStyle(document.body).color, grid = { stroke: "#8884" };
-        const plot = () => new uPlot({ width: Math.max(280, holder.clientWidth - 8), height: 240, scales: { x: { time: false } },
-          series: [{ label: "node" }, { label: "live", stroke: "#3b82d6", fill: "#3b82d633", value: (_, v) => v === null ? "" : size(v) }],
-          axes: [{ stroke: color, grid }, { stroke: color, grid, size: 70, values: (_, ticks) => ticks.map(size) }] },
-          [series.map((_, i) => i), series], holder);
+        const lines = parted.map(([kind, from, found]) => [kind, series.map((_, i) => i >= from && i < from + found.length ? found[i - from] : null)]);
+        const plot = () => new uPlot({ width: Math.max(280, holder.clientWidth - 8), height: 240, scales: { x: { time: false }, y: { range: (_, low, high) => [0, high * 1.05 || 1] } },
+          series: [{ label: "node" }, ...lines.map(([label], i) => ({ label, stroke: ["#3b82d6", "#d9822b"][i], fill: ["#3b82d633", "#d9822b33"][i], value: (_, v) => v === null || v === undefined ? "-" : size(v) }))],
+          axes: [{ stroke: color, grid }, { stroke: color, grid, size: 70, values: ticks(size, thousands) }] },
+          [series.map((_, i) => i), ...lines.map(([, values]) => values)], holder);
         if (holder.isConnected && series.length) plot();
       }, 0);
       if (p) {
@@ -267,8 +253,8 @@
           return [...found].sort((a, b) => b[1] - a[1]); };
         const where = (node, graph) => { if (node.line < 0) return "unknown"; const [file, number, , code] = graph.lines[node.line]; return `${base(file)}:${number} ${code}`; };
         parts.push(h("h2", {}, "Saved for the backward pass"), ...budget(p),
-          h("p", {}, `${size(p.saved_bytes)} at memory_budget ${p.memory_budget}; ${size(p.bytes_at_full_budget)} at 1`
-            + (p.bytes_at_zero_budget === null ? "" : `, ${size(p.bytes_at_zero_budget)} at 0`) + `; ${flops(p.recomputed_flops)} FLOPs are computed again`),
+          h("p", {}, [...((p.curve || []).length > 1 ? [] : [`${size(p.saved_bytes)} saved at memory_budget ${p.memory_budget}`, p.memory_budget < 1 ? `${size(p.bytes_at_full_budget)} at 1` : null,
+            p.bytes_at_zero_budget === null ? null : `${size(p.bytes_at_zero_budget)} at 0`]), p.recomputed_flops ? `${flops(p.recomputed_flops)} FLOPs are computed again, cheap operators included` : null].filter(Boolean).join("; ")),
           h("h2", {}, "By line"), table(["line", "#saved"], sum(where).map(([line, bytes]) => [line === "unknown" ? line : [link(line.split(" ")[0], () => go({ search: line.split(" ")[0] })), " ", h("code", {}, line.slice(line.indexOf(" ") + 1))], size(bytes)])),
           h("h2", {}, "By module"), table(["module", "#saved"], sum((node) => node.module || "(root)").map(([name, bytes]) => [name, size(bytes)])),
           h("h2", {}, "Value by value"), table(["value", "#bytes", "kind", "from", "why it is saved"], [...p.saved].sort((a, b) => b[1] - a[1])
@@ -289,10 +275,11 @@
     },
     Kernels() {
       const g = current();
-      if (!g.kernels.length) return h("p", {}, "Inductor wrote no code for this graph: its compiler was eager, or its regions hold all of it (choose one above).");
+      if (!g.kernels.length) return h("p", {}, "Inductor wrote no code for this graph: ", (g.settings || {}).compiler === "eager" ? [h("code", {}, "compiler='eager'"), " runs it operator by operator."]
+        : data.graphs.some((other) => other.name.startsWith(`${g.name}/regions/`)) ? "its regions hold all of it; choose one above." : "what it wrote is in its cache, or it failed; see Fallbacks.");
       return g.kernels.map((found) => {
         const code = h("pre", {}, found.code);
-        return [h("h2", {}, `${found.graph}: ${found.kernels.length} calls of kernels`),
+        return [h("h2", {}, `${found.graph}: ${count(found.kernels.length, "call")} of kernels`),
           table(["kernel", "#nodes", "computes"], found.kernels.map(([name, names]) => [h("code", {}, name), String(names.length), names.slice(0, 30).map((n) => [nodeLink(n, found.graph), " "])])),
           h("details", {}, h("summary", {}, "the code"), code)];
       });
@@ -301,9 +288,9 @@
 
   // What torch.profiler saw: Inductor names a compiled graph by its key, and a kernel "graph_0_NAME" on a CPU, "NAME" on a GPU.
   VIEWS.Steps = () => {
-    const { compiled, eager, count } = data.steps, middle = (found) => [...found.seconds].sort((a, b) => a - b)[Math.floor(found.seconds.length / 2)];
-    const card = (title, value) => h("div", { class: "card" }, h("b", {}, value), h("span", { class: "soft" }, title));
-    const known = new Map(), shown = new Set(), step = middle(compiled), share = (s) => (100 * s / step).toFixed(1) + " %";
+    const { compiled, eager, count: times } = data.steps;
+    const known = new Map(), shown = new Set(), step = middle(compiled.seconds), ratio = middle(eager.seconds) / step;
+    const profiled = middle(compiled.profiled || compiled.seconds), share = (s) => (100 * s / profiled).toFixed(1) + " %";
     data.graphs.forEach((graph, number) => graph.kernels.forEach((found) => {
       known.set(`## Call CompiledFxGraph ${found.key} ##`, [`${graph.name} ${found.graph}`, number]);
       const prefix = (found.code.match(/"(graph_\d+_)cpp_/) || ["", ""])[1];
@@ -313,7 +300,7 @@
     const rows = (isKernel) => compiled.events.filter((event) => find(event) && Boolean(find(event)[2]) === isKernel).map((event) => {
       const [name, number, nodes] = find(event), spent = isKernel ? event[3] + event[4] : event[2];
       shown.add(event[0]);
-      return [spent, [link(name, () => { select.value = number; go({ graph: number, tab: "Kernels", node: null, kind: null }); }), String(event[1]), seconds(spent), share(spent),
+      return [spent, [link(name, () => { choose(number); go({ tab: "Kernels" }); }), String(event[1]), seconds(spent), share(spent),
         nodes ? nodes.slice(0, 12).map((node) => [node, " "]) : ""]];
     }).sort((a, b) => b[0] - a[0]).map(([, row]) => row);
     const graphs = rows(false), kernels = rows(true), heads = ["", "#calls", "#time", "#of a step", "computes"];
@@ -321,8 +308,9 @@
     const mine = new Map(compiled.events.map((event) => [event[0], event])), self = (event) => event ? event[3] + event[4] : 0;
     const both = [...names].filter((name) => !shown.has(name)).map((name) => [name, mine.get(name), other.get(name)])
       .sort((a, b) => Math.max(self(b[1]), self(b[2])) - Math.max(self(a[1]), self(a[2])));
-    return [h("h2", {}, "A step"), h("div", { class: "cards" }, card("in eager", seconds(middle(eager))), card("compiled", seconds(step)), card("times as fast", (middle(eager) / step).toFixed(2))),
-      h("p", { class: "soft" }, `medians of ${count} steps, by turns; what follows is under the profiler, which costs time itself. Timelines for ui.perfetto.dev: steps_compiled.trace.json, steps_eager.trace.json beside the graphs.`),
+    return [h("h2", {}, "A step"), h("div", { class: "cards" }, card("in eager", seconds(middle(eager.seconds))), card("compiled", seconds(step)), card("times as fast", ratio.toFixed(2), ratio < 1 ? "warm" : null)),
+      h("p", { class: "soft" }, `Medians of ${times} steps, by turns. What follows is the median of ${times} steps under the profiler, which costs time itself: a compiled step took ${seconds(profiled)} there. `
+        + "Timelines for ui.perfetto.dev: steps_compiled.trace.json, steps_eager.trace.json beside the graphs."),
       h("h2", {}, "Graphs and regions"), graphs.length ? table(heads.slice(0, 4), graphs.map((row) => row.slice(0, 4))) : h("p", {}, known.has(`## Call CompiledFxGraph  ##`) ? "Inductor did not name its graphs for the profiler (it does not where its cache cannot keep them)." : "None that Inductor compiled."),
       h("h2", {}, "Kernels"), kernels.length ? table(heads, kernels) : h("p", {}, "The profiler saw none. On a CPU, options={'inductor': {'cpp.enable_kernel_profile': True}} names them."),
       h("h2", {}, "All else, without what it calls"), table(["", "#calls, compiled", "#time, compiled", "#calls, eager", "#time, eager"],
@@ -339,9 +327,11 @@
         : h("p", {}, "Nothing was tried.")];
   });
 
-  function nodeTable(nodes) {
-    return table(["node", "operator", "type", "gradient", "#bytes", "#FLOPs", "line", "module"], nodes.map((node) => [link(node.meaning || node.name, () => show(node)), node.target, node.type,
-      partners(node).slice(0, 3).map((other) => [node.backward ? "of " : "", nodeLink(other.name, other.kind), " "]), size(node.bytes), flops(node.flops), lineLink(node.line), node.module]));
+  function nodeTable(nodes, everywhere) {
+    const several = everywhere && data.graphs.length > 1;
+    return table(["node", ...(everywhere ? ["graph"] : []), "operator", "type", "gradient", "#bytes", "#FLOPs", "line", "module"], nodes.slice(0, SHOWN).map((node) => [linkTo(node),
+      ...(everywhere ? [several ? `${data.graphs[node.graph].name} ${node.kind}` : node.kind] : []), node.target, node.type,
+      partners(node).slice(0, 3).map((other) => [node.backward ? "of " : "", linkTo(other), " "]), size(node.bytes), flops(node.flops), lineLink(node), node.module]), nodes.length);
   }
 
   // Modules that open; siblings that run the same operators are one row.
@@ -370,8 +360,8 @@
           const text = same.length > 1 ? `${same[0][1].path} to ${same[same.length - 1][0]} x ${same.length}` : same[0][1].path;
           body.append(same.length > 1
             ? (() => { const rest = h("details", { ontoggle: () => { if (rest.open && rest.childNodes.length === 1) rest.append(...same.map(([, child]) => render(child, child.path))); } },
-              h("summary", {}, `${text}: ${under.length} nodes each, ${size(bytes)} written each`)); return rest; })()
-            : render(same[0][1], `${text}: ${under.length} nodes, ${size(bytes)} written`));
+              h("summary", {}, `${text}: ${count(under.length, "node")} each, ${size(bytes)} written each`)); return rest; })()
+            : render(same[0][1], `${text}: ${count(under.length, "node")}, ${size(bytes)} written`));
         }
         const inputs = group.own.filter((node) => node.target === "placeholder"), own = group.own.filter((node) => node.target !== "placeholder");
         if (inputs.length) { const rest = h("details", { ontoggle: () => { if (rest.open && rest.childNodes.length === 1) rest.append(nodeTable(inputs)); } },
@@ -384,6 +374,9 @@
     return render(root, "the model");
   }
 
+  const drawn = (boxes, edges) => draw(boxes.map((box) => ({ ...box, backward: box.node && box.node.backward, style: (box.style || "") + (box.node && box.node === state.node ? " at" : "") })), edges,
+    (box) => box.node ? show(box.node) : box.search ? go({ search: box.search }) : null);
+
   // Modules of the first two levels as boxes: what runs after what, however many nodes there are.
   function modulesDrawn(nodes) {
     const depth = (levels) => nodes.map((node) => node.module.split(".").slice(0, levels).join(".") || (node.target === "placeholder" ? "inputs" : "(root)"));
@@ -394,13 +387,13 @@
     for (const node of nodes) for (const i of node.inputs) if (names[i] !== names[node.index] && names[i] !== "inputs") edges.add(names[i] + "\n" + names[node.index]);
     if (boxes.size > DRAWN) return h("p", { class: "soft" }, `${boxes.size} modules are too many for one drawing; open one above, or draw a node's neighbours.`);
     const shown = [...boxes.values()].filter((box) => box.id !== "inputs");
-    return draw(shown.map((box) => ({ ...box, sub: `${box.count} nodes`, search: box.id })), [...edges].map((edge) => edge.split("\n")));
+    return drawn(shown.map((box) => ({ ...box, sub: count(box.count, "node"), search: box.id })), [...edges].map((edge) => edge.split("\n")));
   }
 
   function around(seeds, steps = 2) {
     const nodes = nodesOf(state.graph, seeds[0].kind), near = new Set(seeds.map((node) => node.index));
     for (let step = 0; step < steps; step++) for (const i of [...near]) if (!step || nodes[i].type.includes("[")) for (const j of [...nodes[i].inputs, ...nodes[i].users]) if (near.size < DRAWN / 2) near.add(j);
-    return draw([...near].map((i) => ({ id: i, label: nodes[i].meaning || nodes[i].name, sub: nodes[i].type, node: nodes[i], style: seeds.includes(nodes[i]) ? "at" : "" })),
+    return drawn([...near].map((i) => ({ id: i, label: nodes[i].meaning || nodes[i].name, sub: nodes[i].type, node: nodes[i], style: seeds.includes(nodes[i]) ? "at" : "" })),
       [...near].flatMap((i) => nodes[i].inputs.filter((j) => near.has(j)).map((j) => [j, i])));
   }
 
@@ -420,27 +413,7 @@
       if (boxes.get(from).style || boxes.get(name).style) { const key = `${from} ${name}`, style = { "-": "remove", "+": "add", " ": "" }[mark]; edges.set(key, edges.has(key) && edges.get(key) !== style ? "" : style); }
     }
     const ends = new Set([...edges.keys()].flatMap((key) => key.split(" "))), shown = [...boxes.values()].filter((box) => box.style || ends.has(box.id));
-    return shown.length > DRAWN ? h("p", { class: "soft" }, `${shown.length} nodes are too many for one drawing; the diff below has all.`) : draw(shown, [...edges].map(([key, style]) => [...key.split(" "), style]));
-  }
-
-  function draw(boxes, edges) {
-    const graph = new dagre.graphlib.Graph().setGraph({ nodesep: 18, ranksep: 34, rankdir: "TB" }).setDefaultEdgeLabel(() => ({}));
-    for (const box of boxes) graph.setNode(String(box.id), { width: 26 + 7 * Math.max(box.label.length, Math.min(30, box.sub.length)), height: 40, box });
-    for (const [from, to, style] of edges) graph.setEdge(String(from), String(to), { style: style || "" });
-    dagre.layout(graph);
-    const { width, height } = graph.graph(), S = "http://www.w3.org/2000/svg";
-    const s = (tag, props, ...children) => { const e = document.createElementNS(S, tag); for (const [k, v] of Object.entries(props)) e.setAttribute(k, v); e.append(...children); return e; };
-    const svg = s("svg", { class: "graph", viewBox: `-8 -8 ${width + 16} ${height + 16}`, width: width + 16, height: height + 16, role: "img" });
-    for (const edge of graph.edges()) svg.append(s("path", { class: graph.edge(edge).style || "", d: "M" + graph.edge(edge).points.map((p) => `${p.x} ${p.y}`).join("L") }));
-    for (const id of graph.nodes()) {
-      const { x, y, width: w, height: t, box } = graph.node(id);
-      const g = s("g", { transform: `translate(${x - w / 2} ${y - t / 2})` },
-        s("rect", { width: w, height: t, rx: 6, class: (box.style || "") + (box.node === state.node && box.node ? " at" : "") + (box.node && box.node.backward ? " backward" : "") }),
-        s("text", { x: 8, y: 17 }, box.label), s("text", { x: 8, y: 33, opacity: 0.7 }, box.sub.slice(0, 34)));
-      g.addEventListener("click", () => box.node ? show(box.node) : box.search ? go({ search: box.search }) : null);
-      svg.append(g);
-    }
-    return h("div", { class: "wide" }, svg);
+    return shown.length > DRAWN ? h("p", { class: "soft" }, `${shown.length} nodes are too many for one drawing; the diff below has all.`) : drawn(shown, [...edges].map(([key, style]) => [...key.split(" "), style]));
   }
 
   function passBody(run) {
@@ -479,7 +452,10 @@
     Object.assign(state, moves && wanted.search ? { tab: "Graphs", node: null } : {}, "node" in wanted || "kind" in wanted ? { search: "" } : {}, wanted);
     const box = document.getElementById("search");
     if (box.value !== state.search) box.value = state.search;
-    document.querySelectorAll("#tabs button").forEach((button) => button.setAttribute("aria-selected", String(button.textContent === state.tab)));
+    document.querySelectorAll("#tabs button").forEach((button) => {
+      button.setAttribute("aria-selected", String(button.textContent === state.tab));
+      if (button.textContent === state.tab) button.parentElement.scrollLeft = button.offsetLeft - 60;
+    });
     view.replaceChildren(...[VIEWS[state.tab]()].flat(6).filter((part) => part !== null && part !== undefined));
     const here = document.getElementById("here");
     if (here && state.tab === "Source") here.scrollIntoView({ block: "center" });
@@ -490,16 +466,20 @@
   // The address names tab, graph and search, so that one can go back, and send it on.
   function arrive() {
     const asked = new URLSearchParams(location.hash.slice(1)), graph = data.graphs.findIndex((one) => one.name === asked.get("graph"));
-    select.value = String(Math.max(graph, 0));
-    go({ tab: TABS.includes(asked.get("tab")) ? asked.get("tab") : TABS[0], graph: Math.max(graph, 0), node: null, line: null, kind: null, search: asked.get("search") || "" }, "replaceState");
+    choose(Math.max(graph, 0));
+    go({ tab: TABS.includes(asked.get("tab")) ? asked.get("tab") : TABS[0], node: null, line: null, kind: null, search: asked.get("search") || "" }, "replaceState");
   }
 
   const select = document.getElementById("graph");
+  function choose(g) {
+    if (g !== state.graph) Object.assign(state, { graph: g, node: null, line: null, kind: null });
+    select.value = String(g);
+  }
   data.graphs.forEach((graph, i) => {
     const kinds = Object.entries(graph.graphs).filter(([kind]) => kind !== "joint").map(([kind, found]) => `${kind} ${found.nodes.length}`);
     select.append(h("option", { value: i }, `${graph.name}: ${kinds.join(", ")} nodes`));
   });
-  select.addEventListener("change", () => { detail.hidden = true; go({ graph: Number(select.value), node: null, line: null, kind: null }); });
+  select.addEventListener("change", () => { detail.hidden = true; choose(Number(select.value)); go({}); });
   document.getElementById("tabs").append(...TABS.map((tab) => h("button", { role: "tab", onclick: () => go({ tab, node: null, search: "" }) }, tab)));
   document.getElementById("tabs").addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: TABS.length - 1 }[event.key], tab = TABS[(TABS.indexOf(state.tab) + step) % TABS.length];

@@ -119,7 +119,9 @@ def test_a_pass_that_does_not_exist(capsys):
     assert "did you mean 'fold_constants'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("arguments", "said"), [(["opchek"], "demo"), (["passes", "--bogus"], "--bogus")])
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(["opchek"], "did you mean 'opcheck'?"), (["passes", "--bogus"], "--bogus")]
+)
 def test_a_command_line_that_does_not_exist(arguments, said, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -151,12 +153,16 @@ def test_options_behind_a_script_belong_to_the_script(tmp_path, monkeypatch, cap
         ("models.py:number", "'models.py' has no function 'number'"),
         ("models.py:alone", "alone() returned int; it has to return a pair"),
         ("models.py:no_model", "no_model() returned (int, tuple); it has to return a pair"),
+        (
+            "models.py:takes",
+            "models.py:takes: missing a required argument: 'x'; it is called without arguments",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", [["check"], ["prove", "fold_constants", "--model"]])
 def test_a_model_that_is_not_there(command, model, said, tmp_path, monkeypatch, capsys):
     (tmp_path / "models.py").write_text(
-        "number = 3\ndef alone():\n    return 3\ndef no_model():\n    return 3, ()\n"
+        "number = 3\ndef alone():\n    return 3\ndef no_model():\n    return 3, ()\ndef takes(x): pass\n"
     )
     monkeypatch.chdir(tmp_path)
     assert main([*command, model]) == 2

@@ -199,6 +199,26 @@ def test_what_is_compiled_of_a_module_is_a_child_like_it(tmp_path):
     assert not isinstance(fxpasses.compile(torch.sin), nn.Module)
 
 
+def test_a_container_that_is_compiled_has_its_parts():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    compiled = copy.deepcopy(fxpasses.compile(model, compiler="eager", cache="off"))
+    assert len(compiled) == 2
+    assert compiled[1] is list(compiled)[1] is compiled.model[1]
+    assert not hasattr(fxpasses.compile(nn.Linear(3, 3)), "__len__")
+
+
+def test_the_steps_that_lightning_calls_are_compiled():
+    class Module(nn.Linear):
+        def training_step(self, batch):
+            return self(batch).square().mean()
+
+    compiled = fxpasses.compile(Module(3, 1), compiler="eager", cache="off")
+    x, before = torch.randn(2, 3), fxpasses.stats().graphs
+    torch.testing.assert_close(compiled.training_step(x), compiled.model.training_step(x))
+    assert fxpasses.stats().graphs == before + 1
+    assert compiled.training_step is compiled.training_step
+
+
 def test_wrappers_of_torch_compile_leave_no_trace_on_the_model(monkeypatch):
     real = torch.compile
 

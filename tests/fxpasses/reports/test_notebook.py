@@ -60,12 +60,14 @@ def test_captures_runs_explanations_and_region_reports():
     texts = shown(captured)
     assert {"forward", "backward", "joint"} <= set(texts)
     assert any("aten.mm.default" in text and "sin" in text for text in texts)
+    assert {"64 bytes", "saved"} <= set(shown(captured.partition))
     gm = captured.forward
     node = gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)[0]
     with gm.graph.inserting_after(node):
         gm.graph.call_function(torch.ops.aten.exp.default, (node,)).meta.update(node.meta)
-    (run,) = fxpasses.PassManager([EliminateDeadCode()]).run(gm, "forward")
+    (run,) = runs = fxpasses.PassManager([EliminateDeadCode()]).run(gm, "forward")
     assert "exp" in "".join(shown(run))
+    assert {"eliminate_dead_code", "1 of 1 runs changed the graph"} <= set(shown(runs))
     mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
     mode.from_tensor(torch.zeros(6, 5), name="x", dims={0: "dynamic"}).view(-1, 3, 5)
     assert "x.size(0) % 3 == 0" in shown(fake.explain(mode.shape_env))
@@ -88,8 +90,11 @@ def test_what_compile_gives_tells_of_itself(tmp_path):
     summary = compiled.explain()
     assert str(summary).startswith("graph 0; nodes forward ")
     assert "graph" in shown(summary)
+    assert set(shown(summary)) < set(shown(compiled))
+    assert "graphs" in shown(fxpasses.stats())
     assert compiled.report() == fxpasses.report(compiled) == tmp_path / "report.html"
     without = fxpasses.compile(nn.Linear(3, 3), compiler="eager")
+    assert "Linear, compiled by fxpasses" in shown(without)[0]
     for ask in (without.explain, without.report, lambda: without.graphs):
         with pytest.raises(fxpasses.ReportError, match="without a report"):
             ask()

@@ -247,8 +247,28 @@ def test_steps_are_measured_compiled_and_in_eager(tmp_path):
     assert [len(found[way]["seconds"]) for way in ("compiled", "eager")] == [2, 2]
     names = {way: {event[0] for event in found[way]["events"]} for way in ("compiled", "eager")}
     assert "CompiledFunction" in names["compiled"] - names["eager"]
+    assert [len(found[way]["profiled"]) for way in ("compiled", "eager")] == [2, 2]
     assert json.loads((tmp_path / "steps_eager.trace.json").read_text())["traceEvents"]
     assert '"steps":{' in fxpasses.report(compiled).read_text()
+
+
+def test_one_interrupted_step_is_no_time_of_a_step(tmp_path):
+    compiled = compiled_with_report(tmp_path)
+    steps = []
+
+    def step():
+        steps.append(None)
+        if (
+            len(steps) == 14
+        ):  # the third that is profiled compiled: after 2 * 5 that are timed, and one to warm up
+            torch.ones(1).fill_(3.0)
+        torch.ones(1).sin()
+
+    measure_steps(step, tmp_path, count=3)
+    names = {event[0]: event[1] for event in read_report(tmp_path)["steps"]["compiled"]["events"]}
+    assert names["aten::sin"] == 1
+    assert "aten::fill_" not in names or names["aten::fill_"] == 1  # of torch.ones
+    assert fxpasses.report(compiled)
 
 
 def test_a_function_that_dynamo_leaves_in_eager_is_told(tmp_path):
@@ -336,7 +356,7 @@ def test_nothing_of_the_users_code_is_markup(recorded, tmp_path):
     compiled, _ = recorded
     page = fxpasses.report(compiled).read_text()
     assert "</script><img" not in page
-    assert page.count("<script") == page.count("</script>") == 4
+    assert page.count("<script") == page.count("</script>") == 5
     assert "default-src 'none'" in page
     body = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1]
     data = json.loads(body)
