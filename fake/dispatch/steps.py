@@ -160,7 +160,8 @@ def fold_constants(mode: Any, call: Call) -> Any:
 
 
 def refuse_unsupported_dtypes(mode: Any, call: Call) -> Any:
-    """What eager's kernel has no code for is refused, where the user calls the operator."""
+    """What eager's kernel has no code for is refused, where the user calls the operator: small tensors are tried, after the checks
+    of arguments, because some kernels write beyond their memory."""
     refuse_dtypes(mode, call)
     return NEXT
 
@@ -395,8 +396,8 @@ STEPS: tuple[Callable[[Any, Call], Any], ...] = (
     convert_inputs,
     make_numbers_real,
     fold_constants,
-    refuse_unsupported_dtypes,
     refuse_wrong_arguments,
+    refuse_unsupported_dtypes,
     refuse_wrong_in_place,
     higher_order,
     forget_written_constants,
@@ -413,6 +414,6 @@ STEPS: tuple[Callable[[Any, Call], Any], ...] = (
 )
 """In the order in which they are tried."""
 
-_OUTERMOST = (refuse_unsupported_dtypes, refuse_wrong_arguments, refuse_wrong_in_place, strides_of_gradient)
+_OUTERMOST = (refuse_wrong_arguments, refuse_unsupported_dtypes, refuse_wrong_in_place, strides_of_gradient)
 INNER_STEPS = tuple(step for step in STEPS if step not in _OUTERMOST)
 """The same for operators that another operator's kernel or decomposition calls."""

@@ -23,6 +23,7 @@ from fake.kernels._torch import (
     no_dispatch,
     views_are_noted,
 )
+from fake.kernels.checks import check_arguments
 from fake.kernels.out_variants import check_out, out_names, resize_out
 from fake.kernels.outputs import is_symbolic
 from fake.seam.dispatch import check
@@ -248,12 +249,21 @@ _ANSWERS: dict[str, tuple[OpOverload, Callable[..., Any]]] = {
 }
 
 
+#: Composites whose C++ code refuses arguments that it takes of subclasses of tensors.
+_CHECKED = {
+    "max_pool1d": aten.max_pool1d.default,
+    "scaled_dot_product_attention": aten.scaled_dot_product_attention.default,
+}
+
+
 def _put_in_front() -> Callable[[], None]:
-    """Register the answers at a dispatch key above autograd that only subclasses of tensors and dispatch modes have: real
-    tensors do not come by."""
+    """Register the answers, and the checks, at a dispatch key above autograd that only subclasses of tensors and dispatch modes
+    have: real tensors do not come by."""
     library = torch.library.Library("aten", "IMPL")
     for name, (func, answer) in _ANSWERS.items():
         library.impl(name, _in_front_of(func, answer), PYTHON_SNAPSHOT, with_keyset=True)
+    for name, func in _CHECKED.items():
+        library.impl(name, _checked(func), PYTHON_SNAPSHOT, with_keyset=True)
     return library._destroy
 
 
@@ -266,6 +276,15 @@ def _in_front_of(func: OpOverload, answer: Callable[..., Any]) -> Callable[..., 
     return dispatch
 
 
+def _checked(func: OpOverload) -> Callable[..., Any]:
+    def dispatch(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_ours(args[0]):
+            check_arguments(func, args, kwargs)
+        return func.redispatch(keyset & BELOW_PYTHON_SNAPSHOT, *args, **kwargs)
+
+    return dispatch
+
+
 def _is_ours(value: Any) -> bool:
     """Whether its mode asks our rules: fake tensors of torch's own modes keep torch's behaviour."""
     return getattr(getattr(value, "fake_mode", None), "asks_rules", False)
@@ -273,10 +292,10 @@ def _is_ours(value: Any) -> bool:
 
 PATCHES = LEDGER.add(
     Edit(
-        f"the dispatcher of aten, key {PYTHON_SNAPSHOT}: {', '.join(sorted(_ANSWERS))}",
+        f"the dispatcher of aten, key {PYTHON_SNAPSHOT}: {', '.join(sorted({**_ANSWERS, **_CHECKED}))}",
         _put_in_front,
         when=When.USE,
         versions=None,
-        lost="these operators read the data of fake tensors, or cannot resize out with symbolic sizes, and raise",
+        lost="these operators read the data of fake tensors, cannot resize out with symbolic sizes, or take what eager refuses",
     )
 )

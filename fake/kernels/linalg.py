@@ -1,4 +1,4 @@
-"""Linear algebra that is not structured: column-major results, as LAPACK leaves them, and ``addbmm_``."""
+"""Linear algebra that is not structured: column-major results, as LAPACK leaves them, and batches of matrices."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ def _addbmm_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwar
         wanted = torch.ops.aten.addbmm.default(*args, **kwargs)
         resize_out(self, wanted.shape)
     return self
+
+
+@rule("aten::bmm", "aten::baddbmm")
+def _batches(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Where there is nothing to multiply, dtypes are not compared on a CPU: the result has that of the last factor."""
+    *others, first, second = args[: 2 if func.name() == "aten::bmm" else 3]
+    dtypes = {other.dtype for other in (*others, first)}
+    plain = is_symbolic(args, kwargs) or second.dtype in dtypes or second.device.type != "cpu"
+    if plain or len(dtypes) > 1 or first.numel() * second.numel() != 0:
+        return structured(mode, func, args, kwargs)
+    with mode:
+        return func(*(other.to(second.dtype) for other in (*others, first)), second, **kwargs)
 
 
 @rule("aten::linalg_vector_norm")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, suggest_memory_format, torchs_answer
-from fake.kernels.outputs import in_format_of, is_symbolic, row_major
+from fake.kernels.outputs import fresh, in_format_of, is_symbolic, row_major
 from fake.kernels.registry import rule
 
 aten = torch.ops.aten
@@ -63,15 +63,23 @@ def _torchs_answer(
 ) -> Any:
     """torch's, asked without what its decomposition raises on, and no result depends on.
 
-    Its choice of a backend wants weight and bias where eager takes one without the other; the variance that is kept is divided by
-    one less than a channel has elements.
+    To the CPU's kernels, a weight or bias without elements is none. torch's choice of a backend wants weight and bias where eager
+    takes one without the other; the variance that is kept is divided by one less than a channel has elements.
     """
+    if args[0].device.type == "cpu" and not is_symbolic(args, kwargs):
+        args = (args[0], *(None if a is not None and a.numel() == 0 else a for a in args[1:3]), *args[3:])
     if func.name() == "aten::_batch_norm_with_update":
         given = next((a for a in args[1:5] if a is not None), None)
         args = (args[0], *(given if a is None else a for a in args[1:3]), *args[3:])
-    keeps_variance = func.name() == "aten::_native_batch_norm_legit" and args[5]
-    if keeps_variance and not is_symbolic(args, kwargs) and args[0].numel() == args[0].shape[1]:
-        return torchs_answer(mode, aten._native_batch_norm_legit.no_stats, (*args[:3], *args[5:]), kwargs)
+    with_statistics = func.name() == "aten::_batch_norm_with_update" or (len(args) == 8 and args[5])
+    if with_statistics and not is_symbolic(args, kwargs) and args[0].numel() == args[0].shape[1]:
+        settings = args[5:] if len(args) == 8 else (True, *args[5:])
+        answer = torchs_answer(mode, aten._native_batch_norm_legit.no_stats, (*args[:3], *settings), {})
+        return (
+            answer
+            if len(args) == 8
+            else (*answer, fresh(mode, (0,), None, dtype=torch.uint8, device=args[0].device))
+        )
     return torchs_answer(mode, func, args, kwargs)
 
 

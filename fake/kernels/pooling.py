@@ -48,5 +48,16 @@ def _max_pool(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
     return torchs_answer(mode, func, args, kwargs)
 
 
+@rule("aten::pixel_unshuffle")
+def _pixel_unshuffle(
+    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The CPU's kernel returns a copy of an image without elements, as it is."""
+    if is_symbolic(args, kwargs) or args[0].device.type != "cpu" or args[0].numel() != 0:
+        return NotImplemented
+    with mode:
+        return args[0].clone()
+
+
 def _in_format_on_cpu(mode: FakeTensorMode, answer: Any, input: Any) -> Any:
     return in_format_of(mode, answer, input) if input.device.type == "cpu" else answer

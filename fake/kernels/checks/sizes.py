@@ -14,9 +14,9 @@ __all__ = [
     "blocks_fill_image",
     "deviates_in_floating_point",
     "extremes_are_ordered",
-    "factors_fit",
     "grid_fits_input",
     "has_dimension",
+    "has_dimension_to_narrow",
     "has_enough_to_sample",
     "has_factor",
     "has_rows_to_take",
@@ -25,7 +25,6 @@ __all__ = [
     "is_computed_in",
     "kernel_and_padding",
     "mask_fits",
-    "matmul_can_take",
     "normalizes_something",
     "one_target_per_class",
     "one_target_per_pixel",
@@ -34,6 +33,7 @@ __all__ = [
     "one_weight_per_point",
     "pads_forwards",
     "pivots_on_the_cpu",
+    "pools_rows_of_floats",
     "pools_something",
     "random_numbers_are_floating",
     "reduces_dimension",
@@ -139,6 +139,26 @@ def pools_something(func: OpOverload, given: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
+@check_for("max_pool1d")
+def pools_rows_of_floats(func: OpOverload, given: dict[str, Any]) -> None:
+    """The CPU's kernel for one dimension, which runs where no gradient is wanted, has no code for other numbers."""
+    self = given["self"]
+    refuse(
+        self.device.type == "cpu" and not self.is_quantized and not self.dtype.is_floating_point, func,
+        f"not implemented for {self.dtype} (argument 'self')", NotImplementedError,
+    )  # fmt: skip
+
+
+@check_for("narrow_copy")
+def has_dimension_to_narrow(func: OpOverload, given: dict[str, Any]) -> None:
+    """The CPU's kernel has an error of its own where it has not."""
+    self = given["self"]
+    refuse(
+        self.device.type == "cpu" and 0 < self.dim() <= given["dim"], func,
+        f"argument 'dim' is {given['dim']}, and argument 'self' has {self.dim()} dimensions",
+    )  # fmt: skip
+
+
 @check_for("bincount")
 def one_weight_per_number(func: OpOverload, given: dict[str, Any]) -> None:
     """Weights are as many as there are numbers to count."""
@@ -153,17 +173,6 @@ def one_weight_per_number(func: OpOverload, given: dict[str, Any]) -> None:
 def mask_fits(func: OpOverload, given: dict[str, Any]) -> None:
     """The mask and what it masks broadcast."""
     torch.broadcast_shapes(given["self"].shape, given["mask"].shape)
-
-
-@check_for("_scaled_mm", "_scaled_mm_v2")
-def factors_fit(func: OpOverload, given: dict[str, Any]) -> None:
-    """Matrices, with as many columns of the first as rows of the second."""
-    self, mat2 = given["self"], given["mat2"]
-    refuse(
-        self.dim() == 2 and mat2.dim() == 2 and self.shape[1] != mat2.shape[0], func,
-        f"mat_a and mat_b shapes cannot be multiplied ({list(self.shape)} and {list(mat2.shape)})",
-        ValueError if func._schema.name.endswith("v2") else RuntimeError,
-    )  # fmt: skip
 
 
 @check_for("_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors", "_histogramdd_bin_edges")
@@ -319,10 +328,15 @@ def targets_add_no_dimension(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("_embedding_bag", "_embedding_bag_forward_only")
 def has_rows_to_take(func: OpOverload, given: dict[str, Any]) -> None:
-    """No index is in range of a table without rows."""
+    """No index is in range of a table without rows; of the maxima of no bag, the CPU's kernel writes beyond its memory."""
     refuse(
         given["weight"].shape[0] == 0 and given["indices"].numel() > 0, func,
         "indices must be in the range [0, 0): argument 'weight' has no rows",
+    )  # fmt: skip
+    bags = given["offsets"].numel()
+    refuse(
+        given["mode"] == 2 and bags == 0 and given["indices"].numel() > 0 and given["weight"].device.type == "cpu", func,
+        "there is no bag for the indices: argument 'offsets' has no elements",
     )  # fmt: skip
 
 
@@ -389,21 +403,6 @@ def has_enough_to_sample(func: OpOverload, given: dict[str, Any]) -> None:
         not given["replacement"] and given["num_samples"] > given["self"].shape[-1], func,
         "cannot sample n_sample > prob_dist.size(-1) samples without replacement",
     )  # fmt: skip
-
-
-@check_for("addmm")
-def matmul_can_take(func: OpOverload, given: dict[str, Any]) -> None:
-    """What is added to a matmul has at most two dimensions."""
-    result = (given["mat1"].shape[0], given["mat2"].shape[-1])
-    shape = given["self"].shape
-    fits = len(shape) <= 2 and all(
-        a in (b, 1) for a, b in zip(reversed(shape), reversed(result), strict=False)
-    )
-    refuse(
-        not fits,
-        func,
-        f"argument 'self' of shape {list(shape)} cannot be expanded to the matmul's {list(result)}",
-    )
 
 
 @check_for("native_group_norm")

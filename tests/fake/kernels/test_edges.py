@@ -41,6 +41,12 @@ def zeros(dtype, *sizes):
     return torch.zeros(sizes or (3,), dtype=dtype)
 
 
+def attention(query, mask):
+    return F.scaled_dot_product_attention(
+        torch.ones(query), torch.ones(2, 5, 4), torch.ones(2, 5, 4), torch.ones(mask)
+    )
+
+
 WITH_A_NUMBER = {
     "where": lambda d, n: torch.where(zeros(torch.bool), zeros(d), n),
     "where, first": lambda d, n: torch.where(zeros(torch.bool), n, zeros(d)),
@@ -65,7 +71,7 @@ WITH_A_NUMBER = {
 def outcome(call):
     try:
         made = call()
-    except (RuntimeError, NotImplementedError, TypeError):
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return "refused"
     made = made if isinstance(made, tuple) else (made,)
     return [(t.shape, t.stride(), t.dtype) for t in made]
@@ -232,6 +238,13 @@ REFUSED = {
         zeros(torch.half, 3, 5), zeros(torch.int64), weight=zeros(torch.half, 5)
     ),
     "a complex boundary": lambda: torch.bucketize(2 + 0j, torch.ones(3)),
+    "a mask of more queries": lambda: attention((2, 1, 4), (3, 5)),
+    "a mask of more dimensions": lambda: attention((2, 3, 4), (1, 1, 1, 1, 5)),
+    "rows of integers to pool": lambda: F.max_pool1d(zeros(torch.int64, 1, 4), 2),
+    "matrices of sixteen bits to scale": lambda: torch._scaled_mm(
+        zeros(torch.bfloat16, 4, 16), zeros(torch.float8_e4m3fn, 16, 16).t(), torch.ones(()), torch.ones(())
+    ),
+    "a dimension to narrow that is not there": lambda: torch.narrow_copy(torch.ones(3), 1, 0, 1),
 }
 
 
@@ -242,13 +255,47 @@ def test_what_eager_refuses(name):
         assert outcome(REFUSED[name]) == "refused"
 
 
+def test_maxima_of_no_bag_are_refused():
+    """Eager's kernel ends the process, and so would asking it."""
+    with fake.FakeTensorMode(), pytest.raises(RuntimeError, match="'offsets' has no elements"):
+        F.embedding_bag(zeros(torch.int64), torch.ones(5, 5), zeros(torch.int64, 0), mode="max")
+
+
 def image_loss(change):
     image = change(torch.ones(2, 3, 4, 4)).requires_grad_()
     loss = F.nll_loss(image, torch.zeros(2, *image.shape[2:], dtype=torch.int64))
     return torch.autograd.grad(loss, image)
 
 
+OF_NOTHING = {
+    "factors of two dtypes": lambda: torch.bmm(zeros(torch.half, 2, 0, 3), torch.ones(2, 3, 4)),
+    "factors without a common size": lambda: zeros(torch.int64, 2, 3, 0) @ torch.ones(2, 0, 4),
+    "factors and a sum of another dtype": lambda: torch.baddbmm(
+        torch.ones(4), torch.ones(2, 3, 0), zeros(torch.float64, 2, 0, 4)
+    ),
+    "images to shuffle": lambda: F.pixel_unshuffle(torch.ones(0, 1, 6, 6), 3),
+    "images to shuffle back": lambda: F.pixel_shuffle(torch.ones(0, 9, 2, 2), 3),
+    "weights of a norm": lambda: torch.native_batch_norm(
+        torch.ones(2, 3, 4), torch.ones(0), None, torch.ones(3), torch.ones(3), True, 0.1, 1e-5
+    ),
+    "bias of a norm": lambda: torch.native_batch_norm(
+        torch.ones(2, 3, 4), torch.ones(3), torch.ones(0), torch.ones(3), torch.ones(3), False, 0.1, 1e-5
+    ),
+    "a mask for one query": lambda: attention((2, 1, 4), (1, 5)),
+    "a mask for all batches": lambda: attention((3, 4), (2, 3, 5)),
+}
+
+
+@pytest.mark.parametrize("name", OF_NOTHING)
+def test_what_eager_takes_of_nothing(name):
+    expected = outcome(OF_NOTHING[name])
+    assert expected != "refused"
+    with fake.FakeTensorMode():
+        assert outcome(OF_NOTHING[name]) == expected
+
+
 AS_IN_EAGER = {
+    "a mask of one dimension more": lambda: attention((2, 3, 4), (1, 1, 1, 5)),
     "groups with gaps": lambda: torch.native_group_norm(torch.ones(1, 2, 4).mT, None, None, 1, 4, 2, 2, 1e-5),
     "wide exponents": lambda: torch.frexp(torch.ones(3), out=(torch.ones(3), zeros(torch.int64))),
     "a bound below all": lambda: zeros(torch.uint8).clamp(max=-1),
@@ -323,10 +370,17 @@ def test_batch_norm_with_one_of_weight_and_bias(name):
         assert outcome(call) == expected
 
 
-def test_batch_norm_of_one_element_for_each_channel():
+ONE_EACH = {
+    "legit": lambda x, *given: torch.ops.aten._native_batch_norm_legit(x, *given, True, 0.1, 1e-5),
+    "native": lambda x, *given: torch.native_batch_norm(x, *given, True, 0.1, 1e-5),
+    "with update": lambda x, *given: torch.ops.aten._batch_norm_with_update(x, *given, 0.1, 1e-5),
+}
+
+
+@pytest.mark.parametrize("name", ONE_EACH)
+def test_batch_norm_of_one_element_for_each_channel(name):
     def call():
-        stats = torch.zeros(3), torch.ones(3)
-        return torch.ops.aten._native_batch_norm_legit(torch.ones(1, 3), None, None, *stats, True, 0.1, 1e-5)
+        return ONE_EACH[name](torch.ones(1, 3), None, None, torch.zeros(3), torch.ones(3))
 
     expected = outcome(call)
     assert expected != "refused"

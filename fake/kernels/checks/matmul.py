@@ -1,0 +1,103 @@
+"""Checks of matmuls, and of attention, which is made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fake.kernels._torch import OpOverload
+from fake.kernels.checks.registry import check_for, is_refused, refuse
+from fake.kernels.outputs import is_symbolic
+
+__all__ = ["factors_fit", "factors_have_eight_bits", "mask_does_not_grow_scores", "matmul_can_take"]
+
+
+@check_for("_scaled_mm", "_scaled_mm_v2")
+def factors_fit(func: OpOverload, given: dict[str, Any]) -> None:
+    """Matrices, with as many columns of the first as rows of the second, which the second version does not compare of nothing."""
+    self, mat2 = given["self"], given["mat2"]
+    second = func._schema.name.endswith("v2")
+    for name, value in (("self", self), ("mat2", mat2)):
+        refuse(
+            second and value.dim() != 2, func,
+            f"argument {name!r} must be a matrix, but has {value.dim()} dimensions", ValueError,
+        )  # fmt: skip
+    of_nothing = second and not is_symbolic((self, mat2), {}) and self.numel() * mat2.numel() == 0
+    refuse(
+        not of_nothing and self.dim() == 2 and mat2.dim() == 2 and self.shape[1] != mat2.shape[0], func,
+        f"mat_a and mat_b shapes cannot be multiplied ({list(self.shape)} and {list(mat2.shape)})",
+        ValueError if second else RuntimeError,
+    )  # fmt: skip
+
+
+@check_for("_scaled_mm", "_scaled_mm_v2")
+def factors_have_eight_bits(func: OpOverload, given: dict[str, Any]) -> None:
+    """On a CPU, there is no matrix of another dtype, and no scale but in float32."""
+    factors = [given[name] for name in ("self", "mat2")]
+    scales = given["scale_a"], given["scale_b"]
+    if factors[0].device.type != "cpu" or any(factor.dim() != 2 for factor in factors):
+        return
+    for name, value in zip(("self", "mat2"), factors, strict=True):
+        refuse(
+            value.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2), func,
+            f"Invalid scaling configuration: argument {name!r} should be float8, but is {value.dtype}", ValueError,
+        )  # fmt: skip
+    for scale in (s for given in scales for s in (given if isinstance(given, list | tuple) else (given,))):
+        refuse(
+            scale.dtype is not torch.float32, func,
+            f"Invalid scaling configuration: scales should be float32, but one is {scale.dtype}", ValueError,
+        )  # fmt: skip
+
+
+@check_for("addmm")
+def matmul_can_take(func: OpOverload, given: dict[str, Any]) -> None:
+    """What is added to a matmul has at most two dimensions."""
+    result = (given["mat1"].shape[0], given["mat2"].shape[-1])
+    shape = given["self"].shape
+    fits = len(shape) <= 2 and all(
+        a in (b, 1) for a, b in zip(reversed(shape), reversed(result), strict=False)
+    )
+    refuse(
+        not fits,
+        func,
+        f"argument 'self' of shape {list(shape)} cannot be expanded to the matmul's {list(result)}",
+    )
+
+
+@check_for("scaled_dot_product_attention")
+def mask_does_not_grow_scores(func: OpOverload, given: dict[str, Any]) -> None:
+    """A mask is added to the scores in place: it has no dimension more than they have, and no size where theirs is 1."""
+    query, key, mask = given["query"], given["key"], given["attn_mask"]
+    if mask is None or query.device.type != "cpu" or min(query.dim(), key.dim()) < 2:
+        return
+    ranks = max(query.dim(), key.dim())
+    if query.dim() == key.dim() == 3 and not is_refused(_mask_of_four_dimensions):
+        ranks = 4
+    refuse(
+        mask.dim() > ranks, func,
+        f"output with {ranks} dimensions doesn't match the broadcast shape of argument 'attn_mask', {list(mask.shape)}",
+    )  # fmt: skip
+    batches = zip(_backwards(query, ranks), _backwards(key, ranks), strict=True)
+    scores = (key.shape[-2], query.shape[-2], *(b if _is(a, 1) else a for a, b in batches))
+    for place, (score, size) in enumerate(zip(scores, reversed(mask.shape), strict=False)):
+        refuse(
+            _is(score, 1) and isinstance(size, int) and size != 1, func,
+            f"scores have size 1 in dimension {-1 - place}, but argument 'attn_mask' has shape {list(mask.shape)}",
+        )  # fmt: skip
+
+
+def _mask_of_four_dimensions() -> torch.Tensor:
+    query, key = torch.ones(2, 3, 4), torch.ones(2, 5, 4)
+    return torch.nn.functional.scaled_dot_product_attention(query, key, key, torch.ones(1, 1, 1, 5))
+
+
+def _backwards(tensor: torch.Tensor, ranks: int) -> list[Any]:
+    """The sizes before the last two, last first, filled up with 1."""
+    sizes = list(reversed(tensor.shape[:-2]))
+    return [*sizes, *[1] * (ranks - 2 - len(sizes))]
+
+
+def _is(size: Any, value: int) -> bool:
+    """Whether a size is a number, and this one: symbolic sizes are not compared, which would leave a guard."""
+    return isinstance(size, int) and size == value
