@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--network", metavar="FILE", help="YAML with attributes of fxpasses.distributed.network.Cluster"
     )
     parser.add_argument("--memory-budget", type=float, help="as in the backend's options")
+    parser.add_argument(
+        "--report", metavar="DIRECTORY", help="write the graphs, and a page with the timeline of the best"
+    )
     parser.add_argument("--trace", metavar="FILE", help="write the timeline of the best for Perfetto")
     parser.add_argument(
         "--measure", action="store_true", help="measure calls on this machine instead of estimating them"
@@ -60,7 +63,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         try:
             cluster = Cluster.from_mapping(_read(arguments.network)) if arguments.network else Cluster()
             say("capturing the graphs of one rank")
-            captured, groups = capture_rank(make, arguments.mesh, arguments.memory_budget)
+            captured, groups = capture_rank(make, arguments.mesh, arguments.memory_budget, arguments.report)
             rows, best = [], None
             for number, (bucket, ahead) in enumerate(_SETTINGS):
                 say(f"simulating {_setting(bucket, ahead)}", number, len(_SETTINGS))
@@ -83,11 +86,22 @@ def run(arguments: argparse.Namespace) -> Outcome:
     if arguments.trace:
         Path(arguments.trace).write_text(json.dumps(found.trace()))
     settings = [
-        {"bucket_bytes": bucket, "ahead_bytes": ahead, **_figures(one)} for bucket, ahead, one in rows
+        {"name": _setting(bucket, ahead), "bucket_bytes": bucket, "ahead_bytes": ahead, **_figures(one)}
+        for bucket, ahead, one in rows
     ]
     data = {"ranks": ranks, "mesh": arguments.mesh, "cluster": dataclasses.asdict(cluster), "settings": settings,
             "best": name, "seconds_if": others, "peak_at": found.peak_at, "alive_at_peak": dict(found.alive)}  # fmt: skip
+    if arguments.report:
+        _write_page({**data, **found.timeline()}, Path(arguments.report))
     return Outcome(0, data, lambda: _show(data))
+
+
+def _write_page(simulation: dict[str, Any], directory: Path) -> None:
+    from fxpasses.reports.page import report
+    from fxpasses.reports.versions import SIMULATION_FILE
+
+    (directory / SIMULATION_FILE).write_text(json.dumps(simulation))
+    report(directory)
 
 
 _MIB = 1 << 20
@@ -126,7 +140,8 @@ def _show(data: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"one step on {data['ranks']} devices: milliseconds, and MB at the peak; estimated")
+    title = f"one step on {data['ranks']} devices: milliseconds, and MB at the peak; estimated"
+    table = Table(title=title, box=None, pad_edge=False)
     for column in ("setting", "step", "compute", "network", "waited", "messages", "memory"):
         table.add_column(column, justify="left" if column == "setting" else "right", no_wrap=True)
     seen = set()
@@ -134,7 +149,7 @@ def _show(data: dict[str, Any]) -> None:
         milliseconds = [f"{row[name] * 1e3:.2f}" for name in ("seconds", "compute", "network", "exposed")]
         cells = (*milliseconds, str(row["messages"]), f"{row['peak_bytes'] / 1e6:.1f}")
         if cells not in seen:  # larger buckets than there is to send change nothing
-            table.add_row(_setting(row["bucket_bytes"], row["ahead_bytes"]), *cells)
+            table.add_row(row["name"], *cells)
         seen.add(cells)
     console = Console()
     console.print(table)

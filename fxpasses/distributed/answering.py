@@ -246,7 +246,7 @@ def came(store: _torch.Store, key: str, seconds: float) -> bool:
         key: the key.
         seconds: the time.
     """
-    end, pause = time.monotonic() + seconds, 0.001
+    end, pause = time.monotonic() + seconds, 0.0001
     while not store.check([key]):
         if time.monotonic() > end:
             return False

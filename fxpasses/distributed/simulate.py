@@ -80,6 +80,7 @@ class Simulation:
         peak_at: the node at the worst moment.
         alive: what is alive then, largest first: name and bytes.
         events: everything that takes time, in order.
+        memory: seconds after the beginning, and the bytes that live from then on.
     """
 
     seconds: float = 0.0
@@ -92,6 +93,19 @@ class Simulation:
     peak_at: str = ""
     alive: tuple[tuple[str, int], ...] = ()
     events: list[Event] = field(default_factory=list, repr=False)
+    memory: list[tuple[float, int]] = field(default_factory=list, repr=False)
+
+    def timeline(self) -> dict[str, Any]:
+        """The timeline as the page of a report draws it: the names of the streams, events as rows (stream, node, graph, start, seconds, bytes), and memory."""
+        streams = sorted(
+            {event.stream for event in self.events},
+            key=lambda name: (name != "compute", name != "wait", name),
+        )
+        rows = [
+            [streams.index(e.stream), e.name, e.graph, round(e.start, 9), round(e.seconds, 9), e.size]
+            for e in self.events
+        ]
+        return {"streams": streams, "events": rows, "memory": self.memory}
 
     def trace(self) -> dict[str, Any]:
         """The timeline in the format that Perfetto and ``chrome://tracing`` open (Trace Event Format; microseconds)."""
@@ -245,6 +259,8 @@ class _Clock:
                     self._allocate(node)
             for root in last.get(node, ()):
                 self._bytes -= self._alive.pop(root, 0)
+            if self.found.memory[-1:] != [(self._now, self._bytes)]:
+                self.found.memory.append((self._now, self._bytes))
 
     def _allocate(self, node: fx.Node) -> None:
         size = self._alive[node] = self._costs.bytes_of(node)

@@ -24,6 +24,7 @@ from fxpasses.partitioner import META_KEY, PartitionReport
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.pipeline.stages import Hooks
+from fxpasses.reports.files import GraphFiles
 from fxpasses.reports.text import annotated_code
 
 __all__ = ["Captured", "SavedValue", "capture"]
@@ -101,6 +102,7 @@ def capture(
     passes: Sequence[Pass | str] = (),
     memory_budget: float | None = None,
     decompose: bool = True,
+    report: str | None = None,
     **example_kwargs: Any,
 ) -> Captured:
     """Capture the forward and backward graphs of a function or module, without running it.
@@ -115,6 +117,7 @@ def capture(
         memory_budget: see :class:`~fxpasses.Options`.
         decompose: whether to decompose operators as is done for Inductor: the graphs are then those that passes see under
             ``torch.compile``. ``False`` keeps ATen's operators (``aten.gelu``), which no pass meets there.
+        report: a directory for the graphs, of which ``fxpasses report`` makes a page.
         **example_kwargs: its keyword arguments.
 
     Raises:
@@ -130,9 +133,12 @@ def capture(
     """
     options = Options.parse({"passes": list(passes), "memory_budget": memory_budget, "regions": "off"})
     recorder = _Recorder(options, decompose)
-    hooks = Hooks(lambda *_: recorder, [recorder.observer])
+    observers: list[Observer] = [recorder.observer, *([GraphFiles(report)] if report else [])]
+    hooks = Hooks(lambda *_: recorder, observers)
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        for observer in observers:
+            observer.dynamo(gm, options)
         return compile_graph(gm, inputs, options, hooks)
 
     # A wrapper of our own keeps what Dynamo caches apart from the user's own compilations, and from other captures.
@@ -144,6 +150,9 @@ def capture(
     try:
         compiled(*example_inputs, **example_kwargs)
     except _Captured as done:
+        if recorder.backward_graph is not None:
+            for observer in observers:  # no backward pass came to its compiler
+                observer.graph("backward", recorder.backward_graph)
         return recorder.result(done.inputs)
     except StageError:
         raise

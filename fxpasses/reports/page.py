@@ -14,7 +14,7 @@ from fxpasses.counters import EAGER_FILE
 from fxpasses.errors import ReportError
 from fxpasses.reports.advice import advice
 from fxpasses.reports.against import compare
-from fxpasses.reports.versions import LEDGER_FILE, SCHEMA, STEPS_FILE
+from fxpasses.reports.versions import LEDGER_FILE, SCHEMA, SIMULATION_FILE, STEPS_FILE
 
 __all__ = ["directory_of", "read_report", "report", "write_page"]
 
@@ -97,7 +97,7 @@ def read_report(
         process: the number of a process: what others have left there is passed over.
 
     Returns:
-        ``schema``, ``graphs``, ``advice``, ``eager`` (functions that Dynamo left as they are), ``steps`` and ``ledger`` (of tuning; or None), and ``against``.
+        ``schema``, ``graphs``, ``advice``, ``eager`` (functions that Dynamo left as they are), ``steps``, ``ledger`` (of tuning) and ``simulation`` (or None), and ``against``.
 
     Raises:
         ReportError: there is no such directory, no report in it, or one of another version.
@@ -129,8 +129,9 @@ def read_report(
         raise ReportError(
             f"there is no report in {str(root)!r}: compile with options={{'report': {str(root)!r}}}, and call what was compiled"
         )
-    steps, ledger = (
-        _read(root / name) if (root / name).is_file() else None for name in (STEPS_FILE, LEDGER_FILE)
+    steps, ledger, simulation = (
+        _read(root / name) if (root / name).is_file() else None
+        for name in (STEPS_FILE, LEDGER_FILE, SIMULATION_FILE)
     )
     try:
         told = advice(graphs, eager, steps)
@@ -139,7 +140,7 @@ def read_report(
             f"a graph.json in {str(root)!r} is not as fxpasses writes it: {type(error).__name__} {error}"
         ) from error
     data = {"schema": SCHEMA, "graphs": graphs, "advice": told, "eager": eager,
-            "steps": steps, "ledger": ledger}  # fmt: skip
+            "steps": steps, "ledger": ledger, "simulation": simulation}  # fmt: skip
     if against is not None:
         data["against"] = {"directory": str(against), **compare(read_report(against), data)}
     return data
@@ -178,6 +179,7 @@ def write_page(data: dict[str, Any], file: Path) -> Path:
             _asset("vendor/dagre.min.js"),
             _asset("vendor/uPlot.iife.min.js"),
             _asset("elements.js"),
+            _asset("timeline.js"),
             _asset("report.js"),
         ],
     )

@@ -1,12 +1,15 @@
 """The version of the data of a report, and its fields; known without torch."""
 
-__all__ = ["LEDGER_FILE", "NODE_FIELDS", "SCHEMA", "STEPS_FILE"]
+__all__ = ["LEDGER_FILE", "NODE_FIELDS", "SCHEMA", "SIMULATION_FILE", "STEPS_FILE"]
 
 LEDGER_FILE = "ledger.json"
 """What tuning tried and kept, one element a graph, beside the graphs of a report."""
 
 STEPS_FILE = "steps.json"
 """Measured steps, beside the graphs of a report."""
+
+SIMULATION_FILE = "simulation.json"
+"""A simulated step, beside the graphs of a report."""
 
 SCHEMA = 1
 """Goes up when a field changes its meaning or is gone; new fields do not change it."""

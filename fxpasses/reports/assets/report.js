@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const TABS = [...(data.against ? ["Against"] : []), "Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels", ...(data.steps ? ["Steps"] : []), ...(data.ledger ? ["Tuning"] : [])];
+  const TABS = [...(data.against ? ["Against"] : []), "Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels", ...(data.steps ? ["Steps"] : []), ...(data.ledger ? ["Tuning"] : []), ...(data.simulation ? ["Simulation"] : [])];
   const AROUND = 4;           // lines of source before and after one with operators
   const DRAWN = 120;          // boxes that are laid out at once
   const view = document.getElementById("view"), detail = document.getElementById("detail");
@@ -326,6 +326,8 @@
         digits(entry.predicted), digits(entry.ratio), entry.low === null ? "" : `${digits(entry.low)} to ${digits(entry.high)}`, digits(entry.memory), String(entry.changed || ""), entry.verdict]))
         : h("p", {}, "Nothing was tried.")];
   });
+
+  VIEWS.Simulation = () => simulation(data.simulation);
 
   function nodeTable(nodes, everywhere) {
     const several = everywhere && data.graphs.length > 1;

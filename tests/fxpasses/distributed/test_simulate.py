@@ -16,6 +16,7 @@ from fxpasses.distributed.network import Cluster
 from fxpasses.distributed.simulate import Group, measure, simulate, with_passes
 from fxpasses.errors import SimulationError
 from fxpasses.passes import OverlapCollectives
+from fxpasses.reports.page import read_report
 
 PLAIN = Cluster(
     local=1, latency=1.0, bandwidth=64.0, algorithm="ring", flops=1e30, memory_bandwidth=1e30, launch=10.0
@@ -174,6 +175,7 @@ def test_the_command(tmp_path, capsys):
     arguments = [
         "simulate", "--json", "--model", f"{tmp_path}/model.py:make", "--mesh", "dp=16384", "--ranks", "16384",
         "--network", str(tmp_path / "cluster.yaml"), "--trace", str(trace),
+        "--report", str(tmp_path / "report"),
     ]  # fmt: skip
     assert main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
@@ -185,6 +187,11 @@ def test_the_command(tmp_path, capsys):
     assert best < plain["seconds"]
     assert best < found["seconds_if"]["twice the latency"]
     assert json.loads(trace.read_text())["traceEvents"]
+    (graph,), drawn = (read_report(tmp_path / "report")[name] for name in ("graphs", "simulation"))
+    assert {"forward", "backward"} <= set(graph["graphs"])
+    assert drawn["streams"] == ["compute", "wait", "dp"]
+    assert max(size for _, size in drawn["memory"]) > 0
+    assert "all_gather" in (tmp_path / "report" / "report.html").read_text()
     assert not dist.is_initialized()
 
 

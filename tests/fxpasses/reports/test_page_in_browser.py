@@ -61,6 +61,35 @@ def made_up(layers, calls):
         "ledger": [
             Kept("abcdef012345", (), (entry,), ratio=(0.9, 0.8, 0.95), left=(BOLD,), struck=BOLD).to_data()
         ],
+        "simulation": {
+            "ranks": 8,
+            "mesh": {"dp": 8},
+            "best": BOLD,
+            "peak_at": BOLD,
+            "alive_at_peak": {BOLD: 4},
+            "seconds_if": {BOLD: 1.0},
+            "settings": [
+                {
+                    "name": BOLD,
+                    "bucket_bytes": 0,
+                    "ahead_bytes": 0,
+                    "seconds": 0.5,
+                    "compute": 0.4,
+                    "network": 0.2,
+                    "exposed": 0.1,
+                    "messages": 2,
+                    "peak_bytes": 4,
+                }
+            ]
+            * 2,
+            "streams": ["compute", "wait", "dp"],
+            "memory": [[0.0, 4], [0.4, 2]],
+            "events": [
+                [0, BOLD, "forward", 0.0, 0.4, 0],
+                [1, BOLD, "backward", 0.4, 0.1, 0],
+                [2, BOLD, "backward", 0.3, 0.2, 8],
+            ],
+        },
     }
 
 
@@ -93,7 +122,18 @@ def test_every_tab_opens_without_an_error_and_nothing_of_the_data_runs(chromium,
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (background == "rgb(255, 255, 255)") == (scheme == "light")
     texts = {}
-    for tab in ("Summary", "Source", "Graphs", "Passes", "Memory", "Sizes", "Kernels", "Steps", "Tuning"):
+    for tab in (
+        "Summary",
+        "Source",
+        "Graphs",
+        "Passes",
+        "Memory",
+        "Sizes",
+        "Kernels",
+        "Steps",
+        "Tuning",
+        "Simulation",
+    ):
         page.get_by_role("tab", name=tab).click()
         for closed in page.locator("main details:not([open]) > summary").all():
             if closed.is_visible():
@@ -105,8 +145,22 @@ def test_every_tab_opens_without_an_error_and_nothing_of_the_data_runs(chromium,
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, tab
     assert all(
         BOLD in texts[tab]
-        for tab in ("Summary", "Source", "Passes", "Memory", "Sizes", "Kernels", "Steps", "Tuning")
+        for tab in (
+            "Summary",
+            "Source",
+            "Passes",
+            "Memory",
+            "Sizes",
+            "Kernels",
+            "Steps",
+            "Tuning",
+            "Simulation",
+        )
     )
+    assert texts["Simulation"].count("500.0 ms\t400.0 ms\t200.0 ms\t100.0 ms\t2\t4 B") == 1
+    box = page.locator(".u-over").bounding_box()
+    page.mouse.move(box["x"] + 0.95 * box["width"], box["y"] + 60)
+    assert f"{BOLD} (backward): 200.0 ms from 300.0 ms on, 8 B" in page.inner_text("main")
     assert "loses\t1.10\t1.23\t1.20 to 1.30\t\t4" in texts["Tuning"]
     assert "graph_0 forward\t2\t4.0 ms\t10.0 %" in texts["Steps"]
     assert "cpp_fused_mul_0\t2\t2.0 ms\t5.0 %\tmul_1" in texts["Steps"]

@@ -356,7 +356,7 @@ def test_nothing_of_the_users_code_is_markup(recorded, tmp_path):
     compiled, _ = recorded
     page = fxpasses.report(compiled).read_text()
     assert "</script><img" not in page
-    assert page.count("<script") == page.count("</script>") == 5
+    assert page.count("<script") == page.count("</script>") == 6
     assert "default-src 'none'" in page
     body = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)[1]
     data = json.loads(body)
