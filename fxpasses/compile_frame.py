@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import SymInt, distributed, fx
+from torch import Tensor, distributed, fx
 
 from fxpasses import _torch
 from fxpasses.checking.lowered import LoweringCheck
@@ -165,7 +165,7 @@ def _rank_check(
     compile_id = _torch.CompileContext.current_compile_id()
     frame = "a graph" if compile_id is None else f"frame {compile_id.frame_id}"
     names = zip(input_names(gm), example_inputs, strict=True)
-    return Agreement(made, ["" if isinstance(value, SymInt) else name for name, value in names], frame)
+    return Agreement(made, [name if isinstance(value, Tensor) else "" for name, value in names], frame)
 
 
 def limited_options(options: Options, limits: Limits) -> Options:

@@ -44,7 +44,7 @@ class Agreement:
 
         Args:
             made: everything that decides the compilation.
-            inputs: the names of the Dynamo graph's inputs, in order; ``""`` for a symbolic size, which not every rank need have.
+            inputs: the names of the Dynamo graph's inputs, in order; ``""`` for what is no tensor (symbolic sizes, meshes), which not every rank need have.
             code: which code is compiled: the same text when it is compiled again.
         """
         self._made, self._inputs, self._code = made, inputs, code

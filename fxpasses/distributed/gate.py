@@ -7,6 +7,7 @@ import datetime
 import functools
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ from fxpasses.distributed.signature import CollectiveCall, Signature, first_diff
 from fxpasses.errors import RankMismatchError
 
 __all__ = ["Gate", "Offer", "key"]
+
+log = logging.getLogger(__name__)
 
 
 def key(group: str, ranks: Sequence[int]) -> str:
@@ -158,7 +161,7 @@ class Gate:
 
     def _ask_who_is_missing(self, offer: Offer) -> None:
         """Wait for the last rank; meanwhile find out whether one will never come."""
-        started, heard, fitting = time.monotonic(), dict[int, float](), set[int]()
+        started, heard, fitting, warned = time.monotonic(), dict[int, float](), set[int](), set[int]()
         eager = _EagerCollectives(len(self.ranks) == dist.get_world_size())
         patience = self.patience.total_seconds()
         most_silent = min(SILENT_AFTER, patience / 2)
@@ -191,7 +194,16 @@ class Gate:
                         )
                     elif self._waits_for_this(state["waits"]) and time.monotonic() - started > STUCK_AFTER:
                         return self._cross(rank, state["waits"], offer)
-                elif (silent := time.monotonic() - heard.get(rank, started)) > most_silent:
+                    continue
+                silent = time.monotonic() - heard.get(rank, started)
+                if silent > STUCK_AFTER and rank not in warned:
+                    warned.add(rank)
+                    log.warning(
+                        "rank %d waits for rank %d, which does not answer: it has not called torch.compile yet, has ended, or hangs",
+                        self.rank,
+                        rank,
+                    )
+                if silent > most_silent:
                     return self._give_up(
                         rank,
                         offer,

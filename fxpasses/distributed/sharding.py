@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from fxpasses.distributed.answering import Answering
 from fxpasses.distributed.fully_sharded import is_fully_sharded, read_as_shards
 from fxpasses.distributed.gathering import Gather, gather_in_graph
 from fxpasses.errors import ShardingError
@@ -61,6 +62,7 @@ def shard(
     if mesh is None:
         raise ShardingError("", "pass a mesh: fully_shard was not called on the model")
     dimensions = _dimensions(model, mesh, plan or {})
+    Answering.introduce()
     shards: dict[nn.Parameter, nn.Parameter] = {}
     gathers: dict[nn.Module, dict[str, Gather]] = {}
     for module in list(model.modules()):

@@ -1,10 +1,15 @@
 """Signatures say what a graph sends in words that every rank shares."""
 
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from fxpasses import compile_frame
+from fxpasses.compiling.history import describe_compilation
+from fxpasses.compiling.options import Options
 from fxpasses.distributed.signature import CollectiveCall, first_difference, signatures
 
 _C10D = torch.ops._c10d_functional
@@ -51,6 +56,18 @@ def test_a_value_of_this_ranks_partition_says_nothing():
 
 def test_a_graph_without_collectives_has_no_signature():
     assert signatures(graph_of([]), NAMES) == {}
+
+
+def test_names_of_inputs_are_those_of_tensors():
+    """Which layer's hooks Dynamo found the mesh in is another one on ranks that call layers in another order; it says nothing about the tensors."""
+    gm = fx.symbolic_trace(lambda w, mesh: w)
+    made = describe_compilation(gm, [torch.ones(2), object()], Options())
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        agreement = compile_frame._rank_check(Options(), made, gm, [torch.ones(2), object()])
+    finally:
+        dist.destroy_process_group()
+    assert agreement._inputs == ["w", ""]
 
 
 _CALLS = st.builds(
