@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import sys
 import types
@@ -58,14 +59,23 @@ def is_trusted(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in TRUSTED_MODULES and not issubclass(cls, torch.nn.Module)
 
 
-def _version_or_content(values: dict[Any, Any]) -> Any:
-    """What changes whenever a dictionary does."""
-    return [*map(id, values), *map(id, values.values())]
+HAS_VERSIONS = sys.version_info < (3, 12)
+"""Whether dictionaries have a number that changes whenever they do."""
 
 
-dictionary_state: Callable[[dict[Any, Any]], Any] = (
-    _guards.dict_version if sys.version_info < (3, 12) else _version_or_content
-)
+def dictionary_state(values: dict[Any, Any]) -> Any:
+    """What changes whenever a dictionary does: its version, or its keys and values."""
+    if HAS_VERSIONS:
+        return _guards.dict_version(values)
+    return [*dict.keys(values), *dict.values(values)]
+
+
+def is_in_state(values: dict[Any, Any], state: Any) -> bool:
+    """Whether :func:`dictionary_state` was this."""
+    now = dictionary_state(values)
+    if HAS_VERSIONS:
+        return bool(now == state)
+    return len(now) == len(state) and all(map(operator.is_, now, state))
 
 
 def operator_name(value: Any) -> str:

@@ -1,6 +1,6 @@
 """The check of :mod:`fxpasses.plans.watch` in C: built by the compiler of the kernels when a plan is made, and part of its file.
 
-Where there is none (another Python, no compiler or headers), the same check runs in Python.
+Where there is none (a later Python, no compiler or headers), the same check runs in Python.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ def build(compiler: str, directory: Path) -> bytes | None:
     Raises:
         OSError: the disk refuses.
     """
-    if sys.version_info >= (3, 12):
-        return None  # dictionaries have no versions there
     made_of = repr((sys.version, platform.platform(), compiler)).encode() + _SOURCE.read_bytes()
     kept = directory / "sources" / f"{hashlib.sha256(made_of).hexdigest()}.check"
     with contextlib.suppress(OSError, PlanFileError):
@@ -88,11 +86,11 @@ def use(module: types.ModuleType) -> None:
 
 def watched(*lists: Any) -> Any:
     """What ``Watched`` of watch.c makes of these lists, or None where it is not there or cannot look at them."""
-    if _module is None or sys.version_info >= (3, 12):
+    if _module is None:
         return None
     try:
         return _module.Watched(*lists)
-    except (
-        ValueError
-    ):  # a class without a version: Python has none left, or its attributes are looked up in another way
-        return None
+    except ValueError:
+        return None  # a class without a version: Python has none left, or its attributes are looked up in another way
+    except RuntimeError:
+        return None  # of dictionaries Python tells eight watchers, and all are taken

@@ -1,34 +1,121 @@
-/* What a plan's check has seen, looked at again in one call: the same questions as Watch.holds asks in Python (watch.py), for Python 3.11.
+/* What a plan's check has seen, looked at again in one call: the same questions as Watch.holds asks in Python (watch.py).
 
-   Versions stand for content: a dictionary gets a new one with every change, a class with every change of it or of a base. */
+   Versions stand for content: a class gets a new one with every change of it or of a base, up to Python 3.11 a dictionary with each of
+   its own. Later Pythons tell of changes of dictionaries instead. */
 #include <Python.h>
+
+#if PY_VERSION_HEX >= 0x030E0000 || defined(Py_GIL_DISABLED)
+#error "not tried with this Python"
+#endif
+#define IS_TOLD (PY_VERSION_HEX >= 0x030C0000)
 
 typedef struct {
     PyObject_HEAD
     PyObject *kept; /* a tuple of the lists below, which keeps all that they point to */
     Py_ssize_t n_dicts, n_lists, n_classes, n_objects, n_attributes, n_entries;
     PyObject **dicts, **lists, **items, **objects, **owners, **names, **values, **modules, **keys, **entries;
+#if IS_TOLD
+    uint64_t seen; /* how many changes of dictionaries have been looked at */
+    Py_ssize_t n_split;
+    PyObject **split, **parts; /* dictionaries of whose changes it does not tell, and their keys and values */
+#else
     uint64_t *versions, *module_versions;
+#endif
     PyObject ***fields, **contents; /* where an attribute is in memory, if that is known, and what is there */
     PyTypeObject **classes, **kinds;
     unsigned int *tags;
 } Watched;
 
-#define VERSION(dict) (((PyDictObject *)(dict))->ma_version_tag)
 static PyObject *gone; /* stands for what is not there */
+
+#if IS_TOLD
+#define KEPT 4096
+static PyObject *changed[KEPT]; /* the dictionaries that have changed last, of all that any check has seen: compared, never read */
+static uint64_t changes;
+static int watcher = -1;
+
+static int note_change(PyDict_WatchEvent event, PyObject *dict, PyObject *key, PyObject *value)
+{
+    changed[changes++ % KEPT] = dict;
+    return 0;
+}
+
+static int by_address(const void *a, const void *b)
+{
+    uintptr_t left = (uintptr_t) * (PyObject *const *)a, right = (uintptr_t) * (PyObject *const *)b;
+    return (left > right) - (left < right);
+}
+
+static int same_content(PyObject *dict, PyObject *was)
+{
+    Py_ssize_t n = PyList_GET_SIZE(was) / 2, place = 0, i = 0;
+    PyObject *key, *value;
+    if (PyDict_GET_SIZE(dict) != n) return 0;
+    for (; PyDict_Next(dict, &place, &key, &value); i++)
+        if (i >= n || key != PyList_GET_ITEM(was, i) || value != PyList_GET_ITEM(was, n + i)) return 0;
+    return 1;
+}
+
+/* Whether no dictionary has changed; -1 where too many have, of other checks too, to tell. */
+static int same_dicts(Watched *self)
+{
+    for (Py_ssize_t i = 0; i < self->n_split; i++)
+        if (!same_content(self->split[i], self->parts[i])) return 0;
+    if (changes - self->seen > KEPT) return -1;
+    for (; self->seen < changes; self->seen++)
+        if (bsearch(&changed[self->seen % KEPT], self->dicts, self->n_dicts, sizeof *self->dicts, by_address)) return 0;
+    return 1;
+}
+
+static int watch_dicts(Watched *self, PyObject *contents)
+{
+    if (watcher < 0 && (watcher = PyDict_AddWatcher(note_change)) < 0) return 0;
+    self->split = PyMem_New(PyObject *, self->n_dicts + 1);
+    self->parts = PyMem_New(PyObject *, self->n_dicts + 1);
+    if (!self->split || !self->parts) return PyErr_NoMemory() != NULL;
+    for (Py_ssize_t i = 0; i < self->n_dicts; i++) {
+        if (PyDict_Watch(watcher, self->dicts[i]) < 0) return 0;
+#if PY_VERSION_HEX >= 0x030D0000
+        if (((PyDictObject *)self->dicts[i])->ma_values == NULL) continue; /* else it may only stand for what is in its object */
+        self->split[self->n_split] = self->dicts[i];
+        self->parts[self->n_split++] = PyList_GET_ITEM(contents, i);
+#endif
+    }
+    qsort(self->dicts, self->n_dicts, sizeof *self->dicts, by_address);
+    self->seen = changes;
+    return 1;
+}
+#else
+#define VERSION(dict) (((PyDictObject *)(dict))->ma_version_tag)
+
+static int same_dicts(Watched *self)
+{
+    for (Py_ssize_t i = 0; i < self->n_dicts; i++) {
+        if (i + 16 < self->n_dicts) __builtin_prefetch(&VERSION(self->dicts[i + 16])); /* kernels have used the processor's caches since */
+        if (VERSION(self->dicts[i]) != self->versions[i]) return 0;
+    }
+    return 1;
+}
+#endif
+
+static int same_elements(PyObject *set, PyObject *was)
+{
+    Py_ssize_t n = PyList_GET_SIZE(was), i = 0;
+    if (PySet_GET_SIZE(set) != n || n == 0) return n == PySet_GET_SIZE(set);
+    PyObject *elements = PyObject_GetIter(set), *item;
+    if (elements == NULL) return -1;
+    for (; i < n && (item = PyIter_Next(elements)) != NULL; i++) {
+        Py_DECREF(item); /* the set has it */
+        if (item != PyList_GET_ITEM(was, i)) break;
+    }
+    Py_DECREF(elements);
+    return PyErr_Occurred() ? -1 : i == n;
+}
 
 static int same_items(PyObject *list, PyObject *was)
 {
     Py_ssize_t n = PyList_GET_SIZE(was);
-    if (PyAnySet_Check(list)) {
-        Py_ssize_t place = 0, i = 0;
-        PyObject *item;
-        Py_hash_t hash;
-        if (PySet_GET_SIZE(list) != n) return 0;
-        for (; i < n && _PySet_NextEntry(list, &place, &item, &hash); i++)
-            if (item != PyList_GET_ITEM(was, i)) return 0;
-        return i == n;
-    }
+    if (PyAnySet_Check(list)) return same_elements(list, was);
     if (PyList_GET_SIZE(list) != n) return 0;
     for (Py_ssize_t i = 0; i < n; i++)
         if (PyList_GET_ITEM(list, i) != PyList_GET_ITEM(was, i)) return 0;
@@ -76,30 +163,36 @@ static int same_entry(PyObject *dict, PyObject *key, PyObject *was)
 
 static PyObject *holds(Watched *self, PyObject *Py_UNUSED(ignored))
 {
-    for (Py_ssize_t i = 0; i < self->n_dicts; i++) {
-        if (i + 16 < self->n_dicts) __builtin_prefetch(&VERSION(self->dicts[i + 16])); /* kernels have used the processor's caches since */
-        if (VERSION(self->dicts[i]) != self->versions[i]) Py_RETURN_FALSE;
-    }
+    int same = same_dicts(self);
+    if (same < 0) Py_RETURN_NONE;
+    if (!same) Py_RETURN_FALSE;
     for (Py_ssize_t i = 0; i < self->n_objects; i++)
         if (Py_TYPE(self->objects[i]) != self->kinds[i]) Py_RETURN_FALSE;
     for (Py_ssize_t i = 0; i < self->n_classes; i++)
         if (self->classes[i]->tp_version_tag != self->tags[i]) Py_RETURN_FALSE;
-    for (Py_ssize_t i = 0; i < self->n_lists; i++)
-        if (!same_items(self->lists[i], self->items[i])) Py_RETURN_FALSE;
-    for (Py_ssize_t i = 0; i < self->n_entries; i++) {
-        uint64_t version = VERSION(self->modules[i]);
-        if (version == self->module_versions[i]) continue;
-        int same = same_entry(self->modules[i], self->keys[i], self->entries[i]);
+    for (Py_ssize_t i = 0; i < self->n_lists; i++) {
+        same = same_items(self->lists[i], self->items[i]);
         if (same < 0) return NULL;
         if (!same) Py_RETURN_FALSE;
+    }
+    for (Py_ssize_t i = 0; i < self->n_entries; i++) {
+#if !IS_TOLD
+        uint64_t version = VERSION(self->modules[i]);
+        if (version == self->module_versions[i]) continue;
+#endif
+        same = same_entry(self->modules[i], self->keys[i], self->entries[i]);
+        if (same < 0) return NULL;
+        if (!same) Py_RETURN_FALSE;
+#if !IS_TOLD
         self->module_versions[i] = version;
+#endif
     }
     for (Py_ssize_t i = 0; i < self->n_attributes; i++) {
         if (self->fields[i] != NULL) {
             if (*self->fields[i] != self->contents[i]) Py_RETURN_FALSE;
             continue;
         }
-        int same = same_attribute(self->owners[i], self->names[i], self->values[i]);
+        same = same_attribute(self->owners[i], self->names[i], self->values[i]);
         if (same < 0) return NULL;
         if (!same) Py_RETURN_FALSE;
     }
@@ -122,6 +215,7 @@ static int all_of(PyObject *list, int (*is)(PyObject *))
 }
 
 static int is_dict(PyObject *value) { return PyDict_Check(value); }
+static int is_state(PyObject *value) { return IS_TOLD ? PyList_Check(value) : PyLong_Check(value); }
 static int is_list(PyObject *value) { return PyList_Check(value); }
 static int is_list_or_set(PyObject *value) { return PyList_Check(value) || PyAnySet_Check(value); }
 static int is_class(PyObject *value) { return PyType_Check(value); }
@@ -141,7 +235,7 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     for (size_t i = 0; i < sizeof together / sizeof *together; i++)
         if (PyList_GET_SIZE(l[together[i][0]]) != PyList_GET_SIZE(l[together[i][1]]))
             return PyErr_Format(PyExc_ValueError, "lists %d and %d differ in length", together[i][0], together[i][1]);
-    if (!all_of(l[0], is_dict) || !all_of(l[2], is_list_or_set) || !all_of(l[3], is_list) || !all_of(l[4], is_class) || !all_of(l[6], is_class) ||
+    if (!all_of(l[0], is_dict) || !all_of(l[1], is_state) || !all_of(l[2], is_list_or_set) || !all_of(l[3], is_list) || !all_of(l[4], is_class) || !all_of(l[6], is_class) ||
         !all_of(l[8], is_name) || !all_of(l[10], is_dict))
         return PyErr_Format(PyExc_TypeError, "a list holds something else than it is for");
     kept = PyTuple_New(13);
@@ -165,25 +259,30 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->modules = pointers(l[10]); self->keys = pointers(l[11]); self->entries = pointers(l[12]);
     self->fields = PyMem_New(PyObject **, self->n_attributes + 1);
     self->contents = PyMem_New(PyObject *, self->n_attributes + 1);
-    self->versions = PyMem_New(uint64_t, self->n_dicts + 1);
-    self->module_versions = PyMem_New(uint64_t, self->n_entries + 1);
     self->tags = PyMem_New(unsigned int, self->n_classes + 1);
     if (!self->dicts || !self->lists || !self->items || !self->classes || !self->objects || !self->kinds || !self->owners || !self->names ||
-        !self->values || !self->modules || !self->keys || !self->entries || !self->versions || !self->module_versions || !self->tags || !self->fields || !self->contents) {
+        !self->values || !self->modules || !self->keys || !self->entries || !self->tags || !self->fields || !self->contents) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
+#if IS_TOLD
+    if (!watch_dicts(self, l[1])) { Py_DECREF(self); return NULL; }
+#else
+    self->versions = PyMem_New(uint64_t, self->n_dicts + 1);
+    self->module_versions = PyMem_New(uint64_t, self->n_entries + 1);
+    if (!self->versions || !self->module_versions) { Py_DECREF(self); return PyErr_NoMemory(); }
     for (Py_ssize_t i = 0; i < self->n_dicts; i++) {
         self->versions[i] = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(l[1], i));
         if (PyErr_Occurred()) { Py_DECREF(self); return NULL; }
     }
+    for (Py_ssize_t i = 0; i < self->n_entries; i++) self->module_versions[i] = 0; /* none has this: the entry is looked up */
+#endif
     for (Py_ssize_t i = 0; i < self->n_attributes; i++) {
         PyObject *was = self->values[i], **field = field_of(self->owners[i], self->names[i]);
         int known = field != NULL && (*field == was || (*field == NULL && (was == Py_None || was == gone)));
         self->fields[i] = known ? field : NULL;
         self->contents[i] = known ? *field : NULL;
     }
-    for (Py_ssize_t i = 0; i < self->n_entries; i++) self->module_versions[i] = 0; /* none has this: the entry is looked up */
     PyObject *any = PyUnicode_InternFromString("__init__");
     for (Py_ssize_t i = 0; any != NULL && i < self->n_classes; i++) {
         _PyType_Lookup(self->classes[i], any); /* gives the class a version, if it has none */
@@ -202,8 +301,15 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static void end(Watched *self)
 {
     void *made[] = {self->dicts, self->lists, self->items, self->classes, self->objects, self->kinds, self->owners, self->names, self->values,
-                    self->modules, self->keys, self->entries, self->versions, self->module_versions, self->tags, self->fields, self->contents};
+                    self->modules, self->keys, self->entries, self->tags, self->fields, self->contents};
     PyObject_GC_UnTrack(self);
+#if IS_TOLD
+    PyMem_Free(self->split);
+    PyMem_Free(self->parts);
+#else
+    PyMem_Free(self->versions);
+    PyMem_Free(self->module_versions);
+#endif
     for (size_t i = 0; i < sizeof made / sizeof *made; i++) PyMem_Free(made[i]);
     Py_CLEAR(self->kept);
     Py_TYPE(self)->tp_free((PyObject *)self);
@@ -215,7 +321,7 @@ static int traverse(Watched *self, visitproc visit, void *arg)
     return 0;
 }
 
-static PyMethodDef methods[] = {{"holds", (PyCFunction)holds, METH_NOARGS, "Whether everything is as it was."}, {0}};
+static PyMethodDef methods[] = {{"holds", (PyCFunction)holds, METH_NOARGS, "Whether everything is as it was, or None where that cannot be told."}, {0}};
 static PyTypeObject watched = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "fxpasses_watch.Watched",
     .tp_basicsize = sizeof(Watched),

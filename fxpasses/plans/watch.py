@@ -97,7 +97,8 @@ class Watch:
             return False
         if self._variables and not _same(list(map(value_of, self._variables)), self._values_of_variables):
             return False
-        if self._fast is None:
+        held = None if self._fast is None else self._fast.holds()
+        if held is None:
             fast = native.watched(
                 self._dictionaries, self._contents, self._lists, self._items, self._classes, self._objects, self._kinds,
                 self._owners, self._names, self._values, self._modules, self._keys, self._entries, _GONE,
@@ -106,11 +107,11 @@ class Watch:
                 return False
             self._fast = fast  # versions that were taken before everything was found as it was
             return True
-        return self._fast.holds() and all(_same(values, was) for values, was in self._others)
+        return held and all(_same(values, was) for values, was in self._others)
 
     def _looked_at(self) -> bool:
         return (
-            list(map(_torch.dictionary_state, self._dictionaries)) == self._contents
+            all(map(_torch.is_in_state, self._dictionaries, self._contents))
             and list(map(type, self._objects)) == self._kinds
             and all(
                 values.get(name, _GONE) is was

@@ -8,6 +8,7 @@ import types
 import pytest
 
 from fxpasses.plans import native
+from fxpasses.plans._torch import HAS_VERSIONS
 from fxpasses.plans.runtime import load_library
 from fxpasses.plans.store import write_sections
 from fxpasses.plans.walk import Walk
@@ -118,8 +119,47 @@ def test_wrong_lists_are_refused(language):
     if language == "python":
         pytest.skip("there is nothing to refuse")
     made = native._module.Watched
-    for lists, error in (
-        ([[]] * 12, TypeError), ([[1], [1], *[[]] * 11], TypeError), ([[{}], [], *[[]] * 11], ValueError), ([[{}], [-1], *[[]] * 11], OverflowError),
-    ):  # fmt: skip
+    wrong = [
+        ([[]] * 12, TypeError),
+        ([[1], [1], *[[]] * 11], TypeError),
+        ([[{}], [], *[[]] * 11], ValueError),
+    ]
+    if HAS_VERSIONS:
+        wrong.append(([[{}], [-1], *[[]] * 11], OverflowError))
+    for lists, error in wrong:
         with pytest.raises(error):
             made(*lists, None)
+
+
+def test_many_changes_elsewhere_are_none_here(language):
+    here, there = Walk(), Walk()
+    kept, changing = {"a": 1}, {"a": 1}
+    here.watch.dictionary(kept)
+    there.watch.dictionary(changing)
+    assert here.watch.holds()
+    assert there.watch.holds()
+    for number in (5, 5000):  # of so many Python's notes are not kept
+        for i in range(number):
+            changing["a"] = i
+        assert here.watch.holds()
+        assert not there.watch.holds()
+    kept["a"] = 2
+    assert not here.watch.holds()
+
+
+def test_attributes_set_by_warm_bytecode(language):
+    walk, holder = Walk(), Base()
+    holder.size = 0
+    walk.watch.dictionary(vars(holder))
+
+    def store(times):
+        for i in range(times):
+            holder.size = i
+
+    store(1000)
+    assert not walk.watch.holds()
+    walk.watch.__init__()
+    walk.watch.dictionary(vars(holder))
+    assert walk.watch.holds()
+    store(1)
+    assert not walk.watch.holds()
