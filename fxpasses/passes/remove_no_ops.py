@@ -139,22 +139,31 @@ def _widens(narrow: fx.Node, wide: fx.Node) -> bool:
     a, b = value_of(narrow).dtype, value_of(wide).dtype
     if value_of(narrow).device != value_of(wide).device:
         return False
-    return torch.can_cast(a, b) and torch.promote_types(a, b) is b and (a, b) not in _INEXACT
+    return a is not b and _holds(b, a)
 
 
-_INEXACT = {
-    (integer, real)
-    for integer, bits in (
-        (torch.int16, 15),
-        (torch.int32, 31),
-        (torch.int64, 63),
-        (torch.uint8, 8),
-        (torch.int8, 7),
-    )
-    for real, mantissa in ((torch.float16, 11), (torch.bfloat16, 8), (torch.float32, 24), (torch.float64, 53))
-    if bits > mantissa
-}
-"""Casts that PyTorch's promotion allows although they round: the integer has more bits than the mantissa."""
+def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether ``wide`` represents every value of ``narrow``. torch's promotion does not tell: int64 promotes to float16, float8 to nothing."""
+    real = wide.is_complex or (wide.is_floating_point and wide.itemsize > 1)
+    if not (real or wide in _INTEGERS):
+        return False
+    if narrow is torch.bool:
+        return True
+    if narrow in _INTEGERS:
+        small = torch.iinfo(narrow)
+        if real:
+            return small.max <= min(2 / torch.finfo(wide).eps, torch.finfo(wide).max)
+        return torch.iinfo(wide).min <= small.min and small.max <= torch.iinfo(wide).max
+    is_real = narrow.is_complex or (narrow.is_floating_point and narrow is not torch.float4_e2m1fn_x2)
+    if not (real and is_real) or (narrow.is_complex and not wide.is_complex):
+        return False
+    a, b = torch.finfo(narrow), torch.finfo(wide)
+    return b.eps <= a.eps and b.max >= a.max and b.smallest_normal * b.eps <= a.smallest_normal * a.eps
+
+
+_INTEGERS = {
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64
+}  # fmt: skip
 
 
 def _reshapes_directly(base: fx.Node, node: fx.Node) -> bool:
