@@ -212,8 +212,8 @@ class FirstCalls:
             native: what the graph before gives, where it is known.
         """
         self.before_error = rewrite.before
-        reference = Reference(rewrite.before, values, _RANDOM_SAMPLES if first else 0, native=native)
         try:
+            reference = Reference(rewrite.before, values, _RANDOM_SAMPLES if first else 0, native=native)
             self._check.examine(rewrite, Trial(reference, f"the inputs of this call{where}", real=True))
         except Unsupported as reason:
             self._cannot(rewrite, reason)

@@ -52,9 +52,12 @@ def cloned(values: Sequence[Any]) -> list[Any]:
     def one(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        if type(value) not in (Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
+        if (
+            type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__
+            or value.layout is not torch.strided
+        ):
             raise Unsupported(f"an input of type {type(value).__name__}, layout {value.layout}")
-        value = value.detach()
+        value = value.detach().as_subclass(Tensor)  # to operators, a parameter's own class is a name
         if value.is_conj():  # the memory holds something else than the value
             return one(value.conj()).conj()
         storage = value.untyped_storage()
@@ -67,7 +70,11 @@ def cloned(values: Sequence[Any]) -> list[Any]:
 
 
 def symbol_bindings(inputs: Sequence[fx.Node], values: Sequence[Any]) -> dict[sympy.Symbol, int]:
-    """The value of each symbol that is an input, or a size of one."""
+    """The value of each symbol that is an input, or a size of one.
+
+    Raises:
+        Unsupported: for the size of a dimension of a nested tensor, which is no number.
+    """
     found: dict[sympy.Symbol, int] = {}
     for node, value in zip(inputs, values, strict=False):
         fake = value_of(node)
@@ -79,6 +86,8 @@ def symbol_bindings(inputs: Sequence[fx.Node], values: Sequence[Any]) -> dict[sy
             ]
         for symbolic, number in pairs:
             if isinstance(symbolic, torch.SymInt) and isinstance(symbolic.node.expr, sympy.Symbol):
+                if isinstance(number, torch.SymInt):
+                    raise Unsupported(f"a ragged size ({number})")
                 found.setdefault(symbolic.node.expr, int(number))
     return found
 

@@ -230,3 +230,26 @@ def test_two_percent_are_found_deep_inside_a_model_in_bfloat16(tmp_path):
     with pytest.raises(ValueMismatchError) as caught:
         compiled(*entry.inputs(2))
     assert caught.value.repro_calls <= 3
+
+
+def test_a_parameter_of_a_class_of_its_own_is_compared_as_a_tensor():
+    class Weight(torch.nn.Parameter):
+        pass
+
+    item = PLANTS["gradient"][0]
+    with pytest.raises(ValueMismatchError):
+        step(through_tanh, [Weight(torch.randn(4))], {"passes": [item], "check": "values"})
+
+
+def test_what_has_ragged_sizes_is_not_compared_and_runs(caplog):
+    rows = [torch.ones(n, 4, requires_grad=True) for n in (2, 3)]
+    weight = torch.ones(2, 4, requires_grad=True)
+
+    def f(nested):
+        return torch.nn.functional.linear(nested, weight).values().square().sum()
+
+    options = {"compiler": "eager", "check": "values", "passes": [plants.reorders_a_product]}
+    compiled = torch.compile(f, backend="fxpasses", options=options)
+    compiled(torch.nested.as_nested_tensor(rows, layout=torch.jagged)).backward()
+    assert torch.equal(weight.grad, torch.full((2, 4), 40.0))
+    assert "is not checked by value: a ragged size" in caplog.text
