@@ -25,6 +25,11 @@ __all__ = ["less_precise"]
 _SEED = 20
 _MOVES = 2
 _NEARBY = 4
+_POWERS = 8
+"""Elements within so many powers of two of each other are judged together."""
+_SMALLEST = 32
+"""Powers of two below the largest element; what is smaller may be what float64 leaves of a sum that cancels."""
+_FEWEST = 4
 _SUMS = {
     getattr(torch.ops.aten, name)
     for name in [
@@ -81,30 +86,51 @@ def less_precise(
     exact = ExactRun(before).results(inputs)
     if usual is None or got is None or exact is None:
         return {}
-    found = {}
+    found: dict[int, Distance] = {}
     for position, (mine, theirs, center) in enumerate(zip(usual, got, exact, strict=False)):
         if not _is_judged(mine, theirs, center) or torch.equal(mine, theirs):
             continue
         # What only moves values is held to its inputs: they were rounded to their types before, and may be once more.
         rounds = not torch.equal(mine.double(), center.double())
         dtype = _finest_dtype(before, mine.dtype) if rounds else _computing_dtype(before)
-        runs = (ExactRun(before).results(moved(inputs, seed, dtype)) for seed in range(_MOVES))
-        how = distance(mine, theirs, [center, *(run[position] for run in runs if run is not None)])
-        if how is not None and limit < how.times < math.inf:
-            nearby = max(_errors_nearby(before, inputs, position), default=0.0)
-            how = replace(how, times=min(how.times, how.after / nearby)) if nearby else how
-        if how is not None and how.times > limit:
-            found[position] = how
+        runs = [ExactRun(before).results(moved(inputs, seed, dtype)) for seed in range(_MOVES)]
+        others = [run[position] for run in runs if run is not None]
+        for part in _by_magnitude(center, mine.dtype):
+            how = distance(mine, theirs, [center, *others], part)
+            if how is not None and limit < how.times < math.inf:
+                nearby = max(_errors_nearby(before, inputs, position, part), default=0.0)
+                how = replace(how, times=min(how.times, how.after / nearby)) if nearby else how
+            if how is not None and how.times > limit:
+                found[position] = how
+                break
     return found
 
 
-def _errors_nearby(before: fx.GraphModule, inputs: Sequence[Any], position: int) -> Iterator[float]:
-    """How far off a result of the graph is for inputs that are a few units away: on one element it may be right by luck."""
+def _by_magnitude(center: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """All elements of a result, then those of each magnitude: a few large ones hide that the others have no digit left.
+
+    Not where each call rounds to few digits: there, small elements have few whatever is done.
+    """
+    yield torch.ones_like(center, dtype=torch.bool)
+    if torch.finfo(dtype).bits < 32:
+        return
+    size = center.abs().nan_to_num(0.0, 0.0, 0.0)
+    largest = size.max() if size.numel() else 0.0
+    for power in range(0, _SMALLEST, _POWERS):
+        part = (size <= largest * 2.0**-power) & (size > largest * 2.0 ** -(power + _POWERS))
+        if int(part.sum()) >= _FEWEST:
+            yield part
+
+
+def _errors_nearby(
+    before: fx.GraphModule, inputs: Sequence[Any], position: int, part: Tensor
+) -> Iterator[float]:
+    """How far off a part of a result of the graph is for inputs that are a few units away: on one element it may be right by luck."""
     for seed in range(_NEARBY):
         given = next_to(inputs, seed, units=16.0)
         usual, exact = _run(before, given), ExactRun(before).results(given)
         if usual is not None and exact is not None:
-            off = (usual[position].double() - exact[position].double()).flatten()
+            off = (usual[position].double() - exact[position].double())[part]
             off = off[off.isfinite()]
             if off.numel():
                 yield off.square().mean().sqrt().item()

@@ -65,7 +65,9 @@ class Distance:
         )
 
 
-def distance(usual: Tensor, result: Tensor, wide: Sequence[Tensor]) -> Distance | None:
+def distance(
+    usual: Tensor, result: Tensor, wide: Sequence[Tensor], among: Tensor | None = None
+) -> Distance | None:
     """Measure how far a result is from float64.
 
     Args:
@@ -73,6 +75,7 @@ def distance(usual: Tensor, result: Tensor, wide: Sequence[Tensor]) -> Distance 
         result: what stands for it, of the same shape and type.
         wide: what is right in float64, then the same for inputs that differ by up to half a unit. Where there is no float64, ``usual``
             and the same for inputs that differ by a unit.
+        among: the elements of floats whose rounding is looked at; all, if it is None.
 
     Returns:
         ``None`` where the result has the bits of the usual one, or is right where anything is.
@@ -96,6 +99,8 @@ def distance(usual: Tensor, result: Tensor, wide: Sequence[Tensor]) -> Distance 
     known = center.isfinite() & usual.isfinite() & got.isfinite()
     for run in wide:
         known &= run.isfinite()
+    if among is not None:
+        known &= among
     if not known.any():
         return None
 

@@ -160,3 +160,12 @@ def test_a_constant_rounded_once_moves_what_underflows_too():
 def test_beside_an_exact_zero_no_units_are_told():
     zeros = torch.zeros(2)
     assert str(distance(zeros, torch.tensor([0.5, 0.0]), [zeros.double()])) == "element [0]: 0 became 0.5"
+
+
+def test_small_elements_are_judged_beside_large_ones():
+    """Of a sigmoid's results near zero no digit is left, as (tanh(x / 2) + 1) / 2 makes them; to silu nothing happens."""
+    x = torch.linspace(-20, 20, 200)
+    by_tanh = graph(lambda x: (torch.tanh(x / 2) + 1) / 2, x)
+    assert less_precise(graph(torch.sigmoid, x), by_tanh, [x])[0].times > 16
+    divided = graph(lambda x: x / (1 + torch.exp(-x)), x)
+    assert less_precise(graph(torch.nn.functional.silu, x), divided, [x]) == {}
