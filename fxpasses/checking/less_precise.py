@@ -17,7 +17,9 @@ from torch import Tensor, fx
 from fxpasses._torch import OpOverload
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run
-from fxpasses.checking.rounding import LIMIT, Distance, distance, moved, next_to
+from fxpasses.checking.rounding import LIMIT, Distance, distance, moved, next_to, spacing
+from fxpasses.errors import Location
+from fxpasses.graphs.provenance import locate
 from fxpasses.graphs.rewriting import value_of
 
 __all__ = ["less_precise"]
@@ -101,9 +103,29 @@ def less_precise(
                 nearby = max(_errors_nearby(before, inputs, position, part), default=0.0)
                 how = replace(how, times=min(how.times, how.after / nearby)) if nearby else how
             if how is not None and how.times > limit:
-                found[position] = how
+                found[position] = replace(how, where=str(_digits_lost_at(after, inputs, dtype)))
                 break
     return found
+
+
+def _digits_lost_at(gm: fx.GraphModule, inputs: Sequence[Any], dtype: torch.dtype | None) -> Location:
+    """The call of a graph whose result is off by the most, next to what it was given."""
+    own, wide = Run(gm, keep=True), ExactRun(gm, keep=True)
+    own(cloned(inputs), _SEED)
+    wide.results(inputs)  # up to where it can be run
+    off: dict[fx.Node, float] = {}
+    worst, most = Location(), 0.0
+    for node in gm.graph.nodes:
+        value, exact = own.values.get(node.name), wide.values.get(node.name)
+        if not isinstance(value, Tensor) or not _is_judged(value, exact):
+            continue
+        units = ((value.double() - exact) / spacing(exact.nan_to_num(), dtype or value.dtype))[exact != 0]
+        units = units[units.isfinite()]
+        off[node] = units.square().mean().sqrt().item() if units.numel() else 0.0
+        times = off[node] / max([1.0, *(off.get(given, 0.0) for given in node.all_input_nodes)])
+        if times > most and node.op == "call_function":
+            worst, most = locate(node), times
+    return worst
 
 
 def _by_magnitude(center: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:

@@ -45,6 +45,7 @@ class Distance:
         ulps: ``after`` in units in the last place of the largest value.
         element: where the result is farthest off.
         values: there, what is right, and the result.
+        where: the call at which digits are lost, and the user's line, where that is known.
     """
 
     times: float
@@ -53,6 +54,7 @@ class Distance:
     ulps: float
     element: tuple[int, ...]
     values: tuple[float, float]
+    where: str = ""
 
     def __str__(self) -> str:
         where = f"element {list(self.element)}: " if self.element else ""
@@ -62,6 +64,7 @@ class Distance:
         return (
             f"off by {self.after:.3g} from float64 in the mean ({self.ulps:.3g} ulp), {self.times:.3g} times as far "
             f"as rounding takes it (before: {self.before:.3g}); most at {most}"
+            + (self.where and f"; digits are lost at {self.where}")
         )
 
 

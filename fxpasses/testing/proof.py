@@ -68,7 +68,7 @@ class SiteProof:
     def __str__(self) -> str:
         where = "whole run" if self.site is None else f"site {self.site}: {self.location}"
         made = f"{self.program}, {self.setting}: " if self.program else ""
-        rounded = "".join(f"\n  output {at}: {how}" for at, how in self.rounding.items())
+        rounded = "".join(f"\n  LESS PRECISE: output {at}: {how}" for at, how in self.rounding.items())
         return f"{made}{self.graph} graph, {where}: {self.verdict}{rounded}"
 
 

@@ -44,6 +44,7 @@ def test_another_order_of_a_sum_is_as_precise(dtype):
 def test_fewer_digits_are_told_by_how_much_and_where():
     (mismatch,) = found(product, in_bfloat16, torch.randn(8, 64), torch.randn(64, 8))
     assert "LESS PRECISE" in mismatch.problem
+    assert "digits are lost at node" in mismatch.problem
     assert mismatch.calls
 
 
