@@ -117,7 +117,7 @@ def _digits_lost_at(gm: fx.GraphModule, inputs: Sequence[Any], dtype: torch.dtyp
     worst, most = Location(), 0.0
     for node in gm.graph.nodes:
         value, exact = own.values.get(node.name), wide.values.get(node.name)
-        if not isinstance(value, Tensor) or not _is_judged(value, exact):
+        if exact is None or not isinstance(value, Tensor) or not _is_judged(value, exact):
             continue
         units = ((value.double() - exact) / spacing(exact.nan_to_num(), dtype or value.dtype))[exact != 0]
         units = units[units.isfinite()]

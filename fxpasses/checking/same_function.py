@@ -24,7 +24,7 @@ from fxpasses.checking.windows import Window, can_be_cut, cut
 from fxpasses.exact import Original, Verdict
 from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT
 
-__all__ = ["Difference", "Relation", "Rewriting"]
+__all__ = ["Difference", "Relation", "Rewriting", "differences_in_float64"]
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Rewriting:
             return "same" if explained else "other"
         if verdict is not None:
             log.debug("not proved: %s", verdict)
-        found = _differences_in_float64(window.before, window.after, window.inputs)
+        found = differences_in_float64(window.before, window.after, window.inputs)
         return "unproved" if found is not None and not found else "other"
 
     def _is_let_off(self, verdict: Verdict) -> bool:
@@ -179,7 +179,7 @@ class Rewriting:
             return hidden
         if self.windows is not None and not self.suspects:
             return []
-        clear = _differences_in_float64(self.before, self.after, self.inputs, _CLEAR)
+        clear = differences_in_float64(self.before, self.after, self.inputs, _CLEAR)
         if clear and not self._is_explained_by_constants(self.before, self.after, self.inputs):
             return [_with_calls(difference, self._first_wrong()) for difference in clear]
         if self.windows is not None and len(self.suspects) > 1:
@@ -199,7 +199,7 @@ class Rewriting:
                 said = "" if verdict.kind == "EQUAL" else str(verdict.finding)
             else:
                 said = "; ".join(
-                    d.problem for d in _differences_in_float64(inner.before, inner.after, inner.inputs) or ()
+                    d.problem for d in differences_in_float64(inner.before, inner.after, inner.inputs) or ()
                 )
             if said:
                 problem = f"the branch {inner.name}, which these inputs do not take: {said}"
@@ -209,7 +209,7 @@ class Rewriting:
     def _first_wrong(self) -> frozenset[str]:
         """The calls of the first window that is clearly another function."""
         for window in self.windows or ():
-            if _differences_in_float64(window.before, window.after, window.inputs, _CLEAR):
+            if differences_in_float64(window.before, window.after, window.inputs, _CLEAR):
                 return window.change.names
         return frozenset()
 
@@ -227,7 +227,7 @@ class Rewriting:
         calls = self.suspects[0].change.names if self.windows is not None and self.suspects else frozenset()
         if verdict is not None and verdict.kind == "EQUAL":
             return []
-        found = _differences_in_float64(self.before, self.after, self.inputs)
+        found = differences_in_float64(self.before, self.after, self.inputs)
         if verdict is None or verdict.kind == "UNPROVED" or self._is_let_off(verdict):
             return found if found is None else [_with_calls(d, calls) for d in found]
         finding = verdict.finding
@@ -261,7 +261,7 @@ def _position(gm: fx.GraphModule, output: str) -> int:
     return count + names.index(name) if kind == "input" and name in names else -1
 
 
-def _differences_in_float64(
+def differences_in_float64(
     before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any], least: float = DRIFT
 ) -> list[Difference] | None:
     """The results that differ in float64 by more than it rounds; ``None`` where the graphs do not run in it."""

@@ -18,6 +18,7 @@ from fxpasses.checking.interpret import ExactRun, Poison, Run, allocates
 from fxpasses.checking.less_precise import less_precise
 from fxpasses.checking.rounding import Distance, distance, moved, other_sign, same_bits
 from fxpasses.checking.same_function import Relation, Rewriting
+from fxpasses.checking.unreachable import unreachable
 from fxpasses.checking.windows import Window
 
 __all__ = ["Mismatch", "Outcome", "Reference", "compare", "largest_error", "value_names"]
@@ -92,6 +93,8 @@ class Reference:
         """What is known of windows of the graph on these inputs."""
         self.compared: Outcome | None = None
         """What the graph that was compared last gave."""
+        self.unreachable: list[str] = []
+        """Differences of windows that the graph's inputs do not reach: see :func:`~fxpasses.checking.unreachable.unreachable`."""
         self.has_values = kept is not None
         if kept is not None:
             self.kept = kept
@@ -110,6 +113,11 @@ class Reference:
             how = self.distance(position, value)
             times = max(times, how.times if how is not None else 0.0)
         return error, times
+
+    def rewriting(self, after: fx.GraphModule, bitwise: bool = False) -> Rewriting:
+        """What made another graph of this one. Args: those of :func:`compare`."""
+        changed, values = changed_nodes(self.gm, after), (lambda: self.kept)
+        return Rewriting(self.gm, after, changed, self.inputs, self.samples, bitwise, self.windows, values)
 
     @functools.cached_property
     def native(self) -> Outcome:
@@ -171,16 +179,7 @@ def compare(
     Raises:
         Unsupported: when the reference cannot be run on the inputs.
     """
-    rewriting = Rewriting(
-        reference.gm,
-        candidate,
-        changed_nodes(reference.gm, candidate),
-        reference.inputs,
-        reference.samples,
-        bitwise,
-        reference.windows,
-        lambda: reference.kept,
-    )
+    rewriting = reference.rewriting(candidate, bitwise)
     if reference.has_values and not bitwise and not is_broken(reference.inputs):
         judged = _in_windows(rewriting)
         if judged is not None:
@@ -216,6 +215,8 @@ def compare(
             )
             for d in differences
         ]
+    if rewriting.suspects:
+        reference.unreachable = unreachable(rewriting, ("random",))
     if bitwise or same:
         return []
     return _newly_infinite(reference, got, names) or _less_precise(reference, rewriting, names)

@@ -138,7 +138,8 @@ class ValueCheck(RewriteCheck):
         found = compare(trial.reference, rewrite.after, names, rewrite.bitwise)
         if found:
             raise self.blame(rewrite, trial, found)
-        self._verdicts.setdefault((rewrite.kind, rewrite.name), "the same values")
+        said = "; ".join(["the same values", *trial.reference.unreachable])
+        self._verdicts.setdefault((rewrite.kind, rewrite.name), said)
 
     def has_time(self, rewrite: Rewrite) -> bool:
         """Whether to go on with made-up inputs: as long as there are any."""

@@ -21,6 +21,7 @@ from fxpasses.passes._matching import (
     find_calls,
     is_call,
     is_pure,
+    needed_before,
     shape_of,
     untransposed,
 )
@@ -213,6 +214,7 @@ class _Subgraph:
         leaving = self._leaving()
         totals: dict[fx.Node, list[fx.Node]] = {node: [] for node in leaving}
         copied = all(self._copy(early, part, made) for part in parts)
+        in_early = len(made)
         for part in parts if copied else ():
             copied = copied and self._copy(late, part, made)
             # What leaves a chunk is made at once, so that its gradient is dropped before the next one.
@@ -222,6 +224,7 @@ class _Subgraph:
             for call_made in reversed(made):
                 self.graph.erase_node(call_made)
             return False
+        bring_before(self._others(late.nodes), next(iter(made[in_early:]), late.anchor))
         for node, rows in totals.items():
             whole = calls_before(late.anchor, like=node)
             replace(node, whole(aten.cat.default, rows, 0) if len(rows) > 1 else rows[0])
@@ -238,16 +241,19 @@ class _Subgraph:
         late_nodes = [node for node in ordered if node in late]
         if not early_nodes or not late_nodes or any(e < late_nodes[-1] for e in self.exits):
             return None
-        last = late_nodes[-1]
-        others = {n for e in self._leaving() for n in e.all_input_nodes} - {last, *self.exits, *self.nodes}
-        before_early, before_late = early_nodes[-1].next, last.next
+        before_early, before_late = early_nodes[-1].next, late_nodes[-1].next
+        others = self._others(late_nodes)
         while before_late in others:
             before_late = before_late.next
-        if not bring_before(others, before_late):
+        if needed_before(others, before_late) is None:
             return None
         if any(user < before_early for n in early_nodes for user in n.users if user not in self.nodes):
             return None
         return _Half(early_nodes, before_early, True), _Half(late_nodes, before_late, False)
+
+    def _others(self, late: list[fx.Node]) -> set[fx.Node]:
+        """What the sums over rows take besides the subgraph."""
+        return {n for e in self._leaving() for n in e.all_input_nodes} - {late[-1], *self.exits, *self.nodes}
 
     def _leaving(self) -> list[fx.Node]:
         """The sums over rows and the gradient of the rows: the exits, or for a transpose the matmuls with it."""

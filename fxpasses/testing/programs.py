@@ -179,6 +179,19 @@ def _first_row(x: Tensor, weight: Tensor) -> Tensor:
     return (x @ weight).relu()[:, 0].sum(-1)
 
 
+def _sum_of_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    return (a @ b + c @ d).tanh()
+
+
+def _dropout(x: Tensor, weight: Tensor) -> Tensor:
+    return F.dropout((x @ weight).relu(), 0.5)
+
+
+def _repeated_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    return F.scaled_dot_product_attention(q, k, v)
+
+
 def _layers(*modules: Callable[[], nn.Module]) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -216,6 +229,9 @@ PROGRAMS = (
     Program("pairs", _given(_pairs, (2, 6, 8), (2, 6, 8), (16, 5))),
     Program("one weight", _given(_same_weight, (3, 8), (3, 8), (8, 8))),
     Program("cross entropy", _given(_loss, (4, 8), (10, 8), ids=10)),
+    Program("sum of products", _given(_sum_of_products, (20, 2), (2, 18), (20, 2), (2, 18))),
+    Program("dropout", _given(_dropout, (4, 6), (6, 8))),
+    Program("repeated keys", _given(_repeated_keys, (2, 4, 6, 8), (2, 2, 6, 8), (2, 2, 6, 8))),
     Program("embedding", _given(_embedded, (10, 8), (8, 3), ids=10)),
     Program(
         "linear layers",

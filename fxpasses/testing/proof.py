@@ -14,6 +14,8 @@ from fake.notebook import as_html
 from fake.seam.pytree import tree_leaves
 from fxpasses.checking.less_precise import less_precise
 from fxpasses.checking.rounding import Distance
+from fxpasses.checking.unreachable import unreachable
+from fxpasses.checking.values import Reference
 from fxpasses.errors import FxPassesError, Location
 from fxpasses.exact import Original, Verdict
 from fxpasses.graphs.rewriting import copy_graph, value_of
@@ -49,6 +51,7 @@ class SiteProof:
         site: position among the sites that the pass claims there; ``None`` for a pass that claims none, whose whole run is judged.
         location: the node and the user's line, where a site was claimed.
         verdict: of the graphs before and after this rewrite alone.
+        unreachable: differences that no input shows: see :func:`~fxpasses.checking.unreachable.unreachable`.
         rounding: where it rounds worse than it may: see :func:`~fxpasses.checking.less_precise.less_precise`.
     """
 
@@ -57,6 +60,7 @@ class SiteProof:
     location: Location | None
     verdict: Verdict
     rounding: Mapping[int, Distance] = field(default_factory=dict)
+    unreachable: tuple[str, ...] = ()
     program: str = ""
     setting: str = ""
 
@@ -69,7 +73,9 @@ class SiteProof:
         where = "whole run" if self.site is None else f"site {self.site}: {self.location}"
         made = f"{self.program}, {self.setting}: " if self.program else ""
         rounded = "".join(f"\n  LESS PRECISE: output {at}: {how}" for at, how in self.rounding.items())
-        return f"{made}{self.graph} graph, {where}: {self.verdict}{rounded}"
+        return f"{made}{self.graph} graph, {where}: {self.verdict}{rounded}" + "".join(
+            f"\n  {note}" for note in self.unreachable
+        )
 
 
 @dataclass(frozen=True)
@@ -109,17 +115,20 @@ class PassProof:
         return [*found, *(f"{program}: changes nothing where: {setting}" for program, setting in self.idle)]
 
     def table(self) -> str:
-        """The verdicts as a table in Markdown, for the page of the pass: one row for each program and setting."""
-        rows: dict[tuple[str, str], list[SiteProof]] = {}
+        """The verdicts as a table in Markdown, for the page of the pass: one row for each program, its graphs and what is said of them."""
+        said: dict[tuple[str, str], dict[str, list[str]]] = {}
         for site in self.sites:
-            rows.setdefault((site.program, site.setting), []).append(site)
-        lines = ["| program | setting | graphs | verdict |", "|---|---|---|---|"]
-        for (program, setting), sites in rows.items():
-            graphs = ", ".join(dict.fromkeys(site.graph for site in sites))
-            said = ", ".join(dict.fromkeys(site.said for site in sites))
-            lines.append(f"| {program or 'the model'} | {setting or 'as it is'} | {graphs} | {said} |")
-        lines += [f"| {program} | {setting} | | changes nothing |" for program, setting in self.idle]
-        return "\n".join(lines)
+            of = said.setdefault((site.program, site.setting), {})
+            of.setdefault(site.graph, []).append(site.said)
+        rows: dict[tuple[str, str, str], list[str]] = {}
+        for (program, setting), graphs in said.items():
+            verdict = ", ".join(dict.fromkeys(v for found in graphs.values() for v in found))
+            row = program or "the model", ", ".join(graphs), verdict
+            rows.setdefault(row, []).append(setting or "as it is")
+        for program, setting in self.idle:
+            rows.setdefault((program, "", "changes nothing"), []).append(setting)
+        lines = ["| program | graphs | verdict | settings |", "|---|---|---|---|"]
+        return "\n".join([*lines, *(f"| {' | '.join(row)} | {', '.join(s)} |" for row, s in rows.items())])
 
     def _repr_html_(self) -> str:
         rows = [
@@ -298,7 +307,9 @@ def _proofs(
     is_judged = verdict.kind == "EQUAL" and item.contract.numerics != "none"
     found = less_precise(gm, whole, inputs) if is_judged else {}
     rounding = {at: how for at, how in found.items() if math.isfinite(how.times)}
-    yield SiteProof(kind, one.index if one else None, one.location if one else None, verdict, rounding)
+    notes = unreachable(Reference(gm, inputs).rewriting(whole)) if is_judged and not verdict.edges else []
+    index, location = (one.index, one.location) if one else (None, None)
+    yield SiteProof(kind, index, location, verdict, rounding, tuple(notes))
 
 
 def _rewrite_all(

@@ -17,6 +17,19 @@ def _transposed(a: Dual) -> Dual:
     return a.map(lambda t: t.transpose(-1, -2))
 
 
+def _for_heads(query: Dual, a: Dual) -> Dual:
+    """Keys or values for each head of the query: heads may share them in groups."""
+    groups = query.shape[-3] // a.shape[-3] if query.dim() > 2 else 1
+    return a if groups == 1 else a.map(lambda t: t.repeat_interleave(groups, -3))
+
+
+def _over_groups(m: Arithmetic, a: Dual, like: Dual) -> Dual:
+    """The gradient of keys or values, from those of each head."""
+    if a.shape == like.shape:
+        return a
+    return m.sum(a.map(lambda t: t.unflatten(-3, (like.shape[-3], -1))), [a.dim() - 2])
+
+
 def _matmul(m: Arithmetic, a: Dual, b: Dual) -> Dual:
     return m.bilinear(torch.matmul, a, b)
 
@@ -62,6 +75,7 @@ def _flash_attention_for_cpu(
 ) -> Any:
     if dropout_p:
         return NotImplemented
+    key, value = _for_heads(query, key), _for_heads(query, value)
     scores, _ = _scores(m, query, key, is_causal, attn_mask, scale)
     weights, total = _softmax(m, scores)
     kind = torch.float32 if query.dtype in (torch.bfloat16, torch.float16) else query.dtype
@@ -87,6 +101,8 @@ def _flash_attention_for_cpu_backward(
 ) -> Any:
     if dropout_p:
         return NotImplemented
+    keys, values = key, value
+    key, value = _for_heads(query, key), _for_heads(query, value)
     scores, factor = _scores(m, query, key, is_causal, attn_mask, scale)
     weights, _ = _softmax(m, scores)
     of_value = _matmul(m, _transposed(weights), grad)
@@ -96,8 +112,8 @@ def _flash_attention_for_cpu_backward(
     dtype = query.dtype or torch.float32
     return (
         _matmul(m, of_scores, key).as_type(dtype),
-        _matmul(m, _transposed(of_scores), query).as_type(dtype),
-        of_value.as_type(dtype),
+        _over_groups(m, _matmul(m, _transposed(of_scores), query), keys).as_type(dtype),
+        _over_groups(m, of_value, values).as_type(dtype),
     )
 
 
@@ -115,7 +131,9 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    if dropout_p or enable_gqa:
+    if dropout_p:
         return NotImplemented
+    if enable_gqa:
+        key, value = _for_heads(query, key), _for_heads(query, value)
     scores, _ = _scores(m, query, key, is_causal, attn_mask, scale)
     return _matmul(m, _softmax(m, scores)[0], value).as_type(query.dtype or torch.float32)

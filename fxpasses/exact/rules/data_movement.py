@@ -114,7 +114,7 @@ def _moved(m: Arithmetic, op: Any, *args: Any, **kwargs: Any) -> Any:
 def _view(m: Arithmetic, op: Any, a: Dual, *args: Any, **kwargs: Any) -> Any:
     # Strides of parts are not those of the graph: a reshape always works.
     if op._overloadname == "dtype":
-        bits = a.witness.to(a.dtype).view(args[0])
+        bits = (a.witness.to(a.dtype) if isinstance(a, Dual) else a).view(args[0])
         return m.dual(bits) if bits.is_floating_point() else bits
     size = args[0].shape if isinstance(args[0], (Dual, Tensor)) else args[0]
     return a.map(lambda t: t.reshape(size))

@@ -55,6 +55,12 @@ EQUAL = {
         IDS,
         W,
     ),
+    "heads that share keys": (
+        lambda q, k: functional.scaled_dot_product_attention(q, k, k, enable_gqa=True),
+        lambda q, k: functional.scaled_dot_product_attention(q, *[k.repeat_interleave(2, 1)] * 2),
+        torch.randn(2, 4, 3, 8),
+        torch.randn(2, 2, 3, 8),
+    ),
     "attention": (
         lambda q: functional.scaled_dot_product_attention(q, q, q, is_causal=True),
         lambda q: (
@@ -105,6 +111,12 @@ EQUAL = {
 }
 
 DIFFERENT = {
+    "other heads share keys": (
+        lambda q, k: functional.scaled_dot_product_attention(q, k, k, enable_gqa=True),
+        lambda q, k: functional.scaled_dot_product_attention(q, *[k.repeat(1, 2, 1, 1)] * 2),
+        torch.randn(2, 4, 3, 8),
+        torch.randn(2, 2, 3, 8),
+    ),
     "sum of a product": (
         lambda x, w: x @ w,
         lambda x, w: x[:, :3] @ w[:3] + x[:, 3:] @ w[3:] * 1.000001,

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 import fxpasses
 from fxpasses.backend import fxpasses as backend
 from fxpasses.passes import ChunkLogits
+from fxpasses.testing import prove
 from tests.fxpasses.passes.support import Wrapped, assert_golden, assert_left_alone, assert_trains
 
 PASS = ChunkLogits(chunks=3, min_elements=64)
@@ -105,3 +106,12 @@ def test_weights_that_lie_in_memory_the_other_way_round():
         grads.append((x.grad, w.grad))
     assert fxpasses.stats().pass_changes["chunk_logits"] == 1
     torch.testing.assert_close(*grads)
+
+
+def test_a_graph_in_which_an_operator_has_no_rule_stays_as_it_is():
+    """As it is captured, it holds aliases; as the default passes leave it, the pass is right."""
+    inputs = torch.randn(4, 8).requires_grad_(), torch.randn(10, 8).requires_grad_(), torch.arange(4)
+    proof = prove(
+        ChunkLogits(chunks=2, min_elements=0), lambda x, w, t: F.cross_entropy(x @ w.mT, t), *inputs
+    )
+    assert proof.ok, proof

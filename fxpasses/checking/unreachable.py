@@ -1,0 +1,58 @@
+"""What a window would do on values that its inputs cannot have: a rewrite may rest on it, and the verdict says why it may."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fxpasses.checking.inputs import made_up
+from fxpasses.checking.same_function import Rewriting, differences_in_float64
+from fxpasses.checking.windows import Window
+from fxpasses.exact.ranges import Range, ranges
+from fxpasses.exact.samples import Family
+
+__all__ = ["unreachable"]
+
+_LARGE = 2.0**10
+
+
+def unreachable(
+    rewriting: Rewriting, families: Sequence[Family] = ("random", "signs", "zeros", "ties")
+) -> list[str]:
+    """The differences that no input of the graph shows, each with the reason: of windows that are other functions of their inputs.
+
+    Args:
+        rewriting: of a graph to one that is the same function.
+        families: of values that are tried.
+    """
+    found: dict[str, None] = {}
+    known: dict[str, Range] = {}
+    for window in rewriting.windows or ():
+        names = [node.name for node in window.before.graph.find_nodes(op="placeholder")]
+        for family, scale in itertools.product(families, (1.0, _LARGE)):
+            values = made_up(window.inputs, family, torch.Generator().manual_seed(0), scale)
+            if not differences_in_float64(window.before, window.after, values):
+                continue
+            known = known or ranges(rewriting.before)
+            found[_said(window, family, names, values, known)] = None
+            break
+    return list(found)
+
+
+def _said(
+    window: Window, family: Family, names: Sequence[str], values: Sequence[object], known: dict[str, Range]
+) -> str:
+    inside, reasons = list(values), []
+    for at, (name, value) in enumerate(zip(names, values, strict=True)):
+        if name in known and isinstance(value, Tensor) and value.is_floating_point():
+            inside[at] = value.clamp(known[name].low, known[name].high)
+            if not torch.equal(inside[at], value):  # type: ignore[arg-type]
+                reasons.append(f"{name} {known[name]}")
+    calls = ", ".join(name for name, _ in window.change.given)
+    difference = f"{calls} would differ on {family} values of {', '.join(names)}"
+    if reasons and differences_in_float64(window.before, window.after, inside) == []:
+        return f"{difference}: not reachable, since {' and '.join(reasons)}"
+    return f"{difference}: reached by no inputs that were tried"

@@ -1,0 +1,189 @@
+"""Ranges: between which numbers the values of a graph lie, whatever its inputs are.
+
+Interval arithmetic over the calls of a graph, for what bounds its results (an exponential, a softmax, a clamp) and what hands bounds on.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+__all__ = ["Range", "ranges"]
+
+aten, prims = torch.ops.aten, torch.ops.prims
+_MOST = 700.0
+"""Where the exponential of a float64 overflows."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a value may be, its ends included.
+
+    Attributes:
+        low: the least of them.
+        high: the largest.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def __str__(self) -> str:
+        low, high = (f"{end + 0.0:g}" for end in (self.low, self.high))  # no zero has a sign
+        if math.isinf(self.high):
+            return "is any number" if math.isinf(self.low) else f"is at least {low}"
+        return f"is at most {high}" if math.isinf(self.low) else f"lies in [{low}, {high}]"
+
+
+_ANY, _UNIT = Range(), Range(0.0, 1.0)
+
+
+def _increasing(f: Callable[[float], float], low: float = -math.inf) -> Callable[..., Range]:
+    """The rule of an increasing function, which takes numbers from ``low`` on."""
+    return lambda a, *_: Range(f(max(a.low, low)), f(max(a.high, low)))
+
+
+def _of_pairs(f: Callable[[float, float], float]) -> Callable[..., Range]:
+    """The rule of a function of two numbers that is monotone in each."""
+
+    def rule(a: Range, b: Range, *_: Any) -> Range:
+        found = [f(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
+        return _ANY if any(map(math.isnan, found)) else Range(min(found), max(found))
+
+    return rule
+
+
+def _product(x: float, y: float) -> float:
+    return 0.0 if x == 0 or y == 0 else x * y
+
+
+def _quotient(a: Range, b: Range) -> Range:
+    if b.low < 0 or (a.low < 0 < a.high and b.low == 0):
+        return _ANY
+    inverse = Range(1 / b.high if b.high else math.inf, 1 / b.low if b.low > 0 else math.inf)
+    return _of_pairs(_product)(a, inverse)
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < _MOST else math.inf
+
+
+def _signed(a: Range, *_: Any) -> Range:
+    return Range(min(a.low, 0.0) and -math.inf, max(a.high, 0.0) and math.inf)
+
+
+def _magnitude(a: Range, *_: Any) -> Range:
+    least = max(a.low, -a.high, 0.0)
+    return Range(least, max(abs(a.low), abs(a.high)))
+
+
+def _clamped(a: Range, low: Any = None, high: Any = None) -> Range:
+    low, high = (v.low if isinstance(v, Range) and v.low == v.high else None for v in (low, high))
+    ends = [a.low if low is None else max(a.low, low), a.high if low is None else max(a.high, low)]
+    return Range(*(v if high is None else min(v, high) for v in ends))
+
+
+def _same(a: Range, *_: Any) -> Range:
+    return a
+
+
+def _union(_: Range, a: Range, b: Range) -> Range:
+    return Range(min(a.low, b.low), max(a.high, b.high))
+
+
+_RULES: dict[Any, Callable[..., Range]] = {
+    **dict.fromkeys((aten._softmax, aten.softmax, aten.sigmoid), lambda *_: _UNIT),
+    **dict.fromkeys((aten.tanh, aten.erf, aten.sin, aten.cos, aten.sign), lambda *_: Range(-1.0, 1.0)),
+    **dict.fromkeys((aten.var, aten.rsqrt), lambda *_: Range(0.0)),
+    **dict.fromkeys((aten._log_softmax, aten.log_softmax), lambda *_: Range(high=0.0)),
+    **dict.fromkeys((aten.abs, aten.linalg_vector_norm), _magnitude),
+    **dict.fromkeys((aten.sum, aten.cumsum), _signed),
+    **dict.fromkeys((aten.where,), _union),
+    **dict.fromkeys((aten.clamp,), _clamped),
+    aten.exp: _increasing(_exp),
+    aten.sqrt: _increasing(math.sqrt, 0.0),
+    aten.relu: _increasing(lambda x: max(x, 0.0)),
+    aten.clamp_min: lambda a, low: _clamped(a, low),
+    aten.clamp_max: lambda a, high: _clamped(a, None, high),
+    aten.maximum: _of_pairs(max),
+    aten.minimum: _of_pairs(min),
+    aten.add: _of_pairs(operator.add),
+    aten.sub: _of_pairs(operator.sub),
+    aten.mul: _of_pairs(_product),
+    aten.div: _quotient,
+    aten.full: lambda _, value: value,
+    aten.scalar_tensor: _same,
+    aten.neg: lambda a: Range(-a.high, -a.low),
+    **dict.fromkeys(
+        (
+            *(aten.view, aten.expand, aten.permute, aten.unsqueeze, aten.squeeze, aten.slice, aten.select),
+            *(aten.clone, aten.alias, aten.reshape, aten.transpose, aten.t, aten._to_copy, aten.detach),
+            *(aten.amax, aten.amin, aten.mean, aten.gather, aten.index_select, aten.flip),
+            prims.convert_element_type,
+        ),
+        _same,
+    ),
+}
+_OF_RESULTS = {"dtype", "layout", "device", "pin_memory"}
+"""Keyword arguments that say nothing of values."""
+
+
+def ranges(gm: fx.GraphModule) -> dict[str, Range]:
+    """The range of each value of a graph, by name, where something bounds it.
+
+    Args:
+        gm: a graph of ATen operators.
+    """
+    found: dict[str, Range] = {}
+
+    def of(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return found.get(value.name, _ANY)
+        return Range(float(value), float(value)) if isinstance(value, (int, float)) else value
+
+    for node in gm.graph.nodes:
+        value, packet = node.meta.get("val"), getattr(node.target, "overloadpacket", None)
+        if not isinstance(value, Tensor) or not (value.is_floating_point() or value.dtype is torch.bool):
+            continue
+        rule = _RULES.get(packet)
+        known = _UNIT if value.dtype is torch.bool else _ANY
+        if packet is not None and _is_square(node, packet):
+            known = Range(0.0)
+        elif packet is aten.sub and _is_of(node.args[1], aten.amax, node.args[0]):
+            known = Range(high=0.0)
+        elif (
+            packet is aten.div and _is_of(node.args[1], aten.sum, node.args[0]) and of(node.args[0]).low >= 0
+        ):
+            known = _UNIT
+        elif rule is not None and known is _ANY and node.kwargs.keys() <= _OF_RESULTS:
+            known = rule(*map(of, node.args))
+        if known != _ANY:
+            found[node.name] = known
+    return found
+
+
+def _is_square(node: fx.Node, packet: Any) -> bool:
+    return (packet is aten.mul and node.args[0] is node.args[1]) or (
+        packet is aten.pow and isinstance(node.args[1], (int, float)) and node.args[1] % 2 == 0
+    )
+
+
+def _is_of(value: Any, packet: Any, source: Any) -> bool:
+    """Whether a value is a reduction of another one, perhaps expanded."""
+    while isinstance(value, fx.Node) and getattr(value.target, "overloadpacket", None) in (
+        aten.expand,
+        aten.clone,
+    ):
+        value = value.args[0]
+    return (
+        isinstance(value, fx.Node)
+        and getattr(value.target, "overloadpacket", None) is packet
+        and value.args[0] is source
+        and len(value.args) > 2
+        and bool(value.args[2])
+    )
