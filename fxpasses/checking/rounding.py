@@ -179,7 +179,7 @@ def next_to(inputs: Sequence[Any], seed: int, units: float = 2.0) -> list[Any]:
 def moved(
     inputs: Sequence[Any], seed: int, dtype: torch.dtype | None = None, units: float = 1.0
 ) -> list[Any]:
-    """The inputs, in float64, with each element moved by up to half a unit in the last place.
+    """The inputs, in float64, with each element moved by up to half a unit in the last place; by a whole one of float64.
 
     Args:
         inputs: of a graph; what is no floating tensor stays.
@@ -195,6 +195,8 @@ def moved(
         wide = value.detach().double()
         amount = torch.rand(wide.shape, generator=generator, dtype=torch.float64).to(wide.device) - 0.5
         unit = spacing(wide.nan_to_num(), dtype or value.dtype)
+        if (dtype or value.dtype) is torch.float64:  # less than a unit is none
+            amount = amount.sign()
         return torch.where(wide.isfinite() & (wide != 0), wide + amount * units * unit, wide)
 
     return [one(value) for value in inputs]

@@ -21,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from fxpasses.checking.collectives import simulated  # noqa: E402
 from fxpasses.graphs.rewriting import copy_graph  # noqa: E402
 from fxpasses.passes import BucketCollectives  # noqa: E402
+from fxpasses.testing import prove  # noqa: E402
 from tests.fxpasses.passes.support import assert_golden, assert_left_alone, captured, rewrite  # noqa: E402
 
 PASS = BucketCollectives()
@@ -210,3 +211,9 @@ def test_two_processes(tmp_path):
     commands = [[sys.executable, str(script), str(rank), str(tmp_path / "store")] for rank in (0, 1)]
     running = [subprocess.Popen(c, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}) for c in commands]
     assert [process.wait(timeout=120) for process in running] == [0, 0]
+
+
+def test_buckets_are_proved():
+    """The table of the pass's page."""
+    proof = prove(PASS, lambda x, y, z: (reduce(x.sin()) * 2, reduce(y.cos()), reduce(z) + 1), X, Y, Z)
+    assert "| the model | inference | EQUAL | as it is |" in proof.table(), proof

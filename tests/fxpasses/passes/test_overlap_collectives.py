@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from fxpasses.checking.collectives import simulated  # noqa: E402
 from fxpasses.graphs.rewriting import copy_graph  # noqa: E402
 from fxpasses.passes import BucketCollectives, OverlapCollectives  # noqa: E402
+from fxpasses.testing import prove  # noqa: E402
 from tests.fxpasses.passes.support import assert_golden, assert_left_alone, captured, rewrite  # noqa: E402
 
 PASS = OverlapCollectives()
@@ -164,3 +165,9 @@ class _AmongThree(fx.Interpreter):
 
     def call_function(self, target, args, kwargs):
         return super().call_function(simulated(target), args, kwargs)
+
+
+def test_other_places_of_messages_are_proved():
+    """The table of the pass's page."""
+    proof = prove(PASS, layers, X, *SHARDS[:3])
+    assert "| the model | inference | EQUAL | as it is |" in proof.table(), proof
