@@ -268,9 +268,9 @@ class Gate:
             self._wait([f"made/{rank}"], self.patience, "record of a compilation")
             record = self.store.get(f"made/{rank}").decode()
             records += [Compilation.from_json(record)] if record else []
-        text, factor, values = json.loads(self.store.get("difference"))
+        text, factor, values, by_size = json.loads(self.store.get("difference"))
         message = f"rank {other} and rank {first} compiled collectives that do not fit together. "
-        differences = explain_miss(*records).differences if len(records) == 2 and not factor else ()
+        differences = explain_miss(*records).differences if len(records) == 2 and not by_size else ()
         if differences:
             factor, values = differences[0].factor, (differences[0].first, differences[0].second)
             message += f"What differs first between the two compilations (rank {first} -> rank {other}): {differences[0]}. "
@@ -343,13 +343,15 @@ class _Difference:
 
     Attributes:
         text: in words.
-        factor: the size that makes the difference, where it has a name on both ranks; else ``""``.
+        factor: the size that makes the difference, where it has a name on both ranks; else which collective differs.
         values: its value on both.
+        by_size: whether that is a size.
     """
 
     text: str
     factor: str
     values: tuple[str, ...]
+    by_size: bool = False
 
 
 def _difference(first: Offer, own: Offer) -> _Difference | None:
@@ -370,8 +372,8 @@ def _difference(first: Offer, own: Offer) -> _Difference | None:
             for name, size in first.sizes.items():
                 if own.sizes.get(name, size) != size:
                     text += f" What differs first: {name} is {size} on rank {first.rank} and {own.sizes[name]} on rank {own.rank}."
-                    return _Difference(text, name, (str(size), str(own.sizes[name])))
-            return _Difference(text, "", ())
+                    return _Difference(text, name, (str(size), str(own.sizes[name])), by_size=True)
+            return _Difference(text, f"collective {number}{when}", (theirs, ours))
     return None
 
 

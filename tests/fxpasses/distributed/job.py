@@ -1,8 +1,13 @@
 """A job of two processes in which ranks differ, each time in another way; each prints what became of each case as JSON."""
 
 import json
+import os
+import re
+import runpy
+import tempfile
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch._inductor.config as inductor_config
@@ -41,6 +46,19 @@ def doubled(value):
 
 def same():
     return [value.tolist() for value in compiled(sums)(*(torch.full((2,), 1.0 + RANK) for _ in range(2)))]
+
+
+def script_of_the_tutorial():
+    text = (Path(__file__).parents[3] / "docs" / "pages" / "tutorials" / "many-processes.md").read_text()
+    with tempfile.TemporaryDirectory() as directory:
+        script = Path(directory) / "train.py"
+        script.write_text(re.search(r"```python title=\"train.py\"\n(.*?)```", text, re.DOTALL)[1])
+        os.environ["REPORTS"] = directory
+        train = runpy.run_path(str(script))["train"]
+        losses = [torch.tensor(train(way)) for way in ("eager", "compiled")]
+        report = json.loads((Path(directory) / f"rank_{RANK}" / "graph_0" / "graph.json").read_text())
+    verdicts = {run["verdict"] for run in report["passes"] if run["name"] == "bucket_collectives"}
+    return [torch.allclose(*losses, rtol=1e-4), sorted(verdicts)]
 
 
 def other_passes():
@@ -199,6 +217,7 @@ def alone():
 
 CASES = (
     same,
+    script_of_the_tutorial,
     other_passes,
     swapped,
     swapped_by_inductor,

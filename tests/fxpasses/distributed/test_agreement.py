@@ -25,6 +25,14 @@ def test_equal_graphs_run(outcomes):
         assert rank["same"]["result"] == [[7.0, 7.0], [7.0, 7.0]]
 
 
+def test_the_script_of_the_tutorial(outcomes):
+    for rank in outcomes:
+        same, verdicts = rank["script_of_the_tutorial"]["result"]
+        assert same
+        assert verdicts
+        assert all(verdict == "the same values" for verdict in verdicts)
+
+
 def test_other_passes_are_named(outcomes):
     text = _error(outcomes, "other_passes")
     assert "bucket_collectives" in outcomes[0]["other_passes"]["factor"]
