@@ -17,7 +17,10 @@ ABSENT = {
         "fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint",
         "fxpasses/plans/_torch_compiled.py: torch._dynamo.variables.sets.BaseSetVariable",
     },
-    "2.14": {"fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint"},
+    "2.14": {
+        "fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint",
+        "fxpasses/plans/_torch_compiled.py: torch._dynamo.variables.sets.BaseSetVariable",
+    },
     "2.15": {"fxpasses/partitioner/_torch.py: torch.fx.experimental.symbolic_shapes.size_hint"},
 }
 """What the seam asks for before it uses it, because these releases do not have it."""
