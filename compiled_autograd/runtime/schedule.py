@@ -7,7 +7,7 @@ gradient accumulators broken as libstdc++'s binary heap breaks them.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +32,10 @@ class WalkedNode:
 
 
 def edge_of(tensor_or_edge: Any) -> tuple[Any, int]:
-    """(autograd node, which of its inputs) that a tensor's gradient, or a gradient edge, flows into."""
+    """(autograd node, which of its inputs) that a tensor's gradient, or a gradient edge, flows into.
+
+    No operation leads to a leaf of a transform that has ended (in what ``torch.func.vjp`` returns): its node is None.
+    """
     if not isinstance(tensor_or_edge, torch.Tensor):
         return tensor_or_edge.node, tensor_or_edge.output_nr
     tensor = tensor_or_edge
@@ -41,7 +44,14 @@ def edge_of(tensor_or_edge: Any) -> tuple[Any, int]:
     with (
         torch.enable_grad()
     ):  # any operation whose backward leads to the leaf; not a view, which few layouts have
-        return tensor.clone().grad_fn.next_functions[0]  # type: ignore[union-attr]
+        copied = tensor.clone().grad_fn
+    return (None, 0) if copied is None else copied.next_functions[0]
+
+
+def _nodes_of(inputs: Sequence[Any], reachable: Iterable[Any]) -> set[Any]:
+    """The nodes that the gradients of inputs flow into; those of leaves are found among the reachable ones, if they are used at all."""
+    leaves = {id(node.variable): node for node in reachable if type(node).__name__ == "AccumulateGrad"}
+    return {leaves.get(id(given)) or edge_of(given)[0] for given in inputs} - {None}
 
 
 def _children(node: Any) -> list[Any]:
@@ -97,7 +107,7 @@ def walk(outputs: Sequence[Any], inputs: Sequence[Any], accumulate: bool) -> lis
     dependencies = _dependencies(roots)
     needed = executing = None
     if inputs:
-        needed, executing = _needed(roots, {edge_of(tensor)[0] for tensor in inputs}, accumulate)
+        needed, executing = _needed(roots, _nodes_of(inputs, dependencies), accumulate)
     nodes: list[WalkedNode] = []
     indices: dict[Any, int] = {}
     edges_of: list[list[Any]] = []

@@ -17,16 +17,11 @@ Store = dist.Store
 PrefixStore = dist.PrefixStore
 
 
-def ranks_of(group: str) -> list[int]:
-    """The global ranks of a process group of this process, in order; one that cannot talk (``"fake"``) has only this rank."""
-    found = distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+def ranks_of(group: str | None) -> list[int]:
+    """The global ranks of a process group of this process (``None``: all of the job), in order; one that cannot talk (``"fake"``) has only this rank."""
+    found = None if group is None else distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
     ranks = list(dist.get_process_group_ranks(found))
     return ranks if dist.get_backend(found) != "fake" else [dist.get_rank()]
-
-
-def ranks_of_the_job() -> list[int]:
-    """The ranks of all processes that this one can talk to."""
-    return ranks_of(dist.group.WORLD.group_name)  # type: ignore[union-attr]
 
 
 def store() -> Any:

@@ -189,6 +189,16 @@ def test_functorch_transforms():
     check(transformed, lambda graph, inputs: graph.forward)
 
 
+def test_functions_of_ended_transforms():
+    def transformed():
+        x = torch.arange(3.0)
+        yield torch.func.jacrev(lambda t: t.exp() * t.sum())(x)
+        _, backward = torch.func.vjp(lambda a, b: (a * b.detach()).sin(), x, x + 1)
+        yield from backward(torch.ones(3))  # of b, nothing is used
+
+    check(transformed, lambda graph, inputs: graph.forward, captures=2)
+
+
 def test_nested_tensors_run_in_eager():
     def nested():
         a, b = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
