@@ -50,7 +50,7 @@ def refusal(func: OpOverload, args: Any, kwargs: Any) -> Exception | None:
 
 
 def _refused(trial: Trial) -> Exception | None:
-    for fill in (0, 1):
+    for fill in trial.fills():
         error = attempt(trial, fill)
         if error is None:
             return None

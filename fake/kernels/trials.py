@@ -31,6 +31,9 @@ _NOT_TRIED = re.compile(
 )
 """Kernels that trust their callers, or that do something to more than their arguments."""
 
+_COUNTS_FROM_ONE = re.compile("lu_solve|lu_unpack|ldl_solve")
+"""Kernels that write in front of their memory where an index is zero: pivots, as LAPACK numbers them."""
+
 Fill = int
 
 
@@ -71,6 +74,10 @@ class Trial:
 
     func: OpOverload
     values: dict[str, Any]
+
+    def fills(self) -> tuple[Fill, ...]:
+        """The values of integers to try, one after the other."""
+        return (1,) if _COUNTS_FROM_ONE.search(self.func._schema.name) else (0, 1)
 
     def tensors(self) -> dict[str, Any]:
         """The arguments that are tensors, or lists of tensors."""

@@ -25,6 +25,7 @@ from fxpasses.checking.inputs import (
     symbol_bindings,
     tangents,
 )
+from fxpasses.checking.telling_inputs import telling_inputs
 from fxpasses.checking.values import Outcome, Reference, is_tangent
 from fxpasses.exact.bounds import at_bounds
 from fxpasses.exact.samples import EDGES, Family
@@ -192,6 +193,8 @@ class FirstCalls:
                 self._on(looked_at, steps, values, f"the inputs of this call{where}", real=True)
             for values, where in inputs.made_up:
                 self._on(looked_at, steps, values, f"made-up inputs of these sizes: {where}")
+            for rewrite in looked_at:
+                self._where_it_differs(rewrite, inputs.real(first)[0][0])
             self._sweep(looked_at, steps, inputs)
 
     def _cannot(self, rewrite: Rewrite, reason: Unsupported) -> None:
@@ -246,6 +249,15 @@ class FirstCalls:
                 self._check.examine(rewrite, trial)
             except Unsupported:
                 return
+
+    def _where_it_differs(self, rewrite: Rewrite, values: list[Any]) -> None:
+        """Inputs that are made for one rewrite."""
+        if rewrite.item is None:
+            return
+        step = Step(rewrite.before, rewrite.after, rewrite.bitwise, None)
+        generator = torch.Generator().manual_seed(len(self._seen))
+        for inputs, where in telling_inputs(rewrite.before, rewrite.after, values, generator):
+            self._on([rewrite], [step], inputs, f"made-up inputs of these sizes: {where}")
 
     def _sweep(self, rewrites: Sequence[Rewrite], steps: Sequence[Step], inputs: _Inputs) -> None:
         """Made-up inputs of other sizes."""

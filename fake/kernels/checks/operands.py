@@ -8,12 +8,14 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import OpOverload, suggest_memory_format
-from fake.kernels.checks.registry import check_for, refuse
+from fake.kernels.checks.registry import check_for, is_refused, refuse
 
 __all__ = [
     "boundaries_have_a_dimension",
     "factors_are_as_many_as_reflectors",
     "labelled_images_are_row_major",
+    "one_weight_per_channel",
+    "pivots_are_as_many_as_rows",
     "pooled_volumes_are_no_images",
     "samples_are_for_each_channel",
     "statistics_are_vectors",
@@ -37,14 +39,64 @@ def weights_do_not_grow_losses(func: OpOverload, given: dict[str, Any]) -> None:
 
 @check_for("native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update")
 def statistics_are_vectors(func: OpOverload, given: dict[str, Any]) -> None:
-    """One number for each channel; weights may have other shapes."""
-    if given["input"].device.type == "cpu":
+    """One number for each channel: of fewer, the kernel reads beyond its memory. Weights may have other shapes."""
+    input = given["input"]
+    if input.device.type == "cpu":
         for name in ("running_mean", "running_var"):
             value = given.get(name)
+            refuse(
+                value is not None and input.dim() > 1 and value.dim() == 1 and value.shape[0] != input.shape[1], func,
+                f"argument {name!r} has {value.numel() if value is not None else None} elements for {input.shape[1:2]} channels",
+            )  # fmt: skip
             refuse(
                 value is not None and value.dim() != 1, func,
                 f"expected 1 dims but tensor has {None if value is None else value.dim()} (argument {name!r})",
             )  # fmt: skip
+
+
+@check_for("native_group_norm")
+def one_weight_per_channel(func: OpOverload, given: dict[str, Any]) -> None:
+    """A dense input in as many parts as it is said to have; weight and bias are vectors with an element for each channel."""
+    input, parts = given["input"], [given[name] for name in ("N", "C", "HxW")]
+    refuse(given["group"] <= 0, func, f"Expected num groups to be greater than 0, got {given['group']}")
+    refuse(
+        parts[1] % given["group"] != 0,
+        func,
+        f"{parts[1]} channels are not divisible by {given['group']} groups",
+    )
+    refuse(
+        any(n < 0 for n in parts) or input.numel() != parts[0] * parts[1] * parts[2], func,
+        f"argument 'input' of shape {list(input.shape)} has not N * C * HxW = {parts[0]} * {parts[1]} * {parts[2]} elements",
+    )  # fmt: skip
+    if input.device.type == "cpu" and not input._has_symbolic_sizes_strides:
+        refuse(
+            not input.is_contiguous(memory_format=suggest_memory_format(input)) and is_refused(_groups_with_gaps), func,
+            f"argument 'input' of shape {list(input.shape)} and strides {list(input.stride())} is not contiguous in the format "
+            "that it suggests",
+        )  # fmt: skip
+    for name in ("weight", "bias"):
+        value = given[name]
+        refuse(
+            value is not None and (value.dim() != 1 or value.numel() != given["C"]), func,
+            f"Expected {name} to be a vector of size equal to the number of channels in input, but got {name} of shape "
+            f"{None if value is None else list(value.shape)} and {given['C']} channels",
+        )  # fmt: skip
+
+
+def _groups_with_gaps() -> Any:
+    return torch.native_group_norm(torch.ones(1, 2, 4).mT, None, None, 1, 4, 2, 2, 1e-5)
+
+
+@check_for("lu_unpack")
+def pivots_are_as_many_as_rows(func: OpOverload, given: dict[str, Any]) -> None:
+    """Of fewer, the CPU's kernel reads beyond its memory."""
+    data, pivots = given["LU_data"], given["LU_pivots"]
+    if data.dim() > 1 and pivots.dim() > 0 and given["unpack_pivots"] and data.device.type == "cpu":
+        count = torch.sym_min(data.shape[-2], data.shape[-1])
+        refuse(
+            pivots.shape[-1] != count, func,
+            f"argument 'LU_pivots' has {pivots.shape[-1]} elements for the {count} rows of matrices of {list(data.shape[-2:])}",
+        )  # fmt: skip
 
 
 @check_for("ormqr")

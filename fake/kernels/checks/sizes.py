@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from fake.kernels._torch import OpOverload, suggest_memory_format
-from fake.kernels.checks.registry import check_for, is_refused, refuse, refused_with, wrapped_dim
+from fake.kernels._torch import OpOverload
+from fake.kernels.checks.registry import check_for, refuse, refused_with, wrapped_dim
 
 __all__ = [
     "accumulates_along_a_dimension",
@@ -28,7 +28,6 @@ __all__ = [
     "normalizes_something",
     "one_target_per_class",
     "one_target_per_pixel",
-    "one_weight_per_channel",
     "one_weight_per_number",
     "one_weight_per_point",
     "pads_forwards",
@@ -403,34 +402,6 @@ def has_enough_to_sample(func: OpOverload, given: dict[str, Any]) -> None:
         not given["replacement"] and given["num_samples"] > given["self"].shape[-1], func,
         "cannot sample n_sample > prob_dist.size(-1) samples without replacement",
     )  # fmt: skip
-
-
-@check_for("native_group_norm")
-def one_weight_per_channel(func: OpOverload, given: dict[str, Any]) -> None:
-    """A dense input in as many parts as it is said to have; weight and bias are vectors with an element for each channel."""
-    input, parts = given["input"], [given[name] for name in ("N", "C", "HxW")]
-    refuse(given["group"] <= 0, func, f"Expected num groups to be greater than 0, got {given['group']}")
-    refuse(
-        any(n < 0 for n in parts) or input.numel() != parts[0] * parts[1] * parts[2], func,
-        f"argument 'input' of shape {list(input.shape)} has not N * C * HxW = {parts[0]} * {parts[1]} * {parts[2]} elements",
-    )  # fmt: skip
-    if input.device.type == "cpu" and not input._has_symbolic_sizes_strides:
-        refuse(
-            not input.is_contiguous(memory_format=suggest_memory_format(input)) and is_refused(_groups_with_gaps), func,
-            f"argument 'input' of shape {list(input.shape)} and strides {list(input.stride())} is not contiguous in the format "
-            "that it suggests",
-        )  # fmt: skip
-    for name in ("weight", "bias"):
-        value = given[name]
-        refuse(
-            value is not None and (value.dim() != 1 or value.numel() != given["C"]), func,
-            f"Expected {name} to be a vector of size equal to the number of channels in input, but got {name} of shape "
-            f"{None if value is None else list(value.shape)} and {given['C']} channels",
-        )  # fmt: skip
-
-
-def _groups_with_gaps() -> Any:
-    return torch.native_group_norm(torch.ones(1, 2, 4).mT, None, None, 1, 4, 2, 2, 1e-5)
 
 
 @check_for("rand_like", "randn_like")

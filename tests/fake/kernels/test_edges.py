@@ -238,6 +238,9 @@ REFUSED = {
         zeros(torch.half, 3, 5), zeros(torch.int64), weight=zeros(torch.half, 5)
     ),
     "a complex boundary": lambda: torch.bucketize(2 + 0j, torch.ones(3)),
+    "groups of other numbers of channels": lambda: torch.native_group_norm(
+        torch.ones(1, 4, 3), None, None, 1, 4, 3, 3, 1e-5
+    ),
     "a mask of more queries": lambda: attention((2, 1, 4), (3, 5)),
     "a mask of more dimensions": lambda: attention((2, 3, 4), (1, 1, 1, 1, 5)),
     "rows of integers to pool": lambda: F.max_pool1d(zeros(torch.int64, 1, 4), 2),
@@ -255,10 +258,22 @@ def test_what_eager_refuses(name):
         assert outcome(REFUSED[name]) == "refused"
 
 
-def test_maxima_of_no_bag_are_refused():
-    """Eager's kernel ends the process, and so would asking it."""
-    with fake.FakeTensorMode(), pytest.raises(RuntimeError, match="'offsets' has no elements"):
-        F.embedding_bag(zeros(torch.int64), torch.ones(5, 5), zeros(torch.int64, 0), mode="max")
+ENDS_THE_PROCESS = {
+    "'offsets' has no elements": lambda: F.embedding_bag(
+        zeros(torch.int64), torch.ones(5, 5), zeros(torch.int64, 0), mode="max"
+    ),
+    "'LU_pivots' has 0 elements": lambda: torch.lu_unpack(torch.ones(3, 5), zeros(torch.int32, 0)),
+    "'running_mean' has 0 elements": lambda: torch.native_batch_norm(
+        torch.ones(2, 3, 4), None, None, torch.ones(0), torch.ones(3), True, 0.1, 1e-5
+    ),
+}
+
+
+@pytest.mark.parametrize("message", ENDS_THE_PROCESS)
+def test_what_ends_the_process_in_eager_is_refused(message):
+    """And so would asking eager's kernel."""
+    with fake.FakeTensorMode(), pytest.raises(RuntimeError, match=message):
+        ENDS_THE_PROCESS[message]()
 
 
 def image_loss(change):

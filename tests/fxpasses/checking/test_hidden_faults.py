@@ -8,6 +8,7 @@ from torch import nn
 
 import fxpasses
 from fxpasses import StructureError, ValueMismatchError
+from fxpasses._torch import disable_current_modes
 from fxpasses.checking.inputs import other_sizes, placeholders, symbol_bindings
 from tests.fxpasses.checking import hidden_plants as plants
 from tests.fxpasses.checking.repros import in_this_process
@@ -171,3 +172,71 @@ def test_sizes_are_tried_in_a_model_with_symbolic_floats():
         for n in nodes
     ]
     assert len(list(other_sizes(nodes, symbol_bindings(nodes, values)))) > 5
+
+
+def changed_constants(change):
+    """A pass that puts a changed copy of each constant in its place."""
+
+    @fxpasses.graph_pass
+    def replaces_constants(gm):
+        for node in list(gm.graph.find_nodes(op="get_attr")):
+            with disable_current_modes():
+                value = getattr(gm, node.target).detach().clone()
+                gm.register_buffer(f"{node.target}_changed", change(value))
+            with gm.graph.inserting_before(node):
+                new = gm.graph.get_attr(f"{node.target}_changed")
+            new.meta = dict(node.meta)
+            node.replace_all_uses_with(new)
+            gm.graph.erase_node(node)
+        return True
+
+    return replaces_constants
+
+
+def with_last(change):
+    return lambda value: torch.cat([value[:-1], change(value[-1:])])
+
+
+CONSTANT = [100.0 * n for n in range(40)]
+HIDDEN = {
+    "an activation far beyond its end": lambda x: (x + torch.tensor(CONSTANT)).sigmoid(),
+    "a bound": lambda x: (x - torch.tensor(CONSTANT)).clamp(0, 3),
+    "a comparison": lambda x: x > torch.tensor(CONSTANT),
+    "a condition": lambda x: torch.where(x > 50, torch.tensor(CONSTANT), x),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_new_constant_that_inputs_hide_is_found(name, tmp_path):
+    wrong = changed_constants(with_last(lambda row: row + 1))
+    with pytest.raises(ValueMismatchError):
+        run(HIDDEN[name], [torch.randn(3, 40)], wrong, directory=tmp_path, backward=False)
+    rounded = changed_constants(with_last(lambda row: row * (1 + 2e-7)))
+    torch._dynamo.reset()
+    run(HIDDEN[name], [torch.randn(3, 40)], rounded, directory=tmp_path, backward=False)
+
+
+TABLE = [[float(row), -float(row)] for row in range(40)]
+
+
+def test_a_row_that_no_index_visits_is_read(tmp_path):
+    def middle(value):
+        value[20] *= 2
+        return value
+
+    with pytest.raises(ValueMismatchError, match="rows that a pass changed"):
+        run(
+            lambda index: torch.tensor(TABLE)[index].sin(),
+            [torch.arange(5)],
+            changed_constants(middle),
+            directory=tmp_path,
+            backward=False,
+        )
+
+
+def test_a_constant_that_a_bound_cuts_off_may_be_any(tmp_path):
+    def model(x):
+        return x + torch.tensor(CONSTANT).clamp(max=10)
+
+    item = changed_constants(with_last(lambda row: row * 2))
+    run(model, [torch.randn(3, 40)], item, directory=tmp_path, backward=False)
