@@ -49,6 +49,8 @@ _NEVER_FAILED = 3
 """How many times as many runs confirm that there is nothing to find: whoever asks has seen the script fail."""
 _BY_CHANCE = 0.002
 """Probability of two numbers of failures by chance above which they count as no different. Asked again and again: hence so small."""
+_NO_SIGN, _FAILED_IN_EAGER = 0.3, 3
+"""Where eager failed so often, and chance explains the rest with this probability, more runs are not worth their time."""
 
 
 @dataclass(frozen=True)
@@ -308,8 +310,11 @@ def _estimated(search: _Search) -> Verdict | None:
         for limits in (full, eager):
             if search.known(limits).runs <= count:
                 search.run(limits)
-        if count >= _LEAST_ESTIMATES and by_chance(search.known(full), search.known(eager)) < _BY_CHANCE:
-            break
+        if count + 1 >= _LEAST_ESTIMATES:
+            chance = by_chance(search.known(full), search.known(eager))
+            no_sign = chance > _NO_SIGN and search.known(eager).failed >= _FAILED_IN_EAGER
+            if chance < _BY_CHANCE or no_sign:
+                break
     with_it, without = search.known(full), search.known(eager)
     search.odds = Odds.of(with_it, without)
     if with_it.failed and "passes" not in with_it.record:
