@@ -231,7 +231,10 @@ def _handing_on(compiled: Any) -> list[ast.stmt]:
     ]
     nodes = list(graphs[0].nodes) if len(graphs) == 1 else []
     if not nodes or any(node.op not in ("placeholder", "output") for node in nodes):
-        raise NoPlan("a graph that runs without generated code", type(compiled).__qualname__)
+        raise NoPlan(
+            "a graph that runs without generated code, as compiler='eager' has them",
+            type(compiled).__qualname__,
+        )
     (output,) = nodes[-1].args
     if not isinstance(output, (tuple, list)) or not all(
         value is None or isinstance(value, fx.Node) for value in output

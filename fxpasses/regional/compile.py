@@ -134,6 +134,7 @@ class RegionCompiler:
         self._strides = _known(strides, returned, dynamic=bool(self._region_graph.symbols))
         self._region = CompiledRegion(
             symbols=list(self._region_graph.symbols),
+            given=[spec_of(value) for value in self._region_graph.inputs],
             forward=compiled,
             forward_specs=[spec_of(n.meta["val"], s) for n, s in zip(returned, self._strides, strict=True)],
             outputs=sources[:count],  # type: ignore[arg-type]

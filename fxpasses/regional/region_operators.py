@@ -17,7 +17,7 @@ from torch import fx
 import fake
 from fxpasses.regional import _torch
 from fxpasses.regional.recording import functionalize_region_call, trace_region_call
-from fxpasses.regional.runtime import CompiledRegion, Size, table
+from fxpasses.regional.runtime import Bindings, CompiledRegion, Size, TensorSpec, table
 from fxpasses.regional.sizes import without_empty
 
 __all__ = ["REGION", "communicating_graph", "compiled_callable", "region_call"]
@@ -63,10 +63,7 @@ class _Region(torch.autograd.Function):
         taken = [source.view(base, bindings) for source, base in zip(region.saved, bases, strict=True)]
         wanted = [g for g, d in zip(gradients, region.differentiable, strict=True) if d]
         for gradient, spec in zip(wanted, region.tangents, strict=True):
-            strides = spec.strides(bindings)
-            if not _same(gradient.stride(), strides) or gradient.dtype is not spec.dtype:
-                gradient = spec.empty(bindings).copy_(gradient)
-            taken.append(gradient)
+            taken.append(_as_compiled_for(gradient, spec, bindings))
         results = torch.ops.fxpasses.region_backward.default(region.key, taken, ctx.sizes)
         return (None, None, *(s and s.get(taken, results, bindings) for s in region.gradients))
 
@@ -86,6 +83,17 @@ def _same(strides: tuple[Size, ...], wanted: tuple[Size, ...]) -> bool:
     )
 
 
+def _as_compiled_for(tensor: torch.Tensor, spec: TensorSpec, bindings: Bindings) -> torch.Tensor:
+    """A tensor with the strides and the type that a region was compiled for, copied where it has others.
+
+    Decompositions give some values other strides than they have in Dynamo's graph, which regions are cut from (``cat`` with an
+    empty tensor keeps those of the other one), and a gradient may have any.
+    """
+    if _same(tensor.stride(), spec.strides(bindings)) and tensor.dtype is spec.dtype:
+        return tensor
+    return spec.empty(bindings).copy_(tensor)
+
+
 def region_call(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> list[torch.Tensor]:
     """Run ``fxpasses::region``, with a gradient where one is needed.
 
@@ -98,10 +106,13 @@ def region_call(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> lis
         Its outputs.
     """
     region = table[key]
+    bindings = region.bindings(sizes)
+    tensors = [
+        _as_compiled_for(tensor, spec, bindings) for tensor, spec in zip(tensors, region.given, strict=True)
+    ]
     if region.backward is not None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return list(_Region.apply(region, list(sizes), *tensors))
     results = _forward_operator(region)(key, tensors, sizes)
-    bindings = region.bindings(sizes)
     return [source.get(tensors, results, bindings) for source in region.outputs]
 
 

@@ -141,6 +141,7 @@ class CompiledRegion:
 
     Attributes:
         symbols: the symbols whose values its operators take as ``sizes``.
+        given: its tensor inputs, as they were when it was compiled.
         forward: takes a list of sizes and tensors; returns what ``forward_specs`` describe.
         outputs: how its outputs are made of its inputs and of what ``forward`` returns.
         differentiable: which outputs the backward pass takes a gradient for.
@@ -160,6 +161,7 @@ class CompiledRegion:
     """
 
     symbols: list[sympy.Symbol]
+    given: list[TensorSpec]
     forward: Callable[[list[Any]], Sequence[torch.Tensor]]
     forward_specs: list[TensorSpec]
     outputs: list[Source]

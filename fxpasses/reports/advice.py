@@ -89,10 +89,12 @@ def _of_graph(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
         )
     for guard in graph["guards"]:
         where = guard.get("where")
-        if guard.get("avoid") and where:  # a line asked for it: one that can be changed
+        avoid = guard.get("avoid", "")
+        if (
+            avoid and where and not avoid.startswith("nothing ")
+        ):  # a line asked for it: one that can be changed
             title = f"Sizes are restricted: {guard['expression']}"
-            urgent = 5.0 if guard["avoid"].startswith("nothing to avoid") else 60.0
-            yield urgent, _entry(title, guard["why"], guard["avoid"], f"{where['file']}:{where['line']}")
+            yield 60.0, _entry(title, guard["why"], avoid, f"{where['file']}:{where['line']}")
     ended, again = graph.get("ended"), graph.get("recompiled")
     if ended:
         where = ended["where"] or {"file": "", "line": 0, "code": ""}
@@ -112,8 +114,8 @@ def _of_graph(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
         yield (
             65.0,
             _entry(
-                f"Compiled again: {again['reason'] or 'another guard failed'}",
-                "; ".join(again["differs"]),
+                f"Compiled again: {again['reason'].partition(' # ')[0] or 'another guard failed'}",
+                "; ".join(again["differs"]) or again["reason"].partition(" # ")[2],
                 _how_to_avoid(again),
                 "",
             ),
@@ -124,6 +126,8 @@ def _of_graph(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
 def _how_to_avoid(again: dict[str, Any]) -> str:
     if "size mismatch" in again["reason"]:
         return "torch._dynamo.mark_dynamic(tensor, dim) or dynamic=True from the first call, if it is a size that changes"
+    if "0/1 specialization" in again["reason"]:
+        return "sizes 0 and 1 get graphs of their own; where they are frequent, torch._dynamo.decorators.mark_unbacked(tensor, dim)"
     if ".size()" in again["reason"]:
         return "the graph before holds for other sizes only; its guards (in Sizes) tell who asked for that, and how to avoid it"
     return "keep what the guard reads as it was in the call before, or pass it as a tensor"

@@ -277,15 +277,15 @@ def parameter_name(source: str) -> str:
 
 
 def _causes(differences: Sequence[Difference]) -> list[str]:
-    """What differs from the last compilation: of shapes the dimensions; without the symbols that follow from them."""
-    follows = {"dynamic sizes"} if any(d.factor.startswith("shape of input") for d in differences) else set()
+    """What differs from the last compilation: of shapes the dimensions; without the symbols, and calls, that follow from them."""
+    sized = any(d.factor.startswith("shape of input") for d in differences)
     told = []
     for found in differences:
         sizes = [text.strip("(),").split(", ") for text in (found.first, found.second)]
         if found.factor.startswith("shape of input") and len(sizes[0]) == len(sizes[1]):
             changed = [(i, a, b) for i, (a, b) in enumerate(zip(*sizes, strict=True)) if a != b]
             told += [f"{found.factor}, dimension {i}: {a} -> {b}" for i, a, b in changed]
-        elif found.factor not in follows:
+        elif not sized or not found.factor.endswith((" of the graph", "dynamic sizes")):
             told.append(str(found))
     return told
 

@@ -386,3 +386,30 @@ def test_a_mask_of_all_layers_is_saved_once(kind, dynamic):
     if kind == "the same":
         assert 0 < kept["always"] <= 1.02 * kept["off"]
     assert check(model, inputs(6), more=[inputs(9)] if dynamic else [inputs(6)], dynamic=dynamic) == [5]
+
+
+class ReadsAKey(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, key):
+        return x + self.linear(torch.relu(self.linear(x) * key.reshape(4, -1)).sin())
+
+
+class KeyOfAnEmptyCache(nn.Module):
+    """The key of a cache that was empty: contiguous in Dynamo's graph, transposed after the decomposition of ``cat``."""
+
+    def __init__(self):
+        super().__init__()
+        self.key, self.layers = nn.Linear(8, 8), nn.ModuleList(ReadsAKey() for _ in range(4))
+
+    def forward(self, x):
+        key = torch.cat([torch.tensor([]), self.key(x).view(4, 4, 2).transpose(1, 2)], -2)
+        for layer in self.layers:
+            x = layer(x, key)
+        return x
+
+
+def test_an_input_that_decompositions_lay_out_otherwise():
+    assert check(KeyOfAnEmptyCache(), [X]) == [3]
