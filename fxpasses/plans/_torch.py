@@ -33,7 +33,16 @@ unsafe_view = torch.ops.aten._unsafe_view
 CALLS_OF_MODULES = (torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl)
 """The functions of which a bound method stands for the call of its module."""
 
-NOTES = ("_dynamo_static_input_type", "_is_torch_compile", "_compiled_call_impl", "_torchdynamo_wrapper_id")
+PROPAGATED = "_dynamo_propagated_dynamic_indices"
+"""What AOTAutograd writes on tensors that a graph of symbolic sizes returns or saves: a hint that Dynamo does not guard on."""
+
+NOTES = (
+    PROPAGATED,
+    "_dynamo_static_input_type",
+    "_is_torch_compile",
+    "_compiled_call_impl",
+    "_torchdynamo_wrapper_id",
+)
 """What Dynamo writes on the buffers and modules that it has compiled, and on functions that it is not to trace."""
 
 
@@ -47,7 +56,12 @@ def is_note(name: str, values: Mapping[Any, Any]) -> bool:
             original = getattr(original, "__wrapped__", None)  # from 2.15 on
         call, owner = getattr(original, "__func__", None), getattr(original, "__self__", None)
         return call in CALLS_OF_MODULES and vars(owner) is values
-    return value is True or value == "unguarded" or (name == "_torchdynamo_wrapper_id" and type(value) is int)
+    return (
+        name == PROPAGATED
+        or value is True
+        or value == "unguarded"
+        or (name == "_torchdynamo_wrapper_id" and type(value) is int)
+    )
 
 
 TRUSTED_MODULES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "typing_extensions"}) - {"__main__"}

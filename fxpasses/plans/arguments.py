@@ -89,7 +89,7 @@ class _Seen:
         facts = tensor_facts(value)
         pointer = value.untyped_storage().data_ptr() if value.numel() else -1 - len(self._storages)
         place = self._storages.setdefault(pointer, len(self._storages))
-        if value.__dict__:
+        if value.__dict__.keys() - {_torch.PROPAGATED}:
             raise NoPlan("an argument with attributes of its own")
         return "tensor", place, self._part_of_model(value), *facts
 
@@ -174,7 +174,9 @@ class SameArguments:
         if not self._guards.check(*tensors):
             return None
         for tensor, (offset, is_leaf) in zip(tensors, self._facts, strict=True):
-            if tensor.storage_offset() != offset or tensor.is_leaf is not is_leaf or tensor.__dict__:
+            if tensor.storage_offset() != offset or tensor.is_leaf is not is_leaf:
+                return None
+            if tensor.__dict__ and tensor.__dict__.keys() != {_torch.PROPAGATED}:
                 return None
             if self._part_of_model(tensor) is not None:
                 return None

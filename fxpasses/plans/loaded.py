@@ -46,6 +46,7 @@ class Plan(_Checked):
     Attributes:
         file: where it is.
         frame: where it is more than a call of its graph, what runs all of it.
+        asks_bases: whether it depends on sizes of tensors of which arguments are views.
     """
 
     def __init__(
@@ -63,7 +64,10 @@ class Plan(_Checked):
         self._given = [(i, source[1]) for i, source in sources if source[0] == "argument"]
         self._numbers = [(i, *source) for i, source in sources if source[0] not in ("argument", "model")]
         self._accepts = names.get("accepts")
-        self._asked = [walk.tensors[i] if place == "model" else i for place, i in content["asked"] or ()]
+        self._asked = [
+            (walk.tensors[i] if place == "model" else i, base) for place, i, base in content["asked"] or ()
+        ]
+        self.asks_bases = any(base for _, base in self._asked)
         self._changes = bool(content["facts"]["changed"])
         self._own = [value for value in self._inputs if value is not None] if self._changes else []
         self._pointers = [value.data_ptr() for value in self._own]
@@ -80,9 +84,12 @@ class Plan(_Checked):
 
     def accepts(self, arguments: Sequence[torch.Tensor]) -> bool:
         """Whether the graphs hold for the sizes of these arguments."""
-        return self._accepts is None or self._accepts(
-            *(arguments[value] if type(value) is int else value for value in self._asked)
-        )
+        if self._accepts is None:
+            return True
+        asked = [(arguments[value] if type(value) is int else value, base) for value, base in self._asked]
+        if any(base and tensor._base is None for tensor, base in asked):
+            return False
+        return bool(self._accepts(*(tensor._base if base else tensor for tensor, base in asked)))
 
     def may_take(self, arguments: Sequence[torch.Tensor]) -> bool:
         """Whether no argument shares memory with a tensor of the model, where the plan changes tensors."""
@@ -162,6 +169,7 @@ class Armed(_Checked):
             return None
         if (
             len(self._quick) < _QUICKEST
+            and not known.asks_bases
             and SameArguments.can_compare(args, kwargs, tensors, objects)
             and all(self.place(tensor) is None for tensor in tensors)
         ):

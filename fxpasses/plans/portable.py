@@ -59,11 +59,11 @@ def save(
     plans = [read_sections(file) for file in compiled.plan_files]
     contents = [json.loads(plan["plan"]) for plan in plans]
     made_by = contents[0]["about"]["surroundings"]
-    if any(content["about"]["surroundings"] != made_by for content in contents):
+    if changed := {n for c in contents for n, _ in c["about"]["surroundings"].items() ^ made_by.items()}:
         raise OptionsError(
             "compiled",
             compiled,
-            problem="settings or environment variables were changed between its plans: save it in between",
+            problem=f"changed between its plans: {', '.join(sorted(changed))}; save it in between",
         )
     entries = [_entry(content) for content in contents]
     kind = type(compiled.model) if not hasattr(compiled.model, "__qualname__") else compiled.model

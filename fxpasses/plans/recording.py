@@ -92,7 +92,7 @@ class Recording(Observer, Recorder):
         self._resumed: dict[str, types.FunctionType] = {}
         self._more = ""
         self._walk, self._reads, self._content = Walk(told=True), list[Any](), dict[str, Any]()
-        self._guards: tuple[str, list[int]] | None = None
+        self._guards: tuple[str, list[int], list[bool]] | None = None
         self._numbers: list[list[Any] | None] = []
         self._autocast = False
         self._over = False
@@ -173,7 +173,8 @@ class Recording(Observer, Recorder):
             if not any(self._numbers):
                 return
             guards = guards_of(shape_env).compile()
-            self._guards = guards.code, [names.index(name) for name in guards.inputs]
+            places = [names.index(name.removesuffix("._base")) for name in guards.inputs]
+            self._guards = guards.code, places, [name.endswith("._base") for name in guards.inputs]
         except NoPlan as error:
             self._refuse(error.reason)
         except ValueError:  # a name that is not in the list
@@ -337,11 +338,11 @@ class Recording(Observer, Recorder):
             module.add("backward", self._graphs["backward"])
         inputs, asked = self._content["inputs"], None
         if self._guards is not None:
-            code_of_guards, places = self._guards
+            code_of_guards, places, of_base = self._guards
             names = function_parameters(code_of_guards)
-            of_model = [name for name, i in zip(names, places, strict=True) if inputs[i][0] == "model"]
-            left = module.add_guards(code_of_guards, of_model)
-            asked = [inputs[places[names.index(name)]] for name in left]
+            asks = {name: [*inputs[i], base] for name, i, base in zip(names, places, of_base, strict=True)}
+            of_model = [name for name, (kind, _, base) in asks.items() if kind == "model" and not base]
+            asked = [asks[name] for name in module.add_guards(code_of_guards, of_model)]
         code, kernels, externs, constants = module.sections()
         plan: dict[str, Any] = {
             **self._content,
