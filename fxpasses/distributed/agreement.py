@@ -183,9 +183,12 @@ def _agree(gate: Gate, offer: Offer, made: Compilation | None, symbolic: bool) -
         return
     code = gate.key, offer.what
     accepted = HERE.accepted.setdefault(code, {})
-    if offer.fits_one_of(accepted) and not (code in HERE.varying and len(accepted) > 1):
+    known = offer.fits_one_of(accepted)
+    if known and not (code in HERE.varying and len(accepted) > 1):
         return
     with reaching_store(f"compare the {offer.what} with the other ranks'"):
+        if known and gate.all_send(offer):
+            return
         Answering.ensure()
         HERE.waits = gate.waits(offer)
         try:

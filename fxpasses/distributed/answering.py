@@ -54,7 +54,7 @@ class Here:
         rounds: decisions so far, by code.
         accepted: what was compared and fits, as digests, by group and code.
         varying: group and code whose symbolic sizes each call compares, if they have had several values.
-        compared: the number of the last call that was compared, by group.
+        compared: by group, the number of the last call that was compared, and what this rank deletes of it at the store.
         decided: what is saved, by the structure of the joint graph.
         running: the compiled graph with collectives that it is inside of.
         since: when it went there.
@@ -69,7 +69,7 @@ class Here:
     rounds: dict[str, int] = dataclasses.field(default_factory=dict)
     accepted: dict[tuple[str, str], dict[str, str]] = dataclasses.field(default_factory=dict)
     varying: set[tuple[str, str]] = dataclasses.field(default_factory=set)
-    compared: dict[str, int] = dataclasses.field(default_factory=dict)
+    compared: dict[str, tuple[int, tuple[str, ...]]] = dataclasses.field(default_factory=dict)
     decided: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     running: str = ""
     since: float = 0.0

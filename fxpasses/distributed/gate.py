@@ -90,6 +90,20 @@ class Gate:
         """What this rank says to those who wait for it, while it waits here."""
         return {"key": self.key, "ranks": list(self.ranks), "number": self.number, "sends": offer.sends()}
 
+    def all_send(self, offer: Offer) -> bool:
+        """Whether all ranks come soon with what they have sent before, and it is the same: two operations of the store.
+
+        Args:
+            offer: what this rank sends.
+        """
+        last = self.store.add(offer.sent, 1) == len(self.ranks)
+        if last:
+            self.store.compare_set("open", "", _SYMBOLIC)
+        elif not came(self.store, "open", ASK_AFTER) or self.store.get("open").decode() != _SYMBOLIC:
+            return False
+        self._forget_the_one_before((), ("open", offer.sent) if last else ())
+        return True
+
     def come(self, offer: Offer, made: Compilation | None, symbolic: bool) -> bool:
         """Wait until all ranks have come with what fits, or are there without having to come.
 
@@ -126,20 +140,23 @@ class Gate:
             raise RankMismatchError(**json.loads(verdict))
         if self.store.check(["differs"]):
             self._tell(reference.rank, int(self.store.get("differs")), difference, made)
-        self._forget_the_one_before(last)
+        self._forget_the_one_before((f"came/{self.rank}",), _SHARED if last else ())
         return verdict == _SYMBOLIC
 
     def _open(self) -> None:
         self.store.compare_set("open", "", _SYMBOLIC if self.store.check(["symbolic"]) else _YES)
 
-    def _forget_the_one_before(self, last: bool) -> None:
-        """Delete what the comparison before left at the store: whoever is here has passed it."""
-        before = HERE.compared.get(self.key)
-        HERE.compared[self.key] = self.number
-        if before is not None:
-            store = _round(self.key, before)
-            for name in (f"came/{self.rank}", *(_SHARED if last else ())):
-                store.delete_key(name)
+    def _forget_the_one_before(self, own: Sequence[str], shared: Sequence[str]) -> None:
+        """Delete what the comparison before left at the store: whoever is here has passed it.
+
+        Args:
+            own: what this rank leaves at the store now.
+            shared: what all of them leave, if this is the last one.
+        """
+        before, names = HERE.compared.get(self.key, (0, ()))
+        HERE.compared[self.key] = self.number, (*own, *shared)
+        for name in names:
+            _round(self.key, before).delete_key(name)
 
     def refuse(self, error: RankMismatchError) -> None:
         """Nobody passes: whoever comes gets this error."""
@@ -312,6 +329,11 @@ class Offer:
         """Of what is sent, as it was handed to the compiler and as it was left (``""`` where that is not known)."""
         left = "" if self.lowered is None else _digest(self.lowered)
         return _digest(self.calls), left
+
+    @functools.cached_property
+    def sent(self) -> str:
+        """Stands for operators and sizes: what has to be the same where the values that collectives carry were compared before."""
+        return "sent " + _digest(tuple(dataclasses.replace(call, carries="") for call in self.calls))
 
     def fits_one_of(self, accepted: Mapping[str, str]) -> bool:
         """Whether the same was accepted before; by digests."""
