@@ -334,6 +334,9 @@ class _Inputs:
         powers = [power for power in (_POWER, self._largest_power(usual) - _SPARE) if power >= _POWER]
         for power in dict.fromkeys([*powers, _SMALL]):
             found.append((scaled(usual, 2.0**power), f"random, times 2**{power}"))
+        if powers:  # a number that stands for minus infinity is large beside a row of negative ones
+            signs = next(values for values, family in found if family == "signs")
+            found.append((scaled(signs, 2.0 ** powers[-1]), f"signs, times 2**{powers[-1]}"))
         return found
 
     def _largest_power(self, values: list[Any]) -> int:
