@@ -62,7 +62,12 @@ def read_samples(path: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """
     if not Path(path).is_file():
         raise SamplesError(f"there is no file {path!r} with samples")
-    content = runpy.run_path(str(Path(path)))
+    try:
+        content = runpy.run_path(str(Path(path)))
+    except SyntaxError as error:
+        if error.filename is not None:
+            raise  # it says where
+        raise SamplesError(f"{path!r} is not Python: {error}") from error
     if "samples" not in content:
         raise SamplesError(f"{path} must define `samples`, {_EXPECTED}")
     found = content["samples"]() if callable(content["samples"]) else content["samples"]

@@ -95,7 +95,12 @@ def object_named(text: str, what: str) -> Any:
     if source.endswith(".py"):
         if not Path(source).is_file():
             raise UsageError(f"there is no file {source!r}")
-        found = vars(_module_of(Path(source)))
+        try:
+            found = vars(_module_of(Path(source)))
+        except SyntaxError as error:
+            if error.filename is not None:
+                raise  # it says where
+            raise UsageError(f"{source!r} is not Python: {error}") from error
     else:
         if source.startswith(".") or importlib.util.find_spec(source.partition(".")[0]) is None:
             meant = f"; for the file, write {source}.py:{name}" if Path(f"{source}.py").is_file() else ""

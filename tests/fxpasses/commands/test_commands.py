@@ -151,6 +151,7 @@ def test_options_behind_a_script_belong_to_the_script(tmp_path, monkeypatch, cap
         ("json.nowhere:model", "there is no module 'json.nowhere'"),
         ("models.py:other", "'models.py' has no function 'other'"),
         ("models.py:number", "'models.py' has no function 'number'"),
+        ("binary.py:make", "'binary.py' is not Python: "),
         ("models.py:alone", "alone() returned int; it has to return a pair"),
         ("models.py:no_model", "no_model() returned (int, tuple); it has to return a pair"),
         (
@@ -161,6 +162,7 @@ def test_options_behind_a_script_belong_to_the_script(tmp_path, monkeypatch, cap
 )
 @pytest.mark.parametrize("command", [["check"], ["prove", "fold_constants", "--model"]])
 def test_a_model_that_is_not_there(command, model, said, tmp_path, monkeypatch, capsys):
+    (tmp_path / "binary.py").write_bytes(b"\x00\xff")
     (tmp_path / "models.py").write_text(
         "number = 3\ndef alone():\n    return 3\ndef no_model():\n    return 3, ()\ndef takes(x): pass\n"
     )
