@@ -7,6 +7,7 @@ every decomposition is judged by the rules for the operator that it stands for.
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from fxpasses.graphs.rewriting import copy_graph
 __all__ = ["CaptureCheck"]
 
 log = logging.getLogger(__name__)
+aten = torch.ops.aten
 
 _MOST_ELEMENTS = 2_000_000
 """Elements of inputs: what is made of them is evaluated exactly, at some twenty times the cost of the model."""
@@ -78,6 +80,8 @@ class CaptureCheck(Observer):
             with outside_tracing():
                 values = _inputs(captured, args)
                 recorded = _recorded(eager, args, values)
+                for mine, theirs in zip(placeholders(recorded), placeholders(captured), strict=True):
+                    mine.name = theirs.name  # by which values that are written to inputs are told
                 self.verdicts_found.append(equivalent(recorded, captured, values, edges=(), overflow=False))
         except (Unsupported, *CANNOT_RUN) as reason:
             log.info("a captured graph is not judged in exact arithmetic: %s", reason)
@@ -105,7 +109,7 @@ def _recorded(eager: fx.GraphModule, args: Sequence[Any], values: Sequence[Any])
     """The operators that a graph of torch functions calls in eager, backward pass included, with the interface of a joint graph.
 
     Raises:
-        Unsupported: where eager has other outputs that want gradients, or writes in place.
+        Unsupported: where eager has other outputs that want gradients.
     """
     wants = [isinstance(v, Tensor) and v.requires_grad for v in args]
     tensors = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
@@ -127,8 +131,10 @@ def _recorded(eager: fx.GraphModule, args: Sequence[Any], values: Sequence[Any])
         return [*results, *(next(found) if want else None for want in wants)]
 
     recorded = trace_calls(step, [values[i] for i in tensors], {}, guards=False)
-    if any(map(is_mutating, recorded.graph.nodes)):
-        raise Unsupported("eager writes in place")
+    _with_declared_writes(recorded)
+    if any(map(is_mutating, recorded.graph.nodes)):  # then at the end, as the captured graph does
+        functional = torch.func.functionalize(recorded, remove="mutations")
+        recorded = trace_calls(functional, cloned([values[i] for i in tensors]), {}, guards=False)
     taken, first = placeholders(recorded), next(iter(recorded.graph.nodes))
     for i in reversed(range(len(values))):  # sizes are numbers in what was recorded
         if i in tensors:
@@ -137,3 +143,17 @@ def _recorded(eager: fx.GraphModule, args: Sequence[Any], values: Sequence[Any])
             with recorded.graph.inserting_before(first):
                 first = recorded.graph.placeholder(f"size_{i}")
     return recorded
+
+
+def _with_declared_writes(recorded: fx.GraphModule) -> None:
+    """Let batch norms in training, which write to their statistics though their schema does not say so, return these and have them copied."""
+    for node in recorded.graph.find_nodes(op="call_function", target=aten.native_batch_norm.default):
+        statistics, training = node.args[3:5], node.args[5]
+        if not training or not all(isinstance(value, fx.Node) for value in statistics):
+            continue
+        node.target = aten._native_batch_norm_legit_functional.default
+        with recorded.graph.inserting_before(recorded.graph.output_node()):
+            for position, place in enumerate(statistics, 3):
+                new = recorded.graph.call_function(operator.getitem, (node, position))
+                recorded.graph.call_function(aten.copy_.default, (place, new))
+    recorded.recompile()

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 import fxpasses
+from fxpasses.checking import captured
 from fxpasses.commands.main import main
+from fxpasses.exact import equivalent
 from fxpasses.regional import with_regions
 from tests.fxpasses.checking import plants
 
@@ -293,3 +295,22 @@ def test_a_fault_inside_a_region_is_seen_and_fails_in_ci(tmp_path):
     )
     assert repro.returncode == 1, repro.stderr
     assert "Inductor is wrong" in repro.stdout
+
+
+def test_what_eager_writes_in_place_is_judged_exactly(monkeypatch):
+    found = []
+
+    def judged(before, after, values, **how):
+        found.append(equivalent(before, after, values, **how))
+        *_, mean, variance = after.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        variance.args = (variance.args[0], mean.args[1])
+        found.append(equivalent(before, after, values, **how))
+        return found[0]
+
+    monkeypatch.setattr(captured, "equivalent", judged)
+    subject = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(inplace=True))
+    options = {**EAGER, "passes": []}
+    assert fxpasses.check(subject, torch.randn(5, 4), options=options, show=False)
+    right, wrong = map(str, found)
+    assert right.startswith("EQUAL")
+    assert re.match("DIFFERENT: input .* after the run", wrong)
