@@ -152,7 +152,7 @@ def _with_declared_writes(recorded: fx.GraphModule) -> None:
         if not training or not all(isinstance(value, fx.Node) for value in statistics):
             continue
         node.target = aten._native_batch_norm_legit_functional.default
-        with recorded.graph.inserting_before(recorded.graph.output_node()):
+        with recorded.graph.inserting_before(node.next):
             for position, place in enumerate(statistics, 3):
                 new = recorded.graph.call_function(operator.getitem, (node, position))
                 recorded.graph.call_function(aten.copy_.default, (place, new))

@@ -172,7 +172,9 @@ class Run(fx.Interpreter):
         return source.map(restrided)
 
     def _write(self, n: fx.Node, args: Any) -> None:
-        self.written[str(_written_input(n))] = self._machine.call(_copy, args, {})
+        place = _written_input(n)
+        assert place is not None
+        self.env[place] = self.written[str(place)] = self._machine.call(_copy, args, {})
 
     def _adopt(self, n: fx.Node, value: Any) -> Any:
         if self._first is None:

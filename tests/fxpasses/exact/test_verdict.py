@@ -357,3 +357,17 @@ def test_complex_inputs_are_sampled():
     assert equivalent(one, other, inputs).kind == "EQUAL"
     one, other, inputs = graphs(lambda z: z * 2, lambda z: z * 2.2, z)
     assert equivalent(one, other, inputs).kind == "DIFFERENT"
+
+
+def test_an_input_that_is_read_after_it_was_written_to_has_the_new_value():
+    def written(x, y):
+        x.copy_(y.sin())
+        return x, x * 2
+
+    before, after, inputs = graphs(written, written, X.clone(), X)
+    (output,) = after.graph.find_nodes(op="output")
+    (sine,) = after.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
+    output.args = ([sine, *output.args[0][1:]],)
+    assert equivalent(before, after, inputs).kind == "EQUAL"
+    output.args = ([after.graph.find_nodes(op="placeholder")[1], *output.args[0][1:]],)
+    assert equivalent(before, after, inputs).kind == "DIFFERENT"
