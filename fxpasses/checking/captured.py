@@ -22,7 +22,7 @@ from fxpasses.checking.values import is_tangent
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.exact import Verdict, equivalent
-from fxpasses.graphs.aliasing import is_mutating
+from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import copy_graph
 
 __all__ = ["CaptureCheck"]
@@ -109,7 +109,7 @@ def _recorded(eager: fx.GraphModule, args: Sequence[Any], values: Sequence[Any])
     """The operators that a graph of torch functions calls in eager, backward pass included, with the interface of a joint graph.
 
     Raises:
-        Unsupported: where eager has other outputs that want gradients.
+        Unsupported: where eager has other outputs that want gradients, or draws random numbers in place.
     """
     wants = [isinstance(v, Tensor) and v.requires_grad for v in args]
     tensors = [i for i, v in enumerate(values) if isinstance(v, Tensor)]
@@ -133,6 +133,8 @@ def _recorded(eager: fx.GraphModule, args: Sequence[Any], values: Sequence[Any])
     recorded = trace_calls(step, [values[i] for i in tensors], {}, guards=False)
     _with_declared_writes(recorded)
     if any(map(is_mutating, recorded.graph.nodes)):  # then at the end, as the captured graph does
+        if any(map(is_random, recorded.graph.nodes)):
+            raise Unsupported("eager draws random numbers in place")
         functional = torch.func.functionalize(recorded, remove="mutations")
         recorded = trace_calls(functional, cloned([values[i] for i in tensors]), {}, guards=False)
     taken, first = placeholders(recorded), next(iter(recorded.graph.nodes))
