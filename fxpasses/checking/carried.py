@@ -18,6 +18,7 @@ from fxpasses.checking.rounding import same_bits
 from fxpasses.checking.values import is_broken
 from fxpasses.checking.windows import can_be_cut
 from fxpasses.graphs.aliasing import is_mutating
+from fxpasses.graphs.numbers import computable
 
 __all__ = ["Carried", "Step"]
 
@@ -91,6 +92,7 @@ class Carried:
             return False
         if old.shape != new.shape or old.dtype != new.dtype or not old.is_floating_point():
             return False
+        old, new = computable(old), computable(new)
         # NaN and infinities may be lost on such inputs.
         return bool(((old == new) | (~old.isfinite() & (new.isfinite() | (old.isnan() & new.isnan())))).all())
 

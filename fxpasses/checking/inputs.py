@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from fxpasses._torch import shape_env_of, symbol_hints
 from fxpasses.exact.samples import Family, sample_input
+from fxpasses.graphs.numbers import computable
 from fxpasses.graphs.rewriting import value_of
 
 __all__ = [
@@ -176,7 +177,7 @@ def scaled(values: Sequence[Any], factor: float) -> list[Any]:
         for copy in copies:
             is_float = isinstance(copy, Tensor) and (copy.is_floating_point() or copy.is_complex())
             if is_float and not _overlaps_itself(copy):
-                copy.mul_(factor)
+                copy.copy_(computable(copy) * factor)
     return copies
 
 

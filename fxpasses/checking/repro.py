@@ -27,6 +27,7 @@ from fxpasses.checking.reduce import Case, reduce_nodes, smaller_sizes
 from fxpasses.checking.source import CannotEmbed, PassSource, pass_sources
 from fxpasses.checking.values import Mismatch, Reference, compare, value_names
 from fxpasses.errors import PassError, StructureError
+from fxpasses.graphs.numbers import computable
 from fxpasses.graphs.provenance import is_backward
 from fxpasses.graphs.rewriting import constants_of, copy_graph, subgraphs
 from fxpasses.pass_manager.contract import Contract, FunctionPass, Pass
@@ -421,7 +422,7 @@ def _constants(gm: fx.GraphModule, name: str) -> Iterator[tuple[str, Tensor]]:
 def _is_plain(value: Tensor) -> bool:
     if value.device.type != "cpu" or value.layout is not torch.strided or value.is_complex():
         return False
-    return value.is_contiguous() and value.numel() > 0 and bool(value.isfinite().all())
+    return value.is_contiguous() and value.numel() > 0 and bool(computable(value).isfinite().all())
 
 
 def _input_lines(inputs: Sequence[Any], fails: Callable[[list[Any]], bool], file: Path) -> list[str]:
@@ -448,7 +449,8 @@ def _random(value: Any) -> tuple[str, Callable[[], Any]]:
         if dtype.itemsize == 1:
             text = f"torch.randn({shape}).to({dtype})"
     else:
-        low, high = (int(value.min()), int(value.max())) if value.numel() else (0, 0)
+        numbers = computable(value)
+        low, high = (int(numbers.min()), int(numbers.max())) if value.numel() else (0, 0)
         text = f"torch.randint({low}, {high + 1}, {shape}, dtype={dtype})"
     if not value.is_contiguous():
         text = f"torch.empty_strided({shape}, {tuple(value.stride())}, dtype={dtype}).copy_({text})"

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fxpasses.graphs.numbers import computable
+
 __all__ = [
     "EXACT",
     "LIMIT",
@@ -146,11 +148,13 @@ def same_bits(a: Tensor, b: Tensor, signs: bool = False) -> bool:
     """
     if signs and bool(other_sign(a, b).any()):
         return False
+    a, b = computable(a), computable(b)
     return bool(torch.equal(a, b) or ((a == b) | ((a != a) & (b != b))).all())
 
 
 def other_sign(a: Tensor, b: Tensor) -> Tensor:
     """Where one of two equal numbers is zero and the other one minus zero."""
+    a, b = computable(a), computable(b)
     if a.is_complex():
         return other_sign(*(torch.view_as_real(value.resolve_conj()) for value in (a, b))).any(-1)
     if not a.is_floating_point():

@@ -23,6 +23,7 @@ from fxpasses.checking.nested_graphs import inner_rewrites
 from fxpasses.checking.windows import Window, can_be_cut, cut
 from fxpasses.exact import Original, Verdict
 from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT
+from fxpasses.graphs.numbers import computable
 
 __all__ = ["Difference", "Relation", "Rewriting", "differences_in_float64"]
 
@@ -316,10 +317,11 @@ def _largest(value: Any) -> float:
         or not (value.is_floating_point() or value.is_complex())
     ):
         return 0.0
-    return float(value.abs().double().nan_to_num(0.0, 0.0, 0.0).max())
+    return float(computable(value).abs().double().nan_to_num(0.0, 0.0, 0.0).max())
 
 
 def _wrong_elements(a: Tensor, b: Tensor, drift: float, scale: float) -> Tensor:
+    a, b = computable(a), computable(b)
     if a.is_complex():
         a, b = (torch.view_as_real(value.resolve_conj()) for value in (a, b))
         return _wrong_elements(a, b, drift, scale).any(-1)

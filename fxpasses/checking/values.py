@@ -20,6 +20,7 @@ from fxpasses.checking.rounding import Distance, distance, moved, other_sign, sa
 from fxpasses.checking.same_function import Relation, Rewriting
 from fxpasses.checking.unreachable import unreachable
 from fxpasses.checking.windows import Window
+from fxpasses.graphs.numbers import computable
 
 __all__ = ["Mismatch", "Outcome", "Reference", "compare", "largest_error", "value_names"]
 
@@ -243,7 +244,7 @@ def _in_windows(rewriting: Rewriting) -> list[Mismatch] | None:
 def is_broken(values: Sequence[Any]) -> bool:
     """Whether there is NaN or infinity: minus infinity is what masks hold."""
     return any(
-        isinstance(v, Tensor) and v.is_floating_point() and bool((v.isnan() | v.isposinf()).any())
+        isinstance(v, Tensor) and v.is_floating_point() and bool((v.isnan() | computable(v).isposinf()).any())
         for v in values
     )
 
@@ -381,7 +382,7 @@ def _newly_infinite(reference: Reference, got: Outcome, names: Sequence[str]) ->
     found = []
     for position, (native, value) in enumerate(zip(reference.native.values, got.values, strict=True)):
         if isinstance(native, Tensor) and (native.is_floating_point() or native.is_complex()):
-            broken = native.isfinite() & ~value.isfinite()
+            broken = computable(native).isfinite() & ~computable(value).isfinite()
             if broken.any():
                 found.append(Mismatch("value", names[position], position, _told(native, value, broken)))
     return found

@@ -20,6 +20,7 @@ from fxpasses.checking.changes import Change
 from fxpasses.checking.interpret import allocates
 from fxpasses.exact.samples import MASK
 from fxpasses.graphs.aliasing import is_mutating, is_random
+from fxpasses.graphs.numbers import computable
 from fxpasses.graphs.rewriting import value_of
 
 __all__ = ["Window", "can_be_cut", "cut"]
@@ -66,13 +67,14 @@ def _facts(value: Any) -> Hashable:
     if not isinstance(value, Tensor):
         return repr(value)
     found: Hashable = ()
+    dtype, value = value.dtype, computable(value)
     if value.is_floating_point() and value.numel():
         usual = value.isfinite() & (value.abs() < MASK)
         found = bool(usual.all()), bool((value >= 0).all()), bool((value > 0).any())
     elif value.numel() and not value.is_complex():
         is_sorted = value.dim() == 1 and value.dtype is not torch.bool and bool((value.diff() >= 0).all())
         found = value.min().item(), value.max().item(), is_sorted
-    return value.shape, value.dtype, value.device, found
+    return value.shape, dtype, value.device, found
 
 
 def _told(gm: fx.GraphModule) -> Hashable | None:

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from fake.seam.pytree import tree_leaves
 from fxpasses._torch import OpOverload
 from fxpasses.exact.samples import symbol_values, with_values
+from fxpasses.graphs.numbers import computable
 
 __all__ = ["at_bounds"]
 
@@ -66,14 +67,15 @@ def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
         if uses is None or not uses.take(value):
             continue
         low, high = _range(uses, value, sizes)
-        if (low, high) == (int(value.min()), int(value.max())):
+        numbers = computable(value)
+        if (low, high) == (int(numbers.min()), int(numbers.max())):
             continue
         # The lowest alone may be what it is taken for: -5 and 0 are the same row of five.
         ends = torch.tensor([high, min(low + 1, high), low, int(value.view(-1)[0])])
         made = ends[torch.arange(value.numel()) % len(ends)].to(value.dtype)
         made = made[torch.randperm(value.numel(), generator=generator)].view(value.shape)
         made = _with_compared(gm, uses, made)
-        is_sorted = value.dim() == 1 and bool((value.diff() >= 0).all())
+        is_sorted = value.dim() == 1 and bool((numbers.diff() >= 0).all())
         made = made.sort().values if is_sorted else made
         if uses.take(made):
             found[at], any_index = made, True
@@ -204,7 +206,8 @@ def _checked(node: fx.Node) -> set[fx.Node] | None:
 
 def _range(uses: _Uses, value: Tensor, sizes: set[int]) -> tuple[int, int]:
     """The smallest and the largest value that an input may hold."""
-    low, high = int(value.min()), int(value.max())
+    numbers = computable(value)
+    low, high = int(numbers.min()), int(numbers.max())
     info = torch.iinfo(value.dtype)
     far = info.max if info.bits < 64 else _FAR[-1]
     above = sorted({v for v in (*(s - 1 for s in sizes), *_FAR, far) if high < v <= info.max})

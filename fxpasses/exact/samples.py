@@ -13,6 +13,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, fx
 
+from fxpasses.graphs.numbers import computable
+
 __all__ = ["EDGES", "MASK", "Family", "sample_input", "symbol_values", "with_other_sizes", "with_values"]
 
 Edge = Literal[
@@ -75,8 +77,9 @@ def _truth_values(example: Tensor, family: Family, generator: torch.Generator) -
 
 
 def _integers(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:
-    low, high = int(example.min()), int(example.max())
-    ordered = example.dim() == 1 and len(example) > 1 and bool((example.diff() >= 0).all())
+    numbers = computable(example)
+    low, high = int(numbers.min()), int(numbers.max())
+    ordered = example.dim() == 1 and len(example) > 1 and bool((numbers.diff() >= 0).all())
     if (
         family == "extreme integers"
         and example.dtype in (torch.int8, torch.uint8, torch.int16)

@@ -253,3 +253,35 @@ def test_what_has_ragged_sizes_is_not_compared_and_runs(caplog):
     compiled(torch.nested.as_nested_tensor(rows, layout=torch.jagged)).backward()
     assert torch.equal(weight.grad, torch.full((2, 4), 40.0))
     assert "is not checked by value: a ragged size" in caplog.text
+
+
+@fxpasses.graph_pass(graphs=["inference"])
+def drops_an_index(gm):
+    for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.index.Tensor):
+        node.replace_all_uses_with(node.args[0])
+        gm.graph.erase_node(node)
+    return True
+
+
+STORED = [
+    torch.float8_e4m3fn,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+    torch.complex32,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+]
+
+
+@pytest.mark.parametrize("dtype", STORED, ids=str)
+def test_types_that_torch_stores_and_hardly_computes_in(dtype, caplog):
+    def f(x, order):
+        return x[order].clone(), x == x.clone()
+
+    order = torch.tensor([3, 1, 0, 2])
+    x = torch.tensor([1.0, 2.0, 4.0, 0.5]).to(dtype)
+    step(f, [x, order], {"passes": ["default"], "check": "values"})
+    assert "not checked" not in caplog.text
+    with pytest.raises(ValueMismatchError):
+        step(f, [x, order], {"passes": [drops_an_index], "check": "values"})
