@@ -304,7 +304,7 @@ def loaded(
     """
     prefix = "kernel "
     if "check" in sections:
-        native.use(load_library(native.ENTRY, sections["check"], folder))
+        native.use(lambda: load_library(native.ENTRY, sections["check"], folder))
     kernels = {n.removeprefix(prefix): data for n, data in sections.items() if n.startswith(prefix)}
     names = load_code(sections["code"], kernels, content["externs"], content["constants"], folder)
     plan = Plan(content, names, walk, file)

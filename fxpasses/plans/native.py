@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import tempfile
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,11 @@ def _built(compiler: str) -> bytes | None:
         return made.read_bytes()
 
 
-def use(module: types.ModuleType) -> None:
-    """Check in C from now on."""
+def use(load: Callable[[], types.ModuleType]) -> None:
+    """Check in C from now on. The first library of the process serves all plans: each would take one of Python's few watchers of dictionaries."""
     global _module
-    _module = module
+    if _module is None:
+        _module = load()
 
 
 def watched(*lists: Any) -> Any:
@@ -90,7 +92,7 @@ def watched(*lists: Any) -> Any:
         return None
     try:
         return _module.Watched(*lists)
-    except ValueError:
-        return None  # a class without a version: Python has none left, or its attributes are looked up in another way
-    except RuntimeError:
-        return None  # of dictionaries Python tells eight watchers, and all are taken
+    except (ValueError, RuntimeError) as error:
+        # A class without a version: Python has none left, or its attributes are looked up in another way. Or Python's eight watchers are taken.
+        log.info("a check runs in Python: %s", error)
+        return None

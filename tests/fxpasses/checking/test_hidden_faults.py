@@ -211,6 +211,8 @@ def test_a_new_constant_that_inputs_hide_is_found(name, tmp_path):
     wrong = changed_constants(with_last(lambda row: row + 1))
     with pytest.raises(ValueMismatchError):
         run(HIDDEN[name], [torch.randn(3, 40)], wrong, directory=tmp_path, backward=False)
+    if name == "a condition":
+        return  # the result has the constant itself, of which a unit in the last place is a fault, too
     rounded = changed_constants(with_last(lambda row: row * (1 + 2e-7)))
     torch._dynamo.reset()
     run(HIDDEN[name], [torch.randn(3, 40)], rounded, directory=tmp_path, backward=False)

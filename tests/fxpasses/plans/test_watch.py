@@ -77,7 +77,7 @@ def language(request, tmp_path_factory):
         (kept,) = (folder / "sources").iterdir()  # built once
         write_sections(kept, {"check": b"kept"})
         assert native.build.__wrapped__(shutil.which("cc") or "cc", folder) == b"kept"
-        native.use(load_library(native.ENTRY, library, None))
+        native.use(lambda: load_library(native.ENTRY, library, None))
     else:
         native._module = None
     yield request.param
