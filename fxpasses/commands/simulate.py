@@ -59,11 +59,13 @@ def run(arguments: argparse.Namespace) -> Outcome:
         from fxpasses.distributed.simulate import measure, simulate, with_passes
         from fxpasses.errors import ShardingError, SimulationError
         from fxpasses.passes import BucketCollectives, OverlapCollectives
+        from fxpasses.reports.files import GraphFiles
 
         try:
             cluster = Cluster.from_mapping(_read(arguments.network)) if arguments.network else Cluster()
             say("capturing the graphs of one rank")
-            captured, groups = capture_rank(make, arguments.mesh, arguments.memory_budget, arguments.report)
+            observers = [GraphFiles(arguments.report)] if arguments.report else []
+            captured, groups = capture_rank(make, arguments.mesh, arguments.memory_budget, observers)
             rows, best = [], None
             for number, (bucket, ahead) in enumerate(_SETTINGS):
                 say(f"simulating {_setting(bucket, ahead)}", number, len(_SETTINGS))

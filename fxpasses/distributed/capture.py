@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from fxpasses._torch import FakeTensorMode
+from fxpasses.compiling.observing import Observer
 from fxpasses.distributed import _torch
 from fxpasses.distributed.fully_sharded import is_fully_sharded
 from fxpasses.distributed.sharding import shard
@@ -29,7 +30,7 @@ def capture_rank(
     make: Callable[..., tuple[Any, tuple[Any, ...]]],
     mesh: Mapping[str, int],
     memory_budget: float | None = None,
-    report: str | None = None,
+    observers: Sequence[Observer] = (),
 ) -> tuple[Captured, dict[str, Group]]:
     """Capture the graphs of rank 0 of a mesh, on fake tensors and a process group that does nothing: what that costs does not depend on its size.
 
@@ -38,7 +39,7 @@ def capture_rank(
             distributes the model itself (hooks of ``fully_shard`` are read as gathers in the graph); else :func:`~fxpasses.distributed.shard` does. It runs under a fake mode: nothing is allocated.
         mesh: names and sizes of the dimensions, the innermost last. Dimensions above :data:`TRACED_RANKS` are traced with that many ranks.
         memory_budget: as in :class:`~fxpasses.Options`.
-        report: a directory for the graphs.
+        observers: as of :func:`fxpasses.capture`.
 
     Returns:
         The capture, and by the names that the graphs give them the groups as large as they will be.
@@ -74,5 +75,10 @@ def capture_rank(
                 model = shard(model)  # its hooks would not be in the graphs
             inputs = made[1] if isinstance(made[1], tuple) else (made[1],)
             return capture(
-                model, *inputs, passes=["default"], memory_budget=memory_budget, dynamic=False, report=report
+                model,
+                *inputs,
+                passes=["default"],
+                memory_budget=memory_budget,
+                dynamic=False,
+                observers=observers,
             ), groups

@@ -24,7 +24,6 @@ from fxpasses.partitioner import META_KEY, PartitionReport
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.pipeline.stages import Hooks
-from fxpasses.reports.files import GraphFiles
 from fxpasses.reports.text import annotated_code
 
 __all__ = ["Captured", "SavedValue", "capture"]
@@ -102,7 +101,7 @@ def capture(
     passes: Sequence[Pass | str] = (),
     memory_budget: float | None = None,
     decompose: bool = True,
-    report: str | None = None,
+    observers: Sequence[Observer] = (),
     **example_kwargs: Any,
 ) -> Captured:
     """Capture the forward and backward graphs of a function or module, without running it.
@@ -117,7 +116,7 @@ def capture(
         memory_budget: see :class:`~fxpasses.Options`.
         decompose: whether to decompose operators as is done for Inductor: the graphs are then those that passes see under
             ``torch.compile``. ``False`` keeps ATen's operators (``aten.gelu``), which no pass meets there.
-        report: a directory for the graphs, of which ``fxpasses report`` makes a page.
+        observers: are told of the graphs, and what is done to them (``fxpasses.reports.files.GraphFiles(directory)`` writes a report's).
         **example_kwargs: its keyword arguments.
 
     Raises:
@@ -133,11 +132,10 @@ def capture(
     """
     options = Options.parse({"passes": list(passes), "memory_budget": memory_budget, "regions": "off"})
     recorder = _Recorder(options, decompose)
-    observers: list[Observer] = [recorder.observer, *([GraphFiles(report)] if report else [])]
-    hooks = Hooks(lambda *_: recorder, observers)
+    hooks = Hooks(lambda *_: recorder, [recorder.observer, *observers])
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        for observer in observers:
+        for observer in hooks.observers:
             observer.dynamo(gm, options)
         return compile_graph(gm, inputs, options, hooks)
 
@@ -151,7 +149,7 @@ def capture(
         compiled(*example_inputs, **example_kwargs)
     except _Captured as done:
         if recorder.backward_graph is not None:
-            for observer in observers:  # no backward pass came to its compiler
+            for observer in hooks.observers:  # no backward pass came to its compiler
                 observer.graph("backward", recorder.backward_graph)
         return recorder.result(done.inputs)
     except StageError:
