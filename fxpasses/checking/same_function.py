@@ -265,7 +265,14 @@ def _position(gm: fx.GraphModule, output: str) -> int:
 def differences_in_float64(
     before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any], least: float = DRIFT
 ) -> list[Difference] | None:
-    """The results that differ in float64 by more than it rounds; ``None`` where the graphs do not run in it."""
+    """The results that differ in float64 by more than it rounds; ``None`` where the graphs do not run in it.
+
+    Args:
+        before: a graph.
+        after: what a pass made of it.
+        inputs: of both.
+        least: the smallest relative difference that counts.
+    """
     run = ExactRun(before)
     mine = run.results(inputs)
     huge = ExactRun(before, "huge").results(inputs) if allocates(before) else None

@@ -53,7 +53,13 @@ class _EagerCollectives:
         self._since: dict[int, tuple[str, float]] = {}
 
     def of_all(self, missing: Sequence[int], rank: int, where: str) -> str:
-        """Where a rank is, if all missing ones have been inside of such collectives for long enough; else ``""``."""
+        """Where a rank is, if all missing ones have been inside of such collectives for long enough; else ``""``.
+
+        Args:
+            missing: the ranks that have not come.
+            rank: one of them.
+            where: the line that called the collective it is in now, or ``""``.
+        """
         if not where or self._since.get(rank, ("", 0.0))[0] != where:
             self._since[rank] = (where, time.monotonic())
         now = time.monotonic()

@@ -71,7 +71,13 @@ def _constant(dtype: str, shape: list[int], stride: list[int], content: list[int
 
 
 def load_library(entry: str, data: bytes, folder: Path | None) -> types.ModuleType:
-    """A shared library that is a module; loaded once."""
+    """A shared library that is a module; loaded once.
+
+    Args:
+        entry: the module's name.
+        data: the library.
+        folder: where it is put to be loaded, or None for a place that is gone afterwards.
+    """
     digest = hashlib.sha256(data).hexdigest()
     if digest not in _loaded:
         with (
