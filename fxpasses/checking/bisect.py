@@ -33,6 +33,7 @@ from rich.progress import (
 )
 
 from fxpasses.checking.failure_rate import Answer, Odds, by_chance
+from fxpasses.checking.progress import ProgressLine
 from fxpasses.checking.warm_process import Runner
 from fxpasses.errors import BisectError
 from fxpasses.pass_manager.limits import VARIABLE, Limits
@@ -224,7 +225,7 @@ def bisect_script(
         timeout: after how many seconds a run counts as failed.
         confirm: how often the script runs with what is found to be guilty, and how often without, before that is believed; of a
             script that fails now and then, as often as says what two runs of another one say.
-        console: where the progress bar is drawn; standard error by default.
+        console: where the progress bar is drawn, or a line a stage where there is no terminal; standard error by default.
 
     Raises:
         BisectError: when the script does not exist, or fails without being compiled by fxpasses; for ``confirm`` below one and a
@@ -237,6 +238,8 @@ def bisect_script(
     script, output = Path(script), Path(output)
     if not script.is_file():
         raise BisectError(f"there is no script {str(script)!r}")
+    console = console or Console(stderr=True)
+    line = ProgressLine(not console.is_terminal, console, "fxpasses bisect")
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -244,7 +247,8 @@ def bisect_script(
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        console=console or Console(stderr=True),
+        console=console,
+        disable=not console.is_terminal,
     )
     # What comes from a cache ran through no pass.
     with bar, Runner([str(script), *args], {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}) as runner:
@@ -259,6 +263,7 @@ def bisect_script(
         )
 
         def say(text: str, more: int) -> None:
+            line(text)
             bar.update(task, description=text, total=int(bar.tasks[0].completed) + more)
 
         verdict = _confirmed(search, say, confirm)
