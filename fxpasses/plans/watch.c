@@ -18,6 +18,7 @@ typedef struct {
     uint64_t seen; /* how many changes of dictionaries have been looked at */
     Py_ssize_t n_split;
     PyObject **split, **parts; /* dictionaries of whose changes it does not tell, and their keys and values */
+    PyObject **mros; /* of classes without a version, whose own dictionaries are looked at; else NULL */
 #else
     uint64_t *versions, *module_versions;
 #endif
@@ -67,6 +68,29 @@ static int same_dicts(Watched *self)
     return 1;
 }
 
+/* From Python 3.13 on, a class that was changed a thousand times gets no more versions: torch.Tensor, in a process that compiles much. */
+static int watch_unversioned(Watched *self)
+{
+    PyObject *any = PyUnicode_InternFromString("__init__");
+    PyObject **more = PyMem_Resize(self->dicts, PyObject *, self->n_dicts + self->n_classes + 1);
+    if (more != NULL) self->dicts = more;
+    self->mros = PyMem_New(PyObject *, self->n_classes + 1);
+    for (Py_ssize_t i = 0; self->mros != NULL && i < self->n_classes; i++) self->mros[i] = NULL;
+    int made = any != NULL && more != NULL && self->mros != NULL;
+    if (any != NULL && !made) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; made && i < self->n_classes; i++) {
+        _PyType_Lookup(self->classes[i], any); /* gives the class a version, if it has none */
+        if (self->classes[i]->tp_version_tag != 0) continue;
+        PyObject *own = PyType_GetDict(self->classes[i]);
+        made = own != NULL && PyDict_Watch(watcher, own) == 0;
+        self->mros[i] = Py_XNewRef(self->classes[i]->tp_mro);
+        if (made) self->dicts[self->n_dicts++] = own; /* the class has it */
+        Py_XDECREF(own);
+    }
+    Py_XDECREF(any);
+    return made;
+}
+
 static int watch_dicts(Watched *self, PyObject *contents)
 {
     if (watcher < 0 && (watcher = PyDict_AddWatcher(note_change)) < 0) return 0;
@@ -81,6 +105,7 @@ static int watch_dicts(Watched *self, PyObject *contents)
         self->parts[self->n_split++] = PyList_GET_ITEM(contents, i);
 #endif
     }
+    if (!watch_unversioned(self)) return 0;
     qsort(self->dicts, self->n_dicts, sizeof *self->dicts, by_address);
     self->seen = changes;
     return 1;
@@ -168,8 +193,12 @@ static PyObject *holds(Watched *self, PyObject *Py_UNUSED(ignored))
     if (!same) Py_RETURN_FALSE;
     for (Py_ssize_t i = 0; i < self->n_objects; i++)
         if (Py_TYPE(self->objects[i]) != self->kinds[i]) Py_RETURN_FALSE;
-    for (Py_ssize_t i = 0; i < self->n_classes; i++)
+    for (Py_ssize_t i = 0; i < self->n_classes; i++) {
         if (self->classes[i]->tp_version_tag != self->tags[i]) Py_RETURN_FALSE;
+#if IS_TOLD
+        if (self->mros[i] != NULL && self->classes[i]->tp_mro != self->mros[i]) Py_RETURN_FALSE;
+#endif
+    }
     for (Py_ssize_t i = 0; i < self->n_lists; i++) {
         same = same_items(self->lists[i], self->items[i]);
         if (same < 0) return NULL;
@@ -287,7 +316,7 @@ static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     for (Py_ssize_t i = 0; any != NULL && i < self->n_classes; i++) {
         _PyType_Lookup(self->classes[i], any); /* gives the class a version, if it has none */
         self->tags[i] = self->classes[i]->tp_version_tag;
-        if (self->tags[i] == 0) {
+        if (self->tags[i] == 0 && !IS_TOLD) {
             Py_DECREF(any);
             Py_DECREF(self);
             return PyErr_Format(PyExc_ValueError, "a class without a version");
@@ -306,6 +335,8 @@ static void end(Watched *self)
 #if IS_TOLD
     PyMem_Free(self->split);
     PyMem_Free(self->parts);
+    for (Py_ssize_t i = 0; self->mros != NULL && i < self->n_classes; i++) Py_XDECREF(self->mros[i]);
+    PyMem_Free(self->mros);
 #else
     PyMem_Free(self->versions);
     PyMem_Free(self->module_versions);
@@ -318,6 +349,9 @@ static void end(Watched *self)
 static int traverse(Watched *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->kept);
+#if IS_TOLD
+    for (Py_ssize_t i = 0; self->mros != NULL && i < self->n_classes; i++) Py_VISIT(self->mros[i]);
+#endif
     return 0;
 }
 

@@ -98,6 +98,25 @@ def test_every_change_is_noticed(language, change):
     assert walk.watch.holds() == (change == "nothing")
 
 
+@pytest.mark.parametrize("change", ["nothing", "an attribute", "another attribute", "its bases"])
+def test_a_class_that_changes_often(language, change):
+    first, second = (type(name, (), {}) for name in ("First", "Second"))
+    often = type("Often", (first,), {})
+    for count in range(1100):  # Python 3.13 gives a class no more than a thousand versions
+        often.count = count
+        assert often().count == count
+    walk = Walk()
+    walk.add("value", often())
+    assert walk.watch.holds()
+    assert walk.watch.holds()
+    assert (walk.watch._fast is not None) == (language == "c")
+    if change == "its bases":
+        often.__bases__ = (second,)
+    elif change != "nothing":
+        setattr(often, "count" if change == "an attribute" else "more", -1)
+    assert walk.watch.holds() == (change == "nothing")
+
+
 def test_entries_of_a_module(language):
     module = types.ModuleType("watched")
     module.read, module.unread = 1, 1
