@@ -167,7 +167,9 @@ def _position_of_training(target: Callable[..., Any]) -> int | None:
 def qualified(target: Any) -> str:
     """The name of a function with its module, the same in every process."""
     module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
-    return f"{module}.{name}" if name else str(target)
+    if not name or module.startswith("torch._ops."):  # of operators, the name of a pybind11 class
+        return str(target)
+    return f"{module}.{name}"
 
 
 def _autocast(device: str) -> str:
