@@ -39,16 +39,6 @@ from fxpasses.partitioner import partition
 from fxpasses.partitioner._torch import default_partition
 from fxpasses.pass_manager.limits import limited_lowerings
 
-__all__ = [
-    "Compiler",
-    "EagerCompiler",
-    "InductorCompiler",
-    "Partitioner",
-    "UnpartitionedCompiler",
-    "cache_identity",
-    "lowered_parts",
-]
-
 log = logging.getLogger(__name__)
 
 aten = torch.ops.aten

@@ -16,17 +16,6 @@ from fxpasses.errors import PassError, StageError, ValueMismatchError
 from fxpasses.pass_manager.contract import Check
 from fxpasses.pass_manager.runs import PassRun
 
-__all__ = [
-    "LoweringCheck",
-    "Observer",
-    "RankCheck",
-    "Recorder",
-    "RegionCheck",
-    "RewriteCheck",
-    "recorded_by",
-    "recorder",
-]
-
 
 @dataclass
 class Observer:

@@ -17,8 +17,6 @@ from fxpasses.pass_manager.specification import parse_pass
 from fxpasses.passes import DEFAULT_PASSES, TUNED_PASSES, TunedPasses, default_passes
 from fxpasses.passes.registry import active_passes, available_passes
 
-__all__ = ["Options", "check_regions"]
-
 Compiler = Literal["inductor", "eager"]
 OnFailure = Literal["raise", "eager", "isolate"]
 CheckLevel = Literal["structure", "values", "off"]

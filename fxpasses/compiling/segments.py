@@ -22,21 +22,6 @@ from fxpasses.compiling.ordered import called_in_place, depths_in_order, overlap
 from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import value_of
 
-__all__ = [
-    "COPY",
-    "Cut",
-    "Direct",
-    "Segment",
-    "changed_strides",
-    "connect_segment",
-    "cut_into_segments",
-    "fitted",
-    "load_stitched",
-    "restrided",
-    "segment_module",
-    "stitch_segments",
-]
-
 MOST_SEGMENTS = 4
 """The most segments that are worth it: each is compiled on its own, and nothing is fused across them."""
 MOST_BETWEEN_MESSAGES = 16

@@ -38,8 +38,6 @@ from fxpasses.regional import (
     with_regions,
 )
 
-__all__ = ["compile_graph", "new_compiler", "unpartitioned_compiler"]
-
 
 def compile_graph(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, hooks: Hooks | None = None

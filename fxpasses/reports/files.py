@@ -18,8 +18,6 @@ from fxpasses.partitioner import META_KEY
 from fxpasses.reports.record import Recorder
 from fxpasses.reports.text import annotated_code
 
-__all__ = ["GraphFiles"]
-
 
 class GraphFiles(Observer):
     """Writes each graph to ``DIRECTORY/graph_N/``: ``traced.py`` (before passes), ``joint.py``, ``forward.py``,

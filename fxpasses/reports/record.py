@@ -41,8 +41,6 @@ from fxpasses.reports._torch import (
 from fxpasses.reports.text import type_text
 from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
 
-__all__ = ["Recorder", "parameter_name"]
-
 _LONGEST_DIFF = 4000
 """Lines of a diff that are kept."""
 _LARGEST_SOURCE = 400_000

@@ -12,14 +12,6 @@ from typing import Any
 
 from fake.library.errors import OpCheckError
 
-__all__ = [
-    "ACCEPT_VARIABLE",
-    "FailuresDict",
-    "should_update",
-    "validate_failures_dict_formatting",
-    "validate_failures_dict_structure",
-]
-
 #: Set to 1 in the environment, failures are written into the file instead of raised.
 ACCEPT_VARIABLE = "PYTORCH_OPCHECK_ACCEPT"
 _OPTIONS = ("xfail", "skip", "xsuccess")

@@ -27,8 +27,6 @@ from fake.library.opcheck.inputs import Call
 from fake.library.opcheck.repro import generate_repro
 from fake.library.opcheck.runner import ALL_TEST_UTILS, DEFAULT_TEST_UTILS, resolve
 
-__all__ = ["OpCheckMode", "dont_generate_opcheck_tests", "generate_opcheck_tests", "is_inside_opcheck_mode"]
-
 #: Set to 1 in the environment, a failure's arguments are saved and its repro loads them.
 REPRO_VARIABLE = "PYTORCH_OPCHECK_PRINT_BETTER_REPRO"
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["generate_repro"]
-
 
 def generate_repro(
     test: str, op: Any, args: Any, kwargs: Any, *, save_data: bool, dry_run: bool = False

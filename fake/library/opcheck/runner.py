@@ -27,8 +27,6 @@ from fake.library.opcheck import (
 from fake.library.opcheck.inputs import Call
 from fake.library.opcheck.result import CheckFailure, Passed, Verdict
 
-__all__ = ["ALL_TEST_UTILS", "DEFAULT_TEST_UTILS", "opcheck", "resolve"]
-
 Check = Callable[[Any, Call], str]
 """Gets the overload and the sample; returns what was not tried and why, and raises `CheckFailure`."""
 
