@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import fx
@@ -155,6 +156,9 @@ class Recorder(Protocol):
 
     def watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """What the backend returns for that graph, with its calls recorded."""
+
+    def depends_on(self, file: Path | None) -> None:
+        """What is recorded holds as long as this file is as it is; without one, it is not to be used again."""
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
