@@ -20,6 +20,7 @@ from fxpasses.plans.frames import frame_of
 from fxpasses.plans.reads import still_trusted, walk_reads
 from fxpasses.plans.results import builder
 from fxpasses.plans.runtime import callable_of, load_code, load_library
+from fxpasses.plans.same_tensors import SameTensors
 from fxpasses.plans.store import are_unchanged, candidates, read_sections
 from fxpasses.plans.walk import Walk
 
@@ -32,12 +33,11 @@ class _Checked:
     """A walk whose findings can be looked at again quickly."""
 
     def __init__(self, walk: Walk, tensors: Sequence[torch.Tensor]) -> None:
-        self._watch, self._tensors = walk.watch, tensors
-        self._guards = _torch.tensor_guards(tensors) if tensors else None
+        self._watch, self._tensors = walk.watch, SameTensors(tensors)
 
     def holds(self) -> bool:
         """Whether everything is as it was."""
-        return self._watch.holds() and (self._guards is None or self._guards.check(*self._tensors))
+        return self._watch.holds() and self._tensors.hold()
 
 
 class Plan(_Checked):
