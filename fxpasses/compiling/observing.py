@@ -60,8 +60,8 @@ class Observer:
     def regions(self, report: object) -> None:
         """The repeated subgraphs of the Dynamo graph, and which of them became regions."""
 
-    def of_region(self) -> Observer:
-        """The observer of the compilation of one region of this graph."""
+    def of_region(self, gm: fx.GraphModule) -> Observer:
+        """The observer of the compilation of one region of this graph. Args: the region's Dynamo graph."""
         return Observer()
 
     def region_check(self, options: Options) -> RegionCheck | None:

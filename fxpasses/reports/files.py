@@ -78,7 +78,7 @@ class GraphFiles(Observer):
         (self.directory / "regions.txt").write_text(f"{report}\n")
         self._record.regions(report)
 
-    def of_region(self) -> GraphFiles:
+    def of_region(self, gm: fx.GraphModule) -> GraphFiles:
         return GraphFiles(str(self.directory / "regions"))
 
     def _write(self, name: str, gm: fx.GraphModule) -> None:

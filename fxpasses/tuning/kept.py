@@ -27,7 +27,7 @@ __all__ = ["Kept", "Place", "add_to_report", "every_result", "ledger_file", "rea
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)
