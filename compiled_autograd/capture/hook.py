@@ -20,6 +20,8 @@ from compiled_autograd.errors import RefusedError
 from compiled_autograd.runtime import _torch_aot, aot_functional, functional, validation
 from compiled_autograd.runtime.schedule import WalkedNode
 
+__all__ = ["Capture", "GraphCompiler"]
+
 
 class Capture:
     """What one walk of the engine recorded."""

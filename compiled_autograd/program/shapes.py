@@ -15,6 +15,8 @@ from torch import fx
 
 from compiled_autograd.runtime.executing import graph_module
 
+__all__ = ["Observation", "ShapePattern", "dynamic_module"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Observation:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from fake.seam.patches import LEDGER, Edit, When
 
+__all__ = ["collection_paused"]
+
 
 def _pause() -> Callable[[], None]:
     if not gc.isenabled():

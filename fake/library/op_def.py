@@ -28,6 +28,8 @@ from fake.library.signatures import (
     signature_of,
 )
 
+__all__ = ["CustomOpDef", "DeviceTypes"]
+
 DeviceTypes = str | Sequence[str] | None
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+__all__ = ["MetadataTable", "TensorMetadata", "intern"]
+
 
 class TensorMetadata:
     """All that decides an operator's answer about one strided tensor, storage size and ``requires_grad`` apart.

@@ -32,8 +32,6 @@ from torch._dynamo.variables.nn_module import (
 )
 from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.symbolic_shapes import StatefulSymbolicContext
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from fake.seam.dispatch import (
     HigherOrderOperator,
@@ -47,6 +45,7 @@ from fake.seam.dynamo import builder as variable_builder
 from fake.seam.guards import Guard
 from fake.seam.patches import LEDGER, Patch, ThreadPatch, When
 from fake.seam.pytree import tree_map
+from fxpasses.dynamo._torch_inputs import DESCRIBES_SIZES
 
 VariableTracker = variable_bases.VariableTracker
 _CHILD = re.compile(r"\._(?:modules|parameters|buffers)\[(['\"])([^'\"\]]+)\1\]")
@@ -255,14 +254,15 @@ def build_variable(tx: Any, source: Any, value: Any) -> Any:
 def _says_nothing_of_symbols(tracked: Any) -> bool:
     """Whether the guard on symbolic sizes, which asks every tracked input where its symbols come from, learns nothing here.
 
-    The numbers of such a tensor are compared by its own guard.
+    The numbers of such a tensor are compared by its own guard. (Of a subclass that is made of tensors, those are tracked as well; a
+    DTensor's own are part of its specification.)
     """
     value, context = tracked.fake, tracked.symbolic_context
-    if type(context) is not StatefulSymbolicContext or not isinstance(value, torch.Tensor):
+    if type(context) not in DESCRIBES_SIZES or not isinstance(value, torch.Tensor):
         return False
     if any((*context.constraint_sizes, *context.constraint_strides)) or context.view_base_context is not None:
         return False
-    if value.layout is not torch.strided or is_traceable_wrapper_subclass(value):
+    if value.layout is not torch.strided:
         return False
     return all(type(n) is int for n in (*value.shape, *value.stride(), value.storage_offset()))
 
@@ -279,6 +279,17 @@ def build_number(tx: Any, source: Any, value: Any) -> fx.Node | None:
     """The node of a Python float that Dynamo keeps symbolic; None where it is a constant of the graph."""
     variable = build_variable(tx, source, value).realize()
     return variable.as_proxy().node if isinstance(variable, SymNodeVariable) else None
+
+
+def guard_mesh(tx: Any, source: Any) -> bool:
+    """Have the graph used only while the device mesh at a source is equal to the one that is there now; whether that can be guarded.
+
+    To the code, equal meshes are the same one. That they are one object would be a comparison in Python for each.
+    """
+    if not hasattr(guards.GuardBuilder, "OPAQUE_OBJ_GUARD_FN_MATCH"):
+        return False
+    tx.output.guards.add(source.make_guard(guards.GuardBuilder.OPAQUE_OBJ_GUARD_FN_MATCH))
+    return True
 
 
 def guard_constant(tx: Any, source: Any) -> None:

@@ -10,18 +10,24 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.side_effects import AttributeMutationNew
+from torch._dynamo.source import AttrSource
 from torch._dynamo.variables.builder import GraphArg, is_dynamic_source
-from torch.fx.experimental.symbolic_shapes import DimDynamic, StatefulSymbolicContext
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    StatefulSymbolicContext,
+    SubclassSymbolicContext,
+)
 from torch.utils.weak import TensorWeakRef
 
 from fake.seam.dispatch import dispatch_keys, enable_python_dispatcher
+from fake.seam.dtensor import is_dtensor, local_of
 from fake.seam.dynamo import TensorVariable
 from fake.seam.guards import Guard, TracingContext
 
@@ -32,6 +38,11 @@ def inputs_like(tx: Any) -> Callable[[Any, Any, fx.Node], Any]:
     """
     output = tx.output
     effects, context, stack = output.side_effects, output.tracing_context, TracingContext.extract_stack()
+
+    def note(source: Any, value: Any, symbolic: Any, fake: Any) -> None:
+        context.tensor_to_context[value] = symbolic
+        output.input_source_to_sizes_strides[source] = {"size": fake.size(), "stride": fake.stride()}
+        output.tracked_fakes_id_to_source[id(value)].append(source)
 
     def make(source: Any, value: Any, pattern: fx.Node) -> Any:
         argument = pattern.meta["grapharg"]
@@ -44,24 +55,27 @@ def inputs_like(tx: Any) -> Callable[[Any, Any, fx.Node], Any]:
             or source in output.variable_tracker_cache
             or source.guard_source != argument.source.guard_source
             or is_dynamic_source(source.name)
-            or not _decides_alike(value, argument.example)
+            or not _decide_alike(value, argument.example)
             or not _is_static(symbolic)
         ):
             return None
         value._dynamo_static_input_type = "unguarded"
-        symbolic = dataclasses.replace(symbolic, tensor_source=source, shape_env_to_source_to_symbol_cache={})
+        symbolic = _symbolic_like(symbolic, source)
         with enable_python_dispatcher():
             fake = output.fake_mode.from_tensor(value, source=source, symbolic_context=symbolic)
-        context.tensor_to_context[value] = symbolic
-        output.input_source_to_sizes_strides[source] = {"size": fake.size(), "stride": fake.stride()}
-        output.tracked_fakes_id_to_source[id(value)].append(source)
+        note(source, value, symbolic, fake)
         name = re.sub(r"[^a-zA-Z0-9]+", "_", source.name)
         proxy = output.root_tracer.create_graph_input(name, type(value), fake, source=source)
         variable = known.clone(proxy=proxy, source=source, mutation_type=None)
         effects._track_obj(proxy, variable, mutation_type_cls=AttributeMutationNew)
         effects.track_object_existing(value, variable)
-        check = functools.partial(GuardBuilder.TENSOR_MATCH, value=TensorWeakRef(value))
-        output.guards.add(Guard(source, check, user_stack=stack), collect_debug_stack=False)
+        guarded = source
+        if is_dtensor(value):
+            # Its type and its specification are guarded like those of the other one, as all that was read from the module.
+            guarded = AttrSource(source, "_local_tensor")
+            note(guarded, local_of(value), symbolic.inner_contexts["_local_tensor"], local_of(fake))
+        check = functools.partial(GuardBuilder.TENSOR_MATCH, value=TensorWeakRef(local_of(value)))
+        output.guards.add(Guard(guarded, check, user_stack=stack), collect_debug_stack=False)
         output.current_tracer.traced_sources.add(source)
         output.input_source_to_var[source] = output.variable_tracker_cache[source] = variable
         proxy.node.meta["tensor_dict"] = {"_dynamo_static_input_type": "unguarded"}
@@ -71,11 +85,35 @@ def inputs_like(tx: Any) -> Callable[[Any, Any, fx.Node], Any]:
     return make
 
 
-def _decides_alike(value: Any, other: Any) -> bool:
+def is_guarded(tx: Any, source: Any) -> bool:
+    """Whether the tensor at a source is an input of the graph, or the local tensor of one, and has its guard."""
+    return source in tx.output.input_source_to_sizes_strides
+
+
+def _decide_alike(value: Any, other: Any) -> bool:
     """Whether both are parameters that Dynamo asks the same of, and answers the same for."""
+    if not is_dtensor(value):
+        return type(value) is torch.nn.Parameter and value.dim() > 0 and _look_alike(value, other)
+    local, others = local_of(value), local_of(other)
     return (
-        type(value) is type(other) is torch.nn.Parameter
-        and value.dim() > 0
+        _look_alike(value, other, {"_local_tensor", "_spec", "_is_param"})
+        and value._spec == other._spec
+        and getattr(value, "_is_param", False) is getattr(other, "_is_param", False) is True
+        and type(local) is torch.Tensor
+        and _look_alike(local, others)
+    )
+
+
+def _look_alike(value: Any, other: Any, own: Set[str] = frozenset()) -> bool:
+    """Whether two tensors are of one type and have the same metadata.
+
+    Args:
+        value: a tensor that may not be an input yet.
+        other: one that is.
+        own: attributes that they may have besides.
+    """
+    return (
+        type(value) is type(other)
         and value.shape == other.shape
         and value.stride() == other.stride()
         and value.storage_offset() == other.storage_offset() == 0
@@ -87,10 +125,27 @@ def _decides_alike(value: Any, other: Any) -> bool:
         and value.grad is None
         and other.grad is None
         and dispatch_keys(value) == dispatch_keys(other)
-        and value.__dict__.items() <= _MARKS.items()
-        and other.__dict__ == _MARKS
+        and _marks(value, own).items() <= _MARKS.items()
+        and _marks(other, own).items() <= _MARKS.items()
     )
 
+
+def _marks(value: Any, own: Set[str]) -> dict[str, Any]:
+    return {name: mark for name, mark in value.__dict__.items() if name not in own}
+
+
+def _symbolic_like(symbolic: Any, source: Any) -> Any:
+    """How the sizes at a source are made symbolic where none is: as those of another tensor."""
+    inner = {
+        name: _symbolic_like(context, AttrSource(source, name)) if context is not None else None
+        for name, context in getattr(symbolic, "inner_contexts", {}).items()
+    }
+    more = {"inner_contexts": inner} if inner else {}
+    return dataclasses.replace(symbolic, tensor_source=source, shape_env_to_source_to_symbol_cache={}, **more)
+
+
+DESCRIBES_SIZES = (StatefulSymbolicContext, SubclassSymbolicContext)
+"""How the sizes of an input may have been made symbolic."""
 
 _MARKS = {"_dynamo_static_input_type": "unguarded"}
 """What Dynamo notes on a parameter that is an input of a graph."""
@@ -99,8 +154,9 @@ _MARKS = {"_dynamo_static_input_type": "unguarded"}
 def _is_static(symbolic: Any) -> bool:
     """Whether no size of a tensor was made symbolic, and nobody constrained one."""
     return (
-        type(symbolic) is StatefulSymbolicContext
+        type(symbolic) in DESCRIBES_SIZES
         and symbolic.view_base_context is None
         and not any((*symbolic.constraint_sizes, *symbolic.constraint_strides))
         and all(size is DimDynamic.STATIC for size in symbolic.dynamic_sizes)
+        and all(_is_static(inner) for inner in getattr(symbolic, "inner_contexts", {}).values() if inner)
     )

@@ -11,8 +11,11 @@ from typing import Any
 
 from torch import fx
 
+from fake.seam.dtensor import mesh_of
 from fxpasses.dynamo import _torch, _torch_inputs
 from fxpasses.dynamo.traces import Leaf, Plan, Sources, Trace, template
+
+__all__ = ["copy_trace"]
 
 _NUMBERED = re.compile(r"_\d+$")
 
@@ -83,7 +86,10 @@ def _install(plan: Plan, tx: Any, moved: Sources) -> None:
     for guard, _, _ in plan.guards:
         if guard.create_fn_name() == "TENSOR_MATCH":
             moved_source = moved(guard.originating_source)
-            _torch.build_variable(tx, moved_source, moved.read(moved_source))  # its guard names the tensor
+            if not _torch_inputs.is_guarded(tx, moved_source):
+                _torch.build_variable(
+                    tx, moved_source, moved.read(moved_source)
+                )  # its guard names the tensor
         elif guard not in plan.of_classes:
             moved_source = moved(guard.originating_source)
             made = _torch.Guard(moved_source, guard.create_fn, user_stack=guard.user_stack)
@@ -92,7 +98,9 @@ def _install(plan: Plan, tx: Any, moved: Sources) -> None:
         install: Any = guard.inner_create_fn()
         check = functools.partial(install, source_b=moved(other))
         moved_source = moved(guard.originating_source)
-        if moved_source != moved(other):
+        if moved_source != moved(other) and not (
+            mesh_of(moved.read(moved_source)) is not None and _torch.guard_mesh(tx, moved_source)
+        ):
             installed.add(
                 _torch.Guard(moved_source, check, user_stack=guard.user_stack), collect_debug_stack=False
             )

@@ -16,6 +16,8 @@ import torch.fx as fx
 from fxpasses.partitioner import _torch
 from fxpasses.partitioner.classify import JointGraph
 
+__all__ = ["extract"]
+
 
 @dataclasses.dataclass(frozen=True)
 class _Saved:

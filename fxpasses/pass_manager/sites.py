@@ -22,6 +22,8 @@ from torch import fx
 from fxpasses.errors import Location
 from fxpasses.graphs.provenance import locate
 
+__all__ = ["MatchSite", "Sites", "claim", "collect_sites"]
+
 
 @dataclass(frozen=True)
 class MatchSite:

@@ -23,6 +23,8 @@ from fxpasses.passes._matching import (
     shape_of,
 )
 
+__all__ = ["FuseAttention"]
+
 aten = torch.ops.aten
 
 _KERNEL = aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -24,6 +24,8 @@ from fxpasses.passes._matching import (
 )
 from fxpasses.passes._options import require_at_least
 
+__all__ = ["FuseMatmulSums"]
+
 aten = torch.ops.aten
 
 

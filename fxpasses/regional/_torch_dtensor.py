@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import fx
 
 from fake.seam.dispatch import OpOverload
+from fake.seam.dtensor import is_dtensor, local_of, mesh_of, tensors_of_torch
 
 _PLACEMENTS = frozenset({"Shard", "_StridedShard", "Replicate", "Partial"})
 """Placements that their text describes completely (a masked one holds a tensor)."""
@@ -18,32 +18,14 @@ FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd"})
 """The namespaces of collectives that return a result to wait for."""
 
 
-def _tensors() -> Any:
-    """``torch.distributed.tensor``, if anything has imported it: without it there is no DTensor."""
-    return sys.modules.get("torch.distributed.tensor")
-
-
-def is_dtensor(value: Any) -> bool:
-    """Whether a value is a DTensor."""
-    tensors = _tensors()
-    return tensors is not None and isinstance(value, tensors.DTensor)
-
-
-def local_of(value: Any) -> Any:
-    """The local tensor of a DTensor; any other value itself."""
-    return value._local_tensor if is_dtensor(value) else value
-
-
-def mesh_of(value: Any) -> Any:
-    """The device mesh that a value is or stands for, or ``None``."""
-    value = getattr(value, "real_obj", value)
-    meshes = sys.modules.get("torch.distributed.device_mesh")
-    return value if meshes is not None and isinstance(value, meshes.DeviceMesh) else None
+def spec_of(value: Any) -> Any:
+    """Mesh, placements and global size of a DTensor; ``None`` of any other value."""
+    return value._spec if is_dtensor(value) else None
 
 
 def is_placement(value: Any) -> bool:
     """Whether a value says how a DTensor is placed, and its text says all of it."""
-    tensors = _tensors()
+    tensors = tensors_of_torch()
     return (
         tensors is not None and isinstance(value, tensors.Placement) and type(value).__name__ in _PLACEMENTS
     )
@@ -79,7 +61,7 @@ class _Wrap(torch.autograd.Function):
     def forward(ctx: Any, local: torch.Tensor, wrap: WrapLocal) -> Any:  # type: ignore[override]
         ctx.wrap = wrap
         ctx.set_materialize_grads(False)
-        return _tensors().DTensor(local.view_as(local), wrap.spec, requires_grad=local.requires_grad)
+        return tensors_of_torch().DTensor(local.view_as(local), wrap.spec, requires_grad=local.requires_grad)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:  # type: ignore[override]
@@ -87,6 +69,23 @@ class _Wrap(torch.autograd.Function):
             return None, None
         ctx.wrap.grad_placements = tuple(gradient.placements)
         return gradient.to_local(), None
+
+
+def gradient_of(spec: Any, placements: Sequence[Any] | None, local: torch.Tensor) -> Any:
+    """The gradient of a DTensor whose local tensor a region took.
+
+    Args:
+        spec: of the DTensor.
+        placements: of the gradient.
+        local: the gradient of the local tensor.
+    """
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+    from torch.distributed.tensor._utils import compute_global_tensor_info
+
+    _, stride = compute_global_tensor_info(local, spec.mesh, spec.placements)
+    meta = TensorMeta(spec.shape, tuple(stride), spec.tensor_meta.dtype)
+    own = DTensorSpec(spec.mesh, tuple(placements or spec.placements), tensor_meta=meta)
+    return tensors_of_torch().DTensor(local, own, requires_grad=local.requires_grad)
 
 
 class _Call:
@@ -121,7 +120,7 @@ class FromLocal(_Call):
 
     def __call__(self, local: torch.Tensor) -> Any:
         spec = self.spec
-        return _tensors().DTensor.from_local(
+        return tensors_of_torch().DTensor.from_local(
             local, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
         )
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 import fake
-from fxpasses.regional import _torch
+from fxpasses.regional import _torch, _torch_dtensor
 from fxpasses.regional.recording import functionalize_region_call, trace_region_call
 from fxpasses.regional.runtime import Bindings, CompiledRegion, Size, TensorSpec, table
 from fxpasses.regional.sizes import without_empty
@@ -43,8 +43,13 @@ class _Region(torch.autograd.Function):
             ctx: autograd's context.
             region: the compiled region.
             sizes: values of its symbols.
-            *tensors: its tensor inputs.
+            *tensors: its tensor inputs; of a DTensor it takes the local one.
         """
+        ctx.dtensors = [
+            (spec, placements) if (spec := _torch_dtensor.spec_of(t)) is not None else None
+            for t, placements in zip(tensors, region.grad_placements, strict=True)
+        ]
+        tensors = tuple(map(_torch_dtensor.local_of, tensors))
         results = _forward_operator(region)(region.key, list(tensors), sizes)
         bindings = region.bindings(sizes)
         outputs = tuple(source.get(tensors, results, bindings) for source in region.outputs)
@@ -65,7 +70,12 @@ class _Region(torch.autograd.Function):
         for gradient, spec in zip(wanted, region.tangents, strict=True):
             taken.append(_as_compiled_for(gradient, spec, bindings))
         results = torch.ops.fxpasses.region_backward.default(region.key, taken, ctx.sizes)
-        return (None, None, *(s and s.get(taken, results, bindings) for s in region.gradients))
+        found: list[Any] = [source and source.get(taken, results, bindings) for source in region.gradients]
+        for index, dtensor in enumerate(ctx.dtensors):
+            if dtensor is not None and found[index] is not None:
+                spec, placements = dtensor
+                found[index] = _torch_dtensor.gradient_of(spec, placements, found[index])
+        return (None, None, *found)
 
 
 def _forward_operator(region: CompiledRegion) -> _torch.OpOverload:
@@ -83,14 +93,19 @@ def _same(strides: tuple[Size, ...], wanted: tuple[Size, ...]) -> bool:
     )
 
 
-def _as_compiled_for(tensor: torch.Tensor, spec: TensorSpec, bindings: Bindings) -> torch.Tensor:
+def _as_compiled_for(
+    tensor: torch.Tensor, spec: TensorSpec, bindings: Bindings, grad_placements: Any = None
+) -> torch.Tensor:
     """A tensor with the strides and the type that a region was compiled for, copied where it has others.
 
     Decompositions give some values other strides than they have in Dynamo's graph, which regions are cut from (``cat`` with an
     empty tensor keeps those of the other one), and a gradient may have any.
     """
-    if _same(tensor.stride(), spec.strides(bindings)) and tensor.dtype is spec.dtype:
+    local = _torch_dtensor.local_of(tensor)
+    if _same(local.stride(), spec.strides(bindings)) and local.dtype is spec.dtype:
         return tensor
+    if local is not tensor:
+        tensor = tensor.to_local(grad_placements=grad_placements)  # type: ignore[attr-defined]
     return spec.empty(bindings).copy_(tensor)
 
 
@@ -99,7 +114,7 @@ def region_call(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> lis
 
     Args:
         key: the region's content hash.
-        tensors: its tensor inputs.
+        tensors: its tensor inputs, or DTensors of them.
         sizes: values of its symbols.
 
     Returns:
@@ -108,10 +123,12 @@ def region_call(key: str, tensors: list[torch.Tensor], sizes: list[Size]) -> lis
     region = table[key]
     bindings = region.bindings(sizes)
     tensors = [
-        _as_compiled_for(tensor, spec, bindings) for tensor, spec in zip(tensors, region.given, strict=True)
+        _as_compiled_for(tensor, spec, bindings, placements)
+        for tensor, spec, placements in zip(tensors, region.given, region.grad_placements, strict=True)
     ]
     if region.backward is not None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return list(_Region.apply(region, list(sizes), *tensors))
+    tensors = list(map(_torch_dtensor.local_of, tensors))
     results = _forward_operator(region)(key, tensors, sizes)
     return [source.get(tensors, results, bindings) for source in region.outputs]
 

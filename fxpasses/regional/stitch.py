@@ -300,16 +300,16 @@ class _Stitcher:
         tensors = [self._now(node) for node in outside]
         values: dict[fx.Node, fx.Node] = {}
         with self.graph.inserting_before(calls[-1].next):
-            tensors = [
-                self._local(node, region.grad_placements[i]) if region_graph.wraps[i] else node
-                for i, node in enumerate(tensors)
-            ]
             given = list(tensors)
+            for index in {s.index for s in region.outputs if s.is_input and region_graph.wraps[s.index]}:
+                given[index] = self._local(tensors[index], region.grad_placements[index])
             for index in {s.index for s in region.saved if s.is_input}:
                 # The backward pass wants the value of now, not what is written there later.
                 if _torch.storage_of(value_of(outside[index])) in self.changing:
-                    example = value_of(tensors[index])
-                    given[index] = self._call(calls[0], torch.clone, (tensors[index],), example)
+                    if region_graph.wraps[index]:
+                        given[index] = self._local(tensors[index], region.grad_placements[index])
+                    example = value_of(given[index])
+                    given[index] = self._call(calls[0], torch.clone, (given[index],), example)
             sizes = [self.symbols[s] for s in region_graph.symbols]
             results = self._call(calls[0], region_operators.REGION, (region.key, given, sizes), None)
             for number, call_index in enumerate(region_graph.outputs):

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+__all__ = ["prove_pass"]
+
 
 @pytest.fixture
 def prove_pass() -> Callable[..., Any]:

@@ -9,6 +9,8 @@ from fake.library import _torch
 from fake.library.opcheck.inputs import Call
 from fake.library.opcheck.result import CheckFailure
 
+__all__ = ["NAME", "check"]
+
 NAME = "test_autograd_registration"
 
 

@@ -10,6 +10,8 @@ from fake.library.opcheck.comparison import compare, fix_for, run_real, try_fake
 from fake.library.opcheck.inputs import Call, flat_tensors
 from fake.library.opcheck.result import CheckFailure, Evidence
 
+__all__ = ["NAME", "check"]
+
 NAME = "test_faketensor"
 
 

@@ -17,6 +17,8 @@ import torch
 
 from fake.error_text import describe_error
 
+__all__ = ["Crash", "can_isolate", "run_isolated"]
+
 T = TypeVar("T")
 
 

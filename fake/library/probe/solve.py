@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from fake.library.probe.experiments import Observation
 
+__all__ = ["solve_sizes"]
+
 _KEEP = 4
 
 

@@ -9,6 +9,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
+import fxpasses
 from fxpasses.distributed import shard
 from fxpasses.errors import ShardingError
 
@@ -111,3 +112,34 @@ def test_random_operators_of_sharded_models_are_recomputed():
     finally:
         dist.destroy_process_group()
     assert model.layer._parameters["weight"].grad.to_local().shape == (6, 4)
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def test_copied_layers_guard_their_own_shards(mesh):
+    model = shard(nn.Sequential(*(Layer() for _ in range(6))), mesh)
+    x = torch.randn(2, 4)
+    compiled = torch.compile(model, backend="fxpasses", options={"compiler": "eager", "regions": "always"})
+    fxpasses.reset_stats()
+    torch.testing.assert_close(compiled(x), model(x))
+    assert fxpasses.stats().copied_calls >= 3
+    graphs = fxpasses.stats().graphs
+    compiled(x).sum().backward()
+    expected = [p.grad.to_local().clone() for p in model.parameters()]
+    model.zero_grad()
+    model(x).sum().backward()
+    torch.testing.assert_close([p.grad.to_local() for p in model.parameters()], expected)
+    assert fxpasses.stats().graphs == graphs
+    layer = model[5].up
+    layer._parameters["weight"] = nn.Parameter(
+        layer._parameters["weight"].redistribute(placements=[Replicate()])
+    )
+    torch.testing.assert_close(compiled(x), model(x))
+    assert fxpasses.stats().graphs > graphs
