@@ -20,8 +20,6 @@ from compiled_autograd.capture.steps import Constant, Inlined, InputValue, Kind,
 from compiled_autograd.runtime import _torch_aot, aot_functional, functional, validation
 from fake.error_text import describe_error
 
-__all__ = ["CompiledCall", "inline", "is_compiled", "reason_to_call"]
-
 aten = torch.ops.aten
 _CHECKS = (aten._assert_scalar.default, aten.sym_constrain_range_for_size.default)
 """Change nothing, though FX keeps them as if they did."""

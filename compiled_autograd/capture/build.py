@@ -23,8 +23,6 @@ from compiled_autograd.runtime._torch_nodes import NodeWriter
 from compiled_autograd.runtime.executing import graph_module
 from compiled_autograd.runtime.schedule import eager_order
 
-__all__ = ["FREED", "PLACEHOLDERS", "build_graph", "node_label", "ordered_nodes"]
-
 PLACEHOLDERS = ("inputs", "sizes", "scalars", "hooks", "packed")
 FREED = ("inputs", "hooks", "packed")
 """Arguments that the graph empties at its start, so that their elements are freed after their last use."""

@@ -20,8 +20,6 @@ from compiled_autograd.errors import RefusedError
 from compiled_autograd.runtime import _torch_aot, aot_functional, functional, validation
 from compiled_autograd.runtime.schedule import WalkedNode
 
-__all__ = ["Capture", "GraphCompiler"]
-
 
 class Capture:
     """What one walk of the engine recorded."""

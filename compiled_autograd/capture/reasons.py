@@ -10,8 +10,6 @@ from typing import Any
 
 from compiled_autograd.capture.steps import CapturedNode, InputValue, Step, SumValue, Value
 
-__all__ = ["Shape", "miss_reason"]
-
 
 class Shape:
     """The shape of a capture, to compare later ones with; holds no tensors and no hooks."""

@@ -9,8 +9,6 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["CapturedNode", "Constant", "Inlined", "InputValue", "Kind", "Step", "SumValue", "Value", "leaves"]
-
 
 class Kind(enum.Enum):
     """What running a step may do besides computing its outputs."""

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["SymbolicNode"]
-
 _ARITHMETIC: dict[str, tuple[Callable[..., Any], str]] = {
     "add": (operator.add, "same"),
     "sub": (operator.sub, "same"),

@@ -14,8 +14,6 @@ from torch import fx
 
 from compiled_autograd.capture.steps import Kind
 
-__all__ = ["lift_scalars", "liftable_scalars", "skip_reason"]
-
 
 def _elements(graph: fx.GraphModule) -> list[fx.Node]:
     """The tensors that the captured graph takes from ``inputs``."""

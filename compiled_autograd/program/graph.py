@@ -25,8 +25,6 @@ from compiled_autograd.session.session import sessions
 from compiled_autograd.stats import CaptureRecord
 from fake.tracing.compiling import one_at_a_time
 
-__all__ = ["CapturedGraph"]
-
 
 class CapturedGraph:
     """One entry of the C++ cache. C++ wants it callable, and hands it back on every hit.

@@ -21,8 +21,6 @@ from compiled_autograd.runtime import _torch_aot
 from compiled_autograd.runtime._torch_nodes import NodeWriter
 from fake.seam import pytree
 
-__all__ = ["Lowered", "lower", "obstacle"]
-
 _NODE = "_fx_recorded_node"
 
 

@@ -15,8 +15,6 @@ from torch import fx
 from compiled_autograd import _torch
 from compiled_autograd.errors import GraphReloadError, UnboundOperatorError
 
-__all__ = ["load_graph", "operator", "save_graph"]
-
 _HEADER = '''"""A captured backward pass, written by compiled_autograd.save_graph; run it with ``forward(...)``."""
 
 import torch

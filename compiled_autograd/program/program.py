@@ -24,8 +24,6 @@ from compiled_autograd.session.session import sessions
 from fake.error_text import error_text
 from fake.tracing.compiling import compiling, one_at_a_time
 
-__all__ = ["build_program"]
-
 Run = Callable[..., Sequence[Any]]
 
 _MOST_STATIC = 2

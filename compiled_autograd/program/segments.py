@@ -18,8 +18,6 @@ from compiled_autograd.capture.steps import Kind
 from compiled_autograd.runtime._torch_nodes import NodeWriter
 from compiled_autograd.runtime.executing import executable, graph_module
 
-__all__ = ["FunctionalSegment", "build_driver", "merge_inputs", "pick", "split_segments"]
-
 
 @dataclasses.dataclass
 class FunctionalSegment:

@@ -15,8 +15,6 @@ from torch import fx
 
 from compiled_autograd.runtime.executing import graph_module
 
-__all__ = ["Observation", "ShapePattern", "dynamic_module"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Observation:

@@ -14,16 +14,6 @@ from torch import fx
 from compiled_autograd.runtime import _torch_aot, functional
 from compiled_autograd.runtime.running import running
 
-__all__ = [
-    "call_backward_with_state",
-    "epilogue",
-    "prologue",
-    "stashed_tensors",
-    "tangent",
-    "target_on_real_tensors",
-    "zeros",
-]
-
 _VIEW, _RESHAPE = torch.ops.aten.view.default, torch.ops.aten.reshape.default
 
 Grad = torch.Tensor | None

@@ -9,8 +9,6 @@ from collections.abc import Callable
 
 from fake.seam.patches import LEDGER, Edit, When
 
-__all__ = ["collection_paused"]
-
 
 def _pause() -> Callable[[], None]:
     if not gc.isenabled():

@@ -17,8 +17,6 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from compiled_autograd.runtime import _torch_nodes
 from compiled_autograd.runtime.collector import collection_paused
 
-__all__ = ["executable", "graph_module"]
-
 _Frame = list[Any]
 _Read = Callable[[_Frame], Any]
 _RUNNABLE = {"placeholder", "call_function", "call_method", "get_attr", "output"}

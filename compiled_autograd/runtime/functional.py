@@ -19,24 +19,6 @@ from compiled_autograd import _torch
 from compiled_autograd.runtime.running import running
 from compiled_autograd.runtime.schedule import edge_of
 
-__all__ = [
-    "SPLIT_NODES",
-    "accumulate",
-    "accumulate_grad",
-    "all_chunks",
-    "call_backward",
-    "call_cpp_pre_hook",
-    "call_post_accumulate_grad_hook",
-    "call_post_hook",
-    "call_pre_hook",
-    "call_tensor_pre_hook",
-    "call_unpack_hook",
-    "copy_slices_epilogue",
-    "copy_slices_prologue",
-    "materialize",
-    "unpack",
-]
-
 Grad = torch.Tensor | None
 ZEROS = "zeros"
 """Stands, in the arguments of `call_backward`, for a gradient that C++ found missing and materialised."""

@@ -18,8 +18,6 @@ from compiled_autograd.errors import LateHookError
 from compiled_autograd.runtime.running import BackwardPass, LateNodeHook, running
 from compiled_autograd.runtime.schedule import edge_of
 
-__all__ = ["refuse_node_hooks", "register_hook", "register_node_hook", "register_post_accumulate_grad_hook"]
-
 
 def register_hook(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
     """``Tensor.register_hook``.

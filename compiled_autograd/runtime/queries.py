@@ -11,15 +11,6 @@ import torch
 from compiled_autograd import _torch
 from compiled_autograd.runtime.running import running
 
-__all__ = [
-    "current_autograd_node",
-    "current_graph_task_execution_order",
-    "current_graph_task_id",
-    "keeps_graph",
-    "remove_hook",
-    "will_execute",
-]
-
 
 def current_graph_task_id() -> int:
     """A number that identifies the running pass; -1 outside."""

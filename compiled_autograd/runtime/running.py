@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 from compiled_autograd.runtime.schedule import WalkedNode
 
-__all__ = ["EAGER", "BackwardPass", "LateNodeHook", "Running", "running"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LateNodeHook:

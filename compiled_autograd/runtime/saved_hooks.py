@@ -10,8 +10,6 @@ from typing import Any
 from compiled_autograd import _torch
 from compiled_autograd.runtime.running import running
 
-__all__ = ["pop", "push", "restore"]
-
 
 def push(pack: Any, unpack: Any) -> None:
     """Enter default hooks, noting it in the running pass."""

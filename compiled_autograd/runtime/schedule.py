@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["WalkedNode", "eager_order", "edge_of", "walk"]
-
 _ROOT_SEQUENCE_NR = -1
 
 

@@ -12,8 +12,6 @@ import torch
 from compiled_autograd import _torch
 from fake.error_text import error_text
 
-__all__ = ["plain_metadata", "validate", "validate_outputs"]
-
 Grad = torch.Tensor | None
 _REFUSED = "[Compiled Autograd Tracing:]"
 """Where C++ refuses a gradient, it begins with this instead of the function's name."""

@@ -12,8 +12,6 @@ from compiled_autograd import _torch
 from compiled_autograd.errors import InvalidCompilerError
 from compiled_autograd.session.session import sessions
 
-__all__ = ["Compiler", "as_compiler", "compiler_key"]
-
 
 class Compiler:
     """A compiler of backward graphs.

@@ -10,8 +10,6 @@ from compiled_autograd.session.compilers import as_compiler
 from compiled_autograd.session.session import Session, sessions
 from compiled_autograd.stats import CaptureRecord, FallbackRecord
 
-__all__ = ["Explanation", "PassRecord", "explain"]
-
 
 @dataclasses.dataclass(frozen=True)
 class PassRecord:

@@ -13,8 +13,6 @@ from compiled_autograd.runtime.running import EAGER, running
 from fake.error_text import error_text
 from fake.tracing.compiling import one_at_a_time
 
-__all__ = ["is_beside_another", "is_unknown_torch", "reason_before", "refusal_reason"]
-
 _BESIDE = "within another compiled autograd call"
 # What C++ says when it refuses, and how we say it.
 _REFUSALS: tuple[tuple[str, str], ...] = (

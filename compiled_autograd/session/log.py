@@ -6,8 +6,6 @@ from typing import Any
 from compiled_autograd import _torch
 from compiled_autograd.config import config
 
-__all__ = ["log", "log_capture", "log_compile", "log_fallback", "log_hit", "log_of_cpp", "verbose"]
-
 log = logging.getLogger("compiled_autograd")
 
 

@@ -19,8 +19,6 @@ from compiled_autograd.session.fallback import is_unknown_torch
 from compiled_autograd.session.session import Session, sessions
 from fake.seam.patches import LEDGER, When
 
-__all__ = ["NodeSessions", "capture_later", "capture_through", "node_sessions"]
-
 
 class NodeSessions:
     """The node classes through which backward passes are captured, with the session of each."""

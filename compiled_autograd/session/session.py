@@ -9,8 +9,6 @@ from typing import Any
 from compiled_autograd.stats import Ledger
 from fake.seam.patches import LEDGER, When
 
-__all__ = ["Session", "Sessions", "sessions"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Session:

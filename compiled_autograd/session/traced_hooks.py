@@ -12,8 +12,6 @@ from typing import Any
 from compiled_autograd import _torch
 from compiled_autograd.session.session import sessions
 
-__all__ = ["trace_module_hooks", "trace_tensor_hook"]
-
 
 def _is_captured(translator: Any) -> bool:
     captured = sessions.current() is not None or sessions.captures_later

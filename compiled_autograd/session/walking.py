@@ -20,8 +20,6 @@ from compiled_autograd.session.fallback import is_beside_another
 from compiled_autograd.session.log import log_of_cpp
 from compiled_autograd.session.session import sessions
 
-__all__ = ["Handle", "Walks", "walks"]
-
 
 class Handle:
     """C++'s reference to one captured graph."""

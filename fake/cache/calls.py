@@ -10,18 +10,6 @@ from fake import _torch as _t
 from fake.cache.symbolic import SymbolicMetadata
 from fake.errors import CacheCrossCheckError
 
-__all__ = [
-    "LIFTS",
-    "PURE",
-    "cache_custom_op",
-    "compare",
-    "handle_directly",
-    "is_mutable",
-    "renew",
-    "tensors_of",
-    "uncacheable_reason",
-]
-
 PURE: set[Any] = set()
 """Operators, not torch's own, whose fake kernels depend on nothing but their arguments."""
 

@@ -33,8 +33,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["DiskCache", "DiskCacheWarning", "Segment", "add_entries", "build_id", "segments"]
-
 MAGIC = b"fake dispatch cache 1\n"
 _DIGEST = hashlib.sha256().digest_size
 _SUFFIX = ".segment"

@@ -40,8 +40,6 @@ from fake.kernels.gradients import FORMULAS, WATCHED
 from fake.kernels.overlaps import pairs_to_watch
 from fake.tensors.tensor import Unkeyable, forget
 
-__all__ = ["Dispatch", "Engine", "Handler", "mark_of"]
-
 Handler = Callable[[Any, Any, Sequence[type], Any, Any], Any]
 Dispatch = Callable[[Any, Any, Sequence[type], Any, Any], Any]
 

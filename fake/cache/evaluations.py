@@ -18,8 +18,6 @@ from typing import Any
 from fake import _torch as _t
 from fake.symbols.node import lean_state
 
-__all__ = ["Evaluations", "hints_do_not_matter", "record_evaluations", "refuse"]
-
 
 class Evaluations:
     """The expressions that one dispatch evaluated, in order.

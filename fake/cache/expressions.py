@@ -17,8 +17,6 @@ import sympy
 from fake import _torch as _t
 from fake.tensors.tensor import Unkeyable
 
-__all__ = ["Encoded", "decode", "encode", "evaluate"]
-
 Encoded = Any
 """An integer, a symbol ``("s", number)``, a constant ``("true",)``, or ``(function, *arguments)``."""
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from fake import _torch as _t
 
-__all__ = ["HANDLER", "IN_A_FORMULA", "LOOKUP", "made_by"]
-
 HANDLER = """
 def make(func, get, hit, miss, unseen, {names}):
     def handler(mode, func, types, args, kwargs):

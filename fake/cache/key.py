@@ -20,8 +20,6 @@ from fake.cache.symbolic import metadata_of
 from fake.cache.symbolic import token as symbol_token
 from fake.tensors.tensor import FakeTensor, Unkeyable
 
-__all__ = ["compile_key", "plain_key", "thread_state", "token_of"]
-
 _PLAIN_TYPES = frozenset(
     (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 )

@@ -23,8 +23,6 @@ from fake.cache.symbolic import SymbolicMetadata
 from fake.cache.symbolic_recipe import Lifetime, Stale, SymbolicConstant, empty_storage, inference_of
 from fake.tensors.tensor import Unkeyable, make_fake, plain_of
 
-__all__ = ["Linked", "Unlinked", "refined", "with_links"]
-
 SIZE, STRIDE, OFFSET, ITSELF = range(4)
 Origin = tuple[Path, int, int]
 """Where a number of an argument is: the argument, one of the kinds above, and the index there."""

@@ -35,8 +35,6 @@ from fake.cache.symbolic_recipe import SymbolicConstant
 from fake.symbols.equality import Equalities
 from fake.tensors.tensor import Unkeyable
 
-__all__ = ["Entry", "NormalizedCall", "NormalizedMetadata", "NormalizedTable"]
-
 
 @dataclass(frozen=True)
 class Entry:

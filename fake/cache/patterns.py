@@ -15,8 +15,6 @@ from fake.cache.expressions import Encoded, encode
 from fake.cache.symbolic import SizeToken, SymbolicMetadata
 from fake.tensors.metadata import MetadataTable, TensorMetadata
 
-__all__ = ["NormalizedMetadata", "intern_normalized", "normalized_metadata", "pattern_of"]
-
 
 class NormalizedMetadata(TensorMetadata):
     """Metadata with encoded sizes, interned: identity is equality, as everywhere in keys."""

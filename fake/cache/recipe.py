@@ -19,22 +19,6 @@ from fake.tensors._torch_devices import allow_cuda
 from fake.tensors.metadata import TensorMetadata
 from fake.tensors.tensor import DEVICE_ATTRIBUTE, make_fake, plain_of
 
-__all__ = [
-    "BUILDERS",
-    "Apart",
-    "Argument",
-    "Constant",
-    "Fresh",
-    "Mark",
-    "Path",
-    "Rebuild",
-    "Recipe",
-    "Sequence",
-    "View",
-    "build",
-    "follow",
-]
-
 Path = tuple[Any, ...]
 """Where an argument is: ``(2,)`` is ``args[2]``, ``(2, 0)`` its first item, ``("out",)`` the keyword ``out``."""
 

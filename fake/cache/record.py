@@ -17,8 +17,6 @@ from fake.cache.symbolic_recipe import SymbolicConstant
 from fake.tensors.metadata import TensorMetadata
 from fake.tensors.tensor import Unkeyable, flags_of
 
-__all__ = ["describe", "verify"]
-
 _CONSTANTS = (int, bool, float, type(None))
 
 

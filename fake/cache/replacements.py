@@ -21,8 +21,6 @@ from fake.kernels.registry import when_rules_change
 from fake.seam.dispatch import has_kernel
 from fake.seam.patches import LEDGER, Patch, When
 
-__all__ = ["REPLACEMENTS", "Cache", "Replacements"]
-
 _BUILTIN = frozenset(("aten", "prim", "prims"))
 
 

@@ -10,8 +10,6 @@ from typing import Any
 from fake import _torch as _t
 from fake.cache.recipe import Recipe
 
-__all__ = ["Bypass", "Store"]
-
 
 class Bypass:
     """A negative entry: the call was tried and cannot be rebuilt. It is called like a recipe and dispatches."""

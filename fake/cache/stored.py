@@ -7,8 +7,6 @@ from typing import Any
 from fake import _torch as _t
 from fake.cache.recipe import Mark, Recipe, build
 
-__all__ = ["Unbuilt", "mark_of", "symbolic_name"]
-
 
 def symbolic_name(name: str) -> str:
     """The name on the disk of an engine's results on symbolic sizes."""

@@ -19,8 +19,6 @@ from fake.cache.store import Store
 from fake.cache.symbolic import is_symbolic_key
 from fake.tensors.tensor import Unkeyable
 
-__all__ = ["CacheView", "NamedKey", "forget_with", "may_be_cached", "subgraph_key"]
-
 
 def may_be_cached(func: Any) -> bool:
     """Whether an operator that takes functions has a fake implementation that depends on its arguments alone."""

@@ -16,23 +16,6 @@ from fake.symbols.node import LeanNode, adopt, lean_state, settle
 from fake.tensors.metadata import TensorMetadata, intern
 from fake.tensors.tensor import SymbolicSizes, Unkeyable, flags_of, static_metadata_of
 
-__all__ = [
-    "SizeToken",
-    "SymbolicMetadata",
-    "SymbolicState",
-    "as_known_now",
-    "intern_symbolic",
-    "is_symbolic_key",
-    "metadata_of",
-    "number_of",
-    "state_of",
-    "symbols_of_key",
-    "table_key",
-    "token",
-    "token_of_expression",
-]
-
-
 for _path in Path(__file__).parents[1].rglob("*.py"):
     if _path.parent.name in ("fake", "cache", "dispatch", "symbols", "tensors"):
         _t.HIDDEN_FILES.add(str(_path))

@@ -24,17 +24,6 @@ from fake.cache.symbolic import SymbolicMetadata, number_of, state_of
 from fake.symbols.static import static_answer
 from fake.tensors.tensor import DEVICE_ATTRIBUTE, Unkeyable, inference_mode, make_fake, plain_of
 
-__all__ = [
-    "Lifetime",
-    "Stale",
-    "SymbolicConstant",
-    "build_symbolic",
-    "empty_storage",
-    "inference_of",
-    "symbols_of_recipe",
-]
-
-
 IS_INFERENCE = 4
 """The bit for inference tensors among the flags of metadata."""
 

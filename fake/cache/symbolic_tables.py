@@ -24,8 +24,6 @@ from fake.cache.symbolic_recipe import Stale
 from fake.symbols.node import lean_state
 from fake.tensors.tensor import Unkeyable
 
-__all__ = ["Kept", "SymbolicCall", "SymbolicTables"]
-
 
 class Kept:
     """An entry of one environment.

@@ -14,8 +14,6 @@ import torch
 from fake import _torch as _t
 from fake.cache.calls import LIFTS
 
-__all__ = ["MAX_ELEMENTS", "fold", "forget_written", "lift", "may_be_constant"]
-
 MAX_ELEMENTS = 1
 """Constants are scalars: larger values would make a trace hold data."""
 

@@ -27,15 +27,6 @@ from fake.kernels.dtypes import refusal
 from fake.kernels.out_variants import functional_of, out_names
 from fake.kernels.overlaps import check_overlaps
 
-__all__ = [
-    "as_in_eager",
-    "functional_of_in_place",
-    "refuse_arguments",
-    "refuse_dtypes",
-    "refuse_in_place",
-    "saying_what_to_do",
-]
-
 _NOT_A_REFUSAL = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 

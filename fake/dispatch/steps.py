@@ -40,8 +40,6 @@ from fake.kernels.structured import structured
 from fake.tensors._torch_devices import allow_cuda
 from fake.tensors.tensor import adopt
 
-__all__ = ["STEPS", "Call", "dispatch"]
-
 NEXT = object()
 """A step that has no answer."""
 

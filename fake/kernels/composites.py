@@ -29,16 +29,6 @@ from fake.kernels.outputs import is_symbolic
 from fake.seam.dispatch import check
 from fake.seam.patches import LEDGER, Edit, When
 
-__all__ = [
-    "PATCHES",
-    "cov",
-    "ctc_loss",
-    "in_inference_mode",
-    "one_hot",
-    "resizing_composite",
-    "tensor_split",
-]
-
 aten = torch.ops.aten
 
 #: Composites whose C++ code resizes ``out`` itself, which it cannot do with symbolic sizes.

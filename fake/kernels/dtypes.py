@@ -12,8 +12,6 @@ import torch
 from fake.kernels._torch import OpOverload, no_dispatch
 from fake.kernels.trials import Kind, Trial, attempt, key_of, trial_of
 
-__all__ = ["refusal", "result_type"]
-
 _SPEAKS_OF_TYPES = re.compile(
     r"not implemented for|dtype|scalar ?type|data ?type|types?\b|tensors? as indices|complex|bool|floating|integ|"
     r"long|half|float|double|can't be cast|not supported",

@@ -18,8 +18,6 @@ from fake.kernels._torch import FakeTensorMode, OpOverload, guard_or_false
 from fake.kernels.outputs import contiguous_strides, fresh
 from fake.kernels.registry import rule
 
-__all__ = ["fft_strides", "partition"]
-
 
 def partition(items: list[int], first_kind: Callable[[int], bool]) -> list[int]:
     """``std::partition`` for random-access iterators: items of the first kind in front, by swapping from both ends.

@@ -19,8 +19,6 @@ import torch
 from fake.kernels._torch import FakeTensorMode, OpOverload, autograd_node_type, saved_tensor
 from fake.kernels.outputs import contiguous_strides
 
-__all__ = ["FORMULAS", "WATCHED", "strides_in_eager"]
-
 _aten = torch.ops.aten
 
 WATCHED = frozenset(

@@ -17,8 +17,6 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from fake.kernels._torch import active_fake_mode
 from fake.seam.patches import LEDGER, Patch, When
 
-__all__ = ["PATCHES"]
-
 #: Classes by the identity of what they derive from: an engine's class may claim to equal torch's.
 _classes: dict[tuple[int, int], type] = {}
 

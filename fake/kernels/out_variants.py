@@ -19,8 +19,6 @@ from fake.kernels.outputs import all_dense, column_major_strides, is_symbolic
 from fake.kernels.registry import rule, rule_when
 from fake.kernels.resize import restride
 
-__all__ = ["Resized", "check_out", "functional_of", "out_names", "resize_out"]
-
 
 class Resized(enum.Enum):
     """The layout of an ``out`` tensor that eager had to resize."""

@@ -10,20 +10,6 @@ import torch
 from fake.kernels._torch import FakeTensorMode, guard_or_false, hint, suggest_memory_format
 from fake.seam import pytree
 
-__all__ = [
-    "all_dense",
-    "column_major_strides",
-    "contiguous_strides",
-    "fresh",
-    "hinted",
-    "in_format_of",
-    "is_row_major",
-    "is_symbolic",
-    "permuted_strides",
-    "row_major",
-    "with_layout",
-]
-
 Size = Sequence[Any]
 
 

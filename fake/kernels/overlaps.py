@@ -18,8 +18,6 @@ from fake.kernels._torch import OpOverload
 from fake.kernels.checks import extent
 from fake.kernels.trials import SLACK, Kind, Trial, attempt, trial_of
 
-__all__ = ["KINDS", "check_overlaps", "kinds_of", "may_overlap", "pairs_to_watch"]
-
 Path = tuple[Any, ...]
 
 INTERNAL, PARTIAL, FULL = KINDS = ("internal", "partial", "full")

@@ -22,8 +22,6 @@ from fake.kernels.checks.registry import bind
 from fake.kernels.outputs import hinted, row_major, with_layout
 from fake.kernels.registry import rule
 
-__all__ = ["iterator_strides"]
-
 aten = torch.ops.aten
 
 #: A structured elementwise operator for each number of operands.

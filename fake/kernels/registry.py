@@ -14,8 +14,6 @@ from typing import Any, Protocol
 
 from fake.kernels._torch import FakeTensorMode, OpOverload
 
-__all__ = ["Rule", "find", "rule", "rule_when", "rules", "takes_sparse", "when_rules_change"]
-
 
 class Rule(Protocol):
     """The answer to one operator, or to one family of operators.

@@ -10,8 +10,6 @@ from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import contiguous_strides, is_symbolic
 from fake.kernels.registry import rule
 
-__all__ = ["restride"]
-
 
 def restride(tensor: torch.Tensor, shape: Any, strides: Any = None) -> torch.Tensor:
     """Give ``tensor`` this shape and these strides (``None``: row-major) in place; its storage grows if it must.

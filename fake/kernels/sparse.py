@@ -20,8 +20,6 @@ from fake.kernels.registry import rule
 from fake.kernels.structured import structured
 from fake.seam.dispatch import check
 
-__all__ = ["mm"]
-
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
 _RETURNS_INDICES = ("amax", "amin")
 _REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")

@@ -27,8 +27,6 @@ from fake.kernels.outputs import all_dense, hinted, is_row_major, is_symbolic, w
 from fake.kernels.registry import rule, rule_when
 from fake.seam import pytree
 
-__all__ = ["structured"]
-
 
 def _is_functional_structured(func: OpOverload) -> bool:
     """The functional structured operators, but for those whose shape may depend on values (``index`` by a mask)."""

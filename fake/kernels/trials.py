@@ -19,8 +19,6 @@ import torch
 
 from fake.kernels._torch import OpOverload, in_eager
 
-__all__ = ["SLACK", "Kind", "Trial", "attempt", "key_of", "trial_of"]
-
 _SMALL_TENSORS, _SMALL_NUMBER, _SMALL_SIZE = 1024, 64, 8
 SLACK = 16
 """Bytes that each element of a trial has at least: those of the largest dtype."""

@@ -28,8 +28,6 @@ from fake.kernels.outputs import all_dense, is_symbolic
 from fake.kernels.registry import rule
 from fake.seam.dispatch import check
 
-__all__ = ["view"]
-
 
 @rule("aten::view", "aten::_unsafe_view")
 def view(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

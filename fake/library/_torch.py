@@ -5,6 +5,7 @@ Nothing else in `fake.library` imports a name that starts with an underscore fro
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -171,6 +172,18 @@ def _optests() -> Any:
     from torch.testing._internal.optests import generate_tests
 
     return generate_tests
+
+
+def copy_of_optests() -> Any:
+    """torch's module of generated checks, executed once more: names in it can be replaced."""
+    spec: Any = _optests().__spec__
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+#: What torch's scripts that repeat a check import it from.
+OPTESTS = "torch.testing._internal.optests"
 
 
 def optest(name: str) -> Any:

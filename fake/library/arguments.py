@@ -41,8 +41,6 @@ import torch
 
 from fake.library import _torch
 
-__all__ = ["Codec", "Leaf", "make_codec"]
-
 
 @dataclass(frozen=True)
 class Leaf:

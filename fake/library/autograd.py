@@ -9,8 +9,6 @@ import torch
 
 from fake.library import _torch
 
-__all__ = ["make_function", "non_differentiable_kernel", "supports_tensorlist"]
-
 #: Class decorator: an ``autograd.Function`` that takes and returns lists of tensors. torch's own.
 supports_tensorlist = _torch.supports_tensorlist
 

@@ -9,20 +9,6 @@ import torch
 
 from fake.library import _torch
 
-__all__ = [
-    "INT_MAX",
-    "INT_MIN",
-    "LISTS",
-    "MISSING",
-    "PLAIN",
-    "SCALAR_TESTS",
-    "FastCallable",
-    "any_requires_grad",
-    "argument_type",
-    "call_dispatcher",
-    "plain_list",
-]
-
 
 class _Missing:
     """Marks an argument that the caller did not pass."""

@@ -34,8 +34,6 @@ from fake.library.registry import registry
 from fake.library.schema import check_namespace, infer_schema, mutated_arguments, parse, split_qualname
 from fake.library.signatures import check_kernel
 
-__all__ = ["CustomOpDef", "custom_op", "destroy"]
-
 Tags = torch.Tag | Sequence[torch.Tag] | None
 
 

@@ -44,8 +44,6 @@ from fake.library.errors import OutputAliasError
 from fake.library.returns import check_result
 from fake.library.schema import mutated_arguments
 
-__all__ = ["FastCall"]
-
 _NOTHING = (lambda *_: False, None)
 _EACH_OF_THE_FIRST = 64
 """Up to how many times calls with other tensors than the last are prepared for; of later ones, one in as many."""

@@ -20,8 +20,6 @@ from fake.library.arguments import Codec, make_codec
 from fake.library.errors import SchemaError, UnsupportedAnnotationError
 from fake.library.schema import annotation_text, infer_schema, supported_annotations
 
-__all__ = ["ArgumentLayout", "needs_layout"]
-
 _EXTENDED = (
     "Enum subclasses",
     "dataclasses",

@@ -20,8 +20,6 @@ from fake.library.location import call_at, user_location
 from fake.library.registry import registry
 from fake.library.signatures import check_kernel, check_torch_dispatch
 
-__all__ = ["Library", "define", "fallthrough_kernel", "impl", "library_for", "scoped_library"]
-
 fallthrough_kernel = _torch.fallthrough_kernel
 
 _NAMELESS_SCHEMA = re.compile(r"\(.*\) -> .*")

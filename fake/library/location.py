@@ -13,8 +13,6 @@ from typing import Any
 
 from fake.library import _torch
 
-__all__ = ["Location", "call_at", "user_location", "warn_user"]
-
 #: Code that registers for somebody else. ``contextlib`` calls the body of `scoped_library`.
 _NOT_THE_USERS = (str(Path(__file__).parent), *_torch.REGISTRATION_FILES, contextlib.__file__)
 #: On one line, so that all of it stands where its first line does.

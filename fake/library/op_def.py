@@ -28,8 +28,6 @@ from fake.library.signatures import (
     signature_of,
 )
 
-__all__ = ["CustomOpDef", "DeviceTypes"]
-
 DeviceTypes = str | Sequence[str] | None
 
 

@@ -17,19 +17,6 @@ from fake.library.library import impl, library_for
 from fake.library.location import call_at, user_location, warn_user
 from fake.library.signatures import check_backward, check_setup_context, check_torch_dispatch, check_vmap
 
-__all__ = [
-    "get_ctx",
-    "get_kernel",
-    "impl_abstract",
-    "register_autocast",
-    "register_autograd",
-    "register_effect",
-    "register_fake",
-    "register_kernel",
-    "register_torch_dispatch",
-    "register_vmap",
-]
-
 OpLike = Any
 
 

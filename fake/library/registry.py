@@ -14,8 +14,6 @@ import torch
 
 from fake.library import _torch
 
-__all__ = ["Registered", "Registry", "registry"]
-
 
 class Registered(Protocol):
     """An operator as the registry sees it."""

@@ -10,8 +10,6 @@ import torch
 
 from fake.library.errors import FakeKernelError, KernelReturnError
 
-__all__ = ["check_result", "checked_fake_kernel", "checked_kernel"]
-
 
 def checked_kernel(qualname: str, schema: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """A kernel that checks how many outputs it returns.

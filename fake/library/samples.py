@@ -14,8 +14,6 @@ import torch
 
 from fake.library.errors import SamplesError, UnknownOpError
 
-__all__ = ["find_operator", "read_samples"]
-
 _EXPECTED = "a list of argument tuples or (args, kwargs) pairs, or a function that returns one"
 
 

@@ -11,20 +11,6 @@ import torch
 from fake.library import _torch
 from fake.library.errors import ReservedNamespaceError, SchemaError, UnsupportedAnnotationError
 
-__all__ = [
-    "RESERVED_NAMESPACES",
-    "annotation_text",
-    "check_namespace",
-    "infer_schema",
-    "is_functional_schema",
-    "is_tensorlist_like_type",
-    "mutated_arguments",
-    "parse",
-    "split_qualname",
-    "supported_annotations",
-    "tuple_to_list",
-]
-
 #: Whether a schema (text or object) neither mutates nor aliases and returns something.
 is_functional_schema = _torch.is_functional_schema
 #: Whether a schema type is a list of tensors, optional ones included.

@@ -29,17 +29,6 @@ from typing import Any
 from fake.library.errors import SignatureError, SignatureWarning
 from fake.library.location import warn_user
 
-__all__ = [
-    "SignatureSchema",
-    "check_backward",
-    "check_kernel",
-    "check_setup_context",
-    "check_torch_dispatch",
-    "check_vmap",
-    "fill_missing_defaults",
-    "signature_of",
-]
-
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 

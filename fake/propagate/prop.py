@@ -13,8 +13,6 @@ from fake.mode import FakeTensorMode
 from fake.propagate.tape import NotOnTape, Tape
 from fake.tensors.tensor import FakeTensor
 
-__all__ = ["FakeTensorProp"]
-
 
 class FakeTensorProp(_t.TorchFakeTensorProp):
     """Propagates fake tensors through a graph, and on later runs only through what changed.

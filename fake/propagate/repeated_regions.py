@@ -17,8 +17,6 @@ from torch.fx import Node
 from fake.cache.symbolic import metadata_of
 from fake.tensors.tensor import FakeTensor, Unkeyable
 
-__all__ = ["Region", "RegionSteps", "find_regions"]
-
 _SHORTEST = 4
 """Nodes below which a repetition is not worth its key."""
 _PERIODS = 12

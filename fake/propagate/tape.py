@@ -24,8 +24,6 @@ from fake.propagate.repeated_regions import Region, RegionSteps, find_regions
 from fake.seam.dispatch import has_kernel
 from fake.tensors.tensor import Unkeyable, is_made_here
 
-__all__ = ["NotOnTape", "Tape"]
-
 _COMPOSITE = _t.DispatchKey.CompositeImplicitAutograd
 
 

@@ -10,9 +10,6 @@ from fake import _torch as _t
 from fake.symbols.state import lean_state
 from fake.symbols.static import static_answer
 
-__all__ = ["evaluate_node", "is_settled", "remembered", "remembering_evaluation", "settle_answer"]
-
-
 # Called by C++ with the name of a file and a line, which are never equal: functions that need no Python frame.
 _ALWAYS: dict[bool, Callable[[str, int], bool]] = {True: operator.ne, False: operator.eq}
 

@@ -11,8 +11,6 @@ import sympy
 from fake.symbols import _torch as _t
 from fake.symbols.ranges import Facts
 
-__all__ = ["Range", "raised", "undecided"]
-
 
 @dataclass(frozen=True)
 class Range:

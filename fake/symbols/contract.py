@@ -24,20 +24,6 @@ from fake.symbols.ranges import Facts
 from fake.symbols.reasons import Reason, reason_now, reasons_of, record
 from fake.symbols.terms import Terms, text_of_source
 
-__all__ = [
-    "Contract",
-    "Declared",
-    "Dim",
-    "Dims",
-    "check",
-    "declare",
-    "declare_on",
-    "mark_dynamic",
-    "parse_dims",
-    "refuse",
-    "symbolic_context",
-]
-
 _POLICIES = {
     "static": _t.DimDynamic.STATIC,
     "auto": _t.DimDynamic.DUCK,

@@ -19,8 +19,6 @@ from sympy.core.intfunc import ilcm
 from fake.symbols import _torch as _t
 from fake.symbols.expr import normalize, without_common_factor
 
-__all__ = ["without_divisions"]
-
 _ROUNDS = 4
 _MOST_OPERATIONS = 60
 _DIVISIONS = (_t.FloorDiv, _t.Mod, _t.PythonMod)

@@ -9,8 +9,6 @@ import sympy
 
 from fake.symbols import _torch as _t
 
-__all__ = ["holds_for_all"]
-
 _MOST_SIZES = 4096
 _MOST_REMAINDERS = 64
 

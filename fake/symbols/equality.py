@@ -15,8 +15,6 @@ import sympy
 from fake.symbols import _torch as _t
 from fake.symbols.shape_env import ShapeEnv
 
-__all__ = ["Equalities"]
-
 
 class Equalities:
     """Records equalities of sizes that one operator asks for: who asks, and by which rules, is looked up once.

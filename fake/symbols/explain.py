@@ -14,8 +14,6 @@ from fake.symbols import _torch as _t
 from fake.symbols.guards import Guard, Guards, guards_of
 from fake.symbols.reasons import Location, Reason, note_graph
 
-__all__ = ["ExplainedGuard", "Explanation", "explain"]
-
 
 @dataclass(frozen=True)
 class ExplainedGuard:

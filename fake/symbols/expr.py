@@ -20,19 +20,6 @@ from sympy.logic.boolalg import And, BooleanFalse, BooleanTrue, Not, Or
 
 from fake.symbols import _torch as _t
 
-__all__ = [
-    "ONE",
-    "Conjunction",
-    "Form",
-    "Linearizer",
-    "Literal",
-    "NotLinear",
-    "combine",
-    "factors_of",
-    "normalize",
-    "without_common_factor",
-]
-
 ONE = sympy.S.One
 """The atom of a form's constant."""
 

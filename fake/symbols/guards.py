@@ -29,17 +29,6 @@ from fake.symbols.reasons import Reason, reasons_of
 from fake.symbols.strict import made_strict
 from fake.symbols.terms import Property, Terms, argument_names, properties_of, text_of_source
 
-__all__ = [
-    "CompiledGuards",
-    "Guard",
-    "Guards",
-    "guards_of",
-    "minimal_guards",
-    "minimal_relations",
-    "responsible",
-]
-
-
 _LONGEST_CHAIN = 24
 
 

@@ -27,20 +27,9 @@ import torch
 from fake import _torch as _t
 from fake.seam.patches import LEDGER
 from fake.symbols import operators
-from fake.symbols.answers import evaluate_node, is_settled, remembered, remembering_evaluation
+from fake.symbols.answers import evaluate_node, is_settled, remembered
 from fake.symbols.shortcuts import shortcut
 from fake.symbols.state import Integers, LeanState, answer_at_once, has_no_value_now, lean_state
-
-__all__ = [
-    "OPERATORS",
-    "LeanNode",
-    "LeanState",
-    "adopt",
-    "lean_methods",
-    "lean_state",
-    "remembering_evaluation",
-    "settle",
-]
 
 _BINARY = (
     "add", "sub", "mul", "mod", "gt", "lt", "le", "ge", "sym_min", "sym_max", "int_floordiv", "and_", "or_",

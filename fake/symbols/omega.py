@@ -14,8 +14,6 @@ import sympy
 
 from fake.symbols.expr import ONE, Form, Literal, combine
 
-__all__ = ["Effort", "has_no_solution"]
-
 _MOST_INEQUALITIES = 150
 _MOST_STEPS = 60
 MOST_EFFORT = 2_500

@@ -11,8 +11,6 @@ import torch
 from fake import _torch as _t
 from fake.seam.patches import Patch, When
 
-__all__ = ["patches"]
-
 _DUNDERS = {
     **{f"__{name}__": name for name in ("add", "sub", "mul", "mod", "eq", "ne", "lt", "gt", "le", "ge")},
     "__floordiv__": "int_floordiv",

@@ -11,10 +11,8 @@ from fake import _torch as _t
 from fake.seam.fake_tensor import is_functional_tensor
 from fake.seam.patches import LEDGER, Patch, When, always
 from fake.symbols._torch import is_traced, torchs_build_proxy, trace_two
-from fake.symbols.node import lean_methods, remembering_evaluation
-
-__all__ = ["PATCHES"]
-
+from fake.symbols.answers import remembering_evaluation
+from fake.symbols.node import lean_methods
 
 _FUNCTIONAL_NEW = _t.FunctionalTensor.__new__
 

@@ -28,8 +28,6 @@ from fake.symbols.expr import (
 )
 from fake.symbols.omega import Effort, has_no_solution
 
-__all__ = ["Facts"]
-
 Bounds = tuple[int | None, int | None]
 
 _MOST_BRANCHING = 6

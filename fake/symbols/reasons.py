@@ -22,8 +22,6 @@ import torch
 
 from fake.symbols import _torch as _t
 
-__all__ = ["Location", "Reason", "note_graph", "reason_now", "reasons_of", "record"]
-
 _OWN_DIRECTORIES = tuple(
     str(Path(__file__).resolve().parents[2] / package) + os.sep
     for package in ("fake", "fxpasses", "compiled_autograd")

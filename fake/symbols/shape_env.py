@@ -24,8 +24,6 @@ from fake.symbols.guards import CompiledGuards, Guards, guards_of, minimal_guard
 from fake.symbols.reasons import reason_now, record
 from fake.symbols.terms import text_of_source
 
-__all__ = ["GuardList", "ShapeEnv", "using_shape_env"]
-
 
 class GuardList(list[Any]):
     """An environment's guard records (torch appends to them), with what can be told of them."""

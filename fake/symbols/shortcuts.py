@@ -9,8 +9,6 @@ import sympy
 from fake import _torch as _t
 from fake.symbols.answers import settle_answer
 
-__all__ = ["shortcut"]
-
 _NEUTRAL_ON_THE_RIGHT = {"add": 0, "sub": 0, "mul": 1, "int_floordiv": 1}
 _NEUTRAL_ON_THE_LEFT = {"add": 0, "mul": 1}
 _NEUTRAL_TRUTH = {"and_": True, "or_": False}

@@ -13,9 +13,6 @@ from typing import Any
 
 from fake import _torch as _t
 
-__all__ = ["Integers", "LeanState", "Replacements", "answer_at_once", "has_no_value_now", "lean_state"]
-
-
 # Called by C++ without arguments, ten thousand times a step: methods of constants, which need no Python frame.
 _yes: Callable[[], bool] = "yes".isalpha
 _no: Callable[[], bool] = "".isalpha

@@ -14,8 +14,6 @@ import sympy
 
 from fake import _torch as _t
 
-__all__ = ["static_answer"]
-
 _Bounds = tuple[float, float]
 _RELATIONS: dict[Any, Callable[[_Bounds, _Bounds], bool | None]] = {
     sympy.Eq: lambda a, b: _not(_differ(a, b)),

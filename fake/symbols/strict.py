@@ -7,8 +7,6 @@ from typing import Any
 
 import sympy
 
-__all__ = ["made_strict"]
-
 _STRICT = {sympy.Le: sympy.Lt, sympy.Ge: sympy.Gt}
 
 

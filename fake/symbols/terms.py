@@ -13,8 +13,6 @@ from sympy.printing.precedence import PRECEDENCE
 
 from fake.symbols import _torch as _t
 
-__all__ = ["Property", "Terms", "argument_names", "properties_of", "text_of_source"]
-
 _LOCAL = re.compile(r"\b[LG]\['(\w+)'\]")
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 _UNKNOWN = re.compile(r"__meta_utils_unknown_tensor(\d+)")

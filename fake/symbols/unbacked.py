@@ -11,8 +11,6 @@ import torch
 from fake.symbols import _torch as _t
 from fake.symbols.reasons import Reason, reasons_of
 
-__all__ = ["RuntimeAssertion", "SizeFacts", "facts_of", "insert_runtime_assertions", "runtime_assertions"]
-
 
 @dataclass(frozen=True)
 class SizeFacts:

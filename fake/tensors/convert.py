@@ -13,8 +13,6 @@ from fake.errors import UnsupportedFakeTensorException
 from fake.symbols.node import adopt as adopt_symbol
 from fake.tensors.tensor import FakeTensor, forget
 
-__all__ = ["FakeCopyMode", "FakeTensorConverter", "context_of_trace"]
-
 _ITEM_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.float64)
 
 

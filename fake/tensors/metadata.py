@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["MetadataTable", "TensorMetadata", "intern"]
-
 
 class TensorMetadata:
     """All that decides an operator's answer about one strided tensor, storage size and ``requires_grad`` apart.

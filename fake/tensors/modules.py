@@ -18,8 +18,6 @@ import torch
 from fake import _torch as _t
 from fake.seam.patches import LEDGER, Patch, When
 
-__all__ = ["PATCHES"]
-
 Conversion = Callable[[torch.Tensor], torch.Tensor]
 
 

@@ -17,23 +17,6 @@ import torch
 from fake import _torch as _t
 from fake.tensors.metadata import TensorMetadata, intern
 
-__all__ = [
-    "DATA",
-    "DEVICE_ATTRIBUTE",
-    "HIDDEN_DEFAULTS",
-    "FakeTensor",
-    "SymbolicSizes",
-    "Unkeyable",
-    "adopt",
-    "disown",
-    "forget",
-    "inference_mode",
-    "is_made_here",
-    "make_fake",
-    "plain_of",
-    "static_metadata_of",
-]
-
 _MEMOS = tuple(
     f"_{name}_memo{suffix}"
     for name in ("nonzero", "item", "unique", "unique_consecutive", "nested_int")

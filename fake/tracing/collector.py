@@ -17,8 +17,6 @@ from collections.abc import Callable
 
 from fake.seam.patches import LEDGER, Edit, When
 
-__all__ = ["RARER_COLLECTIONS", "YOUNG_COLLECTIONS"]
-
 YOUNG_COLLECTIONS = 1_000
 """After how many collections of the younger objects all are looked at (Python's own value is 10)."""
 

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 
 from fake.tracing import _torch
 
-__all__ = ["compiling", "one_at_a_time"]
-
 one_at_a_time = _torch.compile_lock
 """The lock alone, which a thread may take again: around what a compilation sets or has made."""
 

@@ -16,8 +16,6 @@ from fake.seam import pytree
 from fake.seam.patches import LEDGER, Patch, When
 from fake.tracing import _torch as _t
 
-__all__ = ["PATCHES", "tree_iter", "tree_map_only"]
-
 
 def _is_left_to_torch(kind: type) -> bool:
     return kind in pytree.SUPPORTED_NODES or issubclass(kind, tuple)

@@ -15,8 +15,6 @@ from fake.seam.patches import LEDGER, Patch, When, always
 from fake.tensors.tensor import forget
 from fake.tracing import _torch as _t
 
-__all__ = ["PATCHES", "all_static", "fake_of_ordinary"]
-
 
 def _describe_and_make(self: Any, *args: Any, callback: Any = None, **kwargs: Any) -> Any:
     """``MetaConverter.__call__``, which puts some of the tensors that it has made on another storage before it takes views of

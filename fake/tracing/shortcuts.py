@@ -12,8 +12,6 @@ from typing import Any
 from fake.seam.patches import LEDGER, Patch, When
 from fake.tracing import _torch as _t
 
-__all__ = ["PATCHES", "text_is_read"]
-
 
 def text_is_read(config: Any) -> bool:
     """Whether someone reads the text of a graph: a log, or an entry of AOTAutograd's cache."""

@@ -12,8 +12,6 @@ from typing import Any
 
 from fake.seam.patches import LEDGER, Patch, When
 
-__all__ = ["PATCHES"]
-
 
 def _remembering(original: Callable[..., str]) -> Callable[..., str]:
     texts: dict[tuple[Any, ...], str] = {}

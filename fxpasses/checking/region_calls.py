@@ -34,7 +34,7 @@ class RegionGraphs(Observer):
         super().__init__()
         self.found: list[fx.GraphModule] = []
 
-    def of_region(self) -> RegionGraphs:
+    def of_region(self, gm: fx.GraphModule) -> RegionGraphs:
         return self
 
     def graph(self, kind: str, gm: fx.GraphModule) -> None:
@@ -56,7 +56,7 @@ class RegionCalls(Observer):
         self.graphs = RegionGraphs()
         self._waiting: list[list[Any]] = []
 
-    def of_region(self) -> RegionGraphs:
+    def of_region(self, gm: fx.GraphModule) -> RegionGraphs:
         return self.graphs
 
     def calls_regions(self, before: fx.GraphModule, after: fx.GraphModule) -> None:

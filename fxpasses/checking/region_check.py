@@ -79,7 +79,7 @@ class RegionValueCheck(ValueCheck, RegionCheck):
 class RegionChecks(Observer):
     """Has each region of a graph checked by value."""
 
-    def of_region(self) -> RegionChecks:
+    def of_region(self, gm: fx.GraphModule) -> RegionChecks:
         return self
 
     def region_check(self, options: Options) -> RegionValueCheck:

@@ -39,8 +39,6 @@ from fxpasses.commands import (
 from fxpasses.commands.outcome import Command, Outcome, UsageError, end_quietly, plain_data
 from fxpasses.errors import BisectError, OptionsError, ReportError, did_you_mean
 
-__all__ = ["main", "make_parser"]
-
 COMMANDS: dict[str, Command] = {
     "demo": demo,
     "doctor": doctor,

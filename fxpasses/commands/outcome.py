@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Command", "Outcome", "UsageError", "nothing", "plain_data", "positive", "working"]
-
 
 class Command(Protocol):
     """One command: a module with these names."""

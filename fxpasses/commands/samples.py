@@ -7,8 +7,6 @@ from typing import Any
 
 from fxpasses.commands.outcome import UsageError
 
-__all__ = ["add_operator", "read_operator"]
-
 
 def add_operator(parser: argparse.ArgumentParser) -> None:
     """Declare the operator and ``--samples``."""

@@ -10,8 +10,6 @@ from torch import fx
 
 from compiled_autograd import capture_through
 
-__all__ = ["with_captured_backward"]
-
 Backend = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 
 

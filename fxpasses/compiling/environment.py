@@ -7,8 +7,6 @@ import hashlib
 import os
 from pathlib import Path
 
-__all__ = ["deciding_variables", "own_source"]
-
 _READ = (
     "ATEN_", "CC", "CFLAGS", "CUDA", "CXX", "FXPASSES_", "KMP_", "LDFLAGS", "MKL_", "OMP_", "PYTORCH_", "TORCH", "TRITON_",
 )  # fmt: skip

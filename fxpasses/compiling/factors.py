@@ -16,8 +16,6 @@ from fxpasses._torch import dynamo_config, functorch_config, inductor_config
 from fxpasses.compiling.environment import deciding_variables, own_source
 from fxpasses.compiling.options import Options
 
-__all__ = ["compile_factors", "compile_surroundings", "graph_text", "input_names", "qualified"]
-
 
 def compile_factors(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> dict[str, str]:
     """Describe everything that decides a compilation besides the calls of its graph and the passes, before any stage has run.

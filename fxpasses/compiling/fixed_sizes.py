@@ -18,8 +18,6 @@ from fxpasses import _torch
 from fxpasses.compiling.inductor_rng import with_inductor_rng
 from fxpasses.compiling.saved_code import EagerCode
 
-__all__ = ["MOST_SIZES", "FixedSizes", "fixed_graph", "with_hints"]
-
 log = logging.getLogger(__name__)
 
 MOST_SIZES = 8

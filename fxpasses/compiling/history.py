@@ -20,16 +20,6 @@ from fxpasses.compiling.options import Options
 from fxpasses.errors import OptionsError
 from fxpasses.pass_manager.identity import Identity
 
-__all__ = [
-    "Compilation",
-    "Difference",
-    "Miss",
-    "compilations",
-    "describe_compilation",
-    "explain_miss",
-    "reset_compilations",
-]
-
 _KEPT = 64
 """Number of compilations that are remembered."""
 

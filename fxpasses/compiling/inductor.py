@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import fx
@@ -27,6 +27,7 @@ from fxpasses.compiling.segments import (
     Direct,
     changed_strides,
     cut_into_segments,
+    name_in_whole,
     restrided,
     segment_module,
     stitch_segments,
@@ -39,27 +40,29 @@ from fxpasses.partitioner import partition
 from fxpasses.partitioner._torch import default_partition
 from fxpasses.pass_manager.limits import limited_lowerings
 
-__all__ = [
-    "Compiler",
-    "EagerCompiler",
-    "InductorCompiler",
-    "Partitioner",
-    "UnpartitionedCompiler",
-    "cache_identity",
-    "lowered_parts",
-]
-
 log = logging.getLogger(__name__)
 
 aten = torch.ops.aten
 
-_parts: ContextVar[list[Any] | None] = ContextVar("inductor_parts", default=None)
+_parts: ContextVar[list[LoweredPart] | None] = ContextVar("inductor_parts", default=None)
+
+
+class LoweredPart(NamedTuple):
+    """What Inductor made of a graph, or of a segment of one.
+
+    Attributes:
+        compiled: what it returned.
+        names: for each node that it was given, the name in the whole graph.
+    """
+
+    compiled: Any
+    names: Mapping[str, str]
 
 
 @contextlib.contextmanager
-def lowered_parts() -> Iterator[list[Any]]:
+def lowered_parts() -> Iterator[list[LoweredPart]]:
     """Gives a list to which Inductor's compiled graphs are added, those of segments included."""
-    found: list[Any] = []
+    found: list[LoweredPart] = []
     before = _parts.set(found)
     try:
         yield found
@@ -234,9 +237,11 @@ class InductorCompiler:
             }
             called = list(calls.values())
             _keep_strides(gm, calls)
+            parts = _parts.get()
+            names = {} if parts is None else {node.name: name_in_whole(node) for node in gm.graph.nodes}
             compiled = _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
-            if (parts := _parts.get()) is not None:
-                parts.append(compiled)
+            if parts is not None:
+                parts.append(LoweredPart(compiled, names))
             if called:
                 # It finds them by name: they have to live as long as it does, which nothing that comes from a cache would see to.
                 compiled.called = called  # type: ignore[attr-defined]

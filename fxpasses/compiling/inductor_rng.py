@@ -19,8 +19,6 @@ from fxpasses.compiling import _torch_inductor
 from fxpasses.errors import HandoverError
 from fxpasses.graphs.rewriting import copy_graph
 
-__all__ = ["with_inductor_rng"]
-
 
 def with_inductor_rng(gm: fx.GraphModule) -> fx.GraphModule:
     """The graph with its draws from seeds compiled; the same graph where it has none."""

@@ -36,8 +36,6 @@ from fxpasses.graphs.aliasing import is_alias, is_mutating
 from fxpasses.graphs.provenance import failing_node, locate
 from fxpasses.graphs.rewriting import value_of
 
-__all__ = ["Isolation", "NotIsolated"]
-
 log = logging.getLogger(__name__)
 
 _SECONDS = 120.0

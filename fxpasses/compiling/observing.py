@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import fx
@@ -15,17 +16,6 @@ from fxpasses.compiling.options import Options
 from fxpasses.errors import PassError, StageError, ValueMismatchError
 from fxpasses.pass_manager.contract import Check
 from fxpasses.pass_manager.runs import PassRun
-
-__all__ = [
-    "LoweringCheck",
-    "Observer",
-    "RankCheck",
-    "Recorder",
-    "RegionCheck",
-    "RewriteCheck",
-    "recorded_by",
-    "recorder",
-]
 
 
 @dataclass
@@ -70,8 +60,8 @@ class Observer:
     def regions(self, report: object) -> None:
         """The repeated subgraphs of the Dynamo graph, and which of them became regions."""
 
-    def of_region(self) -> Observer:
-        """The observer of the compilation of one region of this graph."""
+    def of_region(self, gm: fx.GraphModule) -> Observer:
+        """The observer of the compilation of one region of this graph. Args: the region's Dynamo graph."""
         return Observer()
 
     def region_check(self, options: Options) -> RegionCheck | None:
@@ -166,6 +156,9 @@ class Recorder(Protocol):
 
     def watched(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """What the backend returns for that graph, with its calls recorded."""
+
+    def depends_on(self, file: Path | None) -> None:
+        """What is recorded holds as long as this file is as it is; without one, it is not to be used again."""
 
 
 _recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)

@@ -10,14 +10,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from torch import fx
+
 from fxpasses._torch import inductor_config, inductor_mode_options
 from fxpasses.errors import OptionsError, did_you_mean, unknown_name
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.pass_manager.specification import parse_pass
 from fxpasses.passes import DEFAULT_PASSES, TUNED_PASSES, TunedPasses, default_passes
 from fxpasses.passes.registry import active_passes, available_passes
-
-__all__ = ["Options", "check_regions"]
 
 Compiler = Literal["inductor", "eager"]
 OnFailure = Literal["raise", "eager", "isolate"]
@@ -116,6 +116,10 @@ class Options:
         parsed = cls(**checked)
         added = tuple(item for item in active_passes() if item not in parsed.passes)
         return dataclasses.replace(parsed, passes=(*parsed.passes, *added)) if added else parsed
+
+    def of_region(self, gm: fx.GraphModule) -> Options:
+        """The options for the graph of a region, cut out of one that is compiled with these."""
+        return self
 
     def repro_directory(self) -> Path:
         """The directory of repro files."""

@@ -18,8 +18,6 @@ from fxpasses.graphs.aliasing import is_alias, is_mutating
 from fxpasses.graphs.communication import communicates
 from fxpasses.partitioner.cost import is_getitem
 
-__all__ = ["called_in_place", "depths_in_order", "overlaps"]
-
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _WAIT = collectives.wait_tensor.default

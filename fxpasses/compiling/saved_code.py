@@ -17,8 +17,6 @@ from torch import fx
 from fxpasses.compiling import _torch_inductor
 from fxpasses.compiling.segments import fitted, load_stitched
 
-__all__ = ["EagerCode", "StitchedCode", "UnsavedCode", "as_output_code", "unsaved"]
-
 log = logging.getLogger(__name__)
 
 

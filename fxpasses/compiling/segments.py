@@ -22,21 +22,6 @@ from fxpasses.compiling.ordered import called_in_place, depths_in_order, overlap
 from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import value_of
 
-__all__ = [
-    "COPY",
-    "Cut",
-    "Direct",
-    "Segment",
-    "changed_strides",
-    "connect_segment",
-    "cut_into_segments",
-    "fitted",
-    "load_stitched",
-    "restrided",
-    "segment_module",
-    "stitch_segments",
-]
-
 MOST_SEGMENTS = 4
 """The most segments that are worth it: each is compiled on its own, and nothing is fused across them."""
 MOST_BETWEEN_MESSAGES = 16
@@ -230,12 +215,17 @@ def segment_module(gm: fx.GraphModule, segment: Segment) -> fx.GraphModule:
         arguments = fx.node.map_arg((node.args, node.kwargs), argument)
         values[node] = graph.call_function(node.target, *arguments)  # type: ignore[arg-type]
     for node, copied in values.items():
-        copied.meta = dict(node.meta)
+        copied.meta = {**node.meta, "name_in_whole": name_in_whole(node)}
     output = graph.output(tuple(values[node] for node in segment.outputs))
     output.meta["user_visible_output_idxs"] = list(range(len(segment.outputs)))
     module = fx.GraphModule(gm, graph)
     module.meta.update(gm.meta)
     return module
+
+
+def name_in_whole(node: fx.Node) -> str:
+    """The name of a segment's node in the graph that the segment was cut from; of any other node its own."""
+    return str(node.meta.get("name_in_whole", node.name))
 
 
 def restrided(value: Any, strides: Sequence[int] | None) -> Any:

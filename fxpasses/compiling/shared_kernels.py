@@ -19,8 +19,6 @@ from typing import Any
 from fxpasses import _torch
 from fxpasses.compiling import _torch_inductor
 
-__all__ = ["AsyncCompile", "Kernel", "is_lone_function", "one_unit", "shared_source", "use_shared_units"]
-
 _HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 _DEFINITION = re.compile(r'extern\s+"C"\s+void\s+kernel\s*\(')
 _SPLIT = 40_000

@@ -24,8 +24,6 @@ from fxpasses.pass_manager.runs import PassRun
 from fxpasses.passes import default_passes
 from fxpasses.patterns import PatternPass
 
-__all__ = ["Unmatched", "mentioned_operators", "never_rewrites"]
-
 log = logging.getLogger(__name__)
 
 _INFERENCE = (

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from fxpasses.demo.training import Run
 
-__all__ = ["Verdict", "judge"]
-
 FACTOR = 4.0
 """A compiled run may be this many times as far from float64 as eager float32 is: it sums in another order."""
 

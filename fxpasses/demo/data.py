@@ -9,8 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["batches", "standard_library_bytes"]
-
 
 def standard_library_bytes(at_most: int = 1_000_000) -> Tensor:
     """The first ``at_most`` bytes of the standard library's modules, in the order of their names: ``int64[n]``.

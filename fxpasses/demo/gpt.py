@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["GPT"]
-
 
 class Attention(nn.Module):
     """Causal multi-head self-attention. ``[batch, time, width] -> [batch, time, width]``."""

@@ -21,8 +21,6 @@ from fxpasses.counters import stats
 from fxpasses.demo.agreement import FACTOR, Verdict, judge, step_gradient_distance
 from fxpasses.demo.training import DemoSettings, Run, train
 
-__all__ = ["Demo", "run_demo", "show_demo"]
-
 
 @dataclass(frozen=True)
 class Demo:

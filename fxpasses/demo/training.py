@@ -20,8 +20,6 @@ from fxpasses._torch import dynamo_counters
 from fxpasses.demo.data import batches, standard_library_bytes
 from fxpasses.demo.gpt import GPT
 
-__all__ = ["DemoSettings", "Run", "train"]
-
 
 @dataclass(frozen=True)
 class DemoSettings:

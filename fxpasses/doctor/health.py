@@ -18,8 +18,6 @@ from fxpasses import _torch
 from fxpasses.backend import PATCHES
 from fxpasses.dynamo import _torch as dynamo
 
-__all__ = ["Finding", "examine", "patches", "versions"]
-
 _INSTALL = "install a release of torch that is known: constraints.txt and constraints-2.15.txt name two"
 
 

@@ -21,8 +21,6 @@ from typing import Any
 from fake.seam.missing import PACKAGES, is_seam
 from fake.seam.patches import LEDGER, Entry, Patch, is_known_version
 
-__all__ = ["SeamReport", "Use", "check_seam", "resolve", "seam_files", "uses_in"]
-
 _ABSENT = object()
 _ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,8 +15,6 @@ from fake.seam.dtensor import mesh_of
 from fxpasses.dynamo import _torch, _torch_inputs
 from fxpasses.dynamo.traces import Leaf, Plan, Sources, Trace, template
 
-__all__ = ["copy_trace"]
-
 _NUMBERED = re.compile(r"_\d+$")
 
 

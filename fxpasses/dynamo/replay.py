@@ -27,8 +27,6 @@ from fxpasses.dynamo import _torch
 from fxpasses.dynamo.copies import copy_trace
 from fxpasses.dynamo.traces import Trace, Unknown, is_confirmed, leaves_of, matched_sources
 
-__all__ = ["Replay"]
-
 log = logging.getLogger(__name__)
 
 _TRACES_PER_CLASS = 4

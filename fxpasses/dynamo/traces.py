@@ -16,19 +16,6 @@ from torch import fx
 from fake.error_text import describe_error
 from fxpasses.dynamo import _torch
 
-__all__ = [
-    "Leaf",
-    "Plan",
-    "Sources",
-    "Trace",
-    "Unknown",
-    "is_confirmed",
-    "leaves_of",
-    "matched_sources",
-    "reader",
-    "template",
-]
-
 log = logging.getLogger(__name__)
 
 

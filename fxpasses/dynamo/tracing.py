@@ -23,8 +23,6 @@ from fxpasses.dynamo import _torch
 from fxpasses.dynamo.replay import Replay
 from fxpasses.errors import UnknownTorchWarning
 
-__all__ = ["accelerated", "around_compilations", "warn_of_torch"]
-
 log = logging.getLogger(__name__)
 
 

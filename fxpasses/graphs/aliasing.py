@@ -16,17 +16,6 @@ from torch import fx
 
 from fxpasses._torch import OpOverload, has_effects
 
-__all__ = [
-    "AliasInfo",
-    "has_effect",
-    "is_alias",
-    "is_mutating",
-    "is_random",
-    "reads_metadata_alone",
-    "uses_rng",
-]
-
-
 aten = torch.ops.aten
 
 _OF_METADATA = {

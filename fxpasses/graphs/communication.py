@@ -7,8 +7,6 @@ from typing import Any
 
 from fxpasses._torch import OpOverload, OpOverloadPacket
 
-__all__ = ["NAMESPACES", "communicates"]
-
 NAMESPACES = {
     "_c10d_functional",
     "_c10d_functional_autograd",

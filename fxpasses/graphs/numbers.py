@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["computable"]
-
 _WIDER = {
     torch.float8_e4m3fn: torch.float32,
     torch.float8_e4m3fnuz: torch.float32,

@@ -19,8 +19,6 @@ from torch import fx
 
 from fxpasses.errors import Location
 
-__all__ = ["Provenance", "annotate", "failing_node", "locate", "provenance"]
-
 _KEY = "fxpasses"
 _OWN_FILES = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _TORCH_FILES = os.path.dirname(torch.__file__) + os.sep

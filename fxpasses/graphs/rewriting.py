@@ -23,26 +23,6 @@ from fxpasses._torch import (
     size_hint,
 )
 
-__all__ = [
-    "PROVENANCE",
-    "attribute_of",
-    "attributes_of",
-    "checksum",
-    "compute_value",
-    "constants_of",
-    "copy_graph",
-    "fake_mode_of",
-    "insert_call",
-    "nbytes_of",
-    "outputs_of",
-    "replace",
-    "same_constant",
-    "same_metadata",
-    "same_size",
-    "subgraphs",
-    "value_of",
-]
-
 PROVENANCE = ("stack_trace", "nn_module_stack", "source_fn_stack", "seq_nr", "fxpasses", "recompute", "ac_graph_id", "partitioner_tag", "custom", "autograd_backward")  # fmt: skip
 """The metadata of a node that says where it comes from, and how it is to be treated."""
 

@@ -15,8 +15,6 @@ from fractions import Fraction
 from fxpasses.partitioner.cut import Cut, cut_component, cut_within, cuts_by_price
 from fxpasses.partitioner.flow_graph import BACKWARD, FORWARD, Component, Network
 
-__all__ = ["Chain", "chain_of_cuts", "cut_without_price"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Chain:

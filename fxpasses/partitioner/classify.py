@@ -14,8 +14,6 @@ from fxpasses.partitioner import _torch
 from fxpasses.partitioner.errors import PartitionError
 from fxpasses.partitioner.numbering import number_values
 
-__all__ = ["JointGraph", "read_joint_graph"]
-
 
 @dataclasses.dataclass(frozen=True)
 class JointGraph:

@@ -12,8 +12,6 @@ import torch.fx as fx
 from fake.seam import pytree
 from fxpasses.partitioner import _torch
 
-__all__ = ["CostModel"]
-
 
 class CostModel:
     """Bytes and FLOPs of the nodes of one joint graph, each worked out at most once."""

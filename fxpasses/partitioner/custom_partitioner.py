@@ -11,8 +11,6 @@ import torch.fx as fx
 from fxpasses.partitioner import _torch
 from fxpasses.partitioner.partitioner import check_budget, partition
 
-__all__ = ["MinCutPartitioner"]
-
 
 @dataclasses.dataclass(frozen=True)
 class MinCutPartitioner(_torch.CustomPartitionerFn):

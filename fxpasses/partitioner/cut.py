@@ -13,8 +13,6 @@ from networkx.algorithms.flow import preflow_push
 
 from fxpasses.partitioner.flow_graph import SINK, SOURCE, Component
 
-__all__ = ["Cut", "cut_component", "cut_within", "cuts_by_price"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Cut:

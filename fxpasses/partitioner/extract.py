@@ -16,8 +16,6 @@ import torch.fx as fx
 from fxpasses.partitioner import _torch
 from fxpasses.partitioner.classify import JointGraph
 
-__all__ = ["extract"]
-
 
 @dataclasses.dataclass(frozen=True)
 class _Saved:

@@ -26,8 +26,6 @@ from fxpasses.partitioner.cost import CostModel, is_view
 from fxpasses.partitioner.errors import PartitionError
 from fxpasses.partitioner.recomputation import RecomputePolicy, Terms, Verdict
 
-__all__ = ["SINK", "SOURCE", "Component", "Network", "Occurrence", "build_network", "save_weights"]
-
 SOURCE, SINK = -1, -2
 
 UNDECIDED, FORWARD, BACKWARD = 0, 1, 2

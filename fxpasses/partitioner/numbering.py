@@ -11,8 +11,6 @@ import torch.fx as fx
 
 from fxpasses.partitioner import _torch
 
-__all__ = ["number_values"]
-
 
 def number_values(nodes: list[fx.Node], index: dict[fx.Node, int], outputs: list[Any]) -> list[int]:
     """Find the first node that computes the same value as each node.

@@ -19,8 +19,6 @@ from fxpasses.partitioner.flow_graph import BACKWARD, build_network, save_weight
 from fxpasses.partitioner.recomputation import RecomputePolicy, Verdict, recompute_verdicts
 from fxpasses.partitioner.report import META_KEY, make_report
 
-__all__ = ["partition"]
-
 log = logging.getLogger(__name__)
 
 _CURVE_POINTS = 100

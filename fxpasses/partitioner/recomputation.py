@@ -16,8 +16,6 @@ from fxpasses.partitioner import _torch
 from fxpasses.partitioner.classify import JointGraph
 from fxpasses.partitioner.cost import CostModel, is_view
 
-__all__ = ["RecomputePolicy", "Terms", "Verdict", "recompute_verdicts"]
-
 REDUCTION_RATIO = 4
 """An operation whose output is this many times smaller than what it reads counts as a reduction."""
 

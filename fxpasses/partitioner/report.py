@@ -12,8 +12,6 @@ from fxpasses.partitioner.classify import JointGraph
 from fxpasses.partitioner.cost import CostModel, is_getitem
 from fxpasses.partitioner.recomputation import Terms, Verdict
 
-__all__ = ["META_KEY", "PartitionReport", "RecomputedValue", "SavedValue", "make_report"]
-
 META_KEY = "fxpasses.partition"
 """The key of the report in the forward graph module's ``meta``."""
 

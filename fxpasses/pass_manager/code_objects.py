@@ -14,19 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "attribute_names",
-    "constants",
-    "generated_methods",
-    "global_names",
-    "is_installed",
-    "is_state",
-    "module_of",
-    "slots",
-    "top_level",
-    "version_of",
-]
-
 
 def constants(code: types.CodeType) -> Iterator[Any]:
     """The constants of the code, without its docstring, which does not decide what it does."""

@@ -26,18 +26,6 @@ from fxpasses.errors import ContractError, did_you_mean
 from fxpasses.pass_manager.identity import Identity, identify
 from fxpasses.pass_manager.sites import MatchSite
 
-__all__ = [
-    "Check",
-    "Contract",
-    "FunctionPass",
-    "GraphKind",
-    "Metadata",
-    "Numerics",
-    "Pass",
-    "graph_pass",
-    "option_fields",
-]
-
 GraphKind = Literal["joint", "forward", "backward", "inference"]
 """``joint``: forward and backward before the partition. ``forward`` and ``backward``: after it.
 ``inference``: the only graph of a call that needs no gradients."""

@@ -9,8 +9,6 @@ from torch import fx
 from fxpasses.errors import ContractError
 from fxpasses.pass_manager.contract import Contract, Metadata, Numerics, Pass
 
-__all__ = ["Fixpoint", "FixpointWarning", "fixpoint"]
-
 _NUMERICS: tuple[Numerics, ...] = ("bitwise", "tolerance", "none")
 _METADATA: tuple[Metadata, ...] = ("exact", "types", "outputs")
 

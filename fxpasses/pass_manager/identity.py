@@ -48,8 +48,6 @@ from fxpasses.pass_manager.code_objects import (
     version_of,
 )
 
-__all__ = ["Identity", "identify"]
-
 
 @dataclass(frozen=True)
 class Identity:

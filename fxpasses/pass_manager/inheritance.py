@@ -11,8 +11,6 @@ from torch.fx.node import map_arg
 from fxpasses.graphs.rewriting import PROVENANCE
 from fxpasses.pass_manager.runs import Snapshot
 
-__all__ = ["inherit_provenance"]
-
 _PLACE = ("stack_trace", "nn_module_stack", "fxpasses")
 """The metadata that say where a node comes from; the rest of its provenance says how it is to be treated."""
 

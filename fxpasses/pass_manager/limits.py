@@ -23,8 +23,6 @@ from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.pass_manager.contract import FunctionPass, Pass
 from fxpasses.pass_manager.sites import collect_sites
 
-__all__ = ["VARIABLE", "Limits", "Record", "in_force", "limited_lowerings", "progress"]
-
 VARIABLE = "FXPASSES_LIMITS"
 Stage = Literal["eager", "capture", "partition", "passes", "inductor"]
 """``eager``: Dynamo's graph as it is. ``capture``: AOTAutograd's graphs, cut by torch's own partition. ``partition``: cut

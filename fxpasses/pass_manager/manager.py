@@ -26,8 +26,6 @@ from fxpasses.pass_manager.runs import PassRun, PassRuns, Snapshot
 from fxpasses.pass_manager.sites import Sites, collect_sites
 from fxpasses.pass_manager.structure import Facts, check_structure
 
-__all__ = ["Check", "PassManager", "PassRun"]
-
 log = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from torch import fx
 from fxpasses.graphs.aliasing import AliasInfo, is_alias, reads_metadata_alone
 from fxpasses.pass_manager.runs import Snapshot
 
-__all__ = ["Memory", "stale_read"]
-
 Version = tuple[fx.Node, fx.Node | None]
 """The memory behind a root, after a write to it (``None``: as it was at first)."""
 

@@ -26,8 +26,6 @@ from fxpasses.graphs.rewriting import (
 )
 from fxpasses.pass_manager.runs import Snapshot, same_argument
 
-__all__ = ["Difference", "metadata_difference", "refresh"]
-
 
 @dataclass(frozen=True)
 class Difference:

@@ -9,8 +9,6 @@ import networkx
 from fxpasses.errors import ContractError
 from fxpasses.pass_manager.contract import GraphKind, Pass
 
-__all__ = ["check_names", "in_order", "order_for"]
-
 
 def check_names(passes: Sequence[Pass]) -> None:
     """Refuse two different passes of one name.

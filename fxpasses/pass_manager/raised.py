@@ -12,8 +12,6 @@ import torch
 import fake
 from fxpasses.pass_manager.contract import FunctionPass, Pass
 
-__all__ = ["lines_of_pass"]
-
 _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LIBRARY = os.path.join(_PACKAGE, "passes") + os.sep
 _STANDARD = sysconfig.get_path("stdlib") + os.sep

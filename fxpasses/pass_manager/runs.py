@@ -21,8 +21,6 @@ from fxpasses.graphs.rewriting import same_size
 from fxpasses.pass_manager.contract import Contract, GraphKind
 from fxpasses.pass_manager.sites import MatchSite
 
-__all__ = ["Entry", "PassRun", "PassRuns", "Snapshot", "same_argument"]
-
 
 class Entry(NamedTuple):
     """One node as it was when the snapshot was taken."""

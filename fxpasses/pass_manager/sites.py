@@ -22,8 +22,6 @@ from torch import fx
 from fxpasses.errors import Location
 from fxpasses.graphs.provenance import locate
 
-__all__ = ["MatchSite", "Sites", "claim", "collect_sites"]
-
 
 @dataclass(frozen=True)
 class MatchSite:

@@ -13,8 +13,6 @@ from typing import Any, Literal, Union
 from fxpasses.errors import OptionsError, unknown_name
 from fxpasses.pass_manager.contract import Pass, option_fields
 
-__all__ = ["parse_pass", "split_pipeline"]
-
 PassFactory = Callable[..., Pass]
 
 _SPECIFICATION = re.compile(r"^\s*(?P<name>[^\s{}=,]+)\s*(?:\{(?P<options>.*)\}\s*)?$", re.DOTALL)

@@ -32,8 +32,6 @@ from fxpasses.pass_manager.metadata import Difference, metadata_difference, refr
 from fxpasses.pass_manager.runs import Snapshot
 from fxpasses.pass_manager.sites import MatchSite
 
-__all__ = ["Facts", "StructureCheck", "check_structure"]
-
 
 class Facts:
     """The facts of a graph that the structure check compares.

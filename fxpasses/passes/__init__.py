@@ -95,6 +95,10 @@ class TunedPasses:
     def __deepcopy__(self, memo: dict[int, Any]) -> TunedPasses:
         return self  # others keep copies of the options of torch.compile; this one belongs to a search
 
+    def told(self) -> str:
+        """All of it that decides which passes are chosen, as text; the word alone where it is what the word stands for."""
+        return TUNED_PASSES
+
 
 def default_passes() -> tuple[Pass, ...]:
     """The passes that run when nothing else is asked for, in their order."""

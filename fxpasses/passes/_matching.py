@@ -16,29 +16,6 @@ from fxpasses.graphs.aliasing import has_effect, is_mutating, is_random
 from fxpasses.graphs.rewriting import insert_call, outputs_of, replace, same_metadata, value_of
 from fxpasses.pass_manager.metadata import refresh
 
-__all__ = [
-    "FACTORIES",
-    "RESHAPES",
-    "bring_before",
-    "calls_before",
-    "constant_range",
-    "constant_value",
-    "erase_unused",
-    "find_calls",
-    "is_call",
-    "is_pure",
-    "is_zeros",
-    "needed_before",
-    "replace_results",
-    "restride",
-    "returned_values",
-    "shape_of",
-    "slice_bounds",
-    "transposed",
-    "untransposed",
-    "update_values",
-]
-
 aten, prims = torch.ops.aten, torch.ops.prims
 
 RESHAPES = (aten.view.default, aten._unsafe_view.default)

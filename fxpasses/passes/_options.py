@@ -5,8 +5,6 @@ from __future__ import annotations
 from fxpasses.errors import OptionsError
 from fxpasses.pass_manager.contract import Pass
 
-__all__ = ["require_at_least"]
-
 
 def require_at_least(item: Pass, **minimum: float) -> None:
     """Check numbers among a pass's options: ``require_at_least(self, max_rows=1)``. A minimum that is an int asks for one.

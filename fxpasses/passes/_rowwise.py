@@ -13,8 +13,6 @@ from torch import fx
 from fxpasses.graphs.rewriting import value_of
 from fxpasses.passes._matching import RESHAPES, is_call, shape_of
 
-__all__ = ["Selection", "kept_dimension", "select_inputs"]
-
 aten, prims = torch.ops.aten, torch.ops.prims
 
 Call = Callable[..., fx.Node]

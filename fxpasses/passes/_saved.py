@@ -6,8 +6,6 @@ from torch import fx
 
 from fxpasses.graphs.provenance import is_backward
 
-__all__ = ["depending_on_gradients", "read_by_backward"]
-
 
 def depending_on_gradients(graph: fx.Graph) -> set[fx.Node]:
     """The gradients of outputs that a joint graph is given, and all values that depend on one."""

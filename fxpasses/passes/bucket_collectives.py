@@ -18,8 +18,6 @@ from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import bring_before, calls_before, is_call, shape_of
 from fxpasses.passes._options import require_at_least
 
-__all__ = ["BucketCollectives"]
-
 aten = torch.ops.aten
 
 _REDUCE = collectives.all_reduce.default

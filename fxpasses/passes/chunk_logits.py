@@ -29,8 +29,6 @@ from fxpasses.passes._options import require_at_least
 from fxpasses.passes._rowwise import Selection, select_inputs
 from fxpasses.passes._saved import depending_on_gradients
 
-__all__ = ["ChunkLogits"]
-
 aten = torch.ops.aten
 
 _MATMULS = (aten.mm.default, aten.addmm.default)

@@ -18,8 +18,6 @@ from fxpasses.passes._matching import calls_before, find_calls, needed_before, s
 from fxpasses.passes._options import require_at_least
 from fxpasses.passes._saved import depending_on_gradients
 
-__all__ = ["ConcatMatmuls"]
-
 aten = torch.ops.aten
 
 

@@ -17,8 +17,6 @@ from fxpasses.passes._matching import calls_before, shape_of
 from fxpasses.passes._options import require_at_least
 from fxpasses.passes._saved import read_by_backward
 
-__all__ = ["DowncastSavedActivations"]
-
 aten, prims = torch.ops.aten, torch.ops.prims
 
 

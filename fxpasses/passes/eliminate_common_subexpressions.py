@@ -15,8 +15,6 @@ from fxpasses.graphs.rewriting import replace
 from fxpasses.pass_manager.contract import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 
-__all__ = ["EliminateCommonSubexpressions"]
-
 
 @dataclass(frozen=True)
 class EliminateCommonSubexpressions(Pass):

@@ -12,8 +12,6 @@ from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.pass_manager.contract import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 
-__all__ = ["EliminateDeadCode"]
-
 
 @dataclass(frozen=True)
 class EliminateDeadCode(Pass):

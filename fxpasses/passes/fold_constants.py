@@ -17,8 +17,6 @@ from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import FACTORIES
 from fxpasses.passes._options import require_at_least
 
-__all__ = ["FoldConstants"]
-
 aten = torch.ops.aten
 
 _GIVEN = FACTORIES | {aten.lift_fresh_copy.default}

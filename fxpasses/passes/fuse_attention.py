@@ -23,8 +23,6 @@ from fxpasses.passes._matching import (
     shape_of,
 )
 
-__all__ = ["FuseAttention"]
-
 aten = torch.ops.aten
 
 _KERNEL = aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -24,8 +24,6 @@ from fxpasses.passes._matching import (
 )
 from fxpasses.passes._options import require_at_least
 
-__all__ = ["FuseMatmulSums"]
-
 aten = torch.ops.aten
 
 

@@ -12,8 +12,6 @@ from fxpasses.graphs.rewriting import insert_call, replace, same_metadata, value
 from fxpasses.pass_manager.contract import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 
-__all__ = ["FuseScatterAdd"]
-
 aten = torch.ops.aten
 
 _ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}

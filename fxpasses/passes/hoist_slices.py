@@ -26,8 +26,6 @@ from fxpasses.passes._matching import (
 )
 from fxpasses.passes._rowwise import Selection, select_inputs
 
-__all__ = ["HoistSlices"]
-
 aten = torch.ops.aten
 
 

@@ -26,8 +26,6 @@ from fxpasses.passes._matching import (
 from fxpasses.passes._options import require_at_least
 from fxpasses.passes._rowwise import reshape
 
-__all__ = ["MoveMatmulBeforeBroadcast"]
-
 aten = torch.ops.aten
 
 _MATMULS = (aten.mm.default, aten.addmm.default)

@@ -17,8 +17,6 @@ from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import is_call, needed_before, shape_of
 from fxpasses.passes._options import require_at_least
 
-__all__ = ["OverlapCollectives"]
-
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _WAIT = collectives.wait_tensor.default

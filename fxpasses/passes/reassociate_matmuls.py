@@ -16,8 +16,6 @@ from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import calls_before, find_calls, is_call, shape_of
 from fxpasses.passes._options import require_at_least
 
-__all__ = ["ReassociateMatmuls"]
-
 aten = torch.ops.aten
 
 _MATMULS = (aten.mm.default, aten.bmm.default)

@@ -22,8 +22,6 @@ from fxpasses.pass_manager.contract import Pass
 from fxpasses.pass_manager.specification import parse_pass
 from fxpasses.passes import library
 
-__all__ = ["ENTRY_POINTS", "active_passes", "available_passes", "use_passes"]
-
 ENTRY_POINTS = "fxpasses.passes"
 """The group of entry points under which a library lists its passes."""
 

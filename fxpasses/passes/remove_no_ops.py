@@ -14,8 +14,6 @@ from fxpasses.graphs.rewriting import replace, same_metadata, value_of
 from fxpasses.pass_manager.contract import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 
-__all__ = ["RemoveNoOps"]
-
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _VIEWS = {

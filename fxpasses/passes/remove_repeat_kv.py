@@ -13,8 +13,6 @@ from fxpasses.pass_manager.contract import Contract, Pass
 from fxpasses.pass_manager.sites import claim
 from fxpasses.passes._matching import RESHAPES, calls_before, find_calls, is_call, replace_results, shape_of
 
-__all__ = ["RemoveRepeatKv"]
-
 aten = torch.ops.aten
 
 _FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default

@@ -23,8 +23,6 @@ from fxpasses.passes._matching import (
     untransposed,
 )
 
-__all__ = ["ReplaceOneHotMatmul"]
-
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _CASTS = (prims.convert_element_type.default, aten._to_copy.default)

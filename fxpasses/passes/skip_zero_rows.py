@@ -25,8 +25,6 @@ from fxpasses.passes._matching import (
 )
 from fxpasses.passes._rowwise import Selection, kept_dimension, reshape, select_inputs
 
-__all__ = ["SkipZeroRows"]
-
 aten, prims = torch.ops.aten, torch.ops.prims
 
 Call = Callable[..., fx.Node]

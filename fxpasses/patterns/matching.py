@@ -17,8 +17,6 @@ from torch import fx
 from fxpasses._torch import OpOverload
 from fxpasses.graphs.rewriting import same_size, value_of
 
-__all__ = ["Binding", "Numbers", "call_arguments", "find_matches"]
-
 aten = torch.ops.aten
 
 _COMMUTATIVE = {

@@ -35,8 +35,6 @@ from fxpasses.pass_manager.contract import Contract, GraphKind, Metadata, Numeri
 from fxpasses.patterns.pattern_tracing import ExampleTensor, TracedPattern
 from fxpasses.patterns.replacing import Match, Replacer
 
-__all__ = ["Match", "NoMatchWarning", "PatternPass", "pattern_pass", "replace_pattern"]
-
 log = logging.getLogger(__name__)
 
 Guard = Callable[[Match], bool]

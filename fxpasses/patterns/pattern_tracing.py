@@ -23,8 +23,6 @@ from fxpasses.graphs.aliasing import is_mutating
 from fxpasses.graphs.rewriting import outputs_of
 from fxpasses.patterns.matching import Numbers
 
-__all__ = ["ExampleTensor", "TracedFunction", "TracedPattern"]
-
 
 @dataclass(frozen=True)
 class ExampleTensor:

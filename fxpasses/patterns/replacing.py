@@ -17,8 +17,6 @@ from fxpasses.pass_manager.sites import claim
 from fxpasses.patterns.matching import find_matches
 from fxpasses.patterns.pattern_tracing import TracedFunction, TracedPattern
 
-__all__ = ["Match", "Replacer"]
-
 aten = torch.ops.aten
 
 

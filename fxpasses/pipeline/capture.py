@@ -26,8 +26,6 @@ from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.pipeline.stages import Hooks
 from fxpasses.reports.text import annotated_code
 
-__all__ = ["Captured", "SavedValue", "capture"]
-
 
 @dataclass(frozen=True)
 class SavedValue:

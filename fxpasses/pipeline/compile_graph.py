@@ -38,8 +38,6 @@ from fxpasses.regional import (
     with_regions,
 )
 
-__all__ = ["compile_graph", "new_compiler", "unpartitioned_compiler"]
-
 
 def compile_graph(
     gm: fx.GraphModule, example_inputs: Sequence[Any], options: Options, hooks: Hooks | None = None
@@ -132,10 +130,10 @@ def _compile_region(region_graph: RegionGraph, options: Options, around: Hooks) 
         StageError: when a stage fails.
     """
     start = time.perf_counter()
-    observers = [observer.of_region() for observer in around.observers]
+    observers = [observer.of_region(region_graph.gm) for observer in around.observers]
     check = next((c for c in (observer.region_check(options) for observer in observers) if c), None)
     own = dataclasses.replace(
-        options,
+        options.of_region(region_graph.gm),
         # The graph around the regions is what a CUDA graph captures.
         inductor={**options.inductor_patches(), "triton.cudagraphs": False},
         mode=None,

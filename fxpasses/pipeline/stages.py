@@ -37,8 +37,6 @@ from fxpasses.partitioner._torch import BackwardState
 from fxpasses.pass_manager.manager import PassManager
 from fxpasses.regional import KnownRegions
 
-__all__ = ["Hooks", "Stages"]
-
 log = logging.getLogger(__name__)
 
 

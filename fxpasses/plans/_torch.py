@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import operator
 import os
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._dynamo import guards as _guards
@@ -29,6 +30,7 @@ nn_kernels = torch._C._nn
 PropModule = torch.backends.PropModule
 """The class of the modules of torch whose attributes ask torch's C++ code."""
 unsafe_view = torch.ops.aten._unsafe_view
+negative_view = torch._neg_view
 
 CALLS_OF_MODULES = (torch.nn.Module._wrapped_call_impl, torch.nn.Module._call_impl)
 """The functions of which a bound method stands for the call of its module."""
@@ -135,6 +137,43 @@ def tensor_guards(tensors: Sequence[torch.Tensor]) -> Any:
     sizes, strides = [list(t.shape) for t in tensors], [list(t.stride()) for t in tensors]
     return _guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)  # type: ignore[arg-type]
 
+
+class TensorLayout(NamedTuple):
+    """Where torch says in memory what a tensor is, counted in words of eight bytes.
+
+    Attributes:
+        object: in the Python object, the place of the C++ one.
+        first: in that, where it begins to say it: after its storage.
+        last: where it ends.
+        meta: the place of what autograd knows, if it knows something.
+        dims: how many dimensions it has room for.
+        flags: in what autograd knows, the function that made the tensor, and whether it requires a gradient.
+    """
+
+    object: int = 2
+    first: int = 3
+    last: int = 22
+    meta: int = 3
+    dims: int = 5
+    flags: tuple[int, ...] = (6, 16)
+
+    def is_known(self) -> bool:
+        """Whether it is that of the torch that runs."""
+        release = ".".join(torch.__version__.split(".")[:2])
+        if release not in ("2.13", "2.14", "2.15") or sys.platform != "linux" or sys.maxsize != 2**63 - 1:
+            return False
+        word = ctypes.c_uint64.from_address
+        tensor = torch.empty_strided((2, 3, 5), (19, 7, 1))
+        place = tensor._cdata
+        found = [word(place + 8 * i).value for i in range(self.last)]
+        return (
+            word(id(tensor) + 8 * self.object).value == place
+            and [found[7], *found[8:11], *found[13:16]] == [3, 2, 3, 5, 19, 7, 1]
+            and found[self.meta] == 0
+        )
+
+
+TENSOR_LAYOUT = TensorLayout()
 
 _OF_RECORDING = (
     "torch._dynamo.config.skip_nnmodule_hook_guards",

@@ -256,11 +256,13 @@ def described_options(options: Mapping[str, Any]) -> dict[str, str]:
     if options.get("check") == "values" or options.get("report"):
         raise NoPlan("graphs that are checked or reported while they are compiled")
     passes = options.get("passes")
-    if passes == "tuned" or not isinstance(passes, str | Sequence | None):
-        raise NoPlan("passes that are chosen by measuring")
     if options.get("compiled_autograd"):
         raise NoPlan("backward passes that are captured")
-    if passes is not None:
+    if passes == "tuned":
+        found["passes"] = "tuned"
+    elif not isinstance(passes, str | Sequence | None):
+        found["passes"] = passes.told()  # by measuring, and how
+    elif passes is not None:
         found["passes"] = repr(
             [_described_pass(p) for p in ([passes] if isinstance(passes, str) else passes)]
         )

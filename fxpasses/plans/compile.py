@@ -20,7 +20,7 @@ from fxpasses.counters import counters
 from fxpasses.errors import FxPassesError, OptionsError
 from fxpasses.plans.arguments import described_arguments, described_options, without_sizes
 from fxpasses.plans.errors import NoPlan
-from fxpasses.plans.loaded import Armed, Directory, Shelf
+from fxpasses.plans.loaded import Armed, Directory, Plan, Shelf
 from fxpasses.plans.store import cache_directory
 from fxpasses.plans.surroundings import STATE, state, surroundings
 from fxpasses.plans.walk import Walk
@@ -238,17 +238,29 @@ class Compiled(Generic[M]):
         try:
             for armed in self._armed:
                 if (found := armed.quick_call(args, kwargs)) is not None:
-                    return found[0](found[1], args, kwargs)
+                    return self._of_plan(*found, args, kwargs)
             now = state()
             found = next(filter(None, (armed.call(now, args, kwargs) for armed in self._armed)), None)
         except NoPlan as error:
             why = error.with_traceback(None)  # which holds the inputs
         else:
             if found is not None:
-                return found[0](found[1], args, kwargs)
+                return self._of_plan(*found, args, kwargs)
             return self._first(now, self._shelf, args, kwargs)
         # After the handler: an error of the model has no other before it.
         return self._without(why, self._shelf, args, kwargs)
+
+    def _of_plan(
+        self, plan: Plan, tensors: Sequence[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if not plan.is_tuned:
+            return plan(tensors, args, kwargs)
+        try:
+            return plan(tensors, args, kwargs)
+        except Exception as error:  # noqa: BLE001  (raised again where the default raises it, too)
+            log.warning("a plan is not used any more: %s", error)
+            self._armed.clear()
+        return self._fully(args, kwargs)  # which strikes what was tuned, if that is at fault
 
     def _without(self, error: NoPlan, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.why_no_plan = error.reason
@@ -297,7 +309,7 @@ class Compiled(Generic[M]):
                 if plan.file is not None:
                     self.plan_files[plan.file] = None
                 counters.count("plans_used")
-                return plan(tensors, args, kwargs)
+                return self._of_plan(plan, tensors, args, kwargs)
             if plan is not None or shelf.target(abouts[0]) is None:
                 self._known.add(signature)
                 return self._without(NoPlan(_SHARED), shelf, args, kwargs)

@@ -20,7 +20,8 @@ from fxpasses.plans.frames import frame_of
 from fxpasses.plans.reads import still_trusted, walk_reads
 from fxpasses.plans.results import builder
 from fxpasses.plans.runtime import callable_of, load_code, load_library
-from fxpasses.plans.store import candidates, read_sections
+from fxpasses.plans.same_tensors import SameTensors
+from fxpasses.plans.store import are_unchanged, candidates, read_sections
 from fxpasses.plans.walk import Walk
 
 __all__ = ["Armed", "Directory", "Plan", "Shelf", "loaded"]
@@ -32,12 +33,11 @@ class _Checked:
     """A walk whose findings can be looked at again quickly."""
 
     def __init__(self, walk: Walk, tensors: Sequence[torch.Tensor]) -> None:
-        self._watch, self._tensors = walk.watch, tensors
-        self._guards = _torch.tensor_guards(tensors) if tensors else None
+        self._watch, self._tensors = walk.watch, SameTensors(tensors)
 
     def holds(self) -> bool:
         """Whether everything is as it was."""
-        return self._watch.holds() and (self._guards is None or self._guards.check(*self._tensors))
+        return self._watch.holds() and self._tensors.hold()
 
 
 class Plan(_Checked):
@@ -47,6 +47,7 @@ class Plan(_Checked):
         file: where it is.
         frame: where it is more than a call of its graph, what runs all of it.
         asks_bases: whether it depends on sizes of tensors of which arguments are views.
+        is_tuned: whether it is a program that was chosen by measuring: where it fails, the default may not.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Plan(_Checked):
             (walk.tensors[i] if place == "model" else i, base) for place, i, base in content["asked"] or ()
         ]
         self.asks_bases = any(base for _, base in self._asked)
+        self.is_tuned = bool(content.get("files"))
         self._changes = bool(content["facts"]["changed"])
         self._own = [value for value in self._inputs if value is not None] if self._changes else []
         self._pointers = [value.data_ptr() for value in self._own]
@@ -275,6 +277,8 @@ class Directory:
             if "refused" in content:
                 raise NoPlan(content["refused"])
             try:
+                if not are_unchanged(content["files"]):
+                    continue
                 plan = loaded(content, sections, self._path, walk, armed, path)
                 if plan.accepts(tensors):
                     return plan

@@ -22,7 +22,7 @@ from typing import Any
 from fxpasses.plans.errors import PlanFileError
 from fxpasses.plans.store import read_sections, write_sections
 
-__all__ = ["ENTRY", "build", "use", "watched"]
+__all__ = ["ENTRY", "build", "compares_memory", "memory_of", "use", "watched"]
 
 log = logging.getLogger(__name__)
 
@@ -96,3 +96,14 @@ def watched(*lists: Any) -> Any:
         # A class without a version: Python has none left, or its attributes are looked up in another way. Or Python's eight watchers are taken.
         log.info("a check runs in Python: %s", error)
         return None
+
+
+def compares_memory() -> bool:
+    """Whether there is a library that looks at the memory of tensors."""
+    return _module is not None
+
+
+def memory_of(tensors: tuple[Any, ...], layout: Any) -> Any:
+    """What ``Tensors`` of watch.c makes of these tensors. Args: a tuple of them, and a :class:`fxpasses.plans._torch.TensorLayout`."""
+    assert _module is not None
+    return _module.Tensors(tensors, (layout.object, layout.first, layout.last, layout.meta), layout.flags)

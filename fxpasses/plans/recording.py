@@ -27,7 +27,7 @@ from fxpasses.plans.frames import calls_graph, described_frame, function_of, res
 from fxpasses.plans.generated import Module, function_parameters
 from fxpasses.plans.reads import check_covered, reads_of, trusted_functions, walk_reads
 from fxpasses.plans.results import Layout, containers_of
-from fxpasses.plans.store import write_sections
+from fxpasses.plans.store import hash_of, write_sections
 from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.walk import Walk
 
@@ -98,6 +98,8 @@ class Recording(Observer, Recorder):
         self._over = False
         self._number_of_outputs = 0
         self._refused = ""
+        self._lasting = True
+        self._files: dict[str, str] = {}
         self._finished = False
 
     @contextlib.contextmanager
@@ -140,8 +142,19 @@ class Recording(Observer, Recorder):
     def observer(self) -> Observer:
         """Called by the backend for each graph of Dynamo's."""
         self._compilations += 1
+        if self._refused:
+            return Observer()
         self._observe()
         return self
+
+    @_beside_compilation
+    def depends_on(self, file: Path | None) -> None:
+        """Called by the backend where it was measured what is best. Args: the file that says so, if it was measured before."""
+        if file is None:
+            self._lasting = False  # the next time there is a file
+            self._refuse("passes that are chosen by measuring")
+        else:
+            self._files[str(file)] = hash_of(file.read_bytes())
 
     @_beside_compilation
     def _observe(self) -> None:
@@ -311,7 +324,7 @@ class Recording(Observer, Recorder):
             self._finished = True
             if where:
                 log.info("no plan: %s: %s", reason, where)
-            if path is None and self._codes and lasting:
+            if path is None and self._codes and lasting and self._lasting:
                 self._write_refusal(reason)
             self._done(path, reason)
         self._model, self._walk, self._content, self._reads = None, Walk(), {}, []
@@ -351,6 +364,7 @@ class Recording(Observer, Recorder):
             "asked": asked,
             "reads": [list(read) for read in self._reads],
             "functions": trusted_functions(self._codes),
+            "files": self._files,
             "externs": externs,
             "constants": constants,
             "about": self._about if asked is None else self._about_all_sizes,
@@ -409,8 +423,3 @@ def _check_memory(inputs: Sequence[Any]) -> None:
     places = [t.untyped_storage().data_ptr() for t in inputs if isinstance(t, torch.Tensor) and t.numel()]
     if len(set(places)) != len(places):
         raise NoPlan("changed tensors among tensors that share memory")
-
-
-def hash_of(data: bytes) -> str:
-    """A short hash."""
-    return hashlib.sha256(data).hexdigest()[:16]

@@ -17,9 +17,11 @@ from pathlib import Path
 from fxpasses.plans.errors import PlanFileError
 
 __all__ = [
+    "are_unchanged",
     "cache_directory",
     "candidates",
     "check_owner",
+    "hash_of",
     "read_sections",
     "write_atomically",
     "write_kernel",
@@ -43,6 +45,19 @@ def cache_directory(choice: str) -> Path | None:
     if given or beside:
         return Path(given) if given else Path(str(beside)) / "fxpasses"
     return Path(tempfile.gettempdir()) / f"fxpasses_{os.getuid()}"
+
+
+def hash_of(data: bytes) -> str:
+    """A short hash."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def are_unchanged(files: Mapping[str, str]) -> bool:
+    """Whether files are as they were. Args: their paths, each with the hash of its content."""
+    try:
+        return all(hash_of(Path(file).read_bytes()) == known for file, known in files.items())
+    except OSError:
+        return False
 
 
 def write_sections(path: Path, sections: Mapping[str, bytes]) -> None:

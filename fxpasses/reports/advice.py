@@ -10,8 +10,6 @@ from typing import Any
 
 from fxpasses.reports.versions import NODE_FIELDS
 
-__all__ = ["advice"]
-
 _SHOWN = 3
 _TARGET = NODE_FIELDS.index("target")
 _BREAKS = {

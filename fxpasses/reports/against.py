@@ -8,8 +8,6 @@ from typing import Any
 
 from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
 
-__all__ = ["compare"]
-
 _TARGET = NODE_FIELDS.index("target")
 _FLOPS = NODE_FIELDS.index("flops")
 

@@ -18,8 +18,6 @@ from fxpasses.partitioner import META_KEY
 from fxpasses.reports.record import Recorder
 from fxpasses.reports.text import annotated_code
 
-__all__ = ["GraphFiles"]
-
 
 class GraphFiles(Observer):
     """Writes each graph to ``DIRECTORY/graph_N/``: ``traced.py`` (before passes), ``joint.py``, ``forward.py``,
@@ -80,7 +78,7 @@ class GraphFiles(Observer):
         (self.directory / "regions.txt").write_text(f"{report}\n")
         self._record.regions(report)
 
-    def of_region(self) -> GraphFiles:
+    def of_region(self, gm: fx.GraphModule) -> GraphFiles:
         return GraphFiles(str(self.directory / "regions"))
 
     def _write(self, name: str, gm: fx.GraphModule) -> None:

@@ -16,8 +16,6 @@ from fxpasses.reports.advice import advice
 from fxpasses.reports.against import compare
 from fxpasses.reports.versions import LEDGER_FILE, SCHEMA, SIMULATION_FILE, STEPS_FILE
 
-__all__ = ["directory_of", "read_report", "report", "write_page"]
-
 _ASSETS = Path(__file__).parent / "assets"
 
 

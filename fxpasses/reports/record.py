@@ -41,8 +41,6 @@ from fxpasses.reports._torch import (
 from fxpasses.reports.text import type_text
 from fxpasses.reports.versions import NODE_FIELDS, SCHEMA
 
-__all__ = ["Recorder", "parameter_name"]
-
 _LONGEST_DIFF = 4000
 """Lines of a diff that are kept."""
 _LARGEST_SOURCE = 400_000
@@ -148,15 +146,15 @@ class Recorder:
         """What Inductor made of a graph, part by part."""
         names = {row[0] for row in self._data["graphs"].get(kind, {}).get("nodes", ())}
         for part in parts:
-            code = generated_code(part)
+            code = generated_code(part.compiled)
             kernels = [
-                [kernel, nodes]
-                for kernel, found in kernels_of(part).items()
-                if kernel.partition(":")[0] in code and (nodes := [n for n in found if n in names])
+                [kernel, [name for n in found if (name := part.names.get(n)) in names]]
+                for kernel, found in kernels_of(part.compiled).items()
+                if kernel.partition(":")[0] in code
             ]
             if code:
                 self._data["kernels"].append(
-                    {"graph": kind, "key": cache_key(part), "code": code, "kernels": kernels}
+                    {"graph": kind, "key": cache_key(part.compiled), "code": code, "kernels": kernels}
                 )
 
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:

@@ -15,8 +15,6 @@ from torch import profiler
 
 from fxpasses.reports.versions import STEPS_FILE
 
-__all__ = ["measure_steps"]
-
 _WARM = 2
 _EVENTS = 400
 """The events that are kept, those that take longest."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from fake.notebook import as_html
 
-__all__ = ["Summary"]
-
 _COLUMNS = (
     "graph",
     "nodes",

@@ -8,8 +8,6 @@ from torch import fx
 from fxpasses.graphs.provenance import provenance
 from fxpasses.graphs.rewriting import value_of
 
-__all__ = ["annotated_code", "type_text"]
-
 
 def annotated_code(gm: fx.GraphModule) -> str:
     """The graph as text: one call a line with the type of its value, under the user's line that it is from."""

@@ -1,7 +1,5 @@
 """The version of the data of a report, and its fields; known without torch."""
 
-__all__ = ["LEDGER_FILE", "NODE_FIELDS", "SCHEMA", "SIMULATION_FILE", "STEPS_FILE"]
-
 LEDGER_FILE = "ledger.json"
 """What tuning tried and kept, one element a graph, beside the graphs of a report."""
 

@@ -15,8 +15,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["prove_pass"]
-
 
 @pytest.fixture
 def prove_pass() -> Callable[..., Any]:

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["PROGRAMS", "Program", "Setting", "settings", "with_setting"]
-
 
 @dataclass(frozen=True)
 class Program:

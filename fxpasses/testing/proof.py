@@ -29,8 +29,6 @@ from fxpasses.patterns.pattern_tracing import ExampleTensor
 from fxpasses.pipeline.capture import Captured, capture
 from fxpasses.testing.programs import PROGRAMS, Program, settings, with_setting
 
-__all__ = ["NoSiteError", "PassProof", "SiteProof", "WrongPassError", "prove"]
-
 
 class NoSiteError(FxPassesError):
     """The pass changes nothing in any graph of the model: there is nothing to prove."""

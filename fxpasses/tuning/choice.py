@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torch import fx
 
 from fxpasses.compiling.options import Options
 from fxpasses.errors import OptionsError
 from fxpasses.pass_manager.contract import Pass
 from fxpasses.passes import default_passes
+from fxpasses.tuning.content import family_of
 
-__all__ = ["Choice", "Step"]
+__all__ = ["THE_REST", "Choice", "Step"]
+
+THE_REST = "the rest"
+"""The place of passes that run in no region."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +30,25 @@ class Step:
         settings: the options of :class:`fxpasses.Options` that it sets, for one that is not.
         predicted: what the cost model expects of it: time with it over time without.
         allowed: whether the user takes results that are not eager's for it.
+        places: where a pass runs: in the regions of these families, in ``THE_REST`` of the graph; with ``None``, everywhere.
     """
 
     name: str
-    item: Pass | None = field(default=None, compare=False)
+    item: Pass | None = field(default=None, compare=False, repr=False)
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)
     predicted: float = field(default=1.0, compare=False)
     allowed: bool = field(default=False, compare=False)
+    places: tuple[str, ...] | None = None
+
+    @classmethod
+    def of_pass(cls, item: Pass, places: tuple[str, ...] | None = None, **more: Any) -> Step:
+        """A step that is a pass."""
+        told = [place if place == THE_REST else f"region {place[:8]}" for place in places or ()]
+        return cls(f"{item} in {' and '.join(told)}" if told else str(item), item, places=places, **more)
+
+    def runs_in(self, place: str) -> bool:
+        """Whether a step that is a pass runs in a region of that family, or in ``THE_REST`` of the graph."""
+        return self.places is None or place in self.places
 
     @classmethod
     def setting(cls, option: str, value: Any) -> Step:
@@ -42,7 +59,10 @@ class Step:
     def to_data(self) -> dict[str, Any]:
         """The step as plain data; of a pass the text, and a digest of what it does."""
         digest = self.item.identify().digest if self.item is not None else None
-        return {"name": self.name, "settings": dict(self.settings), "digest": digest, "allowed": self.allowed}
+        return {
+            "name": self.name if self.item is None else str(self.item), "settings": dict(self.settings), "digest": digest,
+            "allowed": self.allowed, "places": self.places,
+        }  # fmt: skip
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], make: Callable[[str], Pass]) -> Step:
@@ -62,7 +82,8 @@ class Step:
             raise OptionsError(
                 "passes", data["name"], problem=f"pass {data['name']!r} is not the one that was measured"
             )
-        return cls(data["name"], item, allowed=bool(data.get("allowed")))
+        places = None if data["places"] is None else tuple(data["places"])
+        return cls.of_pass(item, places, allowed=bool(data["allowed"]))
 
 
 @dataclass(frozen=True)
@@ -76,8 +97,12 @@ class Choice:
     steps: tuple[Step, ...] = ()
 
     def plus(self, step: Step) -> Choice:
-        """The choice with one more step."""
-        return Choice((*self.steps, step))
+        """The choice with one more step; a pass that is among them already runs where the new step says, and not elsewhere."""
+        return Choice((*(s for s in self.steps if s.item is None or s.item != step.item), step))
+
+    def everywhere(self) -> Choice:
+        """The choice with its passes wherever they change something."""
+        return Choice(tuple(replace(step, places=None) for step in self.steps))
 
     def without_allowed(self) -> Choice:
         """The choice without the steps whose results need not be eager's: what can be compared."""
@@ -89,15 +114,36 @@ class Choice:
         Args:
             base: the user's.
         """
-        passes = [step.item for step in self.steps if step.item is not None]
-        if passes:
-            base = dataclasses.replace(base, passes=(*base.passes, *passes, *default_passes()))
+        if any(step.item is not None for step in self.steps):
+            passes = self.passes(base.passes, THE_REST)
+            base = _PlacedOptions(**{**vars(base), "passes": passes}, choice=self, given=base.passes)
         for step in self.steps:
             for option, value in step.settings.items():
                 if option == "inductor":
                     value = {**base.inductor, **value}
-                base = dataclasses.replace(base, **{option: value})
+                base = replace(base, **{option: value})
         return base
+
+    def passes(self, given: tuple[Pass, ...], place: str) -> tuple[Pass, ...]:
+        """The passes for a part of the graph.
+
+        Args:
+            given: the user's.
+            place: the family of a region, or ``THE_REST``.
+        """
+        own = [step.item for step in self.steps if step.item is not None and step.runs_in(place)]
+        return (*given, *own, *default_passes()) if own else given
 
     def __str__(self) -> str:
         return ", ".join(step.name for step in self.steps) or "default"
+
+
+@dataclass(frozen=True)
+class _PlacedOptions(Options):
+    """Options whose passes are those around regions: each region has those that are chosen for its family."""
+
+    choice: Choice = Choice()
+    given: tuple[Pass, ...] = ()
+
+    def of_region(self, gm: fx.GraphModule) -> Options:
+        return replace(self, passes=self.choice.passes(self.given, family_of(gm)))

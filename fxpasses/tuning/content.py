@@ -38,13 +38,15 @@ def graph_digest(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
     return _digest(f"{_lines(gm)}\n{told}")
 
 
-def family_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
+def family_of(gm: fx.GraphModule, inputs: Sequence[Any] | None = None) -> str:
     """The digest of a graph and its inputs without sizes, and without how often anything in it is repeated.
 
     Args:
         gm: a Dynamo graph.
-        inputs: its inputs.
+        inputs: its inputs; by default those that it was traced with.
     """
+    if inputs is None:
+        inputs = [node.meta["example_value"] for node in gm.graph.find_nodes(op="placeholder")]
     told = [
         f"{v.dtype} {v.dim()} {v.layout} {v.device} {v.requires_grad}"
         if isinstance(v, torch.Tensor)

@@ -16,6 +16,7 @@ from torch import distributed, fx
 from fake.error_text import describe_error
 from fxpasses.checking.progress import ProgressLine
 from fxpasses.compiling.factors import compile_surroundings
+from fxpasses.compiling.observing import recorder
 from fxpasses.compiling.options import Options
 from fxpasses.counters import Fallback, counters
 from fxpasses.errors import FxPassesError, StageError
@@ -57,7 +58,7 @@ def tuned_graph(
         StageError: when the default cannot be compiled.
     """
     alone = one is None
-    one = one or Session()
+    one = one or Session(cache="auto" if options.cache == "off" else options.cache)
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         log.info("not tuned: each process of a job would choose for itself")
         return compile(gm, inputs, options)
@@ -69,6 +70,7 @@ def tuned_graph(
     )
     graph = _Graph(gm, options, compile, place)
     found = None if one.fresh else _found(place, one)
+    _told_to_plan(place, found)
     if found is not None:
         kept, choice, exact = found
         _told_to(one, kept, options)
@@ -97,6 +99,14 @@ def _found(place: Place, one: Session) -> tuple[Kept, Choice, bool] | None:
         log.warning("what was tuned before is not used: %s", error)
         return None
     return found[0], Choice(tuple(steps)), found[1]
+
+
+def _told_to_plan(place: Place, found: tuple[Kept, Choice, bool] | None) -> None:
+    """A plan has what was kept for these sizes, as long as it is: not what is compared with eager first, or asks for its weights at each call."""
+    recording = recorder()
+    if recording is not None:
+        final = found is not None and found[2] and FREEZING not in found[1].steps
+        recording.depends_on(place.file if final else None)
 
 
 def _told(options: Options) -> str:
@@ -139,10 +149,12 @@ class _KeptProgram:
     choice: Choice
     checked: bool
     _running: Callable[..., Any] | None = None
+    _symbolic: bool = False
 
     def compiled(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         """What the backend returns. Args: the inputs that Dynamo gave."""
-        if any(isinstance(value, torch.SymInt) for value in inputs):
+        self._symbolic = any(isinstance(value, torch.SymInt) for value in inputs)
+        if self._symbolic:
             self.choice = Choice(
                 tuple(step for step in self.choice.steps if step != FREEZING)
             )  # it is for fixed sizes
@@ -185,6 +197,9 @@ class _KeptProgram:
         if not end.ok:
             raise _Wrong(f"not what eager gives: {end.problems[0]}")
         self.checked = True
+        if not self._symbolic:
+            place = self.graph.place
+            place.write(dataclasses.replace(self.kept, graph=place.graph, entries=()))
 
     def _strike(self, why: str) -> None:
         log.warning("a tuned program is struck, and the graph runs without it: %s", why)

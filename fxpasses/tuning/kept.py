@@ -27,7 +27,7 @@ __all__ = ["Kept", "Place", "add_to_report", "every_result", "ledger_file", "rea
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,19 @@ class Place:
         told = json.dumps(dict(self.surroundings), sort_keys=True)
         return self.directory / hashlib.sha256(f"{self.family}\n{told}".encode()).hexdigest()[:32]
 
+    @property
+    def file(self) -> Path | None:
+        """The file of the result for the graph itself, or ``None`` when nothing is kept."""
+        folder = self._folder()
+        return None if folder is None else folder / f"{self.graph}.json"
+
     def write(self, kept: Kept) -> None:
         """Keep a result. A disk that refuses is logged: the program is there all the same."""
-        folder = self._folder()
-        if folder is None:
+        file = self.file
+        if file is None:
             return
         try:
-            write_atomically(folder / f"{self.graph}.json", json.dumps(kept.to_data(), indent=1).encode())
+            write_atomically(file, json.dumps(kept.to_data(), indent=1).encode())
         except OSError as error:
             log.warning("the result of tuning is not kept: %s", error)
 

@@ -7,13 +7,13 @@ arithmetic or its memory traffic, whichever is longer. That orders the candidate
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from fxpasses._torch import inductor_config, outside_tracing
+from fxpasses._torch import functorch_config, inductor_config, outside_tracing
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
 from fxpasses.errors import PassError
@@ -24,7 +24,8 @@ from fxpasses.pass_manager.manager import PassManager
 from fxpasses.passes import EliminateDeadCode, default_passes, library
 from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.pipeline.stages import Hooks
-from fxpasses.tuning.choice import Choice, Step
+from fxpasses.tuning.choice import THE_REST, Choice, Step
+from fxpasses.tuning.content import family_of
 from fxpasses.tuning.freezing import FREEZING, weights_to_freeze
 from fxpasses.tuning.search import Goal
 
@@ -83,6 +84,7 @@ class Proposals:
         if freezes and "joint" not in self._graphs and weights_to_freeze(gm, inputs):
             self._settings.insert(0, FREEZING)
         self._known: dict[tuple[Pass, ...], list[tuple[Step, int]]] = {}
+        self._of_places = self._changed(_captured_by_place(gm, inputs, options)) if regions else {}
 
     def __call__(self, choice: Choice) -> list[tuple[Step, int]]:
         """The steps that would change the program of a choice, the most promising first, with the number of calls that each changes."""
@@ -93,7 +95,36 @@ class Proposals:
             self._known[taken] = sorted(
                 (pair for pair in found if pair is not None), key=lambda p: p[0].predicted
             )
-        return [*self._known[taken], *((step, 0) for step in self._settings)]
+        return [*self._known[taken], *((step, 0) for step in self._settings), *self._moved(choice)]
+
+    def _moved(self, choice: Choice) -> list[tuple[Step, int]]:
+        """The passes that change several places, in one place more or less than now."""
+        found: list[tuple[Step, int]] = []
+        if any(step.settings.get("regions") == "off" for step in choice.steps):
+            return found
+        for item, changed in self._of_places.items():
+            now = [
+                place for place in changed if any(s.item == item and s.runs_in(place) for s in choice.steps)
+            ]
+            for place, (step, calls) in changed.items():
+                places = tuple(p for p in changed if (p in now) != (p == place))
+                if places:
+                    found.append(
+                        (Step.of_pass(item, places, predicted=step.predicted, allowed=step.allowed), calls)
+                    )
+        return found
+
+    def _changed(
+        self, places: Mapping[str, dict[str, fx.GraphModule]]
+    ) -> dict[Pass, dict[str, tuple[Step, int]]]:
+        """The passes that change several places, and what they change in each."""
+        found: dict[Pass, dict[str, tuple[Step, int]]] = {}
+        for item in self._candidates:
+            steps = {place: self._of_pass(item, graphs) for place, graphs in places.items()}
+            changed = {place: step for place, step in steps.items() if step is not None}
+            if len(changed) > 1:
+                found[item] = changed
+        return found
 
     def _of_pass(self, item: Pass, graphs: dict[str, fx.GraphModule]) -> tuple[Step, int] | None:
         kinds = [kind for kind in graphs if kind in item.contract.graphs]
@@ -115,26 +146,39 @@ class Proposals:
         return self._step(item, after / before if before else 1.0), changed
 
     def _step(self, item: Pass, predicted: float = 1.0) -> Step:
-        return Step(str(item), item, predicted=predicted, allowed=item in self._allowed)
+        return Step.of_pass(item, predicted=predicted, allowed=item in self._allowed)
 
 
 class _Graphs(Observer):
-    """Keeps the graphs that passes for whole graphs see."""
+    """Keeps the graphs that passes for whole graphs see, by place: those of regions, and that around them."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, place: str = THE_REST, kept: dict[str, dict[str, fx.GraphModule]] | None = None
+    ) -> None:
         super().__init__()
-        self.kept: dict[str, fx.GraphModule] = {}
+        self.kept: dict[str, dict[str, fx.GraphModule]] = {} if kept is None else kept
+        self._place = place
+
+    def of_region(self, gm: fx.GraphModule) -> _Graphs:
+        return _Graphs(family_of(gm), self.kept)
 
     def graph(self, kind: str, gm: fx.GraphModule) -> None:
         """Keep a copy. Args: those of :meth:`Observer.graph`."""
         if kind in ("joint", "inference"):
-            self.kept[kind] = copy_graph(gm)
+            self.kept.setdefault(self._place, {})[kind] = copy_graph(gm)
 
 
 def _captured(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> dict[str, fx.GraphModule]:
-    seen = _Graphs()
     options = dataclasses.replace(options, compiler="eager", regions="off")
-    compile_graph(gm, inputs, options, Hooks(observers=[seen], counts=False))
+    return _captured_by_place(gm, inputs, options).get(THE_REST, {})
+
+
+def _captured_by_place(
+    gm: fx.GraphModule, inputs: Sequence[Any], options: Options
+) -> dict[str, dict[str, fx.GraphModule]]:
+    seen = _Graphs()
+    with functorch_config.patch(enable_autograd_cache=False):  # from which no graphs come
+        compile_graph(gm, inputs, options, Hooks(observers=[seen], counts=False))
     return seen.kept
 
 

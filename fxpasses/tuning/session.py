@@ -50,6 +50,13 @@ class Session(TunedPasses):
     since: float | None = None
     interrupted: bool = False
 
+    def told(self) -> str:
+        """The goal and what may be chosen, passes with digests of what they do."""
+        if (self.goal, self.passes, self.allowed) == ("time", None, ()):
+            return super().told()
+        named = [[(str(item), item.identity()) for item in of or ()] for of in (self.passes, self.allowed)]
+        return f"{super().told()} {self.goal} {self.passes is None} {named}"
+
     @contextlib.contextmanager
     def searching(self) -> Iterator[None]:
         """Time that counts: compiling the default is not part of it."""

@@ -86,12 +86,17 @@ class Verdicts:
         return judged(f"inductor, {choice}", got, self._eager, self._wide)
 
     def _of_step(self, step: Step, choice: Choice, seconds: float) -> tuple[str, str]:
+        """The verdict of a step: of all its rewrites in the whole graph, also where it is for a part of it."""
         if step.item is None:
             return "", ""
         if step.allowed:
             return "", "allowed: not compared"
         options = dataclasses.replace(
-            choice.options(self._options), compiler="eager", regions="off", check="off", report=None
+            choice.everywhere().options(self._options),
+            compiler="eager",
+            regions="off",
+            check="off",
+            report=None,
         )
         with tempfile.TemporaryDirectory() as repros:
             collector = Collector(Path(repros), lambda *told: None, seconds, {step.item.name})

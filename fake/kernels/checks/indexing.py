@@ -11,23 +11,6 @@ from fake.kernels._torch import OpOverload
 from fake.kernels.checks.registry import check_for, extent, refuse, wrapped_dim
 from fake.kernels.outputs import is_symbolic
 
-__all__ = [
-    "copies_into_something",
-    "embeds_from_something",
-    "in_bounds_of_storage",
-    "indices_fit",
-    "no_index_into_nothing",
-    "puts_as_many_as_indices",
-    "reduces_into_something",
-    "selects_along_a_dimension",
-    "selects_by_a_vector",
-    "source_fits_slice",
-    "source_fits_view",
-    "steps_forward",
-    "takes_from_something",
-    "values_fit_indices",
-]
-
 
 @check_for("as_strided", "as_strided_copy", "as_strided_scatter")
 def in_bounds_of_storage(func: OpOverload, given: dict[str, Any]) -> None:

@@ -10,8 +10,6 @@ from fake.kernels._torch import OpOverload
 from fake.kernels.checks.registry import check_for, is_refused, refuse
 from fake.kernels.outputs import is_symbolic
 
-__all__ = ["factors_fit", "factors_have_eight_bits", "mask_does_not_grow_scores", "matmul_can_take"]
-
 
 @check_for("_scaled_mm", "_scaled_mm_v2")
 def factors_fit(func: OpOverload, given: dict[str, Any]) -> None:

@@ -13,22 +13,6 @@ from fake.kernels._torch import OpOverload, no_dispatch
 from fake.kernels.checks.registry import check_for, is_refused, refuse
 from fake.kernels.dtypes import result_type
 
-__all__ = [
-    "bins_are_finite",
-    "drops_nothing",
-    "ends_can_be_held",
-    "has_integer_exponents",
-    "has_range",
-    "has_uniform_range",
-    "indices_are_filled_with_real_numbers",
-    "numbers_can_be_held",
-    "overflows",
-    "real_numbers",
-    "softens_in_own_dtype",
-    "sorted_numbers_are_real",
-]
-
-
 #: Numbers that eager converts to the dtype of the result, by operator: whatever the size, or only if there are elements.
 _CONVERTED = {
     ("fill", "fill_", "masked_fill", "masked_fill_", "constant_pad_nd"): ("value",),

@@ -10,19 +10,6 @@ import torch
 from fake.kernels._torch import OpOverload, suggest_memory_format
 from fake.kernels.checks.registry import check_for, is_refused, refuse
 
-__all__ = [
-    "boundaries_have_a_dimension",
-    "factors_are_as_many_as_reflectors",
-    "labelled_images_are_row_major",
-    "one_weight_per_channel",
-    "pivots_are_as_many_as_rows",
-    "pooled_volumes_are_no_images",
-    "samples_are_for_each_channel",
-    "statistics_are_vectors",
-    "targets_are_of_the_inputs_dtype",
-    "weights_do_not_grow_losses",
-]
-
 
 @check_for("binary_cross_entropy", "binary_cross_entropy_with_logits")
 def weights_do_not_grow_losses(func: OpOverload, given: dict[str, Any]) -> None:

@@ -13,20 +13,6 @@ from typing import Any
 
 from fake.kernels._torch import OpOverload, no_dispatch
 
-__all__ = [
-    "Check",
-    "bind",
-    "check_arguments",
-    "check_for",
-    "checks_of",
-    "extent",
-    "has_checks",
-    "is_refused",
-    "refuse",
-    "refused_with",
-    "wrapped_dim",
-]
-
 Check = Callable[[OpOverload, dict[str, Any]], None]
 
 _CHECKS: dict[str, list[Check]] = {}

@@ -9,41 +9,6 @@ import torch
 from fake.kernels._torch import OpOverload
 from fake.kernels.checks.registry import check_for, refuse, refused_with, wrapped_dim
 
-__all__ = [
-    "accumulates_along_a_dimension",
-    "blocks_fill_image",
-    "deviates_in_floating_point",
-    "extremes_are_ordered",
-    "grid_fits_input",
-    "has_dimension",
-    "has_dimension_to_narrow",
-    "has_enough_to_sample",
-    "has_factor",
-    "has_rows_to_take",
-    "has_signal",
-    "has_vector_of_boundaries",
-    "is_computed_in",
-    "kernel_and_padding",
-    "mask_fits",
-    "normalizes_something",
-    "one_target_per_class",
-    "one_target_per_pixel",
-    "one_weight_per_number",
-    "one_weight_per_point",
-    "pads_forwards",
-    "pivots_on_the_cpu",
-    "pools_rows_of_floats",
-    "pools_something",
-    "random_numbers_are_floating",
-    "reduces_dimension",
-    "reduces_segments",
-    "reduces_something",
-    "sorts_along_a_dimension",
-    "spaces_are_numbers",
-    "subtracts_no_flags",
-    "targets_add_no_dimension",
-]
-
 
 @check_for("_fft_c2c", "_fft_r2c", "_fft_c2r")
 def has_signal(func: OpOverload, given: dict[str, Any]) -> None:

@@ -8,14 +8,7 @@ from typing import Any
 
 from fake.library import _torch
 from fake.library.errors import OpCheckError
-from fake.library.opcheck.failures import FailuresDict, validate_failures_dict_structure
-from fake.library.opcheck.generate import (
-    OpCheckMode,
-    dont_generate_opcheck_tests,
-    generate_opcheck_tests,
-    is_inside_opcheck_mode,
-)
-from fake.library.opcheck.repro import generate_repro
+from fake.library.opcheck.generate import generate_opcheck_tests, torchs_generator
 from fake.library.opcheck.result import CheckFailure, Evidence, Passed, Verdict
 from fake.library.opcheck.runner import ALL_TEST_UTILS, DEFAULT_TEST_UTILS, opcheck
 
@@ -42,8 +35,21 @@ __all__ = [
 ]
 
 
+_GENERATOR = {
+    "FailuresDict": "FailuresDict",
+    "OpCheckMode": "OpCheckMode",
+    "dont_generate_opcheck_tests": "dontGenerateOpCheckTests",
+    "generate_repro": "generate_repro",
+    "is_inside_opcheck_mode": "is_inside_opcheck_mode",
+    "validate_failures_dict_formatting": "validate_failures_dict_formatting",
+    "validate_failures_dict_structure": "validate_failures_dict_structure",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """torch's checks as functions of their own, for tests that call them directly: they import Dynamo."""
+    """What is torch's: its checks as functions of their own, and what generates tests. They import Dynamo."""
+    if name in _GENERATOR:
+        return getattr(torchs_generator(), _GENERATOR[name])
     if name in ("aot_autograd_check", "assert_raises_regex", "autograd_registration_check", "fake_check"):
         return _torch.optest(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,8 +9,6 @@ from fake.library import _torch
 from fake.library.opcheck.inputs import Call, attempt
 from fake.library.opcheck.result import CheckFailure
 
-__all__ = ["DYNAMIC", "STATIC", "check_dynamic", "check_static"]
-
 STATIC = "test_aot_dispatch_static"
 DYNAMIC = "test_aot_dispatch_dynamic"
 

@@ -9,8 +9,6 @@ from fake.library import _torch
 from fake.library.opcheck.inputs import Call
 from fake.library.opcheck.result import CheckFailure
 
-__all__ = ["NAME", "check"]
-
 NAME = "test_autograd_registration"
 
 

@@ -11,8 +11,6 @@ from fake.library import _torch
 from fake.library.opcheck.inputs import Call, Outcome, attempt, flat_tensors
 from fake.library.opcheck.result import Evidence, describe_tensor
 
-__all__ = ["Answer", "compare", "fix_for", "run_fake", "run_real", "try_fake"]
-
 #: What differs → what to do, where the way in which the call was varied does not say more.
 _BY_ASPECT = {
     "dtype": "give the output the dtype that the kernel gives it: take it from the inputs (x.new_empty, "

@@ -13,8 +13,6 @@ import torch
 
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors
 
-__all__ = ["Comparison", "compare_formula", "differentiable", "in_double", "jittered"]
-
 _FINE = 1e-5
 _FINE_STEPS = (3e-6, 1e-5, 3e-5, 1e-4)
 _FINER_STEPS = (1e-6, 1e-7, 1e-8)

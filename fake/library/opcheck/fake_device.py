@@ -12,8 +12,6 @@ from fake.library.opcheck.comparison import run_fake
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors
 from fake.library.opcheck.result import CheckFailure, Evidence
 
-__all__ = ["NAME", "check"]
-
 NAME = "test_fake_device"
 
 

@@ -10,8 +10,6 @@ from fake.library.opcheck.comparison import compare, fix_for, run_real, try_fake
 from fake.library.opcheck.inputs import Call, flat_tensors
 from fake.library.opcheck.result import CheckFailure, Evidence
 
-__all__ = ["NAME", "check"]
-
 NAME = "test_faketensor"
 
 

@@ -23,8 +23,6 @@ from fake.library.opcheck.variations import (
     with_equal_lists,
 )
 
-__all__ = ["NAME", "check", "check_sizes"]
-
 NAME = "test_fake_variations"
 
 

@@ -11,8 +11,6 @@ from fake.library import _torch
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors
 from fake.library.opcheck.result import CheckFailure, Evidence
 
-__all__ = ["NAME", "check"]
-
 NAME = "test_functionalization"
 
 

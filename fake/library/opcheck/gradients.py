@@ -17,8 +17,6 @@ from fake.library.opcheck.result import CheckFailure, Evidence, describe_tensor
 from fake.library.opcheck.sizes import plan_sizes
 from fake.library.opcheck.variations import code_constants, number_variations, with_defaults
 
-__all__ = ["NAME", "check"]
-
 NAME = "test_gradients"
 
 Gradients = dict[str, torch.Tensor | None]

@@ -11,18 +11,6 @@ import torch
 from fake.library import _torch
 from fake.library.opcheck.result import describe_tensor
 
-__all__ = [
-    "Call",
-    "Outcome",
-    "attempt",
-    "flat_tensors",
-    "is_order",
-    "named_tensors",
-    "refill",
-    "refill_like",
-    "restride",
-]
-
 pytree = _torch.pytree
 
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from fake.library.opcheck.inputs import Call, refill
 from fake.library.opcheck.variations import value_variations
 
-__all__ = ["joint_size_variations"]
-
 _PRIMES = (7, 11, 13, 17, 19, 23, 29, 31)
 
 

@@ -21,8 +21,6 @@ from fake.library.opcheck.variations import (
     with_defaults,
 )
 
-__all__ = ["NAME", "check"]
-
 NAME = "test_kernel_variations"
 
 

@@ -12,8 +12,6 @@ from fake.library import _torch
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors, named_tensors
 from fake.library.opcheck.result import Evidence
 
-__all__ = ["OWN_MEMORY_FIX", "MemoryProblem", "compare_memory", "same_values"]
-
 _ALIAS_FIX = "return a clone instead of the argument, the other output, or a view of it"
 OWN_MEMORY_FIX = "return a tensor of its own: a clone of what the kernel keeps between calls"
 

@@ -11,8 +11,6 @@ import torch
 from fake.library.errors import OpCheckError
 from fake.notebook import as_html
 
-__all__ = ["CheckFailure", "Evidence", "Passed", "Verdict", "describe_tensor"]
-
 
 def describe_tensor(tensor: torch.Tensor) -> str:
     """``float32[2, 3] stride (3, 1) cpu``."""

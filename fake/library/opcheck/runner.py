@@ -27,8 +27,6 @@ from fake.library.opcheck import (
 from fake.library.opcheck.inputs import Call
 from fake.library.opcheck.result import CheckFailure, Passed, Verdict
 
-__all__ = ["ALL_TEST_UTILS", "DEFAULT_TEST_UTILS", "opcheck", "resolve"]
-
 Check = Callable[[Any, Call], str]
 """Gets the overload and the sample; returns what was not tried and why, and raises `CheckFailure`."""
 
@@ -155,7 +153,7 @@ def opcheck(
     if rtol is not None and atol is not None:
         call = dataclasses.replace(call, tolerances={"rtol": rtol, "atol": atol})
     verdict = Verdict(_torch.op_overload_name(overload))
-    if _is_abstract(call):
+    if is_abstract(call):
         # There is nothing to compare fake or meta tensors with; torch's checks pass them, too.
         return Verdict(verdict.op, {name: Passed("abstract inputs") for name in names})
     besides = _BESIDES if test_utils is None else ()
@@ -191,6 +189,7 @@ def _call(op: Any, overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     return Call(tuple(args), dict(kwargs), names=names)
 
 
-def _is_abstract(call: Call) -> bool:
+def is_abstract(call: Call) -> bool:
+    """Whether a call has fake or meta tensors."""
     tensors = [t for t in _torch.pytree.tree_leaves((call.args, call.kwargs)) if isinstance(t, torch.Tensor)]
     return any(t.is_meta or isinstance(t, _torch.FakeTensor) for t in tensors)

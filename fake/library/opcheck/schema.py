@@ -10,8 +10,6 @@ from fake.library.opcheck.inputs import Call
 from fake.library.opcheck.memory import compare_memory
 from fake.library.opcheck.result import CheckFailure
 
-__all__ = ["NAME", "check"]
-
 NAME = "test_schema"
 
 

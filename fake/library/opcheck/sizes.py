@@ -17,8 +17,6 @@ import torch
 from fake.error_text import error_text
 from fake.library.opcheck.inputs import Call, attempt, flat_tensors, is_order, refill_like
 
-__all__ = ["Freedom", "SizeKey", "SizePlan", "plan_sizes", "resize"]
-
 #: Which size: ("tensor", number of the tensor in the call, dimension) or ("number", leaf of the call, 0).
 SizeKey = tuple[str, int, int]
 

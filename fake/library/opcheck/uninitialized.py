@@ -12,8 +12,6 @@ from fake.library.opcheck.result import CheckFailure, Evidence
 from fake.library.opcheck.sizes import plan_sizes
 from fake.seam.dispatch import TorchDispatchMode
 
-__all__ = ["NAME", "check"]
-
 NAME = "test_uninitialized_memory"
 
 _ALLOCATORS = frozenset(

@@ -10,16 +10,6 @@ import torch
 
 from fake.library.opcheck.inputs import Call, restride
 
-__all__ = [
-    "code_constants",
-    "dtype_variations",
-    "layout_variations",
-    "number_variations",
-    "value_variations",
-    "with_defaults",
-    "with_equal_lists",
-]
-
 _DIMENSION_NAMES = ("dim", "dims", "axis", "axes")
 _LAYOUTS = (
     "row-major",

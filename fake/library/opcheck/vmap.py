@@ -11,8 +11,6 @@ from fake.library.opcheck.inputs import Call, attempt, flat_tensors
 from fake.library.opcheck.memory import same_values
 from fake.library.opcheck.result import CheckFailure, Evidence
 
-__all__ = ["NAME", "check"]
-
 NAME = "test_vmap"
 _BATCH = 3
 

@@ -15,8 +15,6 @@ from fake.library.probe.parameters import fill_defaults, signature_for
 from fake.library.probe.questions import open_questions
 from fake.library.probe.rule import FakeRule, call_text
 
-__all__ = ["normalize_samples", "probe"]
-
 
 def normalize_samples(samples: Sequence[Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Samples as ``(args, kwargs)``; a sample may be a tuple of arguments alone."""

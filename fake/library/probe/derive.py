@@ -14,8 +14,6 @@ from fake.library.probe.rule import FakeRule, Level, Property, evaluate
 from fake.library.probe.shapes import TIER, Vocabulary, shape_candidates
 from fake.library.probe.solve import solve_sizes
 
-__all__ = ["derive"]
-
 _KEEP = 6
 #: A class needs that many observations before a candidate counts as proven.
 _ENOUGH = 3

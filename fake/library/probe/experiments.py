@@ -14,8 +14,6 @@ from fake.library.probe.facts import Facts, OutputFact, bind, describe_outputs, 
 from fake.library.probe.isolation import Crash, run_isolated
 from fake.library.probe.variations import DATA_CHANGES, Arguments, change_tensors, copy_arguments, variations
 
-__all__ = ["Laboratory", "Observation"]
-
 
 @dataclass(frozen=True)
 class Observation:

@@ -12,16 +12,6 @@ import torch
 from fake.library import _torch
 from fake.library.probe.parameters import literal, signature_for
 
-__all__ = [
-    "Facts",
-    "OutputFact",
-    "TensorFact",
-    "bind",
-    "describe_outputs",
-    "optional_parameters",
-    "parameter_names",
-]
-
 
 @dataclass(frozen=True)
 class TensorFact:

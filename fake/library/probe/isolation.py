@@ -17,8 +17,6 @@ import torch
 
 from fake.error_text import describe_error
 
-__all__ = ["Crash", "can_isolate", "run_isolated"]
-
 T = TypeVar("T")
 
 

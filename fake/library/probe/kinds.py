@@ -10,8 +10,6 @@ import torch
 
 from fake.library.probe.shapes import TIER, Vocabulary
 
-__all__ = ["dtype_candidates", "stride_candidates"]
-
 _DTYPES = (torch.bool, torch.int64, torch.int32, torch.float32, torch.float64, torch.uint8, torch.complex64)
 
 

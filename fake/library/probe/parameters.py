@@ -15,8 +15,6 @@ import torch
 from fake.library import _torch
 from fake.library.signatures import signature_of
 
-__all__ = ["fill_defaults", "literal", "signature_for", "signature_text"]
-
 
 def signature_for(op: Callable[..., Any]) -> inspect.Signature | None:
     """The signature that a fake kernel of ``op`` has, or None where only the kernel knows it."""

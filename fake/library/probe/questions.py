@@ -10,8 +10,6 @@ from fake.library.probe.experiments import Observation
 from fake.library.probe.facts import Facts, TensorFact
 from fake.library.probe.rule import FakeRule, UndecidedError, call_text
 
-__all__ = ["open_questions"]
-
 _OTHER_SIZE = 23
 """A prime that no variation uses: candidates that agree on every observation differ on it, if at all."""
 

@@ -20,8 +20,6 @@ from fake.library.probe.facts import Facts, bind, facts_of
 from fake.library.probe.parameters import fill_defaults, literal, signature_text
 from fake.library.register import get_ctx, register_fake
 
-__all__ = ["FakeRule", "Level", "Property", "UndecidedError", "call_text"]
-
 _HELPERS = {name: getattr(helpers, name) for name in helpers.__all__}
 
 

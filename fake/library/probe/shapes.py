@@ -15,8 +15,6 @@ import torch
 from fake.library.probe.experiments import Observation
 from fake.library.probe.facts import TensorFact
 
-__all__ = ["TIER", "Vocabulary", "shape_candidates"]
-
 
 class Vocabulary:
     """The names that expressions may use, from the arguments seen in a group of observations."""

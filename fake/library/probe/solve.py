@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 
 from fake.library.probe.experiments import Observation
 
-__all__ = ["solve_sizes"]
-
 _KEEP = 4
 
 

@@ -12,8 +12,6 @@ import torch
 from fake.library import _torch
 from fake.library.opcheck.inputs import flat_tensors, refill, restride
 
-__all__ = ["DATA_CHANGES", "Arguments", "change_tensors", "copy_arguments", "variations"]
-
 pytree = _torch.pytree
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Change = Callable[[torch.Tensor], torch.Tensor]

@@ -147,7 +147,7 @@
         h("h2", {}, "Seconds by stage"), h("div", { class: "flame" }, bar([["all stages", total]], total || 1), bar(stages, total || 1), bar(second, total || 1)),
         g.fallbacks.length ? [h("h2", { class: "warm" }, "Fallbacks"), table(["stage", "reason", "where"], g.fallbacks.map((f) => [f.stage, f.reason, f.location]))] : null,
         g.isolated.length ? [h("h2", { class: "warm" }, "In eager"), table(["operator", "reason", "where"], g.isolated.map((f) => [f.target, f.reason, f.source]))] : null,
-        h("h2", {}, "Regions"), h("pre", {}, g.regions ? g.regions.text : "Nothing is compiled once for several layers here."),
+        h("h2", {}, "Regions"), h("pre", { class: "wraps" }, g.regions ? g.regions.text : "Nothing is compiled once for several layers here."),
       ];
     },
     Source() {
@@ -278,8 +278,9 @@
       if (!g.kernels.length) return h("p", {}, "Inductor wrote no code for this graph: ", (g.settings || {}).compiler === "eager" ? [h("code", {}, "compiler='eager'"), " runs it operator by operator."]
         : data.graphs.some((other) => other.name.startsWith(`${g.name}/regions/`)) ? "its regions hold all of it; choose one above." : "what it wrote is in its cache, or it failed; see Fallbacks.");
       return g.kernels.map((found) => {
-        const code = h("pre", {}, found.code);
-        return [h("h2", {}, `${found.graph}: ${count(found.kernels.length, "call")} of kernels`),
+        const code = h("pre", {}, found.code), all = g.kernels.filter((other) => other.graph === found.graph);
+        const part = all.length > 1 ? `, part ${all.indexOf(found) + 1} of ${all.length} between calls of regions` : "";
+        return [h("h2", {}, `${found.graph}${part}: ${count(found.kernels.length, "call")} of kernels`),
           table(["kernel", "#nodes", "computes"], found.kernels.map(([name, names]) => [h("code", {}, name), String(names.length), names.slice(0, 30).map((n) => [nodeLink(n, found.graph), " "])])),
           h("details", {}, h("summary", {}, "the code"), code)];
       });

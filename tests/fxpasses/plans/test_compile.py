@@ -14,14 +14,16 @@ from torch import nn
 import fxpasses
 from fake.seam.inductor import config as inductor_config
 from fxpasses.passes import TunedPasses
-from fxpasses.plans.arguments import described_arguments
+from fxpasses.plans.arguments import described_arguments, described_options
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError
+from fxpasses.plans.loaded import Plan
 from fxpasses.plans.reads import check_covered
 from fxpasses.plans.recording import Recording, _beside_compilation
 from fxpasses.plans.store import read_sections, write_sections
 from fxpasses.plans.surroundings import _own_source, surroundings
 from fxpasses.plans.walk import Walk
+from fxpasses.tuning.session import Session
 from tests.fxpasses.plans.models_for_plans import Answer, Pair
 
 REFUSED = {
@@ -349,3 +351,41 @@ def test_a_call_that_raises_runs_once(tmp_path):
     with pytest.raises(ValueError, match="of the model"):
         compiled(torch.ones(2))
     assert len(runs) == 2
+
+
+def test_a_plan_of_a_tuned_program_holds_as_long_as_what_was_kept_and_gives_way_where_it_fails(
+    tmp_path, monkeypatch
+):
+    options = {
+        "passes": "tuned",
+        "cache": str(tmp_path),
+        "inductor": {"cpp_wrapper": False},
+    }  # nothing to try
+    x = torch.randn(8)
+
+    def process():
+        torch._dynamo.reset()
+        fxpasses.reset_stats()
+        compiled = torch.compile(lambda x: x.sin() * 2, backend="fxpasses", options=options)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), x.sin() * 2)
+        stats = fxpasses.stats()
+        return stats.tuned, stats.tuned_reused, stats.plans_written, stats.plans_used, stats.plans_refused
+
+    assert process() == (1, 0, 0, 0, {"passes that are chosen by measuring": 1})
+    assert process() == (0, 1, 1, 0, {})
+    with monkeypatch.context() as fails:
+        fails.setattr(Plan, "__call__", lambda *_: 1 / 0)
+        assert process()[1:4] == (1, 0, 1)
+    (kept,) = tmp_path.glob("tuned/*/*.json")
+    kept.write_text(kept.read_text().replace('"struck": ""', '"struck": "it failed"'))
+    assert process() == (0, 1, 1, 0, {})
+
+
+def test_the_key_of_a_plan_says_how_passes_are_chosen():
+    told = [
+        described_options({"passes": passes})
+        for passes in ("tuned", Session(), Session(goal="memory"), Session(passes=()))
+    ]
+    assert told[0] == told[1] == described_options({"passes": Session(seconds=1.0, fresh=True)})
+    assert len({option["passes"] for option in told}) == 3

@@ -1,0 +1,109 @@
+"""Tensors are looked at again: by torch's guards and in memory, with the same answers."""
+
+import shutil
+import weakref
+
+import pytest
+import torch
+
+from fxpasses.plans import native, same_tensors
+from fxpasses.plans.runtime import load_library
+from fxpasses.plans.same_tensors import SameTensors
+
+
+@pytest.fixture(scope="module", params=["guards", "memory"])
+def kind(request):
+    before, native._module = native._module, None
+    if request.param == "memory":
+        library = native._built(shutil.which("cc") or "cc")
+        if library is None:
+            pytest.skip("no compiler")
+        native.use(lambda: load_library(native.ENTRY, library, None))
+        assert same_tensors._is_understood()
+    yield request.param
+    native._module = before
+
+
+def _parameter():
+    return torch.nn.Parameter(torch.randn(4, 4))
+
+
+def _data(make):
+    return lambda t: setattr(t, "data", make(t.data))
+
+
+def _kept_views(t):
+    t.kept = [t.view(-1), t * t, weakref.ref(t)]
+
+
+CHANGES = {
+    "sizes": _data(lambda d: torch.ones(2, 4)),
+    "strides": lambda t: t.transpose_(0, 1),
+    "other strides of other memory": _data(lambda d: d.clone().transpose(0, 1)),
+    "one stride": lambda t: t.as_strided_(t.shape, (1, *t.stride()[1:])),
+    "a dimension": lambda t: t.squeeze_(-1) if t.dim() > 5 else t.unsqueeze_(0),
+    "dtype": _data(lambda d: d.half()),
+    "complex": _data(lambda d: d.to(torch.complex64)),
+    "frozen": lambda t: t.requires_grad_(False),
+    "a tensor of its name": lambda t: setattr(t, "__class__", torch.Tensor),
+    "another tensor": lambda t: torch.utils.swap_tensors(t, torch.nn.Parameter(torch.randn(3))),
+    "a view of larger memory": lambda t: t.set_(torch.randn(90), 3, (3, 3)),
+}
+HARMLESS = {
+    "nothing": lambda t: None,
+    "values": lambda t: t.add_(1),
+    "other memory": _data(torch.clone),
+    "a gradient": lambda t: setattr(t, "grad", torch.ones_like(t)),
+    "what refers to it": _kept_views,
+    "a hook": lambda t: t.register_hook(lambda g: g),
+}
+
+
+@pytest.mark.parametrize("make", [_parameter, lambda: torch.nn.Parameter(torch.randn(1, 2, 2, 2, 2, 2, 1))])
+@pytest.mark.parametrize("change", [*CHANGES, *HARMLESS])
+def test_every_change_is_noticed(kind, change, make):
+    tensors = [_parameter(), make(), _parameter()]
+    same = SameTensors(tensors)
+    assert same.hold()
+    assert same.hold()
+    assert (same._memory is not None) == (kind == "memory")
+    with torch.no_grad():
+        (CHANGES | HARMLESS)[change](tensors[1])
+    for _ in range(2):
+        assert same.hold() == (change in HARMLESS)
+
+
+def test_a_history_is_noticed(kind):
+    buffer, parameter = torch.zeros(4, 4), _parameter()
+    same = SameTensors([buffer])
+    assert same.hold()
+    assert same.hold()
+    buffer.mul_(parameter)
+    assert not same.hold()
+
+
+def test_what_was_changed_back_is_compared_again(kind):
+    parameter = _parameter()
+    same = SameTensors([parameter])
+    for _ in range(3):
+        assert same.hold()
+        before, parameter.data = parameter.data, torch.ones(2, 4)
+        assert not same.hold()
+        parameter.data = before
+
+
+def test_dispatch_keys_of_the_thread_count(kind):
+    same = SameTensors([_parameter()])
+    assert same.hold()
+    with torch._C._AutoDispatchBelowAutograd():
+        assert not same.hold()
+    assert same.hold()
+
+
+def test_no_tensors_and_unusual_ones(kind):
+    assert SameTensors([]).hold()
+    many = torch.randn([1] * 7)
+    only = SameTensors([many])
+    assert only.hold()
+    many.resize_([2] * 7)
+    assert not only.hold()
