@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 import time
@@ -26,7 +27,8 @@ from fxpasses.checking.inputs import (
     tangents,
 )
 from fxpasses.checking.telling_inputs import telling_inputs
-from fxpasses.checking.values import Outcome, Reference, is_tangent
+from fxpasses.checking.thresholds import AtThreshold, at_thresholds
+from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_tangent, value_names
 from fxpasses.exact.bounds import at_bounds
 from fxpasses.exact.samples import EDGES, Family
 from fxpasses.graphs.numbers import computable
@@ -96,12 +98,19 @@ class Trial:
         where: what they are, in words.
         real: whether they are those of a call, but for gradients of outputs.
         traced: inputs of the sizes of this call, when the trial's have other ones.
+        known: the results that are wrong, where they are known.
     """
 
     reference: Reference
     where: str
     real: bool = False
     traced: list[Any] | None = None
+    known: list[Mismatch] | None = None
+
+    def mismatches(self, rewrite: Rewrite) -> list[Mismatch]:
+        """The results that a rewrite makes wrong."""
+        names = value_names(rewrite.before, rewrite.kind)
+        return self.known or compare(self.reference, rewrite.after, names, rewrite.bitwise)
 
 
 class Examiner(Protocol):
@@ -181,6 +190,7 @@ class FirstCalls:
             looked_at: list[Rewrite] = []
             steps: list[Step] = []
             last: Reference | None = None
+            found: list[tuple[Rewrite, AtThreshold]] = []
             for rewrite in mine:
                 step = Step(rewrite.before, rewrite.after, rewrite.bitwise, steps[-1] if steps else None)
                 native = last.compared if last is not None and step.follows else None
@@ -188,6 +198,8 @@ class FirstCalls:
                 if last is not None:
                     looked_at.append(rewrite)
                     steps.append(step)
+                    if first and rewrite.item is not None and last.rewritten is not None:
+                        found += [(rewrite, at) for at in at_thresholds(last.rewritten)]
             if not first:
                 continue
             for values, where in others:
@@ -196,6 +208,8 @@ class FirstCalls:
                 self._on(looked_at, steps, values, f"made-up inputs of these sizes: {where}")
             for rewrite in looked_at:
                 self._where_it_differs(rewrite, inputs.real(first)[0][0])
+            for rewrite, at in found:
+                self._at_threshold(rewrite, at)
             self._sweep(looked_at, steps, inputs)
 
     def _cannot(self, rewrite: Rewrite, reason: Unsupported) -> None:
@@ -259,6 +273,14 @@ class FirstCalls:
         generator = torch.Generator().manual_seed(len(self._seen))
         for inputs, where in telling_inputs(rewrite.before, rewrite.after, values, generator):
             self._on([rewrite], [step], inputs, f"made-up inputs of these sizes: {where}")
+
+    def _at_threshold(self, rewrite: Rewrite, found: AtThreshold) -> None:
+        rewrite = dataclasses.replace(rewrite, before=found.before, after=found.after)
+        names = value_names(rewrite.before, rewrite.kind)
+        known = [
+            Mismatch("value", names[d.position], d.position, d.problem, d.calls) for d in found.differences
+        ]
+        self._check.examine(rewrite, Trial(Reference(found.before, found.inputs), found.where, known=known))
 
     def _sweep(self, rewrites: Sequence[Rewrite], steps: Sequence[Step], inputs: _Inputs) -> None:
         """Made-up inputs of other sizes."""

@@ -24,7 +24,7 @@ from fxpasses.checking.region_calls import NoRegions, RegionCalls
 from fxpasses.checking.rounding import EXACT, LIMIT, distance
 from fxpasses.checking.staged import Stage, in_eager_with_repro
 from fxpasses.checking.steps import Results, Steps
-from fxpasses.checking.values import compare, largest_error, value_names
+from fxpasses.checking.values import largest_error
 from fxpasses.checking.watch import ValueCheck
 from fxpasses.compiling.inductor import Compiler
 from fxpasses.compiling.observing import Observer
@@ -468,9 +468,7 @@ class _GraphCheck(ValueCheck):
     def examine(self, rewrite: Rewrite, trial: Trial) -> None:
         name = _stage_name(rewrite)
         self._collector.looks_at(rewrite, self._number, trial.where)
-        found = compare(
-            trial.reference, rewrite.after, value_names(rewrite.before, rewrite.kind), rewrite.bitwise
-        )
+        found = trial.mismatches(rewrite)
         error, times = 0.0, 0.0
         # Made-up values may be any number of times as large: their errors say nothing about the model.
         if trial.real and not any(m.fault in ("error", "metadata") for m in found):

@@ -22,10 +22,10 @@ from fxpasses.checking.interpret import ExactRun, Poison, allocates
 from fxpasses.checking.nested_graphs import inner_rewrites
 from fxpasses.checking.windows import Window, can_be_cut, cut
 from fxpasses.exact import Original, Verdict
-from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT
+from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT, MASK
 from fxpasses.graphs.numbers import computable
 
-__all__ = ["Difference", "Relation", "Rewriting", "differences_in_float64"]
+__all__ = ["JUMP", "Difference", "Relation", "Rewriting", "differences_in_float64"]
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ _MOST_ELEMENTS = 20_000_000
 """Values of a graph that are evaluated exactly: each takes 32 bytes and some twenty times the time that it takes in floats."""
 _CLEAR = 1e-3
 """Results that differ so much in float64, relative to the largest of their tensor, are another function: nothing exact is asked."""
+JUMP = 1e-5
+"""The smallest difference of another branch, relative to the largest of a tensor: an activation is off by less where it goes over to another formula."""
 _OWN_PRECISION = 8.0
 """Units in the last place by which an operator that does not run in float64 may be off."""
 Relation = Literal["same", "unproved", "other"]
@@ -120,8 +122,9 @@ class Rewriting:
         return self._known[key]
 
     def _related(self, window: Window) -> Relation:
-        # On the inputs themselves both sides are compared in floats, anyway: random samples are what proves.
-        verdict = self._exact(window.before, window.after, window.inputs, example=False)
+        # Random samples are what proves; the inputs themselves may hold what these do not: numbers that are compared, and are equal.
+        is_off = bool(differences_in_float64(window.before, window.after, window.inputs, JUMP))
+        verdict = self._exact(window.before, window.after, window.inputs, example=is_off)
         if verdict is not None and verdict.kind != "UNPROVED":
             if verdict.kind == "EQUAL":
                 return "same"
@@ -218,7 +221,7 @@ class Rewriting:
         self, before: fx.GraphModule, after: fx.GraphModule, inputs: Sequence[Any]
     ) -> bool:
         def is_same(first: fx.GraphModule, second: fx.GraphModule) -> bool:
-            verdict = self._exact(first, second, inputs, example=False)
+            verdict = self._exact(first, second, inputs)
             return verdict is not None and verdict.kind == "EQUAL"
 
         return explained_by_constants(before, after, inputs, is_same)
@@ -335,7 +338,8 @@ def _wrong_elements(a: Tensor, b: Tensor, drift: float, scale: float) -> Tensor:
     if not a.is_floating_point():
         return a != b
     both = a.isfinite() & b.isfinite()
-    size = max(_largest(torch.where(both, a, 0.0)), scale)
-    wrong = both & ((a - b).abs() > drift * size)
+    is_mask = both & (a.abs() >= MASK)
+    size = max(_largest(torch.where(both & ~is_mask, a, 0.0)), scale)
+    wrong = both & ((a - b).abs() > drift * torch.where(is_mask, a.abs(), size))
     # What was not finite may become finite, and what was infinite NaN: a pass that keeps bits is held to them in its own types.
     return wrong | (a.isfinite() & ~b.isfinite())

@@ -169,7 +169,8 @@ def _near(value: Tensor, old: Tensor, new: Tensor, sign: float, generator: torch
     if middle.numel() == value.numel():
         middle, gap, differs = (t.reshape(value.shape) for t in (middle, gap, differs))
     shape = list(value.shape)
-    if middle.dim() > value.dim() or list(torch.broadcast_shapes(shape, middle.shape)) != shape:
+    sizes = zip(reversed(middle.shape), reversed(shape), strict=False)
+    if middle.dim() > value.dim() or any(size not in (1, whole) for size, whole in sizes):
         return None
     noise = (torch.rand(shape, generator=generator).to(value.device) - 0.5) / 2
     near = torch.where(differs.to(value.device), (sign * middle + gap * noise).to(value.dtype), value)

@@ -92,6 +92,8 @@ class Reference:
         self.samples = samples
         self.windows: dict[Hashable, Relation] = {}
         """What is known of windows of the graph on these inputs."""
+        self.rewritten: Rewriting | None = None
+        """What was compared last, where the whole graphs were."""
         self.compared: Outcome | None = None
         """What the graph that was compared last gave."""
         self.unreachable: list[str] = []
@@ -202,6 +204,7 @@ def compare(
         same &= _are_same(expected, got, bitwise)
     # Uninitialised memory held something else than in the run of a reference.
     reference.compared = None if allocates(candidate) else got
+    reference.rewritten = rewriting
     if same and not reference.samples:
         return []
     if not bitwise and is_broken(reference.inputs):
@@ -277,7 +280,7 @@ def value_names(gm: fx.GraphModule, kind: str) -> list[str]:
     (output,) = gm.graph.find_nodes(op="output")
     returned = output.args[0] if isinstance(output.args[0], (list, tuple)) else [output.args[0]]
     names = [f"output {i}" for i in range(len(returned))]
-    primals = [n for n in inputs if not is_tangent(n)]
+    primals = [n for n in inputs if not is_tangent(n) and "is_cut" not in n.meta]
     if kind == "joint" and len(primals) < len(returned):
         count = len(returned) - len(primals)
         names[count:] = [f"gradient of {describe_input(node)}" for node in primals]

@@ -28,7 +28,7 @@ from fxpasses.checking.joint_graph import joined_graph
 from fxpasses.checking.nested_graphs import inner_rewrites
 from fxpasses.checking.repro import make_repro
 from fxpasses.checking.staged import stage_repro
-from fxpasses.checking.values import Mismatch, Reference, compare, value_names
+from fxpasses.checking.values import Mismatch, Reference
 from fxpasses.compiling.observing import RewriteCheck
 from fxpasses.errors import Location, PassError, StageError, StructureError, ValueMismatchError
 from fxpasses.graphs.rewriting import copy_graph
@@ -134,8 +134,7 @@ class ValueCheck(RewriteCheck):
             ValueMismatchError: when it is wrong.
             Unsupported: when the graph before cannot be run on the inputs.
         """
-        names = value_names(rewrite.before, rewrite.kind)
-        found = compare(trial.reference, rewrite.after, names, rewrite.bitwise)
+        found = trial.mismatches(rewrite)
         if found:
             raise self.blame(rewrite, trial, found)
         said = "; ".join(["the same values", *trial.reference.unreachable])

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from fxpasses.checking.changes import Change
 from fxpasses.checking.interpret import allocates
-from fxpasses.exact.samples import MASK
+from fxpasses.exact.same_values import MASK
 from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.numbers import computable
 from fxpasses.graphs.rewriting import value_of

@@ -13,7 +13,7 @@ from torch import Tensor
 from fxpasses.exact.arithmetic import Dual
 from fxpasses.exact.fields import Field
 
-__all__ = ["DRIFT", "EQUAL", "KERNEL_DRIFT", "RANKS", "Comparison", "Relation", "compare", "digests"]
+__all__ = ["DRIFT", "EQUAL", "KERNEL_DRIFT", "MASK", "RANKS", "Comparison", "Relation", "compare", "digests"]
 
 Relation = Literal["equal", "unproved", "where not finite", "different"]
 RANKS: tuple[Relation, ...] = ("equal", "unproved", "where not finite", "different")
@@ -27,6 +27,8 @@ KERNEL_DRIFT = 1e-3
 _GUARD = 1e-5
 """Witnesses with equal residues that differ by more show that a rule identifies too much, such as ``log(x)`` and ``log(-x)``."""
 _UP_TO_SIGN = 1e-9
+MASK = 1e30
+"""Values at least this large stand for minus infinity in a mask."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,13 @@ def _compare_duals(
             return Comparison("different", at, x[at].item(), y[at].item(), "the sign of a zero")
     finite = torch.isfinite(x)
     distance = torch.where(finite, (x - y).abs(), 0.0)
+    size = torch.where(finite, torch.maximum(x.abs(), y.abs()), 0.0)
+    is_mask = size >= MASK
+    own = max(float(size.masked_fill(is_mask, 0.0).max()), 1e-300)
+    distance = torch.where(
+        is_mask, distance / size * own, distance
+    )  # beside a mask, all else would be nothing
     at = _index(distance.argmax(), x)
-    own = max(float(torch.where(finite, torch.maximum(x.abs(), y.abs()), 0.0).max()), 1e-300)
     largest = max(own, scale)
     if any(bool((r == s).all()) for r, s in zip(a.residues, b.residues, strict=True)):
         if float(distance[at]) <= _GUARD * largest:

@@ -13,9 +13,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, fx
 
+from fxpasses.exact.same_values import MASK
 from fxpasses.graphs.numbers import computable
 
-__all__ = ["EDGES", "MASK", "Family", "sample_input", "symbol_values", "with_other_sizes", "with_values"]
+__all__ = ["EDGES", "Family", "sample_input", "symbol_values", "with_other_sizes", "with_values"]
 
 Edge = Literal[
     "ties", "rows", "not a number", "infinity", "zeros", "signs", "extreme integers", "index bounds"
@@ -25,8 +26,6 @@ EDGES: tuple[Edge, ...] = get_args(Edge)
 """Families that are no random points: they find faults, and prove nothing."""
 
 _BITS = 2.0**22
-MASK = 1e30
-"""Values at least this large stand for minus infinity in a mask."""
 
 
 def sample_input(example: Tensor, family: Family, generator: torch.Generator, scale: float = 1.0) -> Tensor:
