@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -289,12 +289,13 @@ def differences_in_float64(
             return None
         scale = 1e-4 * min(max(1.0, *(_largest(v) for v in (*mine, *inputs))), 1e3)
         found = []
-        for position, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        for position, a, b in _leaves(mine, theirs):
             if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape != b.shape:
                 if isinstance(a, Tensor) or isinstance(b, Tensor) or a != b:
                     found.append(Difference(position, f"{a} became {b}"))
                 continue
-            undefined = None if huge is None else torch.isnan(a) & ~torch.isnan(huge[position])
+            other_run = None if huge is None else huge[position]
+            undefined = torch.isnan(a) & ~torch.isnan(other_run) if isinstance(other_run, Tensor) else None
             wrong = _wrong_elements(a, b, drift, scale)
             if undefined is not None:
                 wrong &= ~undefined
@@ -309,6 +310,16 @@ def differences_in_float64(
         if found:
             return found
     return []
+
+
+def _leaves(mine: Sequence[Any], theirs: Sequence[Any]) -> Iterator[tuple[int, Any, Any]]:
+    """Pairs of results, with their positions; of operators that have several results, each of these."""
+    for position, pair in enumerate(zip(mine, theirs, strict=True)):
+        several = [value if isinstance(value, (list, tuple)) else [value] for value in pair]
+        if len(several[0]) == len(several[1]):
+            yield from ((position, a, b) for a, b in zip(*several, strict=True))
+        else:
+            yield position, len(several[0]), len(several[1])
 
 
 def _is_plain(gm: fx.GraphModule) -> bool:

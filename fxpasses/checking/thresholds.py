@@ -109,7 +109,10 @@ def at_thresholds(rewriting: Rewriting) -> Iterator[AtThreshold]:
             continue
         seen.add(narrow.kind)
         window = _up_to_free_inputs(rewriting, narrow)
-        for values in _telling_values(rewriting, window):
+        only_given = (
+            rewriting.relation(narrow) == "other"
+        )  # right, if it is, for values only that are related
+        for values in _telling_values(rewriting, window, only_given):
             inputs = [
                 values.get(name, value) for name, value in zip(_names(window), window.inputs, strict=True)
             ]
@@ -144,15 +147,15 @@ def _names(window: Window) -> list[str]:
     return [node.name for node in window.before.graph.find_nodes(op="placeholder")]
 
 
-def _telling_values(rewriting: Rewriting, window: Window) -> Iterator[dict[str, Tensor]]:
-    """Values for inputs of a window, by name."""
+def _telling_values(rewriting: Rewriting, window: Window, only_given: bool) -> Iterator[dict[str, Tensor]]:
+    """Values for inputs of a window, by name; only for what the graph is given, where that is asked for."""
     calls = [node for gm in (window.before, window.after) for node in gm.graph.nodes]
     compared = [node for node in calls if _rule(node) is not None][:_MOST_COMPARISONS]
     is_chosen = any(_packet(n) in _CHOOSING or (_rule(n) and len(n.all_input_nodes) > 1) for n in calls)
     if not compared and not is_chosen:
         return
     given = {name: as_float64(value) for name, value in zip(_names(window), window.inputs, strict=True)}
-    free = _free_inputs(rewriting, window, given)
+    free = _free_inputs(rewriting, given, only_given)
     gaps = _Gaps(compared, given)
     for name in free:
         met = [m for node in compared for m in gaps.met(node, name)]
@@ -165,12 +168,11 @@ def _telling_values(rewriting: Rewriting, window: Window) -> Iterator[dict[str, 
         }
 
 
-def _free_inputs(rewriting: Rewriting, window: Window, given: Mapping[str, Any]) -> list[str]:
+def _free_inputs(rewriting: Rewriting, given: Mapping[str, Any], only_given: bool) -> list[str]:
     """The inputs of a window that may be any floats, whatever the others are."""
     nodes = {node.name: node for node in rewriting.before.graph.nodes}
     others = {node.name for node in rewriting.after.graph.nodes}
     taken = {nodes[name] for name in given}
-    rests_on_more = window in rewriting.suspects  # it is right for values only that are related
     return [
         name
         for name, value in given.items()
@@ -181,7 +183,7 @@ def _free_inputs(rewriting: Rewriting, window: Window, given: Mapping[str, Any])
         and (
             nodes[name].op == "placeholder"
             or (
-                not rests_on_more
+                not only_given
                 and _is_free(nodes[name])
                 and all(_is_apart(nodes[name], other) for other in taken)
             )
