@@ -23,7 +23,7 @@ from fake.cache.calls import (
     uncacheable_reason,
 )
 from fake.cache.disk import DiskCache
-from fake.cache.generated import HANDLER, IN_A_FORMULA, LOOKUP, made_by
+from fake.cache.generated import HANDLER, IN_A_FORMULA, made_by
 from fake.cache.key import compile_key, plain_key
 from fake.cache.links import Unlinked, refined, with_links
 from fake.cache.recipe import Apart, build
@@ -66,8 +66,6 @@ class Engine:
         self.dispatch = dispatch
         self.store = Store(limit)
         self.handlers: dict[int, Handler] = {}
-        self._keys: dict[int, tuple[str, dict[str, Any]]] = {}
-        self._lookups: dict[int, Callable] = {}
         self._funcs: list[Any] = []  # keeps the operators alive, so that an id is never used again
         self._lock = threading.Lock()
         self._checks = _Checks()
@@ -104,7 +102,6 @@ class Engine:
 
     def _compile(self, func: Any) -> Handler:
         source, names = compile_key(func, self.tensor_class)
-        self._keys[id(func)] = source, dict(names)
         names["Bypass"] = Bypass
         table = self.store.table(func)
         self._fill_from_disk(func)
@@ -142,25 +139,6 @@ class Engine:
 
         _t.skip_code(unseen.__code__)
         return unseen
-
-    def recipe(self, func: Any, mode: Any, args: Any, kwargs: Any) -> Any:
-        """Returns the closure that rebuilds the outputs of a call on plain sizes, or None where no entry serves it.
-
-        Args:
-            func: the operator.
-            mode: the mode of the call.
-            args: positional arguments.
-            kwargs: keyword arguments.
-        """
-        lookup = self._lookups.get(id(func))
-        if lookup is None:
-            if id(func) not in self._keys:
-                return None
-            source, names = self._keys[id(func)]
-            make = made_by(LOOKUP.format(names=", ".join(names), key=source), f"<fake lookup of {func}>")
-            lookup = self._lookups[id(func)] = make(func, self.store.table(func).get, **names)
-        rebuild = lookup(mode, func, args, kwargs)
-        return None if type(rebuild) is Bypass else rebuild
 
     def attach_disk(self, disk: DiskCache | None, name: str) -> None:
         """Serve entries from a disk cache, under the name that this engine has there."""

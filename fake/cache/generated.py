@@ -1,7 +1,7 @@
-"""The text of the functions that are generated for an operator: its handler, and the lookup of an entry by itself.
+"""The text of the function that is generated for an operator: its handler.
 
-The key (``key.py``) stands in the middle of both, so that a hit makes no call for it. Compiling the text takes longer than
-most operators' first dispatch: what a hit does not need is elsewhere, and the lookup is made when somebody asks for it.
+The key (``key.py``) stands in the middle of it, so that a hit makes no call for it. Compiling the text takes longer than
+most operators' first dispatch: what a hit does not need is elsewhere.
 """
 
 from __future__ import annotations
@@ -25,16 +25,6 @@ def make(func, get, hit, miss, unseen, {names}):
       return rebuild(mode, args, kwargs)
     return handler
 """
-LOOKUP = """
-def make(func, get, {names}):
-    def lookup(mode, func, args, kwargs):
-      try:
-{key}        return get(key)
-      except (Unkeyable, TypeError, AttributeError):
-        return None
-    return lookup
-"""
-
 
 IN_A_FORMULA = """\
       if type(autograd_node()) in FORMULAS:

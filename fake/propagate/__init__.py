@@ -1,4 +1,4 @@
-"""Propagation of fake tensors over FX graphs: incremental, and quick about layers that repeat."""
+"""Propagation of fake tensors over FX graphs: incremental."""
 
 from fake.propagate.prop import FakeTensorProp
 

@@ -1,9 +1,8 @@
 """The tape of a propagation: what was computed, and how to bring it up to date.
 
-A first run walks the graph once, operator by operator, through the dispatch cache: a layer that repeats is
-found as such (``repeated_regions.py``), and its values are rebuilt from what the first one left. The run is kept as a *tape*; the next run on the same graph and mode only looks for what
-has changed (nodes, arguments, inputs) and propagates from there down. A pass that rewrites three nodes pays for three
-nodes and for those below whose metadata really became different.
+A first run walks the graph once, operator by operator, through the dispatch cache. The run is kept as a *tape*; the next run on
+the same graph and mode only looks for what has changed (nodes, arguments, inputs) and propagates from there down. A pass that
+rewrites three nodes pays for three nodes and for those below whose metadata really became different.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from fake.cache.key import thread_state
 from fake.cache.replacements import REPLACEMENTS
 from fake.cache.symbolic import metadata_of
 from fake.mode import ENGINE
-from fake.propagate.repeated_regions import Region, RegionSteps, find_regions
 from fake.seam.dispatch import has_kernel
 from fake.tensors.tensor import Unkeyable, is_made_here
 
@@ -103,18 +101,9 @@ class _Walk:
         """Nodes whose value is another object than last time."""
 
     def run(self) -> list[_Record]:
-        records: list[_Record] = []
-        nodes = list(self.graph.nodes)
-        regions = [] if self.known else find_regions(nodes)
         # Handlers run with the mode entered and off the stack, as the dispatcher calls them.
         with self.mode, _t.unset_fake_temporarily():
-            start = 0
-            for region in regions:
-                records += [self._visit(node) for node in nodes[start : region.start]]
-                records += self._visit_region(nodes, region)
-                start = region.end
-            records += [self._visit(node) for node in nodes[start:]]
-        return records
+            return [self._visit(node) for node in self.graph.nodes]
 
     def _visit(self, node: Node) -> _Record:
         value = self._value_of(node)
@@ -123,47 +112,6 @@ class _Walk:
         if node.op != "output":
             node.meta["val"] = value
         return _Record(node, node.target, node._args, node._kwargs, value)
-
-    def _visit_region(self, nodes: list[Node], region: Region) -> list[_Record]:
-        """The instances of a repeated region: what one of them left serves those with inputs like its own."""
-        records: list[_Record] = []
-        known_steps = RegionSteps()
-        for instance in region.instances(nodes):
-            key = known_steps.key(instance, self.values)
-            steps = known_steps.steps.get(key) if key is not None else None
-            if steps is not None:
-                for node, step in zip(instance, steps, strict=True):
-                    value = step(self.mode, self.values, node) if step is not None else self._compute(node)
-                    self.values[node] = node.meta["val"] = value
-                    records.append(_Record(node, node.target, node._args, node._kwargs, value))
-                continue
-            records += [self._visit(node) for node in instance]
-            if key is not None:
-                known_steps.steps[key] = [self._step(node) for node in instance]
-        return records
-
-    def _step(self, node: Node) -> Any:
-        """Returns a function that makes the value of a node like one that was just computed, or None if it must be computed."""
-        if node.target is operator.getitem:
-            return _take_item
-        args: Any = torch.fx.node.map_arg(node.args, self.values.__getitem__)
-        kwargs: Any = torch.fx.node.map_arg(node.kwargs, self.values.__getitem__)
-        if _needs_dispatcher(node.target, args):
-            return None
-        rebuild = ENGINE.recipe(node.target, self.mode, args, kwargs)
-        if rebuild is None:
-            return None
-        plain = not node.kwargs and not any(isinstance(arg, (list, tuple, dict, slice)) for arg in node.args)
-
-        def step(mode: Any, values: dict[Node, Any], node: Node) -> Any:
-            if plain:
-                return rebuild(mode, [values[a] if a.__class__ is Node else a for a in node._args], {})
-            fetch = values.__getitem__
-            return rebuild(
-                mode, torch.fx.node.map_arg(node.args, fetch), torch.fx.node.map_arg(node.kwargs, fetch)
-            )
-
-        return step
 
     def _value_of(self, node: Node) -> Any:
         before = self.known.get(node)
@@ -226,20 +174,11 @@ class _Walk:
         return _checked(_call(target, self.mode, args, kwargs))
 
 
-def _take_item(mode: Any, values: dict[Node, Any], node: Node) -> Any:
-    return values[node._args[0]][node._args[1]]  # type: ignore[index]
-
-
-def _needs_dispatcher(target: Any, args: Any) -> bool:
-    """Whether something above the mode would see a call."""
-    return has_kernel(target.name(), _COMPOSITE) or any(
-        isinstance(a, torch.Tensor) and a.is_complex() for a in args
-    )
-
-
 def _call(target: Any, mode: Any, args: Any, kwargs: Any) -> Any:
     """Through the handler where nothing above the mode would see the call, else through the dispatcher."""
-    if _needs_dispatcher(target, args):
+    if has_kernel(target.name(), _COMPOSITE) or any(
+        isinstance(a, torch.Tensor) and a.is_complex() for a in args
+    ):
         with mode:
             return target(*args, **kwargs)
     return ENGINE.handler(target)(mode, target, (), tuple(args), kwargs)

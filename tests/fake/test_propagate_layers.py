@@ -1,4 +1,4 @@
-"""Repeated regions: found where they are, and no instance gets the values of one that is unlike it."""
+"""Propagation over graphs of layers that repeat, or nearly do: each has its own values."""
 
 import copy
 
@@ -10,7 +10,6 @@ from torch.utils._pytree import tree_leaves
 
 import fake
 from fake import FakeTensorMode, FakeTensorProp
-from fake.propagate.repeated_regions import find_regions
 from tests.fake.support import describe
 
 F = torch.nn.functional
@@ -103,18 +102,10 @@ def test_values_are_torchs(program):
         assert values(graph) == values(expected)
 
 
-def test_the_layers_are_found():
-    graph = make_fx(same)(*tensors())
-    (region,) = find_regions(list(graph.graph.nodes))
-    assert region.count in (4, 5)
-    assert region.period * 5 >= len(graph.graph.nodes) - 10
-
-
 def test_an_instance_with_another_input_is_computed():
     """The third layer's weight has another dtype: the layers behind it are like it, not like the first."""
     double = dict.fromkeys(range(5), torch.float64)
     graph = make_fx(lambda x, *ws: same(x, *[w.to(torch.float32) for w in ws]))(*tensors(double))
-    assert find_regions(list(graph.graph.nodes))
     given = tensors({**double, 2: torch.int64, 4: torch.bfloat16})
     expected = copy.deepcopy(graph)
     TorchFakeTensorProp(expected, torch._subclasses.FakeTensorMode()).propagate(*given)
@@ -122,17 +113,8 @@ def test_an_instance_with_another_input_is_computed():
     assert values(graph) == values(expected)
 
 
-def test_most_layers_do_not_ask_the_cache():
-    graph = make_fx(same)(*tensors())
-    fake.cache_clear()
-    FakeTensorProp(graph, FakeTensorMode()).propagate(*tensors())
-    info = fake.cache_info()
-    asked = info.hits + info.misses + sum(info.bypasses.values())
-    assert asked < len(graph.graph.nodes) / 2
-
-
-def test_changes_after_a_run_with_segments():
-    """The next run starts from the tape: a node inside an instance that changes is computed again."""
+def test_changes_after_a_run():
+    """The next run starts from the tape: a node inside a layer that changes is computed again."""
     graph = make_fx(same)(*tensors())
     mode = FakeTensorMode()
     given = [mode.from_tensor(t) for t in tensors()]
