@@ -81,45 +81,28 @@ DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 STRIDED_CODE = 0
 
 # What torch's own compiler answers to; a method more or less, or other parameters, is another protocol.
-_KNOWN_METHODS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "begin_capture": (("self", "inputs", "sizes", "scalars", "origins", "accumulate_grad", "check_nans"),),
-    "set_node_origin": (("self", "node_name", "nodecall_index", "pyobj"),),
-    "bind_function": (("self", "fn_name", "fn", "is_custom_function", "is_traceable"),),
-    "apply_functional": (("self", "fn_name", "grads", "args", "output_metadata"),),
-    "validate_outputs": (("self", "_", "outputs", "args", "output_metadata"),),
-    "accumulate": (("self", "old_var", "new_var"),),
+_KNOWN_METHODS: dict[str, tuple[str, ...]] = {
+    "begin_capture": ("self, inputs, sizes, scalars, origins, accumulate_grad, check_nans",),
+    "set_node_origin": ("self, node_name, nodecall_index, pyobj",),
+    "bind_function": ("self, fn_name, fn, is_custom_function, is_traceable",),
+    "apply_functional": ("self, fn_name, grads, args, output_metadata",),
+    "validate_outputs": ("self, _, outputs, args, output_metadata",),
+    "accumulate": ("self, old_var, new_var",),
     "accumulate_grad": (
-        ("self", "variable", "grad", "has_post_hooks"),
-        ("self", "variable", "variable_grad", "grad", "has_post_hooks"),
+        "self, variable, grad, has_post_hooks",
+        "self, variable, variable_grad, grad, has_post_hooks",
     ),
-    "unpack_hook": (("self", "hook_id", "data_id"),),
-    "tensor_pre_hook": (("self", "inputs", "hook_id", "i"),),
-    "cpp_tensor_pre_hook": (("self", "inputs", "hook_id", "i"),),
-    "pre_hook": (("self", "inputs", "hook_id"),),
-    "post_hook": (("self", "outputs", "inputs", "hook_id"),),
-    "post_acc_grad_hook": (("self", "input", "hook_id"),),
+    "unpack_hook": ("self, hook_id, data_id",),
+    "tensor_pre_hook": ("self, inputs, hook_id, i",),
+    "cpp_tensor_pre_hook": ("self, inputs, hook_id, i",),
+    "pre_hook": ("self, inputs, hook_id",),
+    "post_hook": ("self, outputs, inputs, hook_id",),
+    "post_acc_grad_hook": ("self, input, hook_id",),
     "proxy_call_backward": (
-        (
-            "self",
-            "inputs",
-            "output_metadatas",
-            "saved_tensors",
-            "backward_idx",
-            "ctx",
-            "maybe_backward_state_idx",
-        ),
-        (
-            "self",
-            "inputs",
-            "output_metadatas",
-            "saved_tensors",
-            "backward_idx",
-            "ctx",
-            "maybe_backward_state_idx",
-            "opaque_object_indices",
-        ),
+        "self, inputs, output_metadatas, saved_tensors, backward_idx, ctx, maybe_backward_state_idx",
+        "self, inputs, output_metadatas, saved_tensors, backward_idx, ctx, maybe_backward_state_idx, opaque_object_indices",
     ),
-    "end_capture": (("self", "outputs"),),
+    "end_capture": ("self, outputs",),
 }
 
 # Since 2.13 C++ passes the leaf's gradient to ``accumulate_grad``, and wants the new one back.
@@ -135,9 +118,9 @@ def hook_problem(compiler_class: Any = torch_compiled_autograd.AutogradCompilerI
         method = getattr(compiler_class, name, None)
         if method is None:
             return f"torch {torch.__version__}: its backward compiler has no method {name}"
-        found = tuple(inspect.signature(method).parameters)
+        found = ", ".join(inspect.signature(method).parameters)
         if found not in known:
-            return f"torch {torch.__version__}: {name}({', '.join(found)}) has other parameters than we know"
+            return f"torch {torch.__version__}: {name}({found}) has other parameters than we know"
     return None
 
 

@@ -10,6 +10,7 @@ Both forms of a pass may be wanted: `reason_to_call` says when a pass, for its s
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ class _Kept(Exception):
     """The call stays, and why."""
 
 
+@dataclass
 class CompiledCall:
     """The call of a compiled backward that a capture met: what flows into it.
 
@@ -59,29 +61,21 @@ class CompiledCall:
     ``state`` the one that holds the hooks that Dynamo traced into the function.
     """
 
-    def __init__(
-        self,
-        ctx: Any,
-        context: InputValue,
-        grads: Sequence[Any],
-        saved: Sequence[Any],
-        numbers: Sequence[Any],
-        objects: Sequence[Any],
-        outputs: int,
-        node: int,
-        state: InputValue | None = None,
-    ) -> None:
-        self.ctx = ctx
-        self.function = ctx._forward_cls
-        self.context = context
-        self.grads = grads
-        self.numbers = numbers
-        self.objects = objects
-        self.outputs = outputs
-        self.node = node
-        self.saved = saved
-        self.state = state
-        self.steps: list[Step] = []
+    ctx: Any
+    context: InputValue
+    grads: Sequence[Any]
+    saved: Sequence[Any]
+    numbers: Sequence[Any]
+    objects: Sequence[Any]
+    outputs: int
+    node: int
+    state: InputValue | None = None
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def function(self) -> Any:
+        """The custom Function that AOTAutograd made."""
+        return self.ctx._forward_cls
 
     def step(
         self,

@@ -109,24 +109,4 @@ class MetadataTable:
 
 STATIC = MetadataTable()
 """Metadata with plain integers, shared by all modes of the process."""
-
-
-def intern(
-    shape: tuple[Any, ...],
-    stride: tuple[Any, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    offset: Any,
-    flags: int = 0,
-) -> TensorMetadata:
-    """The one metadata object of the process for these values.
-
-    Args:
-        shape: sizes, integers.
-        stride: strides in elements.
-        dtype: the tensor's dtype.
-        device: its device.
-        offset: its storage offset in elements.
-        flags: see `MetadataTable.intern`.
-    """
-    return STATIC.intern(shape, stride, dtype, device, offset, flags)
+intern = STATIC.intern

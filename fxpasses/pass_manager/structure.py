@@ -26,9 +26,9 @@ from fxpasses.errors import StructureError
 from fxpasses.graphs.aliasing import AliasInfo, has_effect, is_mutating, uses_rng
 from fxpasses.graphs.provenance import locate
 from fxpasses.graphs.rewriting import attribute_of, value_of
-from fxpasses.pass_manager.contract import Check, GraphKind, Pass
+from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.memory import Memory, stale_read
-from fxpasses.pass_manager.metadata import Difference, metadata_difference, refresh
+from fxpasses.pass_manager.metadata import Difference, metadata_difference
 from fxpasses.pass_manager.runs import Snapshot
 from fxpasses.pass_manager.sites import MatchSite
 
@@ -86,22 +86,6 @@ class Facts:
             inputs = frozenset(root.name for root in roots if root.op in ("placeholder", "get_attr"))
             found.append((inputs, frozenset(first.setdefault(root, position) for root in roots)))
         return found
-
-
-class StructureCheck(Check):
-    """The structure check as a :class:`~fxpasses.pass_manager.manager.Check`, for a manager that was told to leave it out."""
-
-    def before(self, item: Pass, gm: fx.GraphModule, kind: GraphKind) -> Facts:
-        """Remember the graph. Args: those of :meth:`Check.before`."""
-        return Facts(gm.graph)
-
-    def after(
-        self, item: Pass, gm: fx.GraphModule, kind: GraphKind, remembered: Facts, sites: tuple[MatchSite, ...]
-    ) -> None:
-        """Bring metadata up to date and compare the graph with the one before. Args: those of :meth:`Check.after`."""
-        before = remembered.snapshot
-        differences = refresh(gm, before.touched(Snapshot(gm.graph)), before)
-        check_structure(item, gm, kind, remembered, differences, sites)
 
 
 def check_structure(

@@ -33,6 +33,7 @@ FACTORIES = {
     prims.iota.default,
 }
 """Operators that make constants of numbers alone."""
+_MOST_ELEMENTS = 1 << 22
 _FILLED = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2}
 _ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
 
@@ -219,19 +220,14 @@ def erase_unused(node: fx.Node) -> None:
         node.graph.erase_node(node)
 
 
-def constant_value(gm: fx.GraphModule, node: fx.Node, max_elements: int = 1 << 22) -> torch.Tensor | None:
-    """The value of a node that depends on factories of constants alone and has numbers for sizes, or None.
-
-    Args:
-        gm: the graph.
-        node: the node.
-        max_elements: None for a value that is larger, or made of one that is.
-    """
+def constant_value(gm: fx.GraphModule, node: fx.Node) -> torch.Tensor | None:
+    """The value of a node that depends on factories of constants alone and has numbers for sizes, or None; also for one
+    that is made of a value with more elements than :data:`_MOST_ELEMENTS`."""
     known: dict[fx.Node, torch.Tensor | None] = {}
 
     def evaluate(node: fx.Node) -> torch.Tensor | None:
         if node not in known:
-            known[node] = _evaluate(gm, node, evaluate, max_elements)
+            known[node] = _evaluate(gm, node, evaluate)
         return known[node]
 
     return evaluate(node)
@@ -253,15 +249,13 @@ def constant_range(gm: fx.GraphModule, node: fx.Node) -> range | None:
         return counted if torch.equal(flat, wanted) else None
 
 
-def _evaluate(
-    gm: fx.GraphModule, node: fx.Node, evaluate: Callable[[fx.Node], Any], max_elements: int
-) -> torch.Tensor | None:
+def _evaluate(gm: fx.GraphModule, node: fx.Node, evaluate: Callable[[fx.Node], Any]) -> torch.Tensor | None:
     fake, shape = value_of(node), shape_of(node)
     if node.op == "get_attr":
         # Only what the constant folding pass has made: anything else may be written to between calls.
         attribute = getattr(gm, str(node.target), None) if str(node.target).startswith("_folded_") else None
         return attribute if isinstance(attribute, torch.Tensor) else None
-    if shape is None or math.prod(shape) > max_elements or not isinstance(fake, FakeTensor):
+    if shape is None or math.prod(shape) > _MOST_ELEMENTS or not isinstance(fake, FakeTensor):
         return None
     if not is_pure(node) or not isinstance(node.target, OpOverload) or fake.device.type != "cpu":
         return None

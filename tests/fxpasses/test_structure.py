@@ -12,7 +12,6 @@ import fxpasses
 from fake import FakeTensorMode
 from fxpasses import PassManager, StructureError, claim, graph_pass, insert_call
 from fxpasses.graphs.rewriting import copy_graph
-from fxpasses.pass_manager.structure import StructureCheck
 from fxpasses.passes import default_passes
 from tests.fxpasses.structure_support import X, accepted, aten, draws, find, rejected, writes_between
 from tests.fxpasses.support import text, traced
@@ -270,7 +269,7 @@ def test_functions_of_torch_get_their_values_too():
     assert find(gm, torch.cos).meta["val"].shape == (3, 4)
 
 
-def test_the_check_can_be_left_out_and_called_as_any_other():
+def test_the_check_can_be_left_out():
     def function(x):
         return x.clone()
 
@@ -283,7 +282,7 @@ def test_the_check_can_be_left_out_and_called_as_any_other():
     item = graph_pass(drops_the_clone)
     PassManager([item], structure=False).run(traced(function, X), "inference")
     with pytest.raises(StructureError):
-        PassManager([item], [StructureCheck()], structure=False).run(traced(function, X), "inference")
+        PassManager([item]).run(traced(function, X), "inference")
 
 
 # --- no false alarms

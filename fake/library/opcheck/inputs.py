@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -186,22 +187,13 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 # --- other tensors with the same kind of values ----------------------------------------------------
-def refill(original: torch.Tensor, shape: list[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Values of ``original``, repeated or cut, in another shape: indices stay in range.
-
-    Args:
-        original: the tensor whose values are used.
-        shape: the new shape.
-        dtype: the new dtype; None keeps it.
-    """
-    count = 1
-    for size in shape:
-        count *= size
+def refill(original: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    """Values of ``original``, repeated or cut, in another shape: indices stay in range."""
+    count = math.prod(shape)
     values = original.detach().resolve_conj().resolve_neg().reshape(-1)
     if values.numel() == 0:
         values = torch.zeros(1, dtype=original.dtype, device=original.device)
-    repeated = values.repeat(-(-count // values.numel()))[:count].reshape(shape)
-    return repeated if dtype is None else repeated.to(dtype)
+    return values.repeat(-(-count // values.numel()))[:count].reshape(shape)
 
 
 def refill_like(original: torch.Tensor, shape: list[int]) -> torch.Tensor:

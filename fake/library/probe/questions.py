@@ -10,14 +10,13 @@ from fake.library.probe.experiments import Observation
 from fake.library.probe.facts import Facts, TensorFact
 from fake.library.probe.rule import FakeRule, UndecidedError, call_text
 
+_MOST = 20
 _OTHER_SIZE = 23
 """A prime that no variation uses: candidates that agree on every observation differ on it, if at all."""
 
 
-def open_questions(
-    rule: FakeRule, observations: Sequence[Observation], optional: Sequence[str], *, limit: int = 20
-) -> list[str]:
-    """Questions with the calls that would answer them, at most ``limit``.
+def open_questions(rule: FakeRule, observations: Sequence[Observation], optional: Sequence[str]) -> list[str]:
+    """Questions with the calls that would answer them, at most :data:`_MOST`.
 
     Asked are calls that the kernel answered but the rule does not, calls close to the samples on which rules that fit
     all the evidence disagree, and parameters (of ``optional``) that no sample passes.
@@ -26,10 +25,9 @@ def open_questions(
         rule: the derived rule.
         observations: calls with what the kernel returned.
         optional: parameters that have a default.
-        limit: the most that are returned.
     """
     if not rule.decided:
-        return list(rule.problems[:limit])
+        return list(rule.problems[:_MOST])
     questions: dict[Any, str] = {}
     for facts in _calls(observations):
         try:
@@ -42,7 +40,7 @@ def open_questions(
         call = call_text(observations[0].facts)
         for name in unseen:
             questions[name] = f"no call passes {name} anything but one value: {call}, with another {name}"
-    return list(questions.values())[:limit]
+    return list(questions.values())[:_MOST]
 
 
 def _calls(observations: Sequence[Observation]) -> Iterator[Facts]:
