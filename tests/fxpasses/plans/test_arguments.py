@@ -1,5 +1,7 @@
 """Arguments of calls that a plan may serve."""
 
+import ast
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from fxpasses.plans import native
 from fxpasses.plans._torch import PROPAGATED, TENSOR_LAYOUT
 from fxpasses.plans.arguments import SameArguments, described_arguments
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.generated import Module
 from fxpasses.plans.loaded import Plan
 
 
@@ -103,3 +106,22 @@ def test_wrong_arguments_of_the_library_are_refused(checks):
         library.unchanged(((divmod, 1, 0),), (1,))
     with pytest.raises(ValueError, match="flag"):
         library.Arguments((_X,), {}, (), (), TENSOR_LAYOUT)
+
+
+def test_of_a_base_only_symbolic_sizes_are_asked():
+    code = """
+def accepts(x, base):
+    _s0 = x.size(0)
+    _s1 = base.size(0)
+    return bool(x.size(1) == 8 and base.size(1) == 8 and base.stride(0) == 8 and _s1 >= 2 * _s0)
+"""
+    module = Module()
+    assert module.add_guards(code, ["base"]) == ["x", "base"]
+    accepts = {}
+    exec(ast.unparse(ast.fix_missing_locations(ast.Module(module._body, []))), accepts)
+    wide = torch.ones(9, 16)
+    assert accepts["accepts"](torch.ones(4, 8), wide)
+    assert not accepts["accepts"](torch.ones(5, 8), wide)
+    assert Module().add_guards(
+        code.replace(" and _s1 >= 2 * _s0", "").replace("_s1 = base.size(0)", "pass"), ["base"]
+    ) == ["x"]
