@@ -76,7 +76,7 @@ def directory_of(compiled: Callable[..., Any] | str | os.PathLike[str]) -> Path:
         found = options.get("report")
     if not found:
         raise ReportError(
-            'it was compiled without a report: torch.compile(..., options={"report": "directory"})'
+            'it was compiled without a report: fxpasses.compile(..., report="directory"), or options={"report": "directory"}'
         )
     return Path(found)
 
