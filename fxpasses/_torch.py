@@ -95,7 +95,12 @@ def unwrapped(error: Exception, frame: FrameType | None) -> Exception:
         frame: the first frame that its traceback shows.
     """
     kind = type(error)
-    made: Any = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
+    text = str(error)  # without what Dynamo adds: how to report a bug of its own
+    made: Any = type(
+        kind.__name__,
+        (kind, ShortenTraceback),
+        {"__module__": kind.__module__, "__str__": lambda self: text},
+    )
     same = made.__new__(made)
     ShortenTraceback.__init__(same, *error.args, first_useful_frame=frame)
     same.__dict__ |= error.__dict__

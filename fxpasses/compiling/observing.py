@@ -45,6 +45,12 @@ class Observer:
     def lowered(self, kind: str, parts: Sequence[Any]) -> None:
         """What Inductor made of it: one compiled graph, or one for each segment between calls of regions."""
 
+    def failed(self, error: StageError) -> None:
+        """A stage failed: what it was given runs in eager, or, with ``on_failure="raise"``, the error is raised."""
+
+    def done(self) -> None:
+        """All is compiled but a backward graph, which may follow when it is first needed."""
+
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
         """The shape environment of Dynamo's graph, once all stages have installed their guards."""
 

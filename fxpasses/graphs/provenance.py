@@ -27,6 +27,10 @@ _GRADIENT_SUM = "Gradient addition node"
 _FRAME = re.compile(r'File "(?P<file>.+?)", line (?P<line>\d+)(?:, in (?P<function>.+))?\n?(?P<code>.*)')
 
 
+_LONGEST_LINE = 300
+"""Characters of a line that are kept: it is repeated for each of its operators."""
+
+
 @dataclass(frozen=True)
 class Provenance:
     """The provenance of a node.
@@ -164,12 +168,16 @@ def _of(node: fx.Node, backward: bool, forward: fx.Node | None) -> Provenance:
         file=frame["file"] if frame else "",
         line=int(frame["line"]) if frame else 0,
         function=(frame["function"] or "") if frame else "",
-        code=(frame["code"] or "").strip() if frame else "",
+        code=_shortened((frame["code"] or "").strip()) if frame else "",
         module=module,
         module_type=module_type,
         backward=backward,
         forward_node=forward.name if forward is not None else "",
     )
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ..."
 
 
 @functools.lru_cache(maxsize=256)  # all results of one call have the same trace

@@ -128,11 +128,13 @@ class Stages:
         self._count_graph()
         if self._hooks.counts:
             self._unmatched.tell()
-        if not self._ran:
-            for observer in self._hooks.observers:
+        for observer in self._hooks.observers:
+            if self._ran:
+                observer.done()
+            else:
                 observer.taken_from_cache()
-            if self._hooks.counts:
-                counters.count("cache_hits")
+        if not self._ran and self._hooks.counts:
+            counters.count("cache_hits")
         return self._eager_if_wrong(self._with_partition_repro(compiled, original), original.forward)
 
     def traced(self, joint: fx.GraphModule) -> None:
@@ -300,6 +302,10 @@ class Stages:
             raise failure(reason, failing_node(error, gm), graph=kind) from error
 
     def _eager_instead(self, error: StageError, eager: Callable[..., Any]) -> Callable[..., Any]:
+        for observer in (
+            () if self._hooks.of_region else self._hooks.observers
+        ):  # a region that fails may be refused only
+            observer.failed(error)
         if not self._to_eager:
             if self._hooks.advises:
                 error.advise()

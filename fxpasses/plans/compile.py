@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -93,6 +94,8 @@ def compile(
         raise OptionsError("report", report, "a directory name")
     if not isinstance(cache, (str, os.PathLike)):
         raise OptionsError("cache", cache, "'auto', 'off' or a directory")
+    if dynamic not in (None, True, False):
+        raise OptionsError("dynamic", dynamic, "True, False or None")
     given = {
         "passes": None if passes is None else passes if isinstance(passes, str) else list(passes),
         "regions": regions, "memory_budget": memory_budget, "compiler": compiler, "inductor": inductor, "mode": mode,
@@ -396,7 +399,16 @@ class CompiledContainer(Compiled[M]):
         return self.model[index]  # type: ignore[index]
 
 
+class CompiledFunction(Compiled[M]):
+    """What a function is compiled to; in a class it is a method."""
+
+    def __get__(self, instance: object | None, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+
 def _kind_for(model: Any) -> type[Compiled[Any]]:
+    if isinstance(model, types.FunctionType):
+        return CompiledFunction
     container = isinstance(model, torch.nn.Module) and hasattr(type(model), "__getitem__")
     return CompiledContainer if container else Compiled
 

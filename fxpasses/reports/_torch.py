@@ -60,10 +60,14 @@ def kernels_of(compiled: Callable[..., Any]) -> dict[str, list[str]]:
 
 def compile_options(compiled: Any) -> Mapping[str, Any] | None:
     """The ``options`` that a compiled function or module was made with; None for what ``torch.compile`` did not make."""
+    compiled = getattr(compiled, "_compiled_call_impl", None) or compiled  # of module.compile()
     context = getattr(compiled, "dynamo_ctx", None)  # of a module; a function has the same in its closure
     backend = getattr(context, "callback", None)
-    if backend is None and isinstance(compiled, types.FunctionType):
+    while backend is None and isinstance(
+        compiled, types.FunctionType
+    ):  # one that looks for plans wraps Dynamo's
         backend = inspect.getclosurevars(compiled).nonlocals.get("callback")
+        compiled = getattr(compiled, "__wrapped__", None)
     while backend is not None:
         arguments = getattr(backend, "kwargs", None)
         if isinstance(arguments, dict):

@@ -67,13 +67,20 @@ def advice(
 
 
 def _of_graph(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
+    raised = (graph.get("settings") or {}).get("on_failure") == "raise"
     for fallback in graph["fallbacks"]:
         yield (
             100.0,
             _entry(
-                f"The {fallback['stage']} stage failed: this graph runs in eager",
+                f"The {fallback['stage']} stage failed: "
+                + ("the call raised an error" if raised else "this graph runs in eager"),
                 fallback["reason"],
-                "mend the cause; options={'on_failure': 'isolate'} keeps the rest compiled",
+                "mend the cause"
+                + (
+                    "; options={'on_failure': 'isolate'} keeps the rest compiled"
+                    if fallback["stage"] == "inductor"
+                    else ""
+                ),
                 fallback["location"],
             ),
         )

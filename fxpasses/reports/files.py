@@ -14,6 +14,7 @@ import fake
 from fxpasses.compiling.history import Miss
 from fxpasses.compiling.observing import Observer
 from fxpasses.compiling.options import Options
+from fxpasses.errors import StageError
 from fxpasses.partitioner import META_KEY
 from fxpasses.reports.record import Recorder
 from fxpasses.reports.text import annotated_code
@@ -63,6 +64,13 @@ class GraphFiles(Observer):
 
     def lowered(self, kind: str, parts: Sequence[Any]) -> None:
         self._record.lowered(kind, parts)
+        self._record.write(self.directory)
+
+    def failed(self, error: StageError) -> None:
+        self._record.failed(error)
+        self._record.write(self.directory)
+
+    def done(self) -> None:
         self._record.write(self.directory)
 
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import linecache
 import os
 import re
 import time
@@ -24,6 +25,7 @@ import fxpasses
 from fxpasses.compiling.history import Difference, Miss
 from fxpasses.compiling.options import Options
 from fxpasses.counters import counters
+from fxpasses.errors import StageError
 from fxpasses.graphs.provenance import provenance
 from fxpasses.graphs.rewriting import value_of
 from fxpasses.partitioner import META_KEY
@@ -86,6 +88,7 @@ class Recorder:
             "recompiled": None,
             "regions": None,
             "kernels": [],
+            "fallbacks": [],
         }
 
     def dynamo(self, gm: fx.GraphModule, options: Options, earlier: Miss | None = None) -> None:
@@ -157,6 +160,13 @@ class Recorder:
                     {"graph": kind, "key": cache_key(part.compiled), "code": code, "kernels": kernels}
                 )
 
+    def failed(self, error: StageError) -> None:
+        """A stage that failed, once: a graph around a region that fails fails with the same error."""
+        reason = f"pass {error.pass_name!r}: {error.reason}" if error.pass_name else error.reason
+        found = {"stage": error.stage, "reason": reason, "location": str(error.location)}
+        if found not in self._data["fallbacks"]:
+            self._data["fallbacks"].append(found)
+
     def guards(self, shape_env: Any, graph: fx.Graph) -> None:
         """For which sizes the graphs hold."""
         self._data["guards"] = json.loads(
@@ -206,10 +216,6 @@ class Recorder:
                     stage: seconds for stage, seconds in spent.items() if seconds > 0 and stage != "total"
                 },
             },
-            "fallbacks": [
-                {"stage": f.stage, "reason": f.reason, "location": f.location}
-                for f in now.fallbacks[len(then.fallbacks) :]
-            ],
             "isolated": [
                 {"node": i.node, "target": i.target, "source": i.source, "reason": i.reason}
                 for i in now.isolated[len(then.isolated) :]
@@ -300,9 +306,6 @@ def _described(run: PassRun) -> dict[str, Any]:
 def _sources(lines: Iterable[tuple[str, int, str, str]]) -> Iterable[tuple[str, str]]:
     """The text of the files that lines are of, as they are now."""
     for file in dict.fromkeys(line[0] for line in lines):
-        try:
-            text = Path(file).read_text(errors="replace")
-        except OSError:
-            continue  # typed into an interpreter, or gone: the lines themselves are known
-        if len(text) <= _LARGEST_SOURCE:
+        text = "".join(linecache.getlines(file))  # of notebooks' cells, too
+        if text and len(text) <= _LARGEST_SOURCE:
             yield file, text

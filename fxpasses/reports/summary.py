@@ -12,6 +12,7 @@ _COLUMNS = (
     "nodes",
     "seconds",
     "saved for backward",
+    "runs in eager:",
     "ends with a graph break",
     "compiled again for",
 )
@@ -29,7 +30,7 @@ class Summary:
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """For each graph its name, nodes, seconds, saved bytes, where it ends and why it was compiled again."""
+        """For each graph its name, nodes, seconds, saved bytes, why it runs in eager, where it ends and why it was compiled again."""
         return [_row(graph) for graph in self.data["graphs"]]
 
     @property
@@ -62,6 +63,7 @@ def _row(graph: dict[str, Any]) -> tuple[str, ...]:
         nodes,
         f"{sum(graph['seconds']['stages'].values()):.1f}",
         f"{partition['saved_bytes']:,} bytes" if partition else "",
+        "; ".join(f"{failed['stage']} failed, {failed['reason']}" for failed in graph["fallbacks"]),
         f"at {where['file']}:{where['line']}: {where['code']}" if where else ended["reason"] if ended else "",
         ("; ".join(again["differs"]) or again["reason"] or "another guard") if again else "",
     )

@@ -23,7 +23,7 @@ const count = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s
 const base = (file) => file.split("/").pop();
 const middle = (values) => { const sorted = [...values].sort((a, b) => a - b), half = sorted.length >> 1; return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2; };
 const card = (title, value, kind) => h("div", { class: "card" }, h("b", { class: kind }, value), h("span", { class: "soft" }, title));
-const table = (heads, rows, total = rows.length) => h("div", { class: "wide" }, h("table", {},
+const table = (heads, rows, total = rows.length) => !rows.length ? h("p", { class: "soft" }, "None.") : h("div", { class: "wide" }, h("table", {},
   heads.some(Boolean) ? h("tr", {}, heads.map((head) => h("th", { class: head.startsWith("#") ? "n" : null }, head.replace("#", "")))) : null,
   rows.slice(0, SHOWN).map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: heads[i].startsWith("#") ? "n" : null }, cell)))),
   total > SHOWN ? h("tr", {}, h("td", { colspan: heads.length, class: "soft" }, `${total - SHOWN} more: narrow it down with the search`)) : null));

@@ -14,7 +14,7 @@
   function nodesOf(g, kind) {
     const key = g + "/" + kind;
     if (!made.has(key)) {
-      const graph = data.graphs[g], found = graph.graphs[kind], C = COLUMN;
+      const graph = data.graphs[g], found = graph.graphs[kind] || { nodes: [], inputs: {} }, C = COLUMN;
       const saved = new Set((graph.partition ? graph.partition.saved : []).map((row) => row[0]));
       const nodes = found.nodes.map((row, index) => ({
         index, name: row[C.name], target: graph.targets[row[C.target]], type: row[C.type], stride: row[C.stride], bytes: row[C.bytes],
@@ -83,7 +83,9 @@
     detail.hidden = false;
   }
 
-  const recompiled = (g) => table(["", ""], [["guard that failed", g.recompiled.reason], ["what differs", g.recompiled.differs.map((text) => h("div", {}, text))]]);
+  const recompiled = (g) => table(["", ""], [["guard that failed", g.recompiled.reason], ...(g.recompiled.differs.length ? [["what differs", g.recompiled.differs.map((text) => h("div", {}, text))]] : [])]);
+  const whyAgain = (g) => g.recompiled ? g.recompiled.differs.join("; ") || g.recompiled.reason : "";
+  const secondsOf = (g) => Object.values(g.seconds.stages).reduce((a, b) => a + b, 0);
   // A graph and those of its regions, each with the number of its copies.
   function withRegions(number, times = 1) {
     const graph = data.graphs[number], taken = graph.regions ? graph.regions.repeats.filter((item) => item.taken) : [], under = `${graph.name}/regions/`;
@@ -118,10 +120,10 @@
         found.only_after.length ? h("p", { class: "warm" }, `only now: ${found.only_after.join(", ")}`) : null];
     },
     Summary() {
-      const g = current(), total = Object.values(g.seconds.stages).reduce((a, b) => a + b, 0);
+      const g = current(), total = secondsOf(g), wholes = data.graphs.flatMap((graph, i) => graph.name.includes("/regions/") ? [] : [[graph, i]]);
       const counts = kinds().map((kind) => [kind, nodesOf(state.graph, kind).length]);
       const bar = (parts, whole) => h("div", {}, parts.filter(([, s]) => s > 0).map(([name, s, cls]) =>
-        h("span", { class: cls, style: `flex: ${s / whole} 1 0`, title: `${name}: ${seconds(s)}` }, cls ? "" : `${name} ${seconds(s)}`)));
+        h("span", { class: cls, style: `width: ${100 * s / whole}%`, title: `${name}: ${seconds(s)}` }, cls ? "" : `${name} ${seconds(s)}`)));
       const stages = Object.entries(g.seconds.stages).sort((a, b) => b[1] - a[1]);
       const second = stages.flatMap(([name, s]) => {
         if (name !== "passes") return [["", s, "gap"]];
@@ -134,7 +136,11 @@
           h("span", {}, item.do), item.source ? [h("br"), h("code", {}, item.source)] : null))) : h("p", {}, "Nothing stands out."),
         (data.eager || []).length ? [h("h2", { class: "warm" }, "Left in eager"), table(["where", "why"], data.eager.map((left) => [h("code", {}, left.location), left.reason]))] : null,
         h("h2", {}, "What was compiled"),
-        h("div", { class: "cards" }, card("graphs", String(data.graphs.length)), counts.map(([kind, n]) => card(`nodes, ${kind}`, n.toLocaleString("en"))),
+        wholes.length > 1 ? table(["graph", "#nodes", "#compiling", "#saved for backward", "in eager", "compiled again for", "ends with a graph break at"], wholes.map(([graph, i]) => [
+          link(graph.name, () => { choose(i); go({ tab: "Summary" }); }), compiledKinds(i).map((kind) => nodesOf(i, kind).length).join(" + "), seconds(secondsOf(graph)), graph.partition ? size(graph.partition.saved_bytes) : "",
+          graph.fallbacks.length ? "all of it" : graph.isolated.map((call) => call.target).join(" "), whyAgain(graph), graph.ended && graph.ended.where ? `${base(graph.ended.where.file)}:${graph.ended.where.line}` : ""])) : null,
+        wholes.length > 1 ? h("h2", {}, g.name) : null,
+        h("div", { class: "cards" }, card("graphs and regions, in all", String(data.graphs.length)), counts.map(([kind, n]) => card(`nodes, ${kind}`, n.toLocaleString("en"))),
           card("compiling", seconds(total)), g.partition ? card("saved for backward", size(g.partition.saved_bytes)) : null,
           card("guards", String(g.guards.length)), card("fallbacks", String(g.fallbacks.length + g.isolated.length))),
         h("p", { class: "soft" }, `${g.name}; torch ${g.versions.torch}, fxpasses ${g.versions.fxpasses}` + (g.process ? `; process ${g.process}` : "")),
@@ -267,7 +273,7 @@
       const g = current();
       return [h("h2", {}, "Symbols"), g.symbols.length ? table(["symbol", "range", "seen"], g.symbols.map((s) => [s.name, s.range, s.hint])) : h("p", {}, "All sizes are fixed."),
         h("h2", {}, "Compiled again"), data.graphs.some((graph) => graph.recompiled)
-          ? table(["graph", "guard that failed", "what differs"], data.graphs.filter((graph) => graph.recompiled).map((graph) => [graph.name, graph.recompiled.reason, graph.recompiled.differs.join("; ")]))
+          ? table(["graph", "guard that failed", "what differs"], data.graphs.filter((graph) => graph.recompiled).map((graph) => [graph.name, graph.recompiled.reason, whyAgain(graph)]))
           : h("p", {}, "Nothing was compiled again."),
         h("h2", {}, "Guards: for which sizes this holds, who asked, how to avoid it"),
         g.guards.length ? table(["guard", "kind", "why", "operator", "where", "avoid"], g.guards.map((guard) => [h("code", {}, guard.expression), guard.kind, guard.why,

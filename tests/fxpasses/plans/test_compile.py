@@ -236,6 +236,19 @@ def test_wrappers_of_torch_compile_leave_no_trace_on_the_model(monkeypatch):
     assert type(copy.deepcopy({"passes": TunedPasses()})["passes"]) is TunedPasses
 
 
+def test_as_a_decorator_in_a_class_it_makes_a_method():
+    class Counts:
+        def __init__(self, factor):
+            self.factor = factor
+
+        @fxpasses.compile(compiler="eager", cache="off")
+        def scaled(self, x):
+            return x * self.factor
+
+    assert Counts(3).scaled(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert Counts.scaled(Counts(2), torch.ones(1)).tolist() == [2.0]
+
+
 def test_as_a_decorator_it_takes_options():
     @fxpasses.compile(compiler="eager", cache="off")
     def function(x):
@@ -243,7 +256,7 @@ def test_as_a_decorator_it_takes_options():
 
     x = torch.randn(3)
     torch.testing.assert_close(function(x), x.sin())
-    assert type(function) is Compiled
+    assert isinstance(function, Compiled)
 
 
 def test_an_error_of_the_model_has_no_other_before_it(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,64 @@ def test_a_wrong_pass_is_named_in_the_report(tmp_path):
     (graph,) = read_report(tmp_path)["graphs"]
     (run,) = (run for run in graph["passes"] if run["name"] == "doubles")
     assert run["verdict"].startswith("wrong: ")
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "eager"])
+def test_a_pass_that_raises_is_told(tmp_path, on_failure):
+    @fxpasses.graph_pass(graphs=["joint", "inference"])
+    def gives_up(gm):
+        "Raises."
+        raise ValueError("on purpose")
+
+    torch._dynamo.reset()
+    options = {
+        "report": str(tmp_path),
+        "compiler": "eager",
+        "on_failure": on_failure,
+        "passes": [gives_up],
+    }
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="fxpasses", options=options)
+    with pytest.raises(Exception, match="on purpose") if on_failure == "raise" else nullcontext():
+        torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3).sin() + 1)
+    data = read_report(tmp_path)
+    (graph,) = data["graphs"]
+    (failed,) = graph["fallbacks"]
+    assert "on purpose" in failed["reason"]
+    told = "the call raised an error" if on_failure == "raise" else "this graph runs in eager"
+    assert told in data["advice"][0]["title"]
+    assert "on purpose" in fxpasses.report(compiled).read_text()
+
+
+def test_the_stages_of_an_inference_graph_have_its_tracing(tmp_path):
+    torch._dynamo.reset()
+    compiled = fxpasses.compile(Model(), report=tmp_path, compiler="eager", cache="off")
+    with torch.no_grad():
+        compiled(torch.randn(3, 8))
+    (graph,) = compiled.graphs
+    assert graph["seconds"]["stages"]["tracing"] > 0
+
+
+def test_what_torch_compile_made_of_a_function_or_in_place_has_its_report(tmp_path):
+    torch._dynamo.reset()
+    options = {"report": str(tmp_path / "function"), "compiler": "eager"}
+    function = torch.compile(lambda x: x.sin(), backend="fxpasses", options=options)
+    function(torch.ones(3))
+    assert fxpasses.report(function).parent == tmp_path / "function"
+    model = Model()
+    model.compile(backend="fxpasses", options=options | {"report": str(tmp_path / "model")})
+    model(torch.ones(3, 8))
+    assert fxpasses.report(model).parent == tmp_path / "model"
+
+
+def test_a_long_line_is_kept_once(tmp_path):
+    torch._dynamo.reset()
+    file, scope = tmp_path / "long.py", {}
+    file.write_text(f"def function(x):\n    return x{' + x.sin()' * 200}\n")
+    exec(compile(file.read_text(), str(file), "exec"), scope)
+    options = {"report": str(tmp_path / "report"), "compiler": "eager", "regions": "off"}
+    torch.compile(scope["function"], backend="fxpasses", options=options)(torch.ones(3))
+    (graph,) = read_report(tmp_path / "report")["graphs"]
+    assert max(len(line[3]) for line in graph["lines"]) < 400
 
 
 def test_the_curve_is_that_of_the_partition(tmp_path):
