@@ -77,11 +77,13 @@ def tuned_graph(
         one.reused += 1
         counters.count("tuned_reused")
         return _KeptProgram(graph, kept, choice, exact).compiled(inputs)
+    regions = counters.snapshot().regions
     default = compile(gm, inputs, options)
+    has_regions = counters.snapshot().regions > regions
     if any(isinstance(value, torch.SymInt) for value in inputs):
         log.info("not tuned: sizes are symbolic, and no other size of the graph was tuned before")
         return default
-    return _FirstCall(graph, one, default, alone)
+    return _FirstCall(graph, one, default, alone, has_regions)
 
 
 def _found(place: Place, one: Session) -> tuple[Kept, Choice, bool] | None:
@@ -222,12 +224,14 @@ class _FirstCall:
         session: how to measure.
         running: the program that runs: the default at first.
         alone: whether the graph is tuned outside of a session of several.
+        has_regions: whether repeated layers of it are compiled once.
     """
 
     graph: _Graph
     session: Session
     running: Callable[..., Any]
     alone: bool
+    has_regions: bool
     _is_tuned: bool = False
 
     def __call__(self, *inputs: Any) -> Any:
@@ -265,7 +269,7 @@ class _FirstCall:
         with torch.random.fork_rng(), ProgressLine(self.alone, name="fxpasses.tune") as line:
             if self.alone:
                 one.tell = line
-            bench = _Bench(self.graph, own_inputs(inputs), one, self.running)
+            bench = _Bench(self.graph, own_inputs(inputs), one, self.running, self.has_regions)
             with one.searching():
                 return search(bench, self.graph.place.graph, one.goal, bench.default)
 
@@ -293,14 +297,23 @@ def _kept(found: Found, place: Place, candidates: Sequence[Pass]) -> Kept:
 class _Bench:
     """The workbench of one graph: see :class:`fxpasses.tuning.search.Workbench`."""
 
-    def __init__(self, graph: _Graph, inputs: list[Any], one: Session, default: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        graph: _Graph,
+        inputs: list[Any],
+        one: Session,
+        default: Callable[..., Any],
+        has_regions: bool,
+    ) -> None:
         gm, options = graph.gm, dataclasses.replace(graph.options, report=None)
         self._inputs, self._options, self._session = inputs, options, one
         self._compile = lambda chosen: graph.compiled(inputs, chosen)
-        regions = counters.snapshot().regions
         self._compiling = self._measuring = 0.0
         self.seconds_left, self.tell = one.seconds_left, one.tell
-        self.proposals = Proposals(gm, inputs, options, one.goal, one.passes, one.allowed, regions > 0)
+        gained = graph.place.gained()
+        self.proposals = Proposals(
+            gm, inputs, options, one.goal, one.passes, one.allowed, has_regions, gained
+        )
         # What Dynamo has compiled is called through more than what is compiled here: small graphs take up to a fifth longer.
         tries = one.seconds_left() > 0 and bool(self.proposals(Choice()))
         self.default = self.compiled(Choice()) if tries else Program(default, inputs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -153,6 +154,16 @@ class Place:
             if kept is not None and (path == own or not kept.struck):
                 return kept, path == own
         return None
+
+    def gained(self) -> dict[str, float]:
+        """What steps gave other graphs in the same surroundings, where they were kept: the median, time with it over time without."""
+        ratios: dict[str, list[float]] = {}
+        for kept in every_result(self.directory.parent) if self.directory is not None else ():
+            if dict(kept.surroundings) == dict(self.surroundings):
+                for entry in kept.entries:
+                    if entry.outcome == "kept" and entry.ratio is not None:
+                        ratios.setdefault(entry.step, []).append(entry.ratio)
+        return {step: statistics.median(of) for step, of in ratios.items()}
 
 
 def add_to_report(directory: str, kept: Kept) -> None:

@@ -1,13 +1,14 @@
 """Proposals: the steps that would change a graph at all, in the order in which a cost model expects them to help.
 
 A pass that changes nothing in the captured graph is never compiled. What one changes is weighed by rooflines: each call takes as long as its
-arithmetic or its memory traffic, whichever is longer. That orders the candidates, and decides nothing.
+arithmetic or its memory traffic, whichever is longer; what other graphs gained by, as measured, comes first. That orders the candidates, and decides nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -61,6 +62,7 @@ class Proposals:
         passes: the passes to choose from; ``None`` for :func:`default_candidates`.
         allowed: further ones, whose results need not be eager's.
         regions: whether repeated layers of it are compiled once.
+        gained: what steps gave other graphs, by name: these come first.
     """
 
     def __init__(
@@ -72,10 +74,11 @@ class Proposals:
         passes: Sequence[Pass] | None,
         allowed: Sequence[Pass],
         regions: bool,
+        gained: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self._named = passes is not None
         self._candidates = (*(default_candidates() if passes is None else passes), *allowed)
-        self._allowed = allowed
+        self._allowed, self._gained = allowed, gained
         self._graphs = _captured(gm, inputs, options)
         self._settings = [
             Step.setting(*pair) for pair in _settings(self._graphs, inputs, options, goal, regions)
@@ -91,11 +94,12 @@ class Proposals:
         taken = tuple(step.item for step in choice.steps if step.item is not None)
         if taken not in self._known:
             graphs = {kind: _rewritten(gm, taken, kind)[0] for kind, gm in self._graphs.items()}
-            found = [self._of_pass(item, graphs) for item in self._candidates if item not in taken]
+            pairs = [self._of_pass(item, graphs) for item in self._candidates if item not in taken]
             self._known[taken] = sorted(
-                (pair for pair in found if pair is not None), key=lambda p: p[0].predicted
+                (pair for pair in pairs if pair is not None), key=lambda p: p[0].predicted
             )
-        return [*self._known[taken], *((step, 0) for step in self._settings), *self._moved(choice)]
+        found = [*self._known[taken], *((step, 0) for step in self._settings), *self._moved(choice)]
+        return sorted(found, key=lambda pair: self._gained.get(pair[0].name, 1.0))
 
     def _moved(self, choice: Choice) -> list[tuple[Step, int]]:
         """The passes that change several places, in one place more or less than now."""

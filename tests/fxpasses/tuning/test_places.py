@@ -55,6 +55,10 @@ def test_a_pass_is_tried_in_each_place_that_it_changes_and_runs_where_it_is_chos
         everywhere = Choice((Step.of_pass(TWICE),))
         told.append(names(proposals(Choice())))
         told.append(names(proposals(everywhere)))
+        known = {"head_only": 0.9, "doubly_negated in the rest": 0.7}
+        told.append(
+            names(Proposals(gm, inputs, options, "time", (TWICE, HEAD), (), True, known)(Choice()))[:2]
+        )
         told.append(names(proposals(everywhere.plus(Step("regions=off", settings={"regions": "off"})))))
         steps = [step for step, _ in proposals(everywhere) if step.places]
         for choice in (Choice(), everywhere, *(everywhere.plus(step) for step in steps)):
@@ -75,7 +79,8 @@ def test_a_pass_is_tried_in_each_place_that_it_changes_and_runs_where_it_is_chos
     placed = [f"doubly_negated in region {region[:8]}", "doubly_negated in the rest"]
     assert sorted(told[0]) == sorted(["doubly_negated", "head_only", *placed])
     assert sorted(told[1]) == sorted(["head_only", *placed])
-    assert told[2] == ["head_only"], "there is one place only"
+    assert told[2] == ["doubly_negated in the rest", "head_only"], "what other graphs gained by"
+    assert told[3] == ["head_only"], "there is one place only"
     counts = {str(choice): count for choice, count in changed}
     assert counts == {"default": 0, "doubly_negated": 2, placed[0]: 1, placed[1]: 1}
     step = changed[-1][0].steps[0]

@@ -293,6 +293,13 @@ def test_files_that_are_damaged_or_that_others_may_write_to_are_left_aside(tmp_p
     assert Place.under(str(tmp_path), "other size", "f", {"torch": "1"}).read()[1] is False
     assert Place.under(str(tmp_path), "g", "f", {"torch": "2"}).read() is None
     (path,) = (tmp_path / "tuned").glob("*/*.json")
+    entries = [Entry("h", "b", "kept", ratio=ratio) for ratio in (0.5, 0.7, 0.8)]
+    other = Place.under(str(tmp_path), "h", "another family", {"torch": "1"})
+    other.write(Kept("h", (), (*entries, Entry("h", "c", "loses", ratio=1.2)), {"torch": "1"}))
+    assert place.gained() == {"b": 0.7}
+    assert Place.under(str(tmp_path), "g", "f", {"torch": "2"}).gained() == {}
+    assert Place.under("off", "g", "f", {}).gained() == {}
+    other.file.unlink()
     data = json.loads(path.read_text())
     for text in ("{", "[]", json.dumps({**data, "format": 0}), json.dumps({**data, "entries": [{"x": 1}]})):
         path.write_text(text)
