@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from types import CodeType
+
 from torch._dynamo import config, convert_frame
 from torch._dynamo.backends import registry
 from torch._dynamo.eval_frame import reset_code
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.utils import counters, detect_fake_mode, dynamo_timed, get_metrics_context
 from torch._dynamo.variables import builder
 from torch._dynamo.variables.tensor import TensorVariable
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+
+
+def code_that_compiles() -> CodeType | None:
+    """The code of the frame that Dynamo compiles in this thread; None outside of a compilation."""
+    try:
+        return InstructionTranslator.current_tx().f_code  # type: ignore[no-any-return]
+    except AttributeError:
+        return None

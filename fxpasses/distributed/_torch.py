@@ -10,8 +10,19 @@ import torch.distributed as dist
 from torch import fx
 from torch.distributed import distributed_c10d
 
+from fake.seam.dynamo import code_that_compiles
 from fake.seam.inductor import GraphLowering
 from fake.seam.patches import LEDGER, ThreadPatch, When
+
+__all__ = [
+    "PrefixStore",
+    "Store",
+    "code_that_compiles",
+    "lowered_graphs",
+    "ranks_of",
+    "silent_process_group",
+    "store",
+]
 
 Store = dist.Store
 PrefixStore = dist.PrefixStore

@@ -10,7 +10,7 @@ has a thread that waits at the store for a question, and answers with what its r
 calls of graphs with collectives, by group: one that has begun the same call without coming says what it sends there, and that fits, or is the answer.
 
 A call that sends what was accepted for the same code, symbolic sizes being what they are in this call, runs without asking: ranks may recompile alone. Where
-symbolic sizes have had several values, each call is compared: which of them it is may differ between the ranks.
+symbolic sizes have had several values, each call is compared: which of them it is may differ between the ranks. So are calls of several functions that send the same.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any
 
 import torch.distributed as dist
@@ -48,6 +49,7 @@ class Agreement:
             code: which code is compiled: the same text when it is compiled again.
         """
         self._made, self._inputs, self._code = made, inputs, code
+        self._function = _function(_torch.code_that_compiles())
         self._refusal: RankMismatchError | None = None
 
     def saved(self, joint: fx.GraphModule, names: list[str]) -> list[str]:
@@ -87,6 +89,7 @@ class Agreement:
             yield lambda compiled: self._gated(
                 _Sends(
                     f"{kind} graph of {self._code}",
+                    " ".join(("backward" if kind == "backward" else "forward", *self._function)),
                     _digest(self._inputs),
                     {
                         key(group, ranks): (ranks, group)
@@ -135,6 +138,7 @@ class _Sends:
 
     Attributes:
         what: the graph, in words.
+        function: which one it was compiled from, as every rank calls it.
         inputs: stands for the names of the Dynamo graph's inputs.
         groups: by the key of a process group: its ranks, and the name that this rank's graph gives it.
         handed: the collectives as they were handed to the compiler, by that name.
@@ -143,6 +147,7 @@ class _Sends:
     """
 
     what: str
+    function: str
     inputs: str
     groups: Mapping[str, tuple[Sequence[int], str]]
     handed: Mapping[str, Signature]
@@ -160,6 +165,7 @@ class _Sends:
                 key: Offer(
                     dist.get_rank(),
                     self.what,
+                    self.function,
                     self.inputs,
                     self.sizes.at(self.handed[group], values),
                     self.sizes.at(self.lowered[group], values) if group in self.lowered else None,
@@ -181,23 +187,43 @@ def _agree(gate: Gate, offer: Offer, made: Compilation | None, symbolic: bool) -
     """
     if len(gate.ranks) < 2 or not dist.is_initialized():
         return
-    code = gate.key, offer.what
-    accepted = HERE.accepted.setdefault(code, {})
-    known = offer.fits_one_of(accepted)
-    if known and not (code in HERE.varying and len(accepted) > 1):
+    code, alike = (gate.key, offer.what), (gate.key, f"{offer.function.partition(' ')[0]}: {offer.sent}")
+    accepted, functions = HERE.accepted.setdefault(code, {}), HERE.functions.setdefault(alike, set())
+    known, exchangeable = offer.fits_one_of(accepted), alike in HERE.exchangeable
+    if known and not exchangeable and not (code in HERE.varying and len(accepted) > 1):
         return
     with reaching_store(f"compare the {offer.what} with the other ranks'"):
-        if known and gate.all_send(offer):
+        if known and gate.all_send(offer, exchangeable):
             return
         Answering.ensure()
         HERE.waits = gate.waits(offer)
+        functions.add(offer.function)
+        offer = dataclasses.replace(offer, functions=tuple(sorted(functions)))
         try:
-            varies = gate.come(offer, made, symbolic)
+            varies, several = gate.come(offer, made, symbolic)
         finally:
             HERE.waits = None
     accepted.update([offer.digests])
     if varies:
         HERE.varying.add(code)
+    # What was compared before, and comes in another way now, would be asked about at each call.
+    (HERE.exchangeable.add if several and not known else HERE.exchangeable.discard)(alike)
+
+
+def _function(code: CodeType | None) -> tuple[str, ...]:
+    """Name and content of the function that is compiled: the same on all ranks, and each time that it is compiled."""
+    if code is None:
+        return ()
+    constants = [
+        value.co_name
+        if isinstance(value, CodeType)
+        else sorted(map(repr, value))
+        if isinstance(value, frozenset)
+        else repr(value)
+        for value in code.co_consts
+    ]
+    content = repr((code.co_code, code.co_names, constants))
+    return code.co_name, hashlib.sha256(content.encode()).hexdigest()[:8]
 
 
 def _digest(names: Sequence[str]) -> str:

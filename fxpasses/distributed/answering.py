@@ -53,6 +53,8 @@ class Here:
         lock: held while decisions and calls are counted.
         rounds: decisions so far, by code.
         accepted: what was compared and fits, as digests, by group and code.
+        functions: those that were compared, by group and what they send.
+        exchangeable: group and what is sent by several functions on all ranks: each call is compared.
         varying: group and code whose symbolic sizes each call compares, if they have had several values.
         compared: by group, the number of the last call that was compared, and what this rank deletes of it at the store.
         decided: what is saved, by the structure of the joint graph.
@@ -68,6 +70,8 @@ class Here:
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
     rounds: dict[str, int] = dataclasses.field(default_factory=dict)
     accepted: dict[tuple[str, str], dict[str, str]] = dataclasses.field(default_factory=dict)
+    functions: dict[tuple[str, str], set[str]] = dataclasses.field(default_factory=dict)
+    exchangeable: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     varying: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     compared: dict[str, tuple[int, tuple[str, ...]]] = dataclasses.field(default_factory=dict)
     decided: dict[str, list[str]] = dataclasses.field(default_factory=dict)
@@ -81,8 +85,8 @@ class Here:
 
     def forget(self) -> None:
         """Compare again what was compared: ``torch._dynamo.reset()`` gives other code the same numbers."""
-        self.accepted.clear()
-        self.varying.clear()
+        for known in (self.accepted, self.functions, self.exchangeable, self.varying):
+            known.clear()  # type: ignore[attr-defined]
 
     def begin(self, key: str, sends: Any) -> int:
         """Count a call; gives its number.

@@ -96,21 +96,23 @@ class Gate:
         """What this rank says to those who wait for it, while it waits here."""
         return {"key": self.key, "ranks": list(self.ranks), "number": self.number, "sends": offer.sends()}
 
-    def all_send(self, offer: Offer) -> bool:
+    def all_send(self, offer: Offer, exchangeable: bool) -> bool:
         """Whether all ranks come soon with what they have sent before, and it is the same: two operations of the store.
 
         Args:
             offer: what this rank sends.
+            exchangeable: whether several functions send that, so that it has to be the same one.
         """
-        last = self.store.add(offer.sent, 1) == len(self.ranks)
+        same = f"{offer.sent} by {offer.function}" if exchangeable else offer.sent
+        last = self.store.add(same, 1) == len(self.ranks)
         if last:
-            self.store.compare_set("open", "", _SYMBOLIC)
-        elif not came(self.store, "open", ASK_AFTER) or self.store.get("open").decode() != _SYMBOLIC:
+            self.store.compare_set("open", "", _YES)
+        elif not came(self.store, "open", ASK_AFTER) or self.store.get("open").decode() != _YES:
             return False
-        self._forget_the_one_before((), ("open", offer.sent) if last else ())
+        self._forget_the_one_before((), ("open", same) if last else ())
         return True
 
-    def come(self, offer: Offer, made: Compilation | None, symbolic: bool) -> bool:
+    def come(self, offer: Offer, made: Compilation | None, symbolic: bool) -> tuple[bool, bool]:
         """Wait until all ranks have come with what fits, or are there without having to come.
 
         Args:
@@ -119,7 +121,7 @@ class Gate:
             symbolic: whether the sizes that it sends are symbolic in its graph.
 
         Returns:
-            Whether some rank's are.
+            Whether some rank's are, and whether all came, one of them having sent the same from another function.
 
         Raises:
             RankMismatchError: a rank came with something else, or does not come.
@@ -133,24 +135,29 @@ class Gate:
             self.store.compare_set("differs", "", str(self.rank))
         if symbolic:
             self.store.set("symbolic", "")
+        if len(offer.functions) > 1:
+            self.store.set("exchangeable", "")
         self.store.set(f"came/{self.rank}", "")
         last = self.store.add("came", 1) == len(self.ranks)
         if last:
-            self._open()
+            self._open(all_came=True)
         elif first:
             self._ask_who_is_missing(offer)
         else:
             self._wait(["open"], self.patience, offer.what)
         verdict = self.store.get("open").decode()
-        if verdict not in (_YES, _SYMBOLIC):
+        if not verdict.startswith(_YES):
             raise RankMismatchError(**json.loads(verdict))
         if self.store.check(["differs"]):
             self._tell(reference.rank, int(self.store.get("differs")), difference, made)
         self._forget_the_one_before((f"came/{self.rank}",), _SHARED if last else ())
-        return verdict == _SYMBOLIC
+        return _SYMBOLIC in verdict, _EXCHANGEABLE in verdict
 
-    def _open(self) -> None:
-        self.store.compare_set("open", "", _SYMBOLIC if self.store.check(["symbolic"]) else _YES)
+    def _open(self, all_came: bool = False) -> None:
+        verdict = _YES + (_SYMBOLIC if self.store.check(["symbolic"]) else "")
+        if all_came and self.store.check(["exchangeable"]):
+            verdict += _EXCHANGEABLE
+        self.store.compare_set("open", "", verdict)
 
     def _forget_the_one_before(self, own: Sequence[str], shared: Sequence[str]) -> None:
         """Delete what the comparison before left at the store: whoever is here has passed it.
@@ -300,8 +307,8 @@ class Gate:
         raise RankMismatchError(message + text, (first, other), factor, values)
 
 
-_YES, _SYMBOLIC = "all have come", "all have come, and sizes are symbolic"
-_SHARED = ("came first", "first", "symbolic", "came", "open")
+_YES, _SYMBOLIC, _EXCHANGEABLE = "all have come", ", sizes are symbolic", ", several functions send the same"
+_SHARED = ("came first", "first", "symbolic", "exchangeable", "came", "open")
 _DIFFERS = (
     "It compiled other code, or did not have to compile again where this rank did: look for what differs between the ranks "
     "(sizes of inputs, graph breaks, branches on the rank)."
@@ -317,18 +324,22 @@ class Offer:
     Attributes:
         rank: of the process.
         what: the graph, in words.
+        function: which one it was compiled from, as every rank calls it.
         inputs: stands for the names of the Dynamo graph's inputs; where they are others, collectives carry other values.
         calls: what the graph sends, as it was handed to the compiler.
         lowered: as the compiler's passes left it, if it is known.
         sizes: of inputs, where they are symbolic and decide what is sent.
+        functions: all of this rank's that have sent the same.
     """
 
     rank: int
     what: str
+    function: str
     inputs: str
     calls: Signature
     lowered: Signature | None
     sizes: Mapping[str, int]
+    functions: Sequence[str] = ()
 
     @functools.cached_property
     def digests(self) -> tuple[str, str]:
@@ -402,6 +413,14 @@ def _difference(first: Offer, own: Offer) -> _Difference | None:
                     text += f" What differs first: {name} is {size} on rank {first.rank} and {own.sizes[name]} on rank {own.rank}."
                     return _Difference(text, name, (str(size), str(own.sizes[name])), by_size=True)
             return _Difference(text, f"collective {number}{when}", (theirs, ours))
+    known = (first.function in own.functions) + (own.function in first.functions)
+    # Where inputs are others, one rank may have broken its graph: its function is none of the other rank's.
+    if first.function != own.function and known > (first.inputs != own.inputs):
+        text = (
+            f"They fit, but the ranks call the functions that send them in another order: here the {first.what} ({first.function}) on rank "
+            f"{first.rank}, the {own.what} ({own.function}) on rank {own.rank}, which are {own.sends()}."
+        )
+        return _Difference(text, "order of calls", (first.function, own.function), by_size=True)
     return None
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.convert_frame import register_bytecode_hook
-from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import ConstantVariable, ConstDictVariable
 from torch._dynamo.variables import sets as _sets
 from torch._dynamo.variables.base import AttributeMutationExisting
@@ -24,6 +23,7 @@ from torch._inductor.select_algorithm import extern_kernels
 
 from fake.seam.aot_autograd import OutputType
 from fake.seam.aot_autograd import config as _functorch_config
+from fake.seam.dynamo import InstructionTranslator
 from fake.seam.dynamo import config as _dynamo_config
 from fake.seam.dynamo import counters as _dynamo_counters
 from fake.seam.guards import TracingContext

@@ -163,6 +163,14 @@ def crossed_groups():
     return compiled(lambda x: all_reduce(x * 2, "sum", groups[RANK]))(torch.ones(2))
 
 
+def called_in_another_order():
+    first, second = compiled(doubled), compiled(lambda value: all_reduce(value * 3, "sum", WORLD))
+    value = torch.ones(3)
+    for _ in range(3):
+        first(value), second(value)
+    return [f(value).tolist() for f in ((first, second) if RANK == 0 else (second, first))]
+
+
 def late():
     time.sleep(RANK)
     return compiled(doubled)(torch.ones(1)).item()
@@ -231,6 +239,7 @@ CASES = (
     other_sizes,
     other_groups,
     crossed_groups,
+    called_in_another_order,
     late,
     unchecked,
     other_budgets,

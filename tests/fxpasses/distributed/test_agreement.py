@@ -57,6 +57,14 @@ def test_other_sizes_are_refused(outcomes):
     assert outcomes[0]["other_sizes"]["factor"] == "shape of input value"
 
 
+def test_two_functions_that_send_the_same_are_told_apart(outcomes):
+    text = _error(outcomes, "called_in_another_order")
+    assert "in another order" in text
+    assert outcomes[0]["called_in_another_order"]["factor"] == "order of calls"
+    values = outcomes[0]["called_in_another_order"]["values"]
+    assert ["doubled" in value for value in values].count(True) == 1
+
+
 def test_ranks_that_wait_for_each_other_in_other_groups_are_named(outcomes):
     assert [outcomes[rank]["crossed_groups"]["factor"] for rank in (0, 1)] == ["process group"] * 2
     assert sorted(outcomes[0]["crossed_groups"]["ranks"]) == [0, 1]
