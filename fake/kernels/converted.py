@@ -7,13 +7,11 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, torchs_answer
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 
 
 @rule("aten::_unsafe_masked_index", "aten::_unsafe_masked_index_put_accumulate")
-def _masked_index(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _masked_index(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Whatever is not zero in a mask is true."""
     self, mask, *others = args
     with mode:
@@ -22,9 +20,7 @@ def _masked_index(
 
 
 @rule("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
-def _embedding_bag(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _embedding_bag(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Indices and offsets have one type: the one that both promote to."""
     weight, *integers = args[:3]
     common = torch.promote_types(*(value.dtype for value in integers))

@@ -6,13 +6,11 @@ from typing import Any
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, conv_backend
 from fake.kernels.outputs import all_dense, fresh
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 
 
 @rule("aten::convolution")
-def _convolution(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _convolution(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """An empty result where the padding takes all that a transposed convolution makes; else torch's answer.
 
     A size that the padding makes negative is refused by both, and so is an empty result by torch's own kernels for the

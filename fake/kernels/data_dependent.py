@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import DynamicOutputShapeException, FakeTensorMode, OpOverload, torchs_answer
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 
 
 @rule(
@@ -18,7 +18,7 @@ from fake.kernels.registry import rule
     "aten::_to_sparse_bsr",
     "aten::_to_sparse_bsc",
 )
-def _to_sparse(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _to_sparse(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """How many elements of a dense tensor are not zero, only its values know.
 
     Raises:
@@ -30,9 +30,7 @@ def _to_sparse(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
 
 
 @rule("aten::unique_consecutive")
-def _unique_consecutive(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _unique_consecutive(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """torch's answer for a dimension counted from the front: counted from the back, torch makes up a shape."""
     self, *rest = args
     options = {**dict(zip(("return_inverse", "return_counts", "dim"), rest, strict=False)), **kwargs}

@@ -16,7 +16,7 @@ import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, guard_or_false
 from fake.kernels.outputs import contiguous_strides, fresh
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 
 
 def partition(items: list[int], first_kind: Callable[[int], bool]) -> list[int]:
@@ -79,7 +79,7 @@ def _is_mkl(self: torch.Tensor) -> bool:
 
 
 @rule("aten::_fft_c2c")
-def _c2c(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _c2c(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Complex to complex; all dimensions sorted by falling stride."""
     self, dim = args[0], args[1]
     if not _is_mkl(self) or not dim or not self.is_complex():
@@ -94,7 +94,7 @@ def _c2c_strides(shape: Sequence[Any], strides: Sequence[Any], dim: Sequence[int
 
 
 @rule("aten::_fft_r2c")
-def _r2c(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _r2c(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Real to complex; the last transformed dimension, which is halved if one-sided, keeps its place."""
     self, dim, _, onesided = args
     if not _is_mkl(self) or not self.is_floating_point():
@@ -109,7 +109,7 @@ def _r2c(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: 
 
 
 @rule("aten::_fft_c2r")
-def _c2r(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _c2r(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Complex to real: a complex transform of all dimensions but the last, then a real one of the last."""
     self, dim, _, last_dim_size = args
     if not _is_mkl(self) or not self.is_complex():

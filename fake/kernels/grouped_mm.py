@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 from fake.seam.dispatch import check
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -16,7 +16,7 @@ _ALIGNMENT = 16
 
 
 @rule("aten::_grouped_mm")
-def _grouped_mm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _grouped_mm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """As ``at::native::_grouped_mm_cpu`` and ``_cuda`` check and allocate (``GroupedMMUtils.h``).
 
     Sizes: (rows, k) x (groups, k, n) to (rows, n); (groups, m, k) x (k, columns) to (m, columns);

@@ -9,7 +9,7 @@ import torch
 from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.checks.registry import bind
 from fake.kernels.outputs import fresh
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 from fake.seam.dispatch import check
 
 
@@ -21,7 +21,7 @@ def _check_points(func: OpOverload, self: torch.Tensor, bins: Any) -> None:
     )
 
 
-def _check_counts(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _check_counts(func: OpOverload, args: Args, kwargs: Kwargs) -> None:
     """There are points, bins, and a range that is in order, for each coordinate."""
     given = bind(func, args, kwargs)
     bins, ends = given["bins"], given["range"]
@@ -41,7 +41,7 @@ def _check_counts(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 @rule("aten::histogram.bin_ct")
-def _histogram(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _histogram(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """``(counts, edges)`` of so many bins."""
     self = args[0]
     bins = args[1] if len(args) > 1 else kwargs.get("bins", 100)
@@ -53,9 +53,7 @@ def _histogram(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
 
 
 @rule("aten::histogram.bins_tensor")
-def _histogram_with_edges(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _histogram_with_edges(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """``(counts, edges)`` of the bins that the tensor ``bins`` (one dimension) bounds."""
     self, bins = args
     check(
@@ -68,7 +66,7 @@ def _histogram_with_edges(
 
 
 @rule("aten::_histogramdd_bin_edges")
-def _bin_edges(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _bin_edges(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """One tensor of edges for each coordinate."""
     self, bins = args
     _check_counts(func, args, kwargs)
@@ -76,9 +74,7 @@ def _bin_edges(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
 
 
 @rule("aten::_histogramdd_from_bin_cts")
-def _from_bin_counts(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _from_bin_counts(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A histogram with one dimension for each coordinate."""
     self, bins = args
     _check_counts(func, args, kwargs)
@@ -86,9 +82,7 @@ def _from_bin_counts(
 
 
 @rule("aten::_histogramdd_from_bin_tensors")
-def _from_bin_tensors(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _from_bin_tensors(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """The same, with bins that are bounded by tensors of edges."""
     self, bins = args
     _check_points(func, self, bins)

@@ -8,7 +8,7 @@ import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, is_dense, torchs_answer
 from fake.kernels.outputs import all_dense, fresh, is_symbolic
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 from fake.seam import pytree
 
 
@@ -26,7 +26,7 @@ from fake.seam import pytree
     "aten::fill.Scalar",
     "aten::fill.Tensor",
 )
-def _like_input(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _like_input(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Where a size is 1 its stride says nothing, and torch's Python versions choose another one than eager, which copies it."""
     input = args[0]
     dtype = kwargs.get("dtype") or input.dtype

@@ -9,13 +9,13 @@ import torch
 from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.out_variants import resize_out
 from fake.kernels.outputs import column_major_strides, fresh, is_symbolic
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 from fake.kernels.structured import structured
 from fake.seam.dispatch import check
 
 
 @rule("aten::geqrf")
-def _geqrf(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _geqrf(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """``(a, tau)``: the factored matrices, column-major, and ``min(m, n)`` scalars for each."""
     (self,) = args
     check(self.dim() >= 2, lambda: f"torch.geqrf: input must have at least 2 dimensions, got {self.dim()}")
@@ -27,7 +27,7 @@ def _geqrf(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs
 
 
 @rule("aten::addbmm_")
-def _addbmm_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _addbmm_(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """In place, but a ``self`` that broadcasts to the product's shape is resized to it: eager calls ``addbmm_out``."""
     self = args[0]
     with mode:
@@ -37,7 +37,7 @@ def _addbmm_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwar
 
 
 @rule("aten::bmm", "aten::baddbmm")
-def _batches(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _batches(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Where there is nothing to multiply, dtypes are not compared on a CPU: the result has that of the last factor."""
     *others, first, second = args[: 2 if func.name() == "aten::bmm" else 3]
     dtypes = {other.dtype for other in (*others, first)}
@@ -49,9 +49,7 @@ def _batches(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwar
 
 
 @rule("aten::linalg_vector_norm")
-def _vector_norm(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _vector_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A norm of nothing along dimensions that have elements is nothing, whatever its order; torch's version refuses some."""
     self, order, dims = (*args, 2, None)[:3] if len(args) < 3 else args[:3]
     dims = kwargs.get("dim", dims)

@@ -14,14 +14,14 @@ import torch
 from fake.kernels._torch import FakeTensorMode, OpOverload, torchs_answer
 from fake.kernels.checks.registry import bind
 from fake.kernels.outputs import fresh
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 
 _NO_REDUCTION = 0
 
 
 @rule("aten::multilabel_margin_loss_forward")
 def _multilabel_margin_loss_forward(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs
 ) -> Any:
     """``(loss, is_target)``; the loss is per sample only if there is a batch of them."""
     self, target, reduction = args
@@ -33,9 +33,7 @@ def _multilabel_margin_loss_forward(
 
 
 @rule("aten::nll_loss_forward")
-def _nll_loss_forward(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _nll_loss_forward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Targets may be bytes, which torch's decomposition cannot gather by; that of one sample may be a vector."""
     self, target, *rest = args
     of_one = self.dim() == 1 and target.dim() == 1 and target.shape[0] == 1
@@ -46,9 +44,7 @@ def _nll_loss_forward(
 
 
 @rule("aten::huber_loss", "aten::soft_margin_loss", "aten::binary_cross_entropy")
-def _computed_like_input(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _computed_like_input(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """In the input's dtype and, without a reduction, in its strides: targets of another dtype or layout do not count."""
     answer, self = torchs_answer(mode, func, args, kwargs), args[0]
     reduction = bind(func, args, kwargs)["reduction"]
@@ -66,7 +62,7 @@ def _computed_like_input(
     "aten::mse_loss_backward",
     "aten::smooth_l1_loss_backward",
 )
-def _like_input(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _like_input(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """The gradient of the second argument, row-major."""
     self = args[1]
     return fresh(mode, self.shape, None, dtype=self.dtype, device=self.device)

@@ -9,7 +9,7 @@ import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, suggest_memory_format, torchs_answer
 from fake.kernels.outputs import fresh, in_format_of, is_symbolic, row_major
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 
 aten = torch.ops.aten
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
     "aten::_native_batch_norm_legit.no_stats",
     "aten::_batch_norm_with_update",
 )
-def _batch_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _batch_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """The output is row-major or channels-last, whichever suits the input; never just the input's strides."""
     input = args[0]
     output, *statistics = _torchs_answer(mode, func, args, kwargs)
@@ -58,9 +58,7 @@ def _anew(
         return torch.empty_like(answer, memory_format=format)
 
 
-def _torchs_answer(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _torchs_answer(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """torch's, asked without what its decomposition raises on, and no result depends on.
 
     To the CPU's kernels, a weight or bias without elements is none. torch's choice of a backend wants weight and bias where eager
@@ -96,9 +94,7 @@ def _contiguous_format(input: torch.Tensor, others: tuple[Any, ...]) -> torch.me
 
 
 @rule("aten::native_batch_norm_backward", "aten::batch_norm_backward")
-def _batch_norm_backward(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _batch_norm_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """The input's gradient: the same choice, where the incoming gradient is contiguous, too, and suggests the same format."""
     incoming, input = args[:2]
     grad_input, *gradients = torchs_answer(mode, func, args, kwargs)
@@ -111,22 +107,20 @@ def _batch_norm_backward(
 
 
 @rule("aten::native_layer_norm")
-def _layer_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _layer_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """All results are row-major: the kernel makes its inputs so first."""
     output, *statistics = row_major(mode, torchs_answer(mode, func, args, kwargs))
     return (output, *_statistics(mode, statistics, args[0], args[2:4]))
 
 
 @rule("aten::native_layer_norm_backward")
-def _layer_norm_backward(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _layer_norm_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """The same for gradients."""
     return row_major(mode, torchs_answer(mode, func, args, kwargs))
 
 
 @rule("aten::native_group_norm")
-def _group_norm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _group_norm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """The output is in the format that the input suggests, also where sizes of 1 leave strides open; whatever the input's sizes are,
     statistics are of as many parts as the arguments say."""
     input, weight, bias, batch, _, _, groups, _ = args

@@ -16,7 +16,7 @@ import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, guard_or_false, hides_structured_meta
 from fake.kernels.outputs import all_dense, column_major_strides, is_symbolic
-from fake.kernels.registry import rule, rule_when
+from fake.kernels.registry import Args, Kwargs, rule, rule_when
 from fake.kernels.resize import restride
 
 
@@ -177,9 +177,7 @@ def _ways(func: OpOverload, functional: OpOverload) -> tuple[Resized, ...] | Non
 
 
 @rule_when(_is_out_variant)
-def _out_variant(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _out_variant(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Compute the functional result's metadata, then bring the given tensors to its shape as eager does.
 
     Where torch's engine is right about a kernel, it is wrong only with symbolic sizes, which it cannot resize.
@@ -219,7 +217,7 @@ def _out_variant(
 
 
 @rule("aten::nansum.out")
-def _nansum_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _nansum_out(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """``nansum`` into a tensor of symbolic sizes; it computes in ``out``'s dtype unless told otherwise."""
     if not is_symbolic(args, kwargs):
         return NotImplemented
@@ -233,9 +231,7 @@ def _nansum_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], k
 
 
 @rule("aten::softmax.int_out", "aten::log_softmax.int_out")
-def _softmax_out(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _softmax_out(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """``softmax`` into a tensor of symbolic sizes: eager converts, and hands ``out`` to the structured operator."""
     if not is_symbolic(args, kwargs):
         return NotImplemented

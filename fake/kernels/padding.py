@@ -12,14 +12,12 @@ import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, hint, suggest_memory_format
 from fake.kernels.outputs import all_dense, is_symbolic
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 from fake.seam.dispatch import check
 
 
 @rule("aten::constant_pad_nd")
-def _constant_pad_nd(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _constant_pad_nd(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A copy of what is left if nothing is added, else a new tensor in the input's memory format.
 
     Raises:

@@ -20,7 +20,7 @@ from fake.kernels._torch import (
 )
 from fake.kernels.checks.registry import bind
 from fake.kernels.outputs import hinted, row_major, with_layout
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 
 aten = torch.ops.aten
 
@@ -59,7 +59,7 @@ def iterator_strides(mode: FakeTensorMode, operands: Sequence[Any]) -> torch.Ten
 
 
 @rule(*_OPERANDS)
-def _pointwise(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _pointwise(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """torch's shape and dtype in a TensorIterator's strides."""
     answer = torchs_answer(mode, func, args, kwargs)
     example = iterator_strides(mode, [args[place] for place in _OPERANDS[func.name()]])
@@ -67,9 +67,7 @@ def _pointwise(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
 
 
 @rule("aten::native_dropout_backward")
-def _dropout_backward(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _dropout_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """``grad * mask * scale``, whose dtype is what all of them promote to."""
     grad, mask, scale = args
     with mode:
@@ -77,7 +75,7 @@ def _dropout_backward(
 
 
 @rule("aten::ldexp.Tensor")
-def _ldexp(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _ldexp(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """``self * 2 ** other``, with integer exponents in ``self``'s dtype."""
     self, other = args
     with mode:
@@ -88,15 +86,13 @@ def _ldexp(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs
 
 
 @rule("aten::nan_to_num_")
-def _nan_to_num_(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _nan_to_num_(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Complex numbers, too, whose parts torch's decomposition cannot ask for infinities."""
     return args[0] if args[0].is_complex() else NotImplemented
 
 
 @rule("aten::angle")
-def _angle(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _angle(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Of complex numbers on CPU, what ``out=`` makes of an empty tensor: row-major."""
     answer = torchs_answer(mode, func, args, kwargs)
     return row_major(mode, answer) if args[0].is_complex() and args[0].device.type == "cpu" else answer
@@ -109,15 +105,13 @@ def _angle(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs
     "aten::log_sigmoid_forward",
     "aten::nll_loss2d_forward",
 )
-def _row_major_result(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _row_major_result(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """torch's shapes and dtypes, row-major: kernels that allocate without looking at their inputs' strides."""
     return row_major(mode, torchs_answer(mode, func, args, kwargs))
 
 
 @rule("aten::normal.Tensor_Tensor")
-def _normal(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _normal(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """The same, in the dtype of the means."""
     answer = _row_major_result(mode, func, args, kwargs)
     with mode:
@@ -125,9 +119,7 @@ def _normal(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwarg
 
 
 @rule("aten::masked_fill.Scalar", "aten::masked_fill.Tensor")
-def _masked_fill(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _masked_fill(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """The same, with the number that a complex value becomes in a real tensor (whether it has an imaginary part, or a value
     fits, a fake one cannot say)."""
     given = bind(func, args, kwargs)
@@ -142,9 +134,7 @@ def _masked_fill(
 
 
 @rule("aten::log_sigmoid_backward")
-def _like_gradient(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _like_gradient(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A kernel that computes into ``empty_like(grad_output)``, whatever its other operands' strides."""
     answer = torchs_answer(mode, func, args, kwargs)
     with mode:

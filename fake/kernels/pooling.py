@@ -6,7 +6,7 @@ from typing import Any
 
 from fake.kernels._torch import FakeTensorMode, OpOverload, torchs_answer
 from fake.kernels.outputs import in_format_of, is_symbolic
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 from fake.kernels.structured import structured
 
 
@@ -19,9 +19,7 @@ from fake.kernels.structured import structured
     "aten::channel_shuffle",
     "aten::native_channel_shuffle",
 )
-def _keeps_format(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _keeps_format(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """torch's checks and shape, in the first argument's memory format, as the CPU kernels allocate it."""
     return _in_format_on_cpu(mode, torchs_answer(mode, func, args, kwargs), args[0])
 
@@ -32,15 +30,13 @@ def _keeps_format(
     "aten::replication_pad2d_backward",
     "aten::replication_pad3d_backward",
 )
-def _keeps_format_of_input(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _keeps_format_of_input(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A gradient, in the memory format of the input (the second argument)."""
     return _in_format_on_cpu(mode, torchs_answer(mode, func, args, kwargs), args[1])
 
 
 @rule("aten::max_pool2d_with_indices")
-def _max_pool(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _max_pool(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """As all structured operators; but for no images, torch's answer: behind the structured one stands a decomposition
     that cannot reshape nothing."""
     if is_symbolic(args, kwargs) or args[0].numel() != 0:
@@ -49,9 +45,7 @@ def _max_pool(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
 
 
 @rule("aten::pixel_unshuffle")
-def _pixel_unshuffle(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _pixel_unshuffle(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """The CPU's kernel returns a copy of an image without elements, as it is."""
     if is_symbolic(args, kwargs) or args[0].device.type != "cpu" or args[0].numel() != 0:
         return NotImplemented

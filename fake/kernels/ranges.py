@@ -9,7 +9,7 @@ import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import fresh
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 from fake.seam.dispatch import check
 
 
@@ -23,7 +23,7 @@ from fake.seam.dispatch import check
     "aten::logspace.Tensor_Scalar_out",
     "aten::logspace.Scalar_Tensor_out",
 )
-def _space_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _space_out(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """``steps`` elements; an ``out`` that has as many keeps its shape, whatever that is."""
     steps = args[2]
     check(steps >= 0, lambda: "number of steps must be non-negative")
@@ -31,7 +31,7 @@ def _space_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
 
 
 @rule("aten::arange.out", "aten::arange.start_out", "aten::range.out", "aten::range.out_")
-def _range_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _range_out(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """As many elements as the functional range has, in ``out``'s dtype."""
     out = kwargs["out"]
     make = torch.range if func.name().startswith("aten::range") else torch.arange
@@ -41,7 +41,7 @@ def _range_out(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
 
 
 @rule("aten::arange.start_step")
-def _arange(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _arange(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Small integers in fractional steps: eager counts the steps before it rounds them; torch's version rounds first."""
     start, end, step = (*args, 1)[:3]
     dtype = kwargs.get("dtype")

@@ -14,6 +14,10 @@ from typing import Any, Protocol
 
 from fake.kernels._torch import FakeTensorMode, OpOverload
 
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+"""The positional and the keyword arguments of a call."""
+
 
 class Rule(Protocol):
     """The answer to one operator, or to one family of operators.
@@ -30,9 +34,7 @@ class Rule(Protocol):
 
     __name__: str
 
-    def __call__(
-        self, mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], /
-    ) -> Any: ...
+    def __call__(self, mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs, /) -> Any: ...
 
 
 class _Registry:

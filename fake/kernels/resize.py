@@ -8,7 +8,7 @@ import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import contiguous_strides, is_symbolic
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 
 
 def restride(tensor: torch.Tensor, shape: Any, strides: Any = None) -> torch.Tensor:
@@ -27,7 +27,7 @@ def restride(tensor: torch.Tensor, shape: Any, strides: Any = None) -> torch.Ten
 
 
 @rule("aten::resize_")
-def _resize_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _resize_(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """``resize_`` where symbolic sizes are involved: torch's cannot go from symbolic to concrete ones."""
     self, shape = args
     memory_format = kwargs.get("memory_format")
@@ -40,7 +40,7 @@ def _resize_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwar
 
 
 @rule("aten::resize_as_")
-def _resize_as_(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _resize_as_(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """``resize_as_`` to a tensor of symbolic sizes, or of one that has them."""
     self, template = args
     memory_format = kwargs.get("memory_format")

@@ -8,14 +8,12 @@ import torch
 
 from fake.kernels._torch import FakeTensorMode, OpOverload
 from fake.kernels.outputs import fresh, is_symbolic
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 from fake.seam.dispatch import check
 
 
 @rule("aten::grid_sampler_2d", "aten::grid_sampler_3d")
-def _grid_sampler(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _grid_sampler(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """As many samples as the grid has places, row-major. Kernels take numbers that name no mode for the last one."""
     self, grid = args[:2]
     if is_symbolic(args, kwargs):
@@ -25,7 +23,7 @@ def _grid_sampler(
 
 
 @rule("aten::roll")
-def _roll(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _roll(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A copy, if there is nothing to roll: eager does not look at the dimension then."""
     self, shifts, dims = (*args, *(kwargs.get(name, ()) for name in ("shifts", "dims")[len(args) - 1 :]))
     lengths = [len(v) if isinstance(v, list | tuple) else 1 for v in (shifts, dims)]
@@ -36,7 +34,7 @@ def _roll(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs:
 
 
 @rule("aten::repeat")
-def _repeat(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _repeat(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Eager repeats a dimension without elements a negative number of times, too."""
     self, repeats = args if len(args) == 2 else (args[0], kwargs["repeats"])
     if is_symbolic(args, kwargs) or len(repeats) < self.dim() or all(count >= 0 for count in repeats):
@@ -53,7 +51,7 @@ def _repeat(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwarg
 
 
 @rule("aten::where.self")
-def _where(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _where(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Eager takes ``uint8`` for a condition, with a warning."""
     condition, *values = args
     if condition.dtype is not torch.uint8 or len(values) != 2:

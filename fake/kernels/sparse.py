@@ -16,7 +16,7 @@ from fake.kernels._torch import (
     in_kernel_invocation_manager,
 )
 from fake.kernels.outputs import all_dense, fresh
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 from fake.kernels.structured import structured
 from fake.seam.dispatch import check
 
@@ -26,9 +26,7 @@ _REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 
 @rule("aten::sparse_sampled_addmm", sparse=True)
-def _sampled_addmm(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _sampled_addmm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A matmul of dense matrices at the indices that ``self`` has: a sparse tensor of its structure."""
     self, mat1, mat2 = args
     check(
@@ -66,7 +64,7 @@ def _sampled_addmm(
 
 
 @rule("aten::mm", sparse=True)
-def mm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def mm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A matmul of a sparse matrix and a dense one is dense, row-major; of dense ones as ever.
 
     Args:
@@ -85,7 +83,7 @@ def mm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: di
 
 
 @rule("aten::_sparse_addmm", sparse=True)
-def _addmm(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _addmm(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """``torch.sparse.mm`` and ``addmm`` of a sparse matrix and a dense one: the dense matmul."""
     self, mat1, mat2 = args[:3]
     if mat2.layout is not torch.strided or self.layout is not torch.strided:
@@ -108,7 +106,7 @@ def _dense_matmul(mode: FakeTensorMode, func: OpOverload, self: torch.Tensor, ma
 
 
 @rule("aten::_sparse_mm_reduce_impl", sparse=True)
-def _mm_reduce(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _mm_reduce(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """``(result, indices)``; the indices of extremes are kept only for a backward pass."""
     self, other, reduce = args
     check(
@@ -134,9 +132,7 @@ def _mm_reduce(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
 
 
 @rule("aten::_sparse_mm_reduce_impl_backward", sparse=True)
-def _mm_reduce_backward(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _mm_reduce_backward(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Gradients with the structure of ``self`` and the shape of the dense factor, where they are wanted."""
     self, _, weight, _, _, output_mask = args
     with mode:
@@ -151,7 +147,7 @@ def _mm_reduce_backward(
     "aten::sparse_compressed_tensor.comp_plain_value_size",
     sparse=True,
 )
-def _compressed(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _compressed(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A compressed sparse tensor of its parts; without its size, that is what the greatest index says."""
     named = {**dict(zip((a.name for a in func._schema.arguments), args, strict=False)), **kwargs}
     if "size" not in named:

@@ -24,7 +24,7 @@ from fake.kernels._torch import (
     wrap,
 )
 from fake.kernels.outputs import all_dense, hinted, is_row_major, is_symbolic, with_layout
-from fake.kernels.registry import rule, rule_when
+from fake.kernels.registry import Args, Kwargs, rule, rule_when
 from fake.seam import pytree
 
 
@@ -36,7 +36,7 @@ def _is_functional_structured(func: OpOverload) -> bool:
 
 
 @rule_when(_is_functional_structured)
-def structured(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def structured(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """The structured operator's result with eager's strides.
 
     Args:
@@ -67,9 +67,7 @@ def structured(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kw
 
 
 @rule("aten::pow.Tensor_Scalar", "aten::pow_.Scalar")
-def _pow_by_number(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _pow_by_number(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Truth values to the power of one remain such: the kernel copies or fills, and has no code for them."""
     base, exponent = args
     if base.dtype is not torch.bool or not isinstance(exponent, bool):
@@ -81,9 +79,7 @@ def _pow_by_number(
 
 
 @rule("aten::__lshift__.Scalar", "aten::__rshift__.Scalar")
-def _shift_by_number(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _shift_by_number(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """Truth values are shifted as the integers that they promote to; torch's kernel asks for the type before that."""
     if args[0].dtype is not torch.bool or type(args[1]) is not int:
         return NotImplemented
@@ -92,9 +88,7 @@ def _shift_by_number(
 
 
 @rule("aten::round.decimals")
-def _round_decimals(
-    mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def _round_decimals(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """As ``round``: torch's version multiplies by the power of ten, which may be too large for it."""
     with mode:
         return torch.ops.aten.round.default(args[0])
@@ -112,7 +106,7 @@ def _is_on_cpu(args: tuple[Any, ...]) -> bool:
     return bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors)
 
 
-def _structured_meta(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], promotes: bool) -> Any:
+def _structured_meta(func: OpOverload, args: Args, kwargs: Kwargs, promotes: bool) -> Any:
     """The C++ meta function's answer; where ``promotes``, on operands that the CPU has converted beforehand.
 
     On CPU, a TensorIterator converts operands of another dtype into temporaries (``compute_types``), and those are

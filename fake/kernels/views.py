@@ -25,12 +25,12 @@ from fake.kernels._torch import (
 )
 from fake.kernels.checks.registry import bind
 from fake.kernels.outputs import all_dense, is_symbolic
-from fake.kernels.registry import rule
+from fake.kernels.registry import Args, Kwargs, rule
 from fake.seam.dispatch import check
 
 
 @rule("aten::view", "aten::_unsafe_view")
-def view(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def view(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """``view`` with plain sizes, or of a tensor that is known to be contiguous and not empty.
 
     Args:
@@ -53,7 +53,7 @@ def view(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: 
 
 
 @rule("aten::diagonal")
-def _diagonal(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _diagonal(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A diagonal without elements begins where its tensor does, which torch's kernel for symbolic sizes forgets."""
     if not is_symbolic(args, kwargs) or has_unbacked((args, kwargs)):
         return NotImplemented
@@ -78,13 +78,13 @@ def _diagonal(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwa
 
 
 @rule("aten::split.Tensor")
-def _split(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _split(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """``split`` into equal parts: eager's own code, in one step instead of torch's two."""
     return NotImplemented if is_symbolic(args, kwargs) else _in_eagers_code(mode, func, args, kwargs)
 
 
 @rule("aten::rot90")
-def _rot90(mode: FakeTensorMode, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _rot90(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
     """A quarter turn is a flip, seen transposed."""
     given = bind(func, args, kwargs)
     answer, dims = torchs_answer(mode, func, args, kwargs), given["dims"]

@@ -26,7 +26,6 @@ from fake.symbols.divisors import without_divisions
 from fake.symbols.expr import normalize
 from fake.symbols.ranges import Facts
 from fake.symbols.reasons import Reason, reasons_of
-from fake.symbols.strict import made_strict
 from fake.symbols.terms import Property, Terms, argument_names, properties_of, text_of_source
 
 _LONGEST_CHAIN = 24
@@ -263,6 +262,35 @@ def minimal_guards(shape_env: Any) -> list[Any]:
 def minimal_relations(shape_env: Any) -> dict[sympy.Basic, Any]:
     """The minimal conditions, simplified, each with the record that it comes from."""
     return made_strict(_minimal(shape_env, list(shape_env.guards), None)[0])[0]
+
+
+_STRICT = {sympy.Le: sympy.Lt, sympy.Ge: sympy.Gt}
+
+
+def made_strict(
+    conditions: Mapping[sympy.Basic, Any],
+) -> tuple[dict[sympy.Basic, Any], dict[sympy.Basic, Any]]:
+    """Conditions with pairs made one (``a <= b`` and ``a != b`` are ``a < b``: slices with symbolic bounds ask in two questions), and for each of these what the mapping holds for the inequality that is gone.
+
+    >>> a, b = sympy.symbols("a b", integer=True)
+    >>> made_strict({a <= b: "first", sympy.Ne(b, a): "second"})
+    ({a < b: 'first'}, {a < b: 'second'})
+    """
+    unequal = {
+        frozenset(condition.args): condition for condition in conditions if isinstance(condition, sympy.Ne)
+    }
+    found: dict[sympy.Basic, Any] = {}
+    merged: dict[sympy.Basic, Any] = {}
+    gone: set[sympy.Basic] = set()
+    for condition, owner in conditions.items():
+        partner = unequal.get(frozenset(condition.args)) if type(condition) in _STRICT else None
+        if partner is None:
+            found[condition] = owner
+            continue
+        strict = _STRICT[type(condition)](*condition.args)
+        found[strict], merged[strict] = owner, conditions[partner]
+        gone.add(partner)
+    return {condition: owner for condition, owner in found.items() if condition not in gone}, merged
 
 
 def _minimal(

@@ -25,6 +25,7 @@ from fake.seam.dispatch import (
     peek_interpreter_stack,
 )
 from fake.seam.fake_tensor import is_functional_tensor
+from fxpasses.plans import native
 
 nn_kernels = torch._C._nn
 PropModule = torch.backends.PropModule
@@ -146,16 +147,18 @@ class TensorLayout(NamedTuple):
         first: in that, where it begins to say it: after its storage.
         last: where it ends.
         meta: the place of what autograd knows, if it knows something.
-        dims: how many dimensions it has room for.
-        flags: in what autograd knows, the function that made the tensor, and whether it requires a gradient.
+        storage: in its storage, which stands before that, the place of the address of its memory.
+        history: in what autograd knows, the function that made the tensor.
+        gradient: there, in the lowest byte, whether it requires a gradient.
     """
 
     object: int = 2
     first: int = 3
     last: int = 22
     meta: int = 3
-    dims: int = 5
-    flags: tuple[int, ...] = (6, 16)
+    storage: int = 2
+    history: int = 6
+    gradient: int = 16
 
     def is_known(self) -> bool:
         """Whether it is that of the torch that runs."""
@@ -164,16 +167,25 @@ class TensorLayout(NamedTuple):
             return False
         word = ctypes.c_uint64.from_address
         tensor = torch.empty_strided((2, 3, 5), (19, 7, 1))
-        place = tensor._cdata
+        place, storage = tensor._cdata, tensor.untyped_storage()
         found = [word(place + 8 * i).value for i in range(self.last)]
         return (
             word(id(tensor) + 8 * self.object).value == place
+            and found[self.first - 1] == storage._cdata
+            and word(storage._cdata + 8 * self.storage).value == storage.data_ptr()
             and [found[7], *found[8:11], *found[13:16]] == [3, 2, 3, 5, 19, 7, 1]
             and found[self.meta] == 0
+            and [self._gradient_of(tensor.requires_grad_(flag)) for flag in (True, False)] == [1, 0]
         )
+
+    def _gradient_of(self, tensor: torch.Tensor) -> int:
+        meta = ctypes.c_uint64.from_address(tensor._cdata + 8 * self.meta).value
+        return ctypes.c_uint8.from_address(meta + 8 * self.gradient).value
 
 
 TENSOR_LAYOUT = TensorLayout()
+MOST_DIMENSIONS = 5
+"""What a tensor has room for in itself; sizes and strides of more are elsewhere."""
 
 _OF_RECORDING = (
     "torch._dynamo.config.skip_nnmodule_hook_guards",
@@ -239,27 +251,28 @@ def _is_default(config: Any, key: str) -> bool:
     return type(value) is type(default) and value == default
 
 
+def _stance() -> str:
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return "default" if dynamo is None else dynamo._stance.stance
+
+
+_UNUSUAL: tuple[tuple[str, tuple[Any, ...], Any], ...] = (
+    ("a dispatch or function mode is active", (dispatch_mode_depth,), 0),
+    ("a dispatch or function mode is active", (function_mode_depth,), 0),
+    ("inside of a function transform", (peek_interpreter_stack,), None),
+    ("hooks on all modules", (torch.nn.modules.module._has_any_global_hook,), {}),
+    ("hooks on saved tensors", (top_saved_tensors_hooks, True), None),
+    ("anomaly detection", (torch.is_anomaly_enabled,), False),
+    ("inside of a distributed job", (getattr(torch.distributed, "is_initialized", bool),), False),
+    ("inside of torch.jit.trace", (torch._C._get_tracing_state,), None),
+    ("a stance of torch.compile's", (_stance,), "default"),
+)
+"""What makes calls of torch mean something else than usual, how to ask for it, and the usual answer."""
+
+
 def unusual_state() -> str:
     """What makes calls of torch mean something else than usual, or ""."""
-    hooks = torch.nn.modules.module
-    if dispatch_mode_depth() or function_mode_depth():
-        return "a dispatch or function mode is active"
-    if peek_interpreter_stack() is not None:
-        return "inside of a function transform"
-    if hooks._has_any_global_hook():
-        return "hooks on all modules"
-    if top_saved_tensors_hooks(True) is not None:
-        return "hooks on saved tensors"
-    if torch.is_anomaly_enabled():
-        return "anomaly detection"
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return "inside of a distributed job"
-    if torch._C._get_tracing_state() is not None:
-        return "inside of torch.jit.trace"
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is not None and dynamo._stance.stance != "default":
-        return "a stance of torch.compile's"
-    return ""
+    return next((why for why, (ask, *given), usual in _UNUSUAL if ask(*given) != usual), "")
 
 
 NUMERIC_FLAGS = (
@@ -301,18 +314,24 @@ class SameState:
     """Asks quickly whether the state of torch is what it is now: with torch's own guard, and for what that does not know one by one."""
 
     def __init__(self) -> None:
+        asked: list[tuple[Any, ...]] = [*((flag,) for flag in _FLAGS), (torch.is_inference_mode_enabled,)]
+        asked += [(torch._C._get_fp32_precision_getter, *names) for names in _PRECISIONS]
+        any_tensor = torch.empty(0)
+        keys = tensor_guards([any_tensor])  # they ask which dispatch keys count in the thread
         self._guard = _guards.GlobalStateGuard()
-        self._rest = self._of_rest()
+        usual = [*_UNUSUAL, ("", (self._guard.check,), True), ("", (keys.check, any_tensor), True)]
+        self._questions = (*asked, *(question for _, question, _ in usual))
+        answers = [question[0](*question[1:]) for question in asked]
+        self._answers = (*answers, *(answer for _, _, answer in usual))
 
     def holds(self) -> bool:
         """Whether it is."""
-        return self._guard.check() and self._of_rest() == self._rest
-
-    @staticmethod
-    def _of_rest() -> list[Any]:
-        precision = torch._C._get_fp32_precision_getter
-        rest = [flag() for flag in _FLAGS] + [precision(*names) for names in _PRECISIONS]
-        return [*rest, torch.is_inference_mode_enabled(), unusual_state()]
+        library = native.library()
+        if library is not None:
+            return bool(library.unchanged(self._questions, self._answers))
+        return all(
+            ask(*given) == was for (ask, *given), was in zip(self._questions, self._answers, strict=True)
+        )
 
 
 assert_size_stride = _guards.assert_size_stride  # type: ignore[attr-defined]

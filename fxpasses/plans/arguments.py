@@ -11,6 +11,7 @@ import torch
 
 from fxpasses.plans import _torch
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.same_tensors import compares_memory, is_in_itself
 from fxpasses.plans.tensor_facts import TENSOR_FACTS, tensor_facts
 from fxpasses.plans.walk import hidden_state
 
@@ -102,7 +103,7 @@ class SameArguments:
         kwargs: those given by name.
         tensors: those among them, as :func:`described_arguments` returns them.
         objects: likewise.
-        part_of_model: as there.
+        model: the tensors of the model.
     """
 
     @staticmethod
@@ -142,9 +143,9 @@ class SameArguments:
         kwargs: Mapping[str, Any],
         tensors: Sequence[torch.Tensor],
         objects: Sequence[Any],
-        part_of_model: Callable[[torch.Tensor], int | None],
+        model: Sequence[torch.Tensor],
     ) -> None:
-        self._count, self._names, self._part_of_model = len(args), tuple(kwargs), part_of_model
+        self._count, self._names, self._model = len(args), tuple(kwargs), frozenset(map(id, model))
         values = [*args, *kwargs.values()]
         self._tensors = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
         known = [*map(id, objects)]
@@ -156,9 +157,19 @@ class SameArguments:
         ]
         self._facts = [(t.storage_offset(), t.is_leaf) for t in tensors]
         self._guards = _torch.tensor_guards(tensors) if tensors else None
+        library, self._certain = compares_memory(), None
+        stay = all(
+            kind not in (list, dict) for _, kind, _ in self._others
+        )  # else the same one may hold something later
+        if library is not None and stay and all(map(is_in_itself, tensors)):
+            are_tensors = tuple(isinstance(value, torch.Tensor) for value in values)
+            given = args, dict(kwargs), are_tensors, tuple(model)
+            self._certain = library.Arguments(*given, _torch.TENSOR_LAYOUT).tensors
 
     def tensors(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
         """The tensors among the arguments, or None if they may have another description."""
+        if self._certain is not None and (certain := self._certain(args, kwargs)) is not None:
+            return certain  # type: ignore[no-any-return]
         if len(args) != self._count or tuple(kwargs) != self._names:
             return None
         values = (*args, *kwargs.values()) if kwargs else args
@@ -178,7 +189,7 @@ class SameArguments:
                 return None
             if tensor.__dict__ and tensor.__dict__.keys() != {_torch.PROPAGATED}:
                 return None
-            if self._part_of_model(tensor) is not None:
+            if id(tensor) in self._model:
                 return None
         if len(tensors) > 1 and len({t.untyped_storage().data_ptr() for t in tensors}) != len(tensors):
             return None

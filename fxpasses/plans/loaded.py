@@ -175,7 +175,7 @@ class Armed(_Checked):
             and SameArguments.can_compare(args, kwargs, tensors, objects)
             and all(self.place(tensor) is None for tensor in tensors)
         ):
-            same = SameArguments(args, kwargs, tensors, objects, self.place)
+            same = SameArguments(args, kwargs, tensors, objects, self.walk.tensors)
             self._quick.append((_torch.SameState(), same, known))
         return known, tensors
 

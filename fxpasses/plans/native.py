@@ -1,4 +1,4 @@
-"""The check of :mod:`fxpasses.plans.watch` in C: built by the compiler of the kernels when a plan is made, and part of its file.
+"""The checks of a call in C (:mod:`fxpasses.plans.watch`, tensors, arguments, the state of torch): built by the compiler of the kernels when a plan is made, and part of its file.
 
 Where there is none (a later Python, no compiler or headers), the same check runs in Python.
 """
@@ -22,12 +22,12 @@ from typing import Any
 from fxpasses.plans.errors import PlanFileError
 from fxpasses.plans.store import read_sections, write_sections
 
-__all__ = ["ENTRY", "build", "compares_memory", "memory_of", "use", "watched"]
+__all__ = ["ENTRY", "build", "library", "use", "watched"]
 
 log = logging.getLogger(__name__)
 
 ENTRY = "fxpasses_watch"
-_SOURCE = Path(__file__).with_name("watch.c")
+_SOURCES = [Path(__file__).with_name(name) for name in ("watch.c", "calls.c")]
 _module: types.ModuleType | None = None
 
 
@@ -43,7 +43,8 @@ def build(compiler: str, directory: Path) -> bytes | None:
     Raises:
         OSError: the disk refuses.
     """
-    made_of = repr((sys.version, platform.platform(), compiler)).encode() + _SOURCE.read_bytes()
+    made_of = repr((sys.version, platform.platform(), compiler)).encode()
+    made_of += b"".join(source.read_bytes() for source in _SOURCES)
     kept = directory / "sources" / f"{hashlib.sha256(made_of).hexdigest()}.check"
     with contextlib.suppress(OSError, PlanFileError):
         return read_sections(kept)["check"]
@@ -62,9 +63,7 @@ def _built(compiler: str) -> bytes | None:
             "-shared",
             "-fPIC",
             f"-I{sysconfig.get_path('include')}",
-            "-x",
-            "c",
-            str(_SOURCE),
+            *(part for source in _SOURCES for part in ("-x", "c", str(source))),
             "-o",
             str(made),
         ]
@@ -98,12 +97,6 @@ def watched(*lists: Any) -> Any:
         return None
 
 
-def compares_memory() -> bool:
-    """Whether there is a library that looks at the memory of tensors."""
-    return _module is not None
-
-
-def memory_of(tensors: tuple[Any, ...], layout: Any) -> Any:
-    """What ``Tensors`` of watch.c makes of these tensors. Args: a tuple of them, and a :class:`fxpasses.plans._torch.TensorLayout`."""
-    assert _module is not None
-    return _module.Tensors(tensors, (layout.object, layout.first, layout.last, layout.meta), layout.flags)
+def library() -> Any:
+    """The library, or None."""
+    return _module

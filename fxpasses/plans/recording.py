@@ -354,8 +354,9 @@ class Recording(Observer, Recorder):
             code_of_guards, places, of_base = self._guards
             names = function_parameters(code_of_guards)
             asks = {name: [*inputs[i], base] for name, i, base in zip(names, places, of_base, strict=True)}
-            of_model = [name for name, (kind, _, base) in asks.items() if kind == "model" and not base]
-            asked = [asks[name] for name in module.add_guards(code_of_guards, of_model)]
+            # Of a base Dynamo asks what is symbolic, and nothing else: it is no input of the graph.
+            known = [name for name, (place, _, base) in asks.items() if place == "model" or base]
+            asked = [asks[name] for name in module.add_guards(code_of_guards, known)]
         code, kernels, externs, constants = module.sections()
         plan: dict[str, Any] = {
             **self._content,

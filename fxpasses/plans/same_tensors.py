@@ -15,23 +15,20 @@ import torch
 
 from fxpasses.plans import _torch, native
 
-__all__ = ["SameTensors"]
+__all__ = ["SameTensors", "compares_memory", "is_in_itself"]
 
 log = logging.getLogger(__name__)
 
 
 class SameTensors:
-    """Asks whether these tensors are what they were."""
+    """Asks whether these tensors are what they were. Which dispatch keys count in the thread is part of the state of torch."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tuple(tensors)
         self._guards = _torch.tensor_guards(tensors) if tensors else None
-        inside = [tensor for tensor in tensors if tensor.dim() <= _torch.TENSOR_LAYOUT.dims]
-        kinds = {(t.is_conj(), t.is_neg(), t.is_inference()): t for t in inside}.values()
-        # Those of more dimensions have their sizes elsewhere; one of each kind tells which dispatch keys count in the thread.
-        self._asked = [*kinds, *(tensor for tensor in tensors if tensor.dim() > _torch.TENSOR_LAYOUT.dims)]
-        self._guards_of_asked: Any = _torch.tensor_guards(self._asked) if inside else None
-        self._inside = tuple(inside)
+        self._inside = tuple(filter(is_in_itself, tensors))
+        self._others = [tensor for tensor in tensors if not is_in_itself(tensor)]
+        self._guards_of_others: Any = _torch.tensor_guards(self._others) if self._others else None
         self._memory: Any = None
 
     def hold(self) -> bool:
@@ -39,30 +36,35 @@ class SameTensors:
         if self._guards is None:
             return True
         if self._memory is not None and self._memory.holds():
-            return bool(self._guards_of_asked.check(*self._asked))
-        memory = compared(self._inside)
+            return not self._others or bool(self._guards_of_others.check(*self._others))
+        library = compares_memory() if self._inside else None
+        memory = None if library is None else library.Tensors(self._inside, _torch.TENSOR_LAYOUT)
         if not self._guards.check(*self._tensors):
             return False
         self._memory = memory  # which was taken before the guards held
         return True
 
 
-def compared(tensors: tuple[torch.Tensor, ...]) -> Any:
-    """A check of the memory of these tensors, as it is now, or None where there is none."""
-    if not tensors or not native.compares_memory() or not _is_understood():
-        return None
-    return native.memory_of(tensors, _torch.TENSOR_LAYOUT)
+def is_in_itself(tensor: torch.Tensor) -> bool:
+    """Whether all that is asked is in the tensor's own memory, and the same keys count for it as for any other tensor."""
+    return tensor.dim() <= _torch.MOST_DIMENSIONS and not tensor.is_conj() and not tensor.is_neg()
+
+
+def compares_memory() -> Any:
+    """The library that compares the memory of tensors, or None."""
+    library = native.library()
+    return library if library is not None and _is_understood(library) else None
 
 
 @functools.cache
-def _is_understood() -> bool:
+def _is_understood(library: Any) -> bool:
     """Whether each change of a tensor is seen in its memory: tried once in a process."""
     if not _torch.TENSOR_LAYOUT.is_known():
         return False
     for what, change in _CHANGES.items():
         tensor = torch.empty(1000).as_strided((2, 3, 4, 5, 6), (400, 120, 30, 6, 1)).data
         tensor.requires_grad_().requires_grad_(what == "frozen")  # now autograd knows of it
-        memory = native.memory_of((tensor,), _torch.TENSOR_LAYOUT)
+        memory = library.Tensors((tensor,), _torch.TENSOR_LAYOUT)
         before = memory.holds()
         with torch.no_grad():
             change(tensor)

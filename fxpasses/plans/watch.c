@@ -1,6 +1,4 @@
-/* What a plan's check has seen, looked at again in one call: the same questions as Watch.holds asks in Python (watch.py), and
-   whether tensors are what TensorGuards last found (same_tensors.py).
-
+/* What a plan's check has seen, looked at again in one call: the same questions as Watch.holds asks in Python (watch.py), andXX
    Versions stand for content: a class gets a new one with every change of it or of a base, up to Python 3.11 a dictionary with each of
    its own. Later Pythons tell of changes of dictionaries instead. */
 #include <Python.h>
@@ -8,6 +6,8 @@
 #if PY_VERSION_HEX >= 0x030E0000 || defined(Py_GIL_DISABLED)
 #error "not tried with this Python"
 #endif
+extern PyTypeObject fxpasses_tensors, fxpasses_arguments; /* of calls.c */
+extern PyObject *fxpasses_unchanged(PyObject *, PyObject *const *, Py_ssize_t);
 #define IS_TOLD (PY_VERSION_HEX >= 0x030C0000)
 
 typedef struct {
@@ -366,101 +366,13 @@ static PyTypeObject watched = {
     .tp_traverse = (traverseproc)traverse,
     .tp_methods = methods,
 };
-/* Tensors, and the words of memory in which torch says what each is. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *kept; /* a tuple of the tensors */
-    Py_ssize_t n, object, first, last, meta, n_flags, n_words, flags[4]; /* where words are: see TensorLayout of _torch.py */
-    PyTypeObject **kinds;
-    uint64_t *seen;
-} Tensors;
-
-#define WORD(address, i) (((const uint64_t *)(address))[i])
-
-static const void *implementation(Tensors *self, Py_ssize_t i)
-{
-    return (const void *)WORD(PyTuple_GET_ITEM(self->kept, i), self->object);
-}
-
-static PyObject *tensors_hold(Tensors *self, PyObject *Py_UNUSED(ignored))
-{
-    const uint64_t *seen = self->seen;
-    size_t length = (self->last - self->first) * sizeof *seen;
-    for (Py_ssize_t i = 0; i < self->n; i++, seen += self->n_words) {
-        if (i + 8 < self->n) { /* kernels have used the processor's caches since */
-            __builtin_prefetch(PyTuple_GET_ITEM(self->kept, i + 8));
-            const char *ahead = i + 4 < self->n ? implementation(self, i + 4) : NULL;
-            __builtin_prefetch(ahead + 64);
-            __builtin_prefetch(ahead + 128);
-        }
-        const void *now = implementation(self, i);
-        if (Py_TYPE(PyTuple_GET_ITEM(self->kept, i)) != self->kinds[i]) Py_RETURN_FALSE;
-        if (memcmp((const uint64_t *)now + self->first, seen, length) != 0) Py_RETURN_FALSE;
-        const void *meta = (const void *)WORD(now, self->meta);
-        if (meta == NULL) continue;
-        for (Py_ssize_t j = 0; j < self->n_flags; j++)
-            if (WORD(meta, self->flags[j]) != seen[self->last - self->first + j]) Py_RETURN_FALSE;
-    }
-    Py_RETURN_TRUE;
-}
-
-/* Tensors(tuple of tensors, (object, first, last, meta), flags): as they are now. */
-static PyObject *make_tensors(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
-{
-    PyObject *tensors, *flags;
-    Py_ssize_t object, first, last, meta;
-    if (!PyArg_ParseTuple(args, "O!(nnnn)O!", &PyTuple_Type, &tensors, &object, &first, &last, &meta, &PyTuple_Type, &flags)) return NULL;
-    if (PyTuple_GET_SIZE(flags) > 4) return PyErr_Format(PyExc_ValueError, "more than four flags");
-    Tensors *self = (Tensors *)type->tp_alloc(type, 0);
-    if (self == NULL) return NULL;
-    self->kept = Py_NewRef(tensors);
-    self->object = object; self->first = first; self->last = last; self->meta = meta;
-    self->n = PyTuple_GET_SIZE(tensors); self->n_flags = PyTuple_GET_SIZE(flags); self->n_words = last - first + self->n_flags;
-    for (Py_ssize_t j = 0; j < self->n_flags; j++) self->flags[j] = PyLong_AsSsize_t(PyTuple_GET_ITEM(flags, j));
-    self->kinds = PyMem_New(PyTypeObject *, self->n + 1);
-    self->seen = PyMem_New(uint64_t, self->n * self->n_words + 1);
-    if (!self->kinds || !self->seen) PyErr_NoMemory();
-    if (PyErr_Occurred()) { Py_DECREF(self); return NULL; }
-    for (Py_ssize_t i = 0; i < self->n; i++) {
-        uint64_t *seen = self->seen + i * self->n_words;
-        const void *now = implementation(self, i), *of = (const void *)WORD(now, meta);
-        self->kinds[i] = Py_TYPE(PyTuple_GET_ITEM(tensors, i));
-        memcpy(seen, (const uint64_t *)now + first, (last - first) * sizeof *seen);
-        for (Py_ssize_t j = 0; j < self->n_flags; j++) seen[last - first + j] = of == NULL ? 0 : WORD(of, self->flags[j]);
-    }
-    return (PyObject *)self;
-}
-
-static void end_tensors(Tensors *self)
-{
-    PyObject_GC_UnTrack(self);
-    PyMem_Free(self->kinds);
-    PyMem_Free(self->seen);
-    Py_CLEAR(self->kept);
-    Py_TYPE(self)->tp_free((PyObject *)self);
-}
-
-static int traverse_tensors(Tensors *self, visitproc visit, void *arg)
-{
-    Py_VISIT(self->kept);
-    return 0;
-}
-
-static PyMethodDef methods_of_tensors[] = {{"holds", (PyCFunction)tensors_hold, METH_NOARGS, "Whether each is what it was."}, {0}};
-static PyTypeObject tensors = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "fxpasses_watch.Tensors",
-    .tp_basicsize = sizeof(Tensors),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_new = make_tensors,
-    .tp_dealloc = (destructor)end_tensors,
-    .tp_traverse = (traverseproc)traverse_tensors,
-    .tp_methods = methods_of_tensors,
-};
-static PyModuleDef module = {PyModuleDef_HEAD_INIT, "fxpasses_watch", NULL, -1, NULL};
+static PyMethodDef functions[] = {
+    {"unchanged", (PyCFunction)(void (*)(void))fxpasses_unchanged, METH_FASTCALL, "Whether each question is still answered so."}, {0}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "fxpasses_watch", NULL, -1, functions};
 
 PyMODINIT_FUNC PyInit_fxpasses_watch(void)
 {
-    PyTypeObject *types[] = {&watched, &tensors};
+    PyTypeObject *types[] = {&watched, &fxpasses_tensors, &fxpasses_arguments};
     PyObject *made = PyModule_Create(&module);
     for (size_t i = 0; made != NULL && i < sizeof types / sizeof *types; i++)
         if (PyModule_AddType(made, types[i]) < 0) Py_CLEAR(made);

@@ -27,7 +27,7 @@ def _check(name: str, op: Any, call: Call, *, dynamic: bool) -> str:
 
 
 def _fix(op: Any, call: Call, said: str) -> str:
-    if attempt(lambda *a, **k: op(*a, **k), call).error is not None:
+    if attempt(op, call).error is not None:
         return "give a sample that the operator accepts: it raised this error outside of the compiler, too"
     if "Outputs of the operator are different" in said:
         return "the kernel must compute its outputs from its arguments only: no counters, caches or other global state"

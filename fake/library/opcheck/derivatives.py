@@ -64,7 +64,7 @@ def in_double(op: Any, call: Call) -> Call:
         return tensor.detach().to(wide.get(tensor.dtype, tensor.dtype)).requires_grad_(tensor.requires_grad)
 
     double = call.map(widen)
-    outcome = attempt(lambda *a, **k: op(*a, **k), double)
+    outcome = attempt(op, double)
     if outcome.error is not None:
         return call
     narrow = any(differentiable(t) and t.dtype in wide for t in flat_tensors(outcome.value))
@@ -95,7 +95,7 @@ def compare_formula(op: Any, call: Call, directions: int = 2) -> list[Comparison
         directions: how many directions for each pair of input and output.
     """
     torch_inputs = [(n, t) for n, _, t in named_tensors(op._schema, call) if t.requires_grad]
-    first = attempt(lambda *a, **k: op(*a, **k), call)
+    first = attempt(op, call)
     if first.error is not None:
         return None
     outputs = [i for i, o in enumerate(flat_tensors(first.value)) if o.requires_grad]
@@ -156,7 +156,7 @@ def _along(
     def value(step: float) -> float | None:
         moved = tensor + step * direction
         shifted = _with_input(op, call, index, moved)
-        outcome = attempt(lambda *a, **k: op(*a, **k), shifted)
+        outcome = attempt(op, shifted)
         found = flat_tensors(outcome.value)
         if outcome.error is not None or len(found) <= output or found[output].shape != cotangent.shape:
             return None

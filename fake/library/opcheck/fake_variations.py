@@ -10,12 +10,12 @@ from fake.error_text import describe_error
 from fake.library import _torch
 from fake.library.opcheck.comparison import compare, fix_for, run_real, try_fake
 from fake.library.opcheck.inputs import Call
-from fake.library.opcheck.joint_sizes import joint_size_variations
 from fake.library.opcheck.result import CheckFailure, Evidence
 from fake.library.opcheck.sizes import SizePlan, plan_sizes
 from fake.library.opcheck.variations import (
     code_constants,
     dtype_variations,
+    joint_size_variations,
     layout_variations,
     number_variations,
     value_variations,

@@ -324,9 +324,9 @@ def _check_state(op: Any, call: Call, reference: Gradients, tolerances: Mapping[
         return tensor.detach() * 0.5 + 0.25 if differentiable(tensor) else tensor.detach()
 
     def between() -> None:
-        attempt(lambda *a, **k: op(*a, **k), call.map(other_values))
+        attempt(op, call.map(other_values))
         grads = call.map(lambda t: other_values(t).requires_grad_(t.requires_grad))
-        attempt(lambda *a, **k: op(*a, **k), grads)
+        attempt(op, grads)
 
     found = _gradients(op, call, lambda g: g, ones=False, between=between)
     label = "another call of the operator between forward and backward"

@@ -69,8 +69,8 @@ def _check_results_apart(op: Any, call: Call) -> None:
     """The memory that a call returned must not be returned (and overwritten) by the next."""
     if any(r.alias_info is not None for r in op._schema.returns):
         return
-    first = attempt(lambda *a, **k: op(*a, **k), call)
-    second = attempt(lambda *a, **k: op(*a, **k), call)
+    first = attempt(op, call)
+    second = attempt(op, call)
     held = {_torch.storage_of(t) for t in flat_tensors(first.value) if t.numel()} - {None}
     for index, output in enumerate(flat_tensors(second.value)):
         if output.numel() and _torch.storage_of(output) in held:

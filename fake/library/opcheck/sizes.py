@@ -291,12 +291,12 @@ class _Search:
 
     def changes_output(self, freedom: Freedom) -> bool:
         """Whether the sizes of the outputs change with ``freedom``."""
-        before = attempt(lambda *a, **k: self.op(*a, **k), self.call).value
+        before = attempt(self.op, self.call).value
         sizes = _with_ties(freedom.at(freedom.accepted) or {}, self.ties)
         other = resize(self.call, sizes, "a trial")
         if other is None:
             return False
-        after = attempt(lambda *a, **k: self.op(*a, **k), other).value
+        after = attempt(self.op, other).value
         return [t.shape for t in flat_tensors(before)] != [t.shape for t in flat_tensors(after)]
 
     def accepts(self, sizes: Mapping[SizeKey, int]) -> bool:
@@ -305,7 +305,7 @@ class _Search:
         other = resize(self.call, sizes, "a trial")
         if other is None:
             return False
-        outcome = attempt(lambda *a, **k: self.op(*a, **k), other)
+        outcome = attempt(self.op, other)
         if outcome.error is not None and not self.reason:
             lines = error_text(outcome.error).strip().splitlines() or [""]
             self.reason = f"the kernel refuses others: {type(outcome.error).__name__}: {lines[0][:120]}"

@@ -8,10 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fake.library.probe.candidates import (
+    TIER,
+    Vocabulary,
+    dtype_candidates,
+    shape_candidates,
+    stride_candidates,
+)
 from fake.library.probe.experiments import Laboratory, Observation
-from fake.library.probe.kinds import dtype_candidates, stride_candidates
 from fake.library.probe.rule import FakeRule, Level, Property, evaluate
-from fake.library.probe.shapes import TIER, Vocabulary, shape_candidates
 from fake.library.probe.solve import solve_sizes
 
 _KEEP = 6

@@ -1,11 +1,15 @@
 """Plans of small models, made once in a process of their own."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from fxpasses.plans import native, same_tensors
+from fxpasses.plans.runtime import load_library
 
 PROGRAM = """
 import json, os, sys
@@ -96,3 +100,17 @@ def cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def cold(cache):
     return _run(cache)[0]
+
+
+@pytest.fixture(scope="module", params=["guards", "memory"])
+def checks(request):
+    """Who checks a call: torch's guards, or the library that compares memory."""
+    before, native._module = native._module, None
+    if request.param == "memory":
+        library = native._built(shutil.which("cc") or "cc")
+        if library is None:
+            pytest.skip("no compiler")
+        native.use(lambda: load_library(native.ENTRY, library, None))
+        assert same_tensors.compares_memory() is native.library()
+    yield request.param
+    native._module = before

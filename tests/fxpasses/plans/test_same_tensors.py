@@ -1,27 +1,12 @@
 """Tensors are looked at again: by torch's guards and in memory, with the same answers."""
 
-import shutil
 import weakref
 
 import pytest
 import torch
 
-from fxpasses.plans import native, same_tensors
-from fxpasses.plans.runtime import load_library
+from fxpasses.plans._torch import SameState
 from fxpasses.plans.same_tensors import SameTensors
-
-
-@pytest.fixture(scope="module", params=["guards", "memory"])
-def kind(request):
-    before, native._module = native._module, None
-    if request.param == "memory":
-        library = native._built(shutil.which("cc") or "cc")
-        if library is None:
-            pytest.skip("no compiler")
-        native.use(lambda: load_library(native.ENTRY, library, None))
-        assert same_tensors._is_understood()
-    yield request.param
-    native._module = before
 
 
 def _parameter():
@@ -61,19 +46,19 @@ HARMLESS = {
 
 @pytest.mark.parametrize("make", [_parameter, lambda: torch.nn.Parameter(torch.randn(1, 2, 2, 2, 2, 2, 1))])
 @pytest.mark.parametrize("change", [*CHANGES, *HARMLESS])
-def test_every_change_is_noticed(kind, change, make):
+def test_every_change_is_noticed(checks, change, make):
     tensors = [_parameter(), make(), _parameter()]
     same = SameTensors(tensors)
     assert same.hold()
     assert same.hold()
-    assert (same._memory is not None) == (kind == "memory")
+    assert (same._memory is not None) == (checks == "memory")
     with torch.no_grad():
         (CHANGES | HARMLESS)[change](tensors[1])
     for _ in range(2):
         assert same.hold() == (change in HARMLESS)
 
 
-def test_a_history_is_noticed(kind):
+def test_a_history_is_noticed(checks):
     buffer, parameter = torch.zeros(4, 4), _parameter()
     same = SameTensors([buffer])
     assert same.hold()
@@ -82,7 +67,7 @@ def test_a_history_is_noticed(kind):
     assert not same.hold()
 
 
-def test_what_was_changed_back_is_compared_again(kind):
+def test_what_was_changed_back_is_compared_again(checks):
     parameter = _parameter()
     same = SameTensors([parameter])
     for _ in range(3):
@@ -92,15 +77,15 @@ def test_what_was_changed_back_is_compared_again(kind):
         parameter.data = before
 
 
-def test_dispatch_keys_of_the_thread_count(kind):
-    same = SameTensors([_parameter()])
-    assert same.hold()
+def test_dispatch_keys_of_the_thread_count(checks):
+    same = SameState()
+    assert same.holds()
     with torch._C._AutoDispatchBelowAutograd():
-        assert not same.hold()
-    assert same.hold()
+        assert not same.holds()
+    assert same.holds()
 
 
-def test_no_tensors_and_unusual_ones(kind):
+def test_no_tensors_and_unusual_ones(checks):
     assert SameTensors([]).hold()
     many = torch.randn([1] * 7)
     only = SameTensors([many])
