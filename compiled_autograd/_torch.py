@@ -20,7 +20,7 @@ from torch.utils._traceback import CapturedTraceback
 
 from fake.seam.autograd_engine import current_autograd_node, top_saved_tensors_hooks
 from fake.seam.autograd_engine import keeps_graph_in_engine as keeps_graph
-from fake.seam.dispatch import TorchDispatchMode, dispatch_mode_depth
+from fake.seam.dispatch import TorchDispatchMode, dispatch_mode_depth, has_storage
 from fake.seam.dispatch import disable_current_modes as _disable_current_modes
 from fake.seam.dynamo import TensorVariable, get_metrics_context, registry
 from fake.seam.dynamo import config as dynamo_config
@@ -46,7 +46,6 @@ Engine = torch._C._ImperativeEngine
 BackwardFunction: Any = torch.autograd.function.BackwardCFunction
 use_count: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
 disable_modes = _disable_current_modes
-has_storage = torch._C._has_storage
 
 current_graph_task_id = torch._C._current_graph_task_id
 register_hook = torch.Tensor.register_hook

@@ -65,6 +65,7 @@ from fake.seam.dispatch import (
     dispatch_keys,
     dispatch_mode_depth,
     get_dispatch_mode,
+    has_storage,
     is_any_autocast_enabled,
     is_key_excluded,
     is_key_included,

@@ -36,6 +36,7 @@ from fake.cache.symbolic import as_known_now, is_symbolic_key, metadata_of, symb
 from fake.cache.symbolic_recipe import Stale, symbols_of_recipe
 from fake.cache.symbolic_tables import SymbolicCall, SymbolicTables
 from fake.errors import CacheCrossCheckError
+from fake.kernels._torch import composite_kernel_exists
 from fake.kernels.gradients import FORMULAS, WATCHED
 from fake.kernels.overlaps import pairs_to_watch
 from fake.tensors.tensor import Unkeyable, forget
@@ -354,7 +355,10 @@ class Engine:
             except Unkeyable as refused:
                 self.store.count_bypass(refused.reason)
                 return
-        self.store.count_miss()
+        if isinstance(func, _t.OpOverload) and composite_kernel_exists(func):
+            self.store.count_bypass("CompositeImplicitAutograd")  # the misses are those of its parts
+        else:
+            self.store.count_miss()
 
     def _remember_bypass(self, func: Any, key: Any, reason: str, call: Any, evaluations: Any) -> None:
         self.store.count_bypass(reason)

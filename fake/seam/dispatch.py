@@ -10,6 +10,7 @@ from torch._C import _dispatch_keys as dispatch_keys
 from torch._C import _dispatch_tls_is_dispatch_key_excluded as is_key_excluded
 from torch._C import _dispatch_tls_is_dispatch_key_included as is_key_included
 from torch._C import _get_dispatch_mode as get_dispatch_mode
+from torch._C import _has_storage as has_storage
 from torch._C import _is_any_autocast_enabled as is_any_autocast_enabled
 from torch._C import _len_torch_dispatch_stack as dispatch_mode_depth
 from torch._C import _len_torch_function_stack as function_mode_depth

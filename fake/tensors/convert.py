@@ -135,8 +135,8 @@ def context_of_trace(t: torch.Tensor, source: Any, symbolic_context: Any) -> tup
 
 def _grow_storage(real: torch.Tensor, fake: torch.Tensor) -> None:
     """A storage that is larger than its tensor (a loaded slice, say) is so for the fake tensor, too."""
-    if type(real) not in (torch.Tensor, torch.nn.Parameter) or real.layout is not torch.strided:
-        return
+    if type(real) not in (torch.Tensor, torch.nn.Parameter) or not _t.has_storage(real):
+        return  # sparse, or in the middle of a function transform
     size, storage = real.untyped_storage().nbytes(), fake.untyped_storage()
     if size > storage.nbytes():
         storage.resize_(size)

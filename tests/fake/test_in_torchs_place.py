@@ -145,6 +145,17 @@ def test_split_is_one_miss():
     assert all(p.untyped_storage()._cdata == x.untyped_storage()._cdata for p in (*parts, *again))
 
 
+def test_the_parts_of_a_composite_operator_are_counted_not_itself():
+    with fake.FakeTensorMode():
+        x, index = torch.ones(4, 4, 4), torch.tensor([0, 2, 3])
+        fake.cache_clear()
+        for hits in range(2):
+            aten.index(x, [None, index, index])
+            info = fake.cache_info()
+            assert (info.hits, info.misses) == (hits, 3)  # index, new_empty, as_strided: what `to` gives is x
+        assert info.bypasses == {"CompositeImplicitAutograd": 1}
+
+
 @pytest.mark.skipif(
     not hasattr(functorch_config, "fake_tensor_prefer_device_type"), reason="a setting of later releases"
 )

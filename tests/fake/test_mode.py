@@ -285,6 +285,24 @@ def test_a_tensor_in_a_larger_storage_keeps_it():
             assert (copied * 2).untyped_storage().nbytes() == part.numel() * 4
 
 
+def test_tensors_inside_of_function_transforms_are_converted():
+    """They have no storage of their own."""
+    mode, seen = FakeTensorMode(), []
+
+    def note(x):
+        seen.append(mode.from_tensor(x))
+        assert seen[-1].shape == x.shape
+        return (x * 2).sum()
+
+    torch.vmap(note)(torch.ones(2, 3))
+    torch.func.grad(note)(torch.ones(3))
+    torch.vmap(torch.func.grad(note))(torch.ones(2, 3))
+    for wrapped in seen:
+        while torch._C._functorch.is_functorch_wrapped_tensor(wrapped):
+            wrapped = torch._C._functorch.get_unwrapped(wrapped)
+        assert wrapped.fake_mode is mode
+
+
 def test_functionalized_and_traced():
     mode = FakeTensorMode()
     x = mode.from_tensor(torch.ones(3))
