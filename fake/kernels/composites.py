@@ -16,7 +16,6 @@ from fake.kernels._torch import (
     BELOW_PYTHON_SNAPSHOT,
     COMPOSITE,
     PYTHON_SNAPSHOT,
-    DataDependentOutputException,
     OpOverload,
     composite_kernel_exists,
     is_tracing,
@@ -57,20 +56,25 @@ _RESIZING = (
 
 
 def tensor_split(func: OpOverload, self: torch.Tensor, indices: torch.Tensor, dim: int = 0) -> Any:
-    """``tensor_split`` with a tensor of indices: only its values say how many views there are.
+    """``tensor_split`` at the numbers of a tensor: known ones, symbols of a shape environment, or refused.
 
     Args:
-        func: the overload, for the error.
+        func: the overload, whose C++ code would read unallocated memory.
         self: the tensor that is split.
-        indices: where, a tensor of one dimension.
+        indices: where, or into how many parts.
         dim: the dimension that is split.
 
     Raises:
-        DataDependentOutputException: the values are not known (eager's C++ would read unallocated memory).
+        DataDependentOutputException: the values are not known, and there are no symbols.
+        RuntimeError: eager's, for indices that are no long integers.
     """
+    check(
+        indices.dtype is torch.int64,
+        lambda: f"{func.name()}: argument 'tensor_indices_or_sections' has to be int64, not {indices.dtype}",
+    )
     values = getattr(indices, "constant", None)
-    if values is None:
-        raise DataDependentOutputException(func)
+    if values is None or values.dim() > 1:
+        return func.py_kernels[COMPOSITE](self, indices, dim)
     with no_dispatch():
         positions = values.tolist()
     return torch.tensor_split(self, positions, dim)

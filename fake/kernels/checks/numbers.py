@@ -183,6 +183,8 @@ def _computed_in(func: OpOverload, given: dict[str, Any], numbers: list[Any]) ->
         return given["self"].dtype
     tensors = [value for key, value in given.items() if isinstance(value, torch.Tensor) and key != "out"]
     operands = [*tensors, *(numbers if _is_clamp(func) or name == "pow" else ())]
+    if not operands:
+        return None  # a symbolic number stands where a tensor does
     dtype = result_type(operands)
     if name == "pow" and dtype not in _LOW_PRECISION and (dtype.is_floating_point or dtype.is_complex):
         return None

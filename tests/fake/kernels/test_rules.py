@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.parameter import is_lazy
 
 import fake.kernels
@@ -285,6 +286,16 @@ def test_tensor_split_by_unknown_indices_is_data_dependent() -> None:
         with pytest.raises(DataDependentOutputException):
             torch.tensor_split(x, mode.from_tensor(torch.tensor([2, 4])))
         assert [t.shape for t in torch.tensor_split(x, torch.tensor(3))] == [torch.Size([2])] * 3
+
+
+def test_tensor_split_by_unknown_indices_is_symbolic() -> None:
+    mode = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
+    x, indices = mode.from_tensor(torch.ones(6)), mode.from_tensor(torch.tensor([2, 4]))
+    graph = make_fx(torch.tensor_split)(x, indices)
+    assert len([n for n in graph.graph.nodes if n.target is torch.ops.aten.slice.Tensor]) == 3
+    assert [part.tolist() for part in graph(torch.arange(4), torch.tensor([1, 1]))] == [[0], [], [1, 2, 3]]
+    with mode, pytest.raises(RuntimeError, match="has to be int64"):
+        torch.tensor_split(x, indices.int())
 
 
 def test_tensor_split_of_real_tensors_is_untouched() -> None:
