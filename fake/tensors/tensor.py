@@ -151,14 +151,19 @@ class FakeTensor(_t.TorchFakeTensor, metaclass=_EqualsTorchsClass):
         if torch.overrides.has_torch_function_unary(self):
             # FakeCopyMode and its like know the method by identity.
             return torch.overrides.handle_torch_function(torch.Tensor.__deepcopy__, (self,), self, memo)
-        # A copy belongs to the same mode, and the hidden tensor is an alias, not state.
+        # A copy belongs to the same mode, and the hidden tensor is an alias, not state. A known value is copied with its data.
         memo.setdefault(id(self.fake_mode), self.fake_mode)
         hidden, self._plain = self._plain, None
+        known, self.constant = self.constant, None
         try:
             copied = torch.Tensor.__deepcopy__(self, memo)
         finally:
-            self._plain = hidden
+            self._plain, self.constant = hidden, known
         forget(copied)
+        if known is not None:
+            with _t.no_dispatch():
+                copied.constant = known.clone()
+            self.fake_mode.fake_tensor_converter.add_constant_storage_mapping(copied)
         return copied
 
 

@@ -253,6 +253,12 @@ def test_deepcopy():
         y = copy.deepcopy(x)
         assert y.untyped_storage()._cdata != x.untyped_storage()._cdata
         assert y.view(3).untyped_storage()._cdata == y.untyped_storage()._cdata
+        count = torch.nn.BatchNorm1d(2).num_batches_tracked
+        copied = copy.deepcopy(count)
+        count.add_(1)
+        assert (copied.item(), count.item()) == (0, 1)
+        copied.add_(torch.ones((), dtype=torch.int64).bernoulli_())
+        assert copied.constant is None
 
 
 def test_no_reference_cycles():
