@@ -122,7 +122,8 @@ def trial_of(func: Any, args: Any, kwargs: Any) -> Trial | None:
 
 
 def key_of(func: Any, args: Any, kwargs: Any) -> Any:
-    """What decides whether a kernel takes the dtypes: equal for calls that differ only in sizes and in values of numbers.
+    """What decides whether a kernel takes the dtypes: equal for calls that differ only in sizes and in values of numbers, but
+    for whether a list of them is of ones and zeros.
 
     Args:
         func: the operator.
@@ -186,7 +187,10 @@ def _part(value: Any) -> Any:
         empty = not value._has_symbolic_sizes_strides and 0 in value.shape
         return value.dtype, value.dim(), empty, value.device.type == "cpu"
     if isinstance(value, list | tuple):
-        return frozenset(map(_part, value)) if value and type(value[0]) is not int else list
+        if value and type(value[0]) is not int:
+            return frozenset(map(_part, value))
+        # A kernel may hand what is dilated, say, to another one.
+        return all(type(number) is int and number in (0, 1) for number in value)
     return value if isinstance(value, _AS_THEY_ARE) else type(value)
 
 

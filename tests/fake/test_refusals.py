@@ -88,6 +88,10 @@ REFUSED = {
     "no pivots on the CPU": lambda: torch.linalg.lu_factor(torch.eye(2), pivot=False),
     "no pivots on the CPU, in three parts": lambda: torch.linalg.lu(torch.eye(2), pivot=False),
     "a convolution with nothing": lambda: torch.conv1d(ones(1, 1, 4), ones(1, 1, 0)),
+    "a dilated convolution of integers, after a plain one": lambda: [
+        torch.conv1d(ones(1, 1, 4, dtype=torch.int32), ones(1, 1, 2, dtype=torch.int32), dilation=dilation)
+        for dilation in (1, 2)
+    ],
 }
 
 
