@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fake.seam.dtensor import mesh_of
 from fxpasses._torch import dynamo_config, functorch_config, inductor_config
 from fxpasses.compiling.environment import deciding_variables, own_source
 from fxpasses.compiling.options import Options
@@ -90,7 +91,8 @@ def _inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, str]:
     if len(set(names)) < len(inputs):
         names = [str(position) for position in range(len(inputs))]
     for name, value in zip(names, inputs, strict=False):
-        if not isinstance(value, torch.SymInt):
+        # A device mesh is named after what was read first, a hook or a parameter, and says nothing more.
+        if not isinstance(value, torch.SymInt) and mesh_of(value) is None:
             found |= {f"{label} of input {name}": text for label, text in _properties(value)}
     return found
 

@@ -3,13 +3,15 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import fx, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 import fxpasses
+from fxpasses.compiling.history import describe_compilation
+from fxpasses.compiling.options import Options
 from fxpasses.distributed import shard
 from fxpasses.errors import ShardingError
 
@@ -143,3 +145,11 @@ def test_copied_layers_guard_their_own_shards(mesh):
     )
     torch.testing.assert_close(compiled(x), model(x))
     assert fxpasses.stats().graphs > graphs
+
+
+def test_a_mesh_is_no_factor_by_the_name_of_who_holds_it(mesh):
+    graph = fx.Graph()
+    graph.output((graph.placeholder("x"), graph.placeholder("L_self_modules_up_hooks_0_closure_0_")))
+    made = describe_compilation(fx.GraphModule({}, graph), [torch.ones(2), mesh], Options.parse({}))
+    assert not [name for name in made.factors if "closure_0" in name]
+    assert "shape of input x" in made.factors
