@@ -219,6 +219,24 @@ def test_another_size_is_compared_with_eager_once(tmp_path):
     assert len(fxpasses.stats().fallbacks) == 1, "it is struck for that size"
 
 
+def test_a_comparison_for_another_size_holds_for_later_processes(tmp_path):
+    gm, inputs = a_graph()
+    options = Options.parse({"compiler": "eager"})
+    place = kept_for(gm, inputs, tmp_path, options)
+    calls = []
+
+    def compile(gm, inputs, options):
+        return lambda x: calls.append(options.memory_budget) or gm.forward(x)
+
+    larger = [torch.ones(5)]
+    for expected in (2, 1):  # compared, and run
+        calls.clear()
+        tuned_graph(gm, larger, options, Session(cache=str(tmp_path)), compile)(*larger)
+        assert calls == [0.8] * expected
+    own = dataclasses.replace(place, graph=graph_digest(gm, larger)).read()
+    assert (own[0].steps, own[0].entries, own[1]) == (place.read()[0].steps, (), True)
+
+
 def test_what_tuning_meets_does_not_reach_the_program(tmp_path):
     gm, _ = a_graph()
     given = torch.ones(3, 1).expand(3, 4)
