@@ -117,7 +117,10 @@ class _Search:
         key = hashlib.sha256(script.read_bytes() + repr(list(args)).encode()).hexdigest()
         self._answers: dict[str, Answer] = {}
         if state.exists():
-            known = json.loads(state.read_text())
+            try:
+                known = json.loads(state.read_text())
+            except ValueError as error:
+                raise BisectError(f"{str(state)!r} is no state of a search: {error}") from error
             if known.get("script") == key and known.get("format") == _FORMAT:
                 self._answers = {name: Answer(**answer) for name, answer in known["answers"].items()}
         self._key = key
@@ -323,10 +326,7 @@ def _estimated(search: _Search) -> Verdict | None:
     with_it, without = search.known(full), search.known(eager)
     search.odds = Odds.of(with_it, without)
     if with_it.failed and "passes" not in with_it.record:
-        raise BisectError(
-            "the script fails before anything is compiled with backend='fxpasses'; its last words:\n"
-            + with_it.output
-        )
+        raise _nothing_compiled(with_it)
     if by_chance(with_it, without) < _BY_CHANCE:
         return None
     stage = "eager" if without.failed else ""
@@ -366,16 +366,18 @@ def _with_last_words(text: str, answer: Answer) -> str:
 _NOTHING = Verdict("", "", "", -1, "", 0, "")
 
 
+def _nothing_compiled(answer: Answer) -> BisectError:
+    words = f"; its last words:\n{answer.output}" if answer.output.strip() else ", without a word"
+    return BisectError(f"the script fails before anything is compiled with backend='fxpasses'{words}")
+
+
 def _find(search: _Search, say: Callable[[str, int], None]) -> _Found:
     if not search.fails(Limits()):
         text = "The script did not fail: there is nothing to find."
         return _Found(replace(_NOTHING, text=text), Limits(), None)
     full = search.known(Limits())
     if "passes" not in full.record:
-        raise BisectError(
-            "the script fails before anything is compiled with backend='fxpasses'; its last words:\n"
-            + full.output
-        )
+        raise _nothing_compiled(full)
     say("without compiling", 6)
     eager = Limits(stage="eager")
     if search.fails(eager):

@@ -81,6 +81,7 @@ class Runner:
                 stdout=subprocess.PIPE,
                 text=True,
                 env={**os.environ, **self._environment},
+                start_new_session=True,  # Ctrl-C is for the process that asks, which closes the pipe
             )
         assert self._server.stdin is not None
         assert self._server.stdout is not None

@@ -23,6 +23,12 @@ _OWN_FILES = {
     "plans": ("*/*.plan", "*/*.none", "kernels/*.so", "sources/*"),
     "tuned": ("tuned/*/*.json",),
 }
+_VARIABLES = {
+    "plans": "FXPASSES_CACHE_DIR is 'off'",
+    "tuned": "FXPASSES_CACHE_DIR is 'off'",
+    "fake": "FAKE_DISPATCH_CACHE names none",
+}
+"""Why a cache has no directory."""
 _PICKLED = ("aotautograd", "fxgraph")
 """Folders of Inductor's directory whose files are pickles."""
 
@@ -66,7 +72,9 @@ def run(arguments: argparse.Namespace) -> Outcome:
         return _verify(roots)
     entries = [entry for cache, root in roots.items() for entry in _folders(cache, root)]
     if arguments.action == "list":
-        return Outcome(0, entries, lambda: _show(roots, entries))
+        wanted = [arguments.only] if arguments.only else _CACHES
+        missing = {cache: _VARIABLES[cache] for cache in wanted if cache not in roots}
+        return Outcome(0, entries, lambda: _show(roots, entries, missing))
     if entries and not arguments.yes:
         _confirm(entries)
     for entry in entries:
@@ -159,7 +167,7 @@ def _verify(roots: dict[str, Path]) -> Outcome:
     def show() -> None:
         for entry in problems:
             print(f"{entry.path}: {entry.problem}")
-        print(f"{looked_at} files read, {damaged} damaged")
+        print(f"files read: {looked_at}, damaged: {damaged}")
 
     return Outcome(int(damaged > 0), {"files": looked_at, "damaged": damaged, "problems": problems}, show)
 
@@ -173,8 +181,10 @@ def _problem_of_file(path: Path) -> str:
             read_result(path)
         else:
             check_owner(path)
-    except (PlanFileError, OSError) as error:
-        return f"damaged: {error}"
+    except PlanFileError as error:
+        return f"{'not used' if error.is_untrusted else 'damaged'}: {error.problem}"
+    except OSError as error:
+        return f"damaged: {error.strerror}"
     return ""
 
 
@@ -188,7 +198,7 @@ def _problem_of_pickle(path: Path) -> str:
     return ""
 
 
-def _show(roots: dict[str, Path], entries: list[Entry]) -> None:
+def _show(roots: dict[str, Path], entries: list[Entry], missing: dict[str, str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -201,7 +211,7 @@ def _show(roots: dict[str, Path], entries: list[Entry]) -> None:
         table.add_column("size", justify="right")
         largest = sorted(mine, key=lambda entry: -entry.bytes)
         for entry in largest[:15]:
-            table.add_row(Path(entry.path).name, str(entry.files), _size(entry.bytes))
+            table.add_row(str(Path(entry.path).relative_to(root)), str(entry.files), _size(entry.bytes))
         if len(largest) > 15:
             rest = largest[15:]
             table.add_row(
@@ -209,8 +219,8 @@ def _show(roots: dict[str, Path], entries: list[Entry]) -> None:
             )
         table.add_row("all", str(sum(e.files for e in mine)), _size(sum(e.bytes for e in mine)), style="bold")
         Console().print(table)
-    if "fake" not in roots:
-        print("fake: no directory is named (FAKE_DISPATCH_CACHE)")
+    for cache, variable in missing.items():
+        print(f"{cache}: no directory ({variable})")
 
 
 def _size(count: float) -> str:

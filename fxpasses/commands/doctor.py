@@ -10,7 +10,10 @@ HELP = "tell what is in force with this torch and compiler, what is not, and why
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--torch``."""
+    """Declare ``--names`` and ``--torch``."""
+    parser.add_argument(
+        "--names", action="store_true", help="name all that is put into torch, with what is lost without it"
+    )
     parser.add_argument(
         "--torch",
         action="store_true",
@@ -22,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Outcome:
     """Look."""
     with working("looking at torch and this machine"):
-        from fxpasses.doctor.health import examine, versions
+        from fxpasses.doctor.health import examine, in_short, versions
         from fxpasses.doctor.seam import check_seam
 
         found = versions()
@@ -34,6 +37,11 @@ def run(arguments: argparse.Namespace) -> Outcome:
         findings = examine()
     data = {
         "versions": found,
-        "findings": [{"on": finding.on, **plain_data(finding)} for finding in findings],
+        "findings": [
+            {"on": finding.on, **plain_data(finding), **({"advice": ""} if finding.on else {})}
+            for finding in findings
+        ],
     }
-    return Outcome(0, data, lambda: print(head, *findings, sep="\n"))
+    return Outcome(
+        0, data, lambda: print(head, *(findings if arguments.names else in_short(findings)), sep="\n")
+    )

@@ -4,9 +4,10 @@ The exit status is 1 if it is damaged, or the signature does not fit the key."""
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 
-from fxpasses.commands.outcome import Outcome
+from fxpasses.commands.outcome import Outcome, UsageError
 from fxpasses.plans.archive import Archive, read_archive
 from fxpasses.plans.errors import PlanFileError
 
@@ -21,6 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Outcome:
     """Read it."""
+    if arguments.public_key and not Path(arguments.public_key).is_file():
+        raise UsageError(f"there is no file {arguments.public_key!r}")
+    if arguments.public_key and find_spec("cryptography") is None:
+        raise UsageError("signatures need the package 'cryptography' (pip install 'fxpasses[sign]')")
     try:
         archive = read_archive(Path(arguments.file), arguments.public_key)
     except PlanFileError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,7 +73,12 @@ def _show_each(chosen: list[Any]) -> None:
             described = value if isinstance(value, str) else ", ".join(sorted(value))
             if described:
                 console.print(f"  {field.name}: {described}", markup=False, highlight=False)
-        console.print(inspect.getdoc(_documented(item)) or "", markup=False, highlight=False)
+        print(_plain(inspect.getdoc(_documented(item)) or ""))
+
+
+def _plain(text: str) -> str:
+    """A docstring without its markup."""
+    return re.sub(r"::$", ":", text.replace("``", "`"), flags=re.MULTILINE)
 
 
 def _contract(item: Any) -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -31,6 +32,7 @@ class Finding:
         detail: how it is on: a path, a number; "" if there is nothing to say.
         cost: the effect of its being off.
         advice: what to do about it.
+        replaces: the names of torch, where it is put into torch.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Finding:
     detail: str = ""
     cost: str = ""
     advice: str = ""
+    replaces: tuple[str, ...] = ()
 
     @property
     def on(self) -> bool:
@@ -45,12 +48,15 @@ class Finding:
         return not self.problem
 
     def __str__(self) -> str:
+        if self.on and self.replaces:
+            return f"on   {self.name}: {', '.join(self.replaces)} (without: {self.cost})"
         if self.on:
             return f"on   {self.name}" + (f": {self.detail}" if self.detail else "")
         rest = [
             f"     {title}: {text}" for title, text in (("costs", self.cost), ("do", self.advice)) if text
         ]
-        return "\n".join([f"OFF  {self.name}: {self.problem}", *rest])
+        names = f": {', '.join(self.replaces)}" if self.replaces else ""
+        return "\n".join([f"OFF  {self.name}{names}: {self.problem}", *rest])
 
 
 def versions() -> dict[str, str]:
@@ -86,14 +92,26 @@ def patches() -> list[Finding]:
         groups.setdefault((entry.when, entry.lost, entry.problem()), []).append(f"{entry.name}{now}")
     return [
         Finding(
-            f"put into torch {when.value}: {', '.join(names)}",
+            f"put into torch {when.value}",
             problem,
-            f"(without: {lost})",
             cost=lost,
             advice=_INSTALL if "known to fit" in problem or "no such attribute" in problem else "",
+            replaces=tuple(names),
         )
         for (when, lost, problem), names in groups.items()
     ]
+
+
+def in_short(findings: Iterable[Finding]) -> list[Finding]:
+    """The same with what is in force in torch counted, not named."""
+    shown: list[Finding] = []
+    counts: Counter[str] = Counter()
+    for finding in findings:
+        if finding.on and finding.replaces:
+            counts[finding.name] += len(finding.replaces)
+        else:
+            shown.append(finding)
+    return [*shown, *(Finding(name, detail=f"{n} of its names") for name, n in counts.items())]
 
 
 def _acceleration() -> Finding:

@@ -26,11 +26,12 @@ class PlanFileError(FxPassesError):
     Attributes:
         path: the file.
         problem: what is wrong with it.
+        is_untrusted: whether only those who may write to it speak against it.
     """
 
-    def __init__(self, path: object, problem: str) -> None:
+    def __init__(self, path: object, problem: str, *, is_untrusted: bool = False) -> None:
         super().__init__(f"{path}: {problem}")
-        self.path, self.problem = path, problem
+        self.path, self.problem, self.is_untrusted = path, problem, is_untrusted
 
 
 class PlanMismatchError(FxPassesError):

@@ -119,7 +119,7 @@ def check_owner(path: Path) -> None:
     for place in (path, path.parent):
         found = place.stat()
         if found.st_uid != os.getuid() or found.st_mode & 0o022:
-            raise PlanFileError(path, f"others than you may write to {place}")
+            raise PlanFileError(path, f"others than you may write to {place}", is_untrusted=True)
 
 
 def write_kernel(directory: Path, data: bytes) -> Path:

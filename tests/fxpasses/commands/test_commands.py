@@ -242,7 +242,7 @@ def test_caches_are_sized_up_verified_and_cleared(tmp_path, capsys):
     cache = ["--only", "fake", "--fake-directory", str(tmp_path)]
     (entry,) = json.loads(told(["cache", "list", *cache, "--json"], capsys))
     assert entry["bytes"] > 0
-    assert "1 files read, 0 damaged" in told(["cache", "verify", *cache], capsys)
+    assert "files read: 1, damaged: 0" in told(["cache", "verify", *cache], capsys)
     segment = tmp_path / entry["path"]
     segment.write_bytes(segment.read_bytes()[:-1])
     assert "its checksum does not fit" in told(["cache", "verify", *cache], capsys, status=1)
@@ -275,7 +275,7 @@ def test_results_of_tuning_are_told_compared_verified_and_cleared(tmp_path, monk
 
     only = ["--only", "tuned"]
     (listed,) = json.loads(told(["cache", "list", *only, "--json"], capsys))
-    assert "1 files read, 0 damaged" in told(["cache", "verify", *only], capsys)
+    assert "files read: 1, damaged: 0" in told(["cache", "verify", *only], capsys)
     path = Path(listed["path"])
     path.write_text(path.read_text()[:-3])
     assert "is no result of tuning" in told(["cache", "verify", *only], capsys, status=1)
