@@ -109,4 +109,8 @@ class MetadataTable:
 
 STATIC = MetadataTable()
 """Metadata with plain integers, shared by all modes of the process."""
-intern = STATIC.intern
+
+
+def intern(*values: Any) -> TensorMetadata:
+    """:meth:`MetadataTable.intern` of that table, under a name that entries on disk can be read by."""
+    return STATIC.intern(*values)
