@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from fxpasses.reports.versions import NODE_FIELDS
 
@@ -17,6 +17,14 @@ _BREAKS = {
     "step_unsupported": "Dynamo does not trace this call",
 }
 """Dynamo's own words for two reasons, and what they mean."""
+
+
+class _Advice(NamedTuple):
+    urgency: float
+    title: str
+    why: Any
+    do: str
+    source: str = ""
 
 
 def advice(
@@ -41,17 +49,8 @@ def advice(
     for left in eager:
         place, _, function = left["location"].rpartition(", ")
         title = f"{function} is not compiled: it runs in eager, except for what it calls"
-        found.append(
-            (
-                95.0,
-                _entry(
-                    title,
-                    left["reason"],
-                    "move what breaks the graph out of the loop, or out of the function",
-                    place,
-                ),
-            )
-        )
+        how = "move what breaks the graph out of the loop, or out of the function"
+        found.append(_Advice(95.0, title, left["reason"], how, place))
     if steps and (ratio := median(steps["compiled"]["seconds"]) / median(steps["eager"]["seconds"])) > 1:
         title = f"A compiled step takes {ratio:.2f} times as long as one in eager"
         alone = any((graph.get("settings") or {}).get("compiler") == "eager" for graph in graphs)
@@ -60,37 +59,39 @@ def advice(
             if alone
             else "options={'passes': 'tuned'} looks for what is faster; a model of small tensors may be left in eager"
         )
-        found.append((98.0, _entry(title, "measured, see Steps", how, "")))
-    found.sort(key=lambda item: -item[0])
-    unique = {(entry["title"], entry["source"]): entry for _, entry in reversed(found)}
-    return list(reversed(unique.values()))[:_SHOWN]
+        found.append(_Advice(98.0, title, "measured, see Steps", how))
+    found.sort(key=lambda item: -item.urgency)
+    unique = {(item.title, item.source): item for item in reversed(found)}
+    return [
+        {"title": item.title, "why": str(item.why), "do": item.do, "source": item.source}
+        for item in list(reversed(unique.values()))[:_SHOWN]
+    ]
 
 
-def _of_graph(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
+def _of_graph(graph: dict[str, Any]) -> Iterable[_Advice]:
     raised = (graph.get("settings") or {}).get("on_failure") == "raise"
     for fallback in graph["fallbacks"]:
-        yield (
+        yield _Advice(
             100.0,
-            _entry(
-                f"The {fallback['stage']} stage failed: "
-                + ("the call raised an error" if raised else "this graph runs in eager"),
-                fallback["reason"],
-                "mend the cause"
-                + (
-                    "; options={'on_failure': 'isolate'} keeps the rest compiled"
-                    if fallback["stage"] == "inductor"
-                    else ""
-                ),
-                fallback["location"],
+            f"The {fallback['stage']} stage failed: "
+            + ("the call raised an error" if raised else "this graph runs in eager"),
+            fallback["reason"],
+            "mend the cause"
+            + (
+                "; options={'on_failure': 'isolate'} keeps the rest compiled"
+                if fallback["stage"] == "inductor"
+                else ""
             ),
+            fallback["location"],
         )
     for call in graph["isolated"]:
         why = call["reason"]
-        yield (
+        yield _Advice(
             90.0,
-            _entry(
-                f"{call['target']} runs in eager", why, "use an operator that Inductor lowers", call["source"]
-            ),
+            f"{call['target']} runs in eager",
+            why,
+            "use an operator that Inductor lowers",
+            call["source"],
         )
     for guard in graph["guards"]:
         where = guard.get("where")
@@ -99,31 +100,26 @@ def _of_graph(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
             avoid and where and not avoid.startswith("nothing ")
         ):  # a line asked for it: one that can be changed
             title = f"Sizes are restricted: {guard['expression']}"
-            yield 60.0, _entry(title, guard["why"], avoid, f"{where['file']}:{where['line']}")
+            yield _Advice(60.0, title, guard["why"], avoid, f"{where['file']}:{where['line']}")
     ended, again = graph.get("ended"), graph.get("recompiled")
     if ended:
         where = ended["where"] or {"file": "", "line": 0, "code": ""}
         reason, *more = _BREAKS.get(ended["reason"], ended["reason"]).strip().splitlines() or [""]
         hints = [line.partition("Hint:")[2].strip() for line in more if "Hint:" in line]
         apart = "what is before and after it is compiled apart; torch.compile(..., fullgraph=True) tells how to avoid it"
-        yield (
+        yield _Advice(
             70.0,
-            _entry(
-                f"The graph ends here: {reason}",
-                where["code"],
-                " ".join(hints) or apart,
-                f"{where['file']}:{where['line']}" if where["file"] else "",
-            ),
+            f"The graph ends here: {reason}",
+            where["code"],
+            " ".join(hints) or apart,
+            f"{where['file']}:{where['line']}" if where["file"] else "",
         )
     if again:
-        yield (
+        yield _Advice(
             65.0,
-            _entry(
-                f"Compiled again: {again['reason'].partition(' # ')[0] or 'another guard failed'}",
-                "; ".join(again["differs"]) or again["reason"].partition(" # ")[2],
-                _how_to_avoid(again),
-                "",
-            ),
+            f"Compiled again: {again['reason'].partition(' # ')[0] or 'another guard failed'}",
+            "; ".join(again["differs"]) or again["reason"].partition(" # ")[2],
+            _how_to_avoid(again),
         )
     yield from _of_time(graph)
 
@@ -138,9 +134,7 @@ def _how_to_avoid(again: dict[str, Any]) -> str:
     return "keep what the guard reads as it was in the call before, or pass it as a tensor"
 
 
-def _of_memory(
-    graph: dict[str, Any], graphs: Sequence[dict[str, Any]]
-) -> Iterable[tuple[float, dict[str, Any]]]:
+def _of_memory(graph: dict[str, Any], graphs: Sequence[dict[str, Any]]) -> Iterable[_Advice]:
     partition = graph["partition"]
     if not partition or partition["memory_budget"] < 1 or partition["saved_bytes"] < 1_000_000:
         return
@@ -159,14 +153,12 @@ def _of_memory(
     if not by_line:
         return
     (file, number, code), size = by_line.most_common(1)[0]
-    yield (
+    yield _Advice(
         30.0 + 20.0 * size / max(1, partition["saved_bytes"]),
-        _entry(
-            f"{size / 1e6:.1f} of {partition['saved_bytes'] / 1e6:.1f} MB of activations are saved for one line",
-            code,
-            "options={'memory_budget': 0.5} computes some of them again in the backward pass",
-            f"{file}:{number}",
-        ),
+        f"{size / 1e6:.1f} of {partition['saved_bytes'] / 1e6:.1f} MB of activations are saved for one line",
+        code,
+        "options={'memory_budget': 0.5} computes some of them again in the backward pass",
+        f"{file}:{number}",
     )
 
 
@@ -181,36 +173,26 @@ def _with_regions(
         yield from _with_regions(part, graphs, copies * times)  # type: ignore[arg-type]
 
 
-def _of_time(graph: dict[str, Any]) -> Iterable[tuple[float, dict[str, Any]]]:
+def _of_time(graph: dict[str, Any]) -> Iterable[_Advice]:
     stages = graph["seconds"]["stages"]
     total = sum(stages.values())
     left = [item for item in (graph["regions"] or {}).get("repeats", ()) if not item["taken"]]
     left = [item for item in left if item["saved_seconds"] > 2]
     if left:
         best = max(left, key=lambda item: item["saved_seconds"])
-        yield (
+        yield _Advice(
             50.0,
-            _entry(
-                f"{best['copies']} copies of {best['calls']} calls are compiled one by one",
-                best["reason"],
-                f"options={{'regions': 'always'}} saves about {best['saved_seconds']:.0f} s of compile time"
-                + (f", and {best['costs']}" if best.get("costs") else ""),
-                "",
-            ),
+            f"{best['copies']} copies of {best['calls']} calls are compiled one by one",
+            best["reason"],
+            f"options={{'regions': 'always'}} saves about {best['saved_seconds']:.0f} s of compile time"
+            + (f", and {best['costs']}" if best.get("costs") else ""),
         )
     slow = [run for run in graph["passes"] if run["seconds"] + run["check_seconds"] > 0.1 * max(total, 5.0)]
     for run in slow:
         seconds = run["seconds"] + run["check_seconds"]
-        yield (
+        yield _Advice(
             20.0,
-            _entry(
-                f"The pass {run['name']} takes {seconds:.1f} s on the {run['graph']} graph",
-                "changed the graph" if run["changed"] else "found nothing to do",
-                "leave it out of options={'passes': [...]} if what it gains is not worth that",
-                "",
-            ),
+            f"The pass {run['name']} takes {seconds:.1f} s on the {run['graph']} graph",
+            "changed the graph" if run["changed"] else "found nothing to do",
+            "leave it out of options={'passes': [...]} if what it gains is not worth that",
         )
-
-
-def _entry(title: str, why: str, do: str, source: str) -> dict[str, Any]:
-    return {"title": title, "why": str(why), "do": do, "source": source}

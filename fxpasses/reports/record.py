@@ -134,13 +134,7 @@ class Recorder:
         found = gm.meta.get(META_KEY)
         if found is not None and kind == "forward":
             self._data["partition"] = {
-                "memory_budget": found.memory_budget,
-                "saved_bytes": found.saved_bytes,
-                "static_bytes": found.static_bytes,
-                "bytes_at_full_budget": found.bytes_at_full_budget,
-                "bytes_at_zero_budget": found.bytes_at_zero_budget,
-                "recomputed_flops": found.recomputed_flops,
-                "curve": found.curve,
+                **_fields(found, _OF_PARTITIONS),
                 "saved": [[v.name, v.bytes, v.source, v.kind, v.reason] for v in found.saved],
                 "recomputed": [[v.name, v.flops, v.source, v.reason] for v in found.recomputed],
             }
@@ -182,19 +176,7 @@ class Recorder:
         """The repeated subgraphs of Dynamo's graph."""
         self._data["regions"] = {
             "text": str(report),
-            "repeats": [
-                {
-                    "name": item.name,
-                    "copies": item.copies,
-                    "calls": item.calls,
-                    "modules": list(item.modules),
-                    "taken": item.taken,
-                    "reason": item.reason,
-                    "saved_seconds": item.saved_seconds,
-                    "costs": item.costs,
-                }
-                for item in (*report.taken, *report.left)
-            ],
+            "repeats": [_fields(item, _OF_REGIONS) for item in (*report.taken, *report.left)],
         }
 
     def data(self) -> dict[str, Any]:
@@ -216,10 +198,7 @@ class Recorder:
                     stage: seconds for stage, seconds in spent.items() if seconds > 0 and stage != "total"
                 },
             },
-            "isolated": [
-                {"node": i.node, "target": i.target, "source": i.source, "reason": i.reason}
-                for i in now.isolated[len(then.isolated) :]
-            ],
+            "isolated": [_fields(call, _OF_ISOLATED) for call in now.isolated[len(then.isolated) :]],
             "lines": self._lines.rows,
             "modules": self._modules.rows,
             "targets": self._targets.rows,
@@ -292,6 +271,18 @@ def _causes(differences: Sequence[Difference]) -> list[str]:
         elif not sized or not found.factor.endswith((" of the graph", "dynamic sizes")):
             told.append(str(found))
     return told
+
+
+_OF_PARTITIONS = (
+    "memory_budget saved_bytes static_bytes bytes_at_full_budget bytes_at_zero_budget recomputed_flops curve"
+)
+_OF_REGIONS = "name copies calls modules taken reason saved_seconds costs"
+_OF_ISOLATED = "node target source reason"
+
+
+def _fields(item: Any, names: str) -> dict[str, Any]:
+    """The attributes of an object that the report keeps."""
+    return {name: getattr(item, name) for name in names.split()}
 
 
 def _described(run: PassRun) -> dict[str, Any]:
