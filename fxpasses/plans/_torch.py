@@ -144,16 +144,16 @@ class TensorLayout(NamedTuple):
 
     Attributes:
         object: in the Python object, the place of the C++ one.
-        first: in that, where it begins to say it: after its storage.
+        first: in that, where it begins to say it: with its storage.
         last: where it ends.
         meta: the place of what autograd knows, if it knows something.
-        storage: in its storage, which stands before that, the place of the address of its memory.
+        storage: in its storage, the place of the address of its memory.
         history: in what autograd knows, the function that made the tensor.
         gradient: there, in the lowest byte, whether it requires a gradient.
     """
 
     object: int = 2
-    first: int = 3
+    first: int = 2
     last: int = 22
     meta: int = 3
     storage: int = 2
@@ -171,7 +171,7 @@ class TensorLayout(NamedTuple):
         found = [word(place + 8 * i).value for i in range(self.last)]
         return (
             word(id(tensor) + 8 * self.object).value == place
-            and found[self.first - 1] == storage._cdata
+            and found[self.first] == storage._cdata
             and word(storage._cdata + 8 * self.storage).value == storage.data_ptr()
             and [found[7], *found[8:11], *found[13:16]] == [3, 2, 3, 5, 19, 7, 1]
             and found[self.meta] == 0

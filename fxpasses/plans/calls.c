@@ -116,8 +116,8 @@ static int by_place(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
-/* What comes after the place of its memory, but for what differs in each tensor: what autograd knows, its count of changes, its object. */
-static int own_word(const Layout *at, Py_ssize_t word) { return word <= at->first || word == at->first + 2 || word == at->first + 3; }
+/* What differs in each tensor: its memory, what autograd knows, its count of changes, its object. */
+static int own_word(const Layout *at, Py_ssize_t word) { return word <= at->meta || word == at->meta + 2 || word == at->meta + 3; }
 
 static int is_plain(const void *now, const Layout *at)
 {
@@ -140,7 +140,7 @@ static int is_same_tensor(Arguments *self, PyObject *tensor, Py_ssize_t position
 
 static uint64_t memory_of(PyObject *tensor, const Layout *at)
 {
-    return WORD(WORD(IMPLEMENTATION(tensor, *at), at->first - 1), at->storage);
+    return WORD(WORD(IMPLEMENTATION(tensor, *at), at->first), at->storage);
 }
 
 /* The tensors among (args, kwargs), in a list, or None where it is not certain that all is as it was. */

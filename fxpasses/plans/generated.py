@@ -20,13 +20,14 @@ from fxpasses.plans import _torch
 from fxpasses.plans._torch_compiled import CompiledFxGraph, extern_kernels, is_plain
 from fxpasses.plans.code import codes_inside, named_by
 from fxpasses.plans.errors import NoPlan
+from fxpasses.plans.held_views import hold_views
 from fxpasses.regional.runtime import CompiledRegion, table
 
 __all__ = ["Module", "function_parameters"]
 
 _DROPPED_FUNCTIONS = ("get_args", "benchmark_compiled_module")
 _KNOWN = frozenset({*_torch.prelude(), "extern_kernels", "_kernels", "_constants", "fitted", "Conforming", "assert_tensor_metadata", "range", "zip", "len", "min", "max", "int",
-                    "float", "bool", "tuple", "list", "print", "AssertionError", "abs", "ZeroDivisionError", "math"})  # fmt: skip
+                    "float", "bool", "tuple", "list", "print", "AssertionError", "abs", "ZeroDivisionError", "math", "id", "held_views"})  # fmt: skip
 _NAMESPACES = ("aten", "mkldnn", "mkl", "prims")
 
 
@@ -164,7 +165,7 @@ class Module:
         for statement in body:
             _WithoutChecksOfInputs().visit(statement)
             operators.visit(statement)
-        body = [*called.regions, *operators.found(), *body]
+        body = [*called.regions, *operators.found(), *hold_views(body), *body]
         return [*body, *ast.parse("def f():\n    return call").body[0].body]  # type: ignore[attr-defined]
 
     def _statement(

@@ -17,6 +17,7 @@ from fxpasses.plans import _torch, native
 from fxpasses.plans.arguments import SameArguments, described_arguments, without_sizes
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.frames import frame_of
+from fxpasses.plans.held_views import HeldViews
 from fxpasses.plans.reads import still_trusted, walk_reads
 from fxpasses.plans.results import builder
 from fxpasses.plans.runtime import callable_of, load_code, load_library
@@ -38,6 +39,10 @@ class _Checked:
     def holds(self) -> bool:
         """Whether everything is as it was."""
         return self._watch.holds() and self._tensors.hold()
+
+    def let_hold(self, views: HeldViews) -> None:
+        """Let views of the tensors be held until one may have moved."""
+        self._tensors.let_hold(views)
 
 
 class Plan(_Checked):
@@ -312,6 +317,8 @@ def loaded(
     kernels = {n.removeprefix(prefix): data for n, data in sections.items() if n.startswith(prefix)}
     names = load_code(sections["code"], kernels, content["externs"], content["constants"], folder)
     plan = Plan(content, names, walk, file)
+    for checked in (armed, plan):
+        checked.let_hold(names["held_views"])
     if "frame" in content:
         plan.frame = frame_of(content["frame"], sections["frame"], armed.model, plan.graph, armed.planned)
     return plan

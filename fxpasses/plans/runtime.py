@@ -21,6 +21,7 @@ from fake.seam.autograd_engine import keeps_graph
 from fake.seam.dispatch import DisableAutocast, peek_interpreter_stack, set_grad_enabled
 from fxpasses.errors import FxPassesError
 from fxpasses.plans import _torch
+from fxpasses.plans.held_views import HeldViews
 from fxpasses.plans.store import write_kernel
 
 __all__ = ["Conforming", "callable_of", "load_code", "load_library"]
@@ -53,6 +54,7 @@ def load_code(
         "fitted": fitted,
         "Conforming": Conforming,
         "assert_tensor_metadata": assert_tensor_metadata,
+        "held_views": HeldViews(),
     }
     known["extern_kernels"] = types.SimpleNamespace(
         **{name: operator.attrgetter(path)(torch) for name, path in externs.items()}

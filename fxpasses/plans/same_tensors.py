@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fxpasses.plans import _torch, native
+from fxpasses.plans.held_views import HeldViews
 
 __all__ = ["SameTensors", "compares_memory", "is_in_itself"]
 
@@ -30,6 +31,13 @@ class SameTensors:
         self._others = [tensor for tensor in tensors if not is_in_itself(tensor)]
         self._guards_of_others: Any = _torch.tensor_guards(self._others) if self._others else None
         self._memory: Any = None
+        self._views: list[HeldViews] = []
+
+    def let_hold(self, views: HeldViews) -> None:
+        """Let views be held until the tensors may have moved in memory."""
+        if self._inside and compares_memory() is not None:
+            views.hold_those_of(self._inside)
+            self._views.append(views)
 
     def hold(self) -> bool:
         """Whether they are."""
@@ -37,6 +45,8 @@ class SameTensors:
             return True
         if self._memory is not None and self._memory.holds():
             return not self._others or bool(self._guards_of_others.check(*self._others))
+        for views in self._views:
+            views.forget()
         library = compares_memory() if self._inside else None
         memory = None if library is None else library.Tensors(self._inside, _torch.TENSOR_LAYOUT)
         if not self._guards.check(*self._tensors):

@@ -169,6 +169,7 @@ CHANGES = {
     "a weight's dtype": lambda m, h, g: m.double(),
     "a frozen weight": lambda m, h, g: m.blocks[0].lin.bias.requires_grad_(False),
     "other values of weights": lambda m, h, g: m.blocks[0].lin.bias.data.add_(1.0),
+    "other memory of weights": lambda m, h, g: [setattr(p, "data", p.data * 2) for p in m.parameters()],
     "a default of forward": lambda m, h, g: setattr(g.Model.forward, "__defaults__", (True,)),
     "a property in the place of a number": lambda m, h, g: setattr(g.Model, "limit", property(lambda self: 0.1)),
     "a property that hides an attribute": lambda m, h, g: setattr(g.Config, "eps", property(lambda self: 0.1, lambda self, value: None)),

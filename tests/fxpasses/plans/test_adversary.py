@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("adversary.py")
 
-HARMLESS = {"nothing", "other values of weights", "a hook on a parameter"}
+HARMLESS = {"nothing", "other values of weights", "other memory of weights", "a hook on a parameter"}
 
 
 @pytest.fixture(scope="module")

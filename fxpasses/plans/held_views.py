@@ -1,0 +1,116 @@
+"""Views of weights that a plan makes once and not in each call: they are held as long as the memory of the weights stays where it is.
+
+Inductor's code hands a matmul its transposed weight as ``reinterpret_tensor(weight, ...)``, which takes as long as half of a small matmul.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+
+import torch
+
+from fxpasses.plans import _torch
+
+__all__ = ["HeldViews", "hold_views"]
+
+_reinterpret: Callable[..., torch.Tensor] = _torch.prelude()["reinterpret_tensor"]
+
+
+class HeldViews:
+    """The views of one plan's weights, by the ``id`` of the weight: weights live as long as their plan, others have another ``id``."""
+
+    def __init__(self) -> None:
+        self._weights: frozenset[int] = frozenset()
+        self._places: list[dict[int, torch.Tensor]] = []
+
+    def hold_those_of(self, weights: Iterable[torch.Tensor]) -> None:
+        """Hold views of these tensors, too, from now on."""
+        self._weights |= frozenset(map(id, weights))
+
+    def place(self) -> dict[int, torch.Tensor]:
+        """Where the views are kept that one place in the code makes."""
+        self._places.append({})
+        return self._places[-1]
+
+    def view(
+        self,
+        place: dict[int, torch.Tensor],
+        tensor: torch.Tensor,
+        size: tuple[int, ...],
+        stride: tuple[int, ...],
+        offset: int,
+    ) -> torch.Tensor:
+        """A new view.
+
+        Args:
+            place: of the code, as :meth:`place` made it.
+            tensor: the tensor, which may be a weight.
+            size: of the view.
+            stride: of the view.
+            offset: as ``reinterpret_tensor`` takes it.
+        """
+        made = _reinterpret(tensor, size, stride, offset)
+        if id(tensor) in self._weights:
+            place[id(tensor)] = made
+        return made
+
+    def forget(self) -> None:
+        """Hold none of those that were made so far."""
+        for place in self._places:
+            place.clear()
+
+
+def hold_views(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Have code of Inductor's take views of its inputs from a place; returns the statements that make the places.
+
+    Only views that a kernel of torch reads while it writes to ``out=``: nobody else ever sees them.
+    """
+    places: list[ast.stmt] = []
+    for function in (node for statement in body for node in ast.walk(statement)):
+        if isinstance(function, ast.FunctionDef):
+            inputs = _inputs(function)
+            if inputs:
+                _Calls(inputs, places).visit(function)
+    return places
+
+
+def _inputs(function: ast.FunctionDef) -> set[str]:
+    """The names that a function unpacks from its arguments, and gives no other value."""
+    stored = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    names: set[str] = set()
+    for statement in function.body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.value) == "args":
+            names = {node.id for node in ast.walk(statement.targets[0]) if isinstance(node, ast.Name)}
+    return {name for name in names if stored.count(name) == 1}
+
+
+class _Calls(ast.NodeTransformer):
+    def __init__(self, inputs: set[str], places: list[ast.stmt]) -> None:
+        self._inputs, self._places = inputs, places
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Replace the views among the arguments of such a kernel."""
+        self.generic_visit(node)
+        called = node.func
+        if (
+            isinstance(called, ast.Attribute)
+            and ast.unparse(called.value) == "extern_kernels"
+            and any(keyword.arg == "out" for keyword in node.keywords)
+        ):
+            node.args = [self._held(argument) for argument in node.args]
+        return node
+
+    def _held(self, argument: ast.expr) -> ast.expr:
+        if not isinstance(argument, ast.Call) or ast.unparse(argument.func) != "reinterpret_tensor":
+            return argument
+        tensor, *layout = argument.args
+        if not isinstance(tensor, ast.Name) or tensor.id not in self._inputs:
+            return argument
+        if any(isinstance(node, ast.Name) for part in layout for node in ast.walk(part)):
+            return argument  # of symbolic sizes
+        name = f"views_{len(self._places)}"
+        self._places += ast.parse(f"{name} = held_views.place()").body
+        text = ", ".join((name, *map(ast.unparse, argument.args)))
+        known = f"known if (known := {name}.get(id({tensor.id}))) is not None else held_views.view({text})"
+        return ast.parse(known, mode="eval").body
