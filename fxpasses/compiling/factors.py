@@ -40,9 +40,14 @@ def compile_factors(gm: fx.GraphModule, inputs: Sequence[Any], options: Options)
 
 
 def graph_text(gm: fx.GraphModule) -> str:
-    """The calls of a graph, one a line, those of the graphs that it calls included."""
+    """The calls of a graph, one a line, those of the graphs that it calls included.
+
+    Inputs that are device meshes have no line: each is named after what was read first, a hook or a parameter, which says nothing more.
+    """
     lines = []
     for node in gm.graph.nodes:
+        if node.op == "placeholder" and mesh_of(node.meta.get("example_value")) is not None:
+            continue
         target = node.target if isinstance(node.target, str) else qualified(node.target)
         lines.append(f"{node.name} = {node.op} {target} {node.args} {node.kwargs or ''}".rstrip())
     for name, child in gm.named_children():
@@ -91,7 +96,7 @@ def _inputs(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, str]:
     if len(set(names)) < len(inputs):
         names = [str(position) for position in range(len(inputs))]
     for name, value in zip(names, inputs, strict=False):
-        # A device mesh is named after what was read first, a hook or a parameter, and says nothing more.
+        # A device mesh: see graph_text.
         if not isinstance(value, torch.SymInt) and mesh_of(value) is None:
             found |= {f"{label} of input {name}": text for label, text in _properties(value)}
     return found

@@ -149,7 +149,10 @@ def test_copied_layers_guard_their_own_shards(mesh):
 
 def test_a_mesh_is_no_factor_by_the_name_of_who_holds_it(mesh):
     graph = fx.Graph()
-    graph.output((graph.placeholder("x"), graph.placeholder("L_self_modules_up_hooks_0_closure_0_")))
-    made = describe_compilation(fx.GraphModule({}, graph), [torch.ones(2), mesh], Options.parse({}))
+    held = graph.placeholder("L_self_modules_up_hooks_0_closure_0_")
+    held.meta["example_value"] = mesh
+    graph.output(graph.placeholder("x"))
+    made = describe_compilation(fx.GraphModule({}, graph), [mesh, torch.ones(2)], Options.parse({}))
     assert not [name for name in made.factors if "closure_0" in name]
     assert "shape of input x" in made.factors
+    assert "closure_0" not in made.graph
