@@ -97,11 +97,13 @@ def test_eager_instead(wrong, tmp_path):
 
 
 def test_a_region_is_compared_once_not_once_for_each_copy(monkeypatch):
-    from fxpasses.checking import watch
+    from fxpasses.checking.calls import Trial
 
     seen = []
-    inner = watch.compare
-    monkeypatch.setattr(watch, "compare", lambda *given: seen.append(given[0].gm) or inner(*given))
+    inner = Trial.mismatches
+    monkeypatch.setattr(
+        Trial, "mismatches", lambda trial, rewrite: seen.append(trial.reference.gm) or inner(trial, rewrite)
+    )
     # Of layers that no other test has: a region that is still in use was compared when it was compiled.
     layers = Around([Block(eps=0.125) for _ in range(4)])
     call = compiled(layers, passes=["default"], check="values")
