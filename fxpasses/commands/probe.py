@@ -34,10 +34,10 @@ def run(arguments: argparse.Namespace) -> Outcome:
 
     def show() -> None:
         remarks = [
-            *(f"undecided: {text}" for text in questions),
+            *(f"open: {text}" for text in questions),
             *(f"not covered: {text}" for text in crashes),
         ]
         print(rule, *("# " + text.replace("\n", "\n# ") for text in remarks), sep="\n")
 
-    data = {"source": str(rule), "decided": rule.decided, "undecided": questions, "not_covered": crashes}
+    data = {"source": str(rule), "decided": rule.decided, "open_questions": questions, "not_covered": crashes}
     return Outcome(0 if rule.decided else 1, data, show)

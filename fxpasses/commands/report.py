@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
     data = read_report(arguments.directory, arguments.against)
     file = Path(arguments.output or Path(arguments.directory) / "report.html")
     if not arguments.json:
-        write_page(data, file)
+        write_page(data, file, Path(arguments.directory).resolve().name)
         if arguments.open:
             webbrowser.open(file.resolve().as_uri())
     return Outcome(0, data.get("against", data), lambda: print(file))

@@ -184,4 +184,4 @@ def _read(path: str) -> Any:
     try:
         return yaml.safe_load(Path(path).read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not YAML: {error}") from error
+        raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from error

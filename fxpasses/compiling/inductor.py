@@ -53,10 +53,12 @@ class LoweredPart(NamedTuple):
     Attributes:
         compiled: what it returned.
         names: for each node that it was given, the name in the whole graph.
+        from_cache: whether its cache had it.
     """
 
     compiled: Any
     names: Mapping[str, str]
+    from_cache: bool
 
 
 @contextlib.contextmanager
@@ -239,9 +241,11 @@ class InductorCompiler:
             _keep_strides(gm, calls)
             parts = _parts.get()
             names = {} if parts is None else {node.name: name_in_whole(node) for node in gm.graph.nodes}
+            hits = _torch.dynamo_counters["inductor"]["fxgraph_cache_hit"]
             compiled = _torch.compile_fx_inner(gm, inputs, **self._wrapper, **how)
             if parts is not None:
-                parts.append(LoweredPart(compiled, names))
+                from_cache = _torch.dynamo_counters["inductor"]["fxgraph_cache_hit"] > hits
+                parts.append(LoweredPart(compiled, names, from_cache))
             if called:
                 # It finds them by name: they have to live as long as it does, which nothing that comes from a cache would see to.
                 compiled.called = called  # type: ignore[attr-defined]

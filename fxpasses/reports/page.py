@@ -51,7 +51,8 @@ def report(
         from fxpasses.reports.steps import measure_steps  # torch, which a directory alone does without
 
         measure_steps(profile, directory)
-    return write_page(read_report(directory, against), Path(output) if output else directory / "report.html")
+    file = Path(output) if output else directory / "report.html"
+    return write_page(read_report(directory, against), file, directory.resolve().name)
 
 
 def directory_of(compiled: Callable[..., Any] | str | os.PathLike[str]) -> Path:
@@ -151,12 +152,13 @@ def _read(file: Path, text: str | None = None) -> Any:
         raise ReportError(f"{str(file)!r} is no JSON: {error}") from error
 
 
-def write_page(data: dict[str, Any], file: Path) -> Path:
+def write_page(data: dict[str, Any], file: Path, name: str = "") -> Path:
     """Write the page of a report.
 
     Args:
         data: of :func:`read_report`.
         file: is written.
+        name: of the report; that of the folder that the file is in, by default.
 
     Returns:
         The file.
@@ -169,7 +171,7 @@ def write_page(data: dict[str, Any], file: Path) -> Path:
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, undefined=StrictUndefined)
     text = _for_script({**data, "sources": sources})
     page = environment.get_template("report.html.j2").render(
-        title=f"fxpasses: {file.parent.name}",
+        title=f"fxpasses: {name or file.resolve().parent.name}",
         data=text,
         nonce=hashlib.sha256(text.encode()).hexdigest()[:24],
         style=_asset("vendor/uPlot.min.css") + _asset("report.css"),

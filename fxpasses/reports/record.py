@@ -151,7 +151,13 @@ class Recorder:
             ]
             if code:
                 self._data["kernels"].append(
-                    {"graph": kind, "key": cache_key(part.compiled), "code": code, "kernels": kernels}
+                    {
+                        "graph": kind,
+                        "key": cache_key(part.compiled),
+                        "code": code,
+                        "kernels": kernels,
+                        "from_cache": part.from_cache,
+                    }
                 )
 
     def failed(self, error: StageError) -> None:

@@ -218,5 +218,5 @@ def ledger_file(path: Path) -> list[Entry]:
     try:
         return [Entry.from_data(data) for data in json.loads(path.read_text())]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"{path} is no ledger that 'fxpasses ledger --json' printed: {error}"
+        problem = f"{path} is no ledger that 'fxpasses ledger --json' printed"
         raise OptionsError("against", str(path), problem=problem) from error

@@ -194,12 +194,15 @@ class FakeRule:
                 self.op, f"the evidence does not decide the {prop.name} of such calls", call_text(facts)
             )
         key, expressions = found
-        answers = [a for a in (evaluate(e, environment) for e in expressions) if a is not None]
-        if not answers or any(not _same(a, answers[0]) for a in answers[1:]):
-            raise UndecidedError(
-                self.op, f"several rules fit for the {prop.name}: {expressions[:3]}", call_text(facts)
-            )
-        return key, answers[0]
+        differ: list[tuple[Any, Any]] = []  # the simplest expression for each answer
+        for expression in expressions:
+            answer = evaluate(expression, environment)
+            if answer is not None and not any(_same(answer, other) for _, other in differ):
+                differ.append((expression, answer))
+        if len(differ) != 1:
+            fit = [expression for expression, _ in differ[:3]]
+            raise UndecidedError(self.op, f"several rules fit for the {prop.name}: {fit}", call_text(facts))
+        return key, differ[0][1]
 
     def describe(
         self, *args: Any, **kwargs: Any

@@ -143,6 +143,7 @@
         h("div", { class: "cards" }, card("graphs and regions, in all", String(data.graphs.length)), counts.map(([kind, n]) => card(`nodes, ${kind}`, n.toLocaleString("en"))),
           card("compiling", seconds(total)), g.partition ? card("saved for backward", size(g.partition.saved_bytes)) : null,
           card("guards", String(g.guards.length)), card("fallbacks", String(g.fallbacks.length + g.isolated.length))),
+        g.kernels.length ? h("p", { class: "soft" }, `${g.kernels.filter((part) => part.from_cache).length} of ${count(g.kernels.length, "part")} that Inductor compiled came from its cache`) : null,
         h("p", { class: "soft" }, `${g.name}; torch ${g.versions.torch}, fxpasses ${g.versions.fxpasses}` + (g.process ? `; process ${g.process}` : "")),
         new Set(data.graphs.map((graph) => (graph.process || "").split(",")[0])).size > 1 ? h("p", { class: "warm" },
           "These are graphs of several processes, such as earlier runs: give each a directory of its own, or empty this one, if they do not belong together.") : null,

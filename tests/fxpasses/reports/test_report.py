@@ -288,6 +288,7 @@ def test_inductors_kernels_name_their_nodes(tmp_path):
             assert set(nodes) <= names
     compiled_with_report(tmp_path / "again", compiler="inductor", regions="always")  # from caches by now
     again = read_report(tmp_path / "again")["graphs"]
+    assert all(found["from_cache"] for graph in again for found in graph["kernels"])
     assert [[found["kernels"] for found in graph["kernels"]] for graph in again] == [
         [found["kernels"] for found in graph["kernels"]] for graph in graphs
     ]
