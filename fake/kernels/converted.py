@@ -27,3 +27,15 @@ def _embedding_bag(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: K
     with mode:
         integers = [value.to(common) for value in integers]
     return torchs_answer(mode, func, (weight, *integers, *args[3:]), kwargs)
+
+
+@rule("aten::index.Tensor")
+def _index(mode: FakeTensorMode, func: OpOverload, args: Args, kwargs: Kwargs) -> Any:
+    """Bytes are a mask."""
+    self, indices = args
+    if all(index is None or index.dtype is not torch.uint8 for index in indices):
+        return NotImplemented
+    with mode:
+        return func(
+            self, [i if i is None or i.dtype is not torch.uint8 else i.to(torch.bool) for i in indices]
+        )

@@ -255,6 +255,7 @@ def test_every_rule_has_a_case() -> None:
         "unique_consecutive",
         "view",
         "where",
+        "index",
     }
 
 
@@ -296,6 +297,16 @@ def test_tensor_split_by_unknown_indices_is_symbolic() -> None:
     assert [part.tolist() for part in graph(torch.arange(4), torch.tensor([1, 1]))] == [[0], [], [1, 2, 3]]
     with mode, pytest.raises(RuntimeError, match="has to be int64"):
         torch.tensor_split(x, indices.int())
+
+
+def test_bytes_that_index_are_a_mask() -> None:
+    x, mask = torch.ones(2, 4), torch.tensor([1, 0, 1, 0], dtype=torch.uint8)
+    mode = fake.FakeTensorMode()
+    with pytest.raises(DynamicOutputShapeException):
+        mode.from_tensor(x)[:, mode.from_tensor(mask)]
+    symbolic = fake.FakeTensorMode(shape_env=fake.ShapeEnv())
+    picked = symbolic.from_tensor(x, static_shapes=True)[:, symbolic.from_tensor(mask, static_shapes=True)]
+    assert (picked.shape[0], str(picked.shape[1])) == (2, "u0")
 
 
 def test_tensor_split_of_real_tensors_is_untouched() -> None:
