@@ -26,7 +26,7 @@ from fxpasses.checking.inputs import (
     symbol_bindings,
     tangents,
 )
-from fxpasses.checking.telling_inputs import telling_inputs
+from fxpasses.checking.telling_inputs import telling_inputs, telling_sizes
 from fxpasses.checking.thresholds import AtThreshold, at_thresholds
 from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_tangent, value_names
 from fxpasses.exact.bounds import at_bounds
@@ -287,7 +287,12 @@ class FirstCalls:
         if not rewrites:
             return
         until = time.thread_time() + _SWEEP_SECONDS
-        for sizes in other_sizes(placeholders(rewrites[0].before), inputs.bound):
+        first = (
+            [size for one in rewrites for size in telling_sizes(one.before, one.after)]
+            if inputs.bound
+            else []
+        )
+        for sizes in other_sizes(placeholders(rewrites[0].before), inputs.bound, first):
             if time.thread_time() > until:
                 return
             try:

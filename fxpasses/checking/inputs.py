@@ -185,17 +185,24 @@ def _overlaps_itself(value: Tensor) -> bool:
     return any(s == 0 and n > 1 for n, s in zip(value.shape, value.stride(), strict=True))
 
 
-def other_sizes(inputs: Sequence[fx.Node], real: Bindings) -> Iterator[dict[sympy.Symbol, int]]:
+def other_sizes(
+    inputs: Sequence[fx.Node], real: Bindings, first: Sequence[int] = ()
+) -> Iterator[dict[sympy.Symbol, int]]:
     """Other values for the symbols, within the ranges and guards that were recorded while tracing.
 
     Each symbol alone takes a series of sizes, smallest first, then all of them together. No guard is added.
+
+    Args:
+        inputs: the placeholders of the graph.
+        real: the values of a call.
+        first: sizes that are tried before the others.
     """
     env = shape_env_of([value_of(node) for node in inputs])
     if env is None or not real:
         return
     fixed = symbol_hints(env)
     seen = {tuple(real.values())}
-    alone = [{symbol: size} for size in _SIZES for symbol in real]
+    alone = [{symbol: size} for size in (*first, *_SIZES) for symbol in real]
     together = [dict.fromkeys(real, size) for size in _SIZES]
     for change in itertools.chain.from_iterable(itertools.zip_longest(alone, together, fillvalue={})):
         chosen = {**real, **change}

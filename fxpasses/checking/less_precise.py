@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from fxpasses._torch import OpOverload
 from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run
-from fxpasses.checking.rounding import LIMIT, Distance, distance, moved, next_to, spacing
+from fxpasses.checking.rounding import EXACT, LIMIT, Distance, distance, moved, next_to, of_element, spacing
 from fxpasses.errors import Location
 from fxpasses.graphs.provenance import locate
 from fxpasses.graphs.rewriting import value_of
@@ -90,6 +90,9 @@ def less_precise(
         return {}
     found: dict[int, Distance] = {}
     for position, (mine, theirs, center) in enumerate(zip(usual, got, exact, strict=False)):
+        if _is_turned_over(mine, theirs):
+            how = _turned_over(before, inputs, position, (mine, theirs, center))
+            found |= {position: how} if how is not None else {}
         if not _is_judged(mine, theirs, center) or torch.equal(mine, theirs):
             continue
         # What only moves values is held to its inputs: they were rounded to their types before, and may be once more.
@@ -106,6 +109,33 @@ def less_precise(
                 found[position] = replace(how, where=str(_digits_lost_at(after, inputs, dtype)))
                 break
     return found
+
+
+def _is_turned_over(mine: Any, theirs: Any) -> bool:
+    """Whether two results of integers or flags differ."""
+    both = [value for value in (mine, theirs) if isinstance(value, Tensor)]
+    if len(both) < 2 or mine.shape != theirs.shape or mine.is_floating_point() or mine.is_complex():
+        return False
+    return not torch.equal(mine, theirs)
+
+
+def _turned_over(
+    before: fx.GraphModule, inputs: Sequence[Any], position: int, values: Sequence[Tensor]
+) -> Distance | None:
+    """The elements of integers and flags that were as in float64 and are not any more, where no rounding of the inputs explains it."""
+    mine, theirs, center = values
+    wrong = (mine == center) & (theirs != center)
+    kinds = [v.dtype for v in map(value_of, before.graph.nodes) if isinstance(v, Tensor)]
+    coarsest = max(filter(_is_float, kinds), key=lambda kind: torch.finfo(kind).eps, default=None)
+    for seed in range(_NEARBY if bool(wrong.any()) else 0):
+        run = ExactRun(before).results(moved(inputs, seed, coarsest, units=2 * LIMIT))
+        wrong &= torch.ones_like(wrong) if run is None else run[position] == center
+    how = of_element(mine, theirs, wrong)
+    return None if how is None else replace(how, times=2 * EXACT)
+
+
+def _is_float(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point
 
 
 def _digits_lost_at(gm: fx.GraphModule, inputs: Sequence[Any], dtype: torch.dtype | None) -> Location:

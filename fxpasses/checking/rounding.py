@@ -24,6 +24,7 @@ __all__ = [
     "distance",
     "moved",
     "next_to",
+    "of_element",
     "other_sign",
     "same_bits",
     "spacing",
@@ -95,12 +96,12 @@ def distance(
         wrong = usual != result
         for other in wide:  # an index of a largest element, say, that rounding alone turns over
             wrong &= other == usual
-        return _of_element(usual, result, wrong)
+        return of_element(usual, result, wrong)
     center, got = (wide[0] if wide else usual).double(), result.double()
     broken = usual.isfinite() & ~got.isfinite()
     broken |= ~usual.isfinite() & (_class(usual) == _class(center)) & (_class(got) != _class(center))
     if broken.any():
-        return _of_element(usual, result, broken)
+        return of_element(usual, result, broken)
     known = center.isfinite() & usual.isfinite() & got.isfinite()
     for run in wide:
         known &= run.isfinite()
@@ -122,7 +123,8 @@ def distance(
     return Distance(after / floor, before, after, after / max(unit[known].max().item(), 5e-324), at, values)
 
 
-def _of_element(usual: Tensor, result: Tensor, wrong: Tensor) -> Distance | None:
+def of_element(usual: Tensor, result: Tensor, wrong: Tensor) -> Distance | None:
+    """The first of the elements that are wrong, as infinitely far off. Args: what is right, the result, and where it is wrong."""
     if not wrong.any():
         return None
     at = _index(wrong.double())

@@ -6,6 +6,7 @@ there was, inputs are made of the elements that differ: these numbers themselves
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from fxpasses.checking.rounding import spacing
 from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import value_of
 
-__all__ = ["telling_inputs"]
+__all__ = ["telling_inputs", "telling_sizes"]
 
 _SEED = 20
 _MOST_CALLS = 16
@@ -29,6 +30,10 @@ _MOST_INPUTS = 8
 _ROUNDINGS = 64
 """Units in the last place by which computing a constant otherwise may move it."""
 _POWERS = (4, 8, 12, 16)
+_BEYOND = {torch.bfloat16: 2**8 + 44, torch.float16: 2**11 + 52}
+"""Sizes at which not all positions are numbers of a type any more."""
+_SIZES = (16, 2048)
+_MOST_SIZES = 3
 
 
 def telling_inputs(
@@ -65,6 +70,29 @@ def telling_inputs(
     if any(is_constant for _, _, is_constant in pairs):
         for power in _POWERS:
             yield scaled(made_up(inputs, "random", generator), 2.0**power), f"random, times 2**{power}"
+
+
+def telling_sizes(before: fx.GraphModule, after: fx.GraphModule) -> list[int]:
+    """Sizes just beyond a number that a changed call holds, or beyond the integers that a type has to which a pass casts."""
+    found: dict[int, None] = {}
+    for gm, names in zip((before, after), changed_nodes(before, after), strict=True):
+        for node in gm.graph.nodes:
+            if node.name not in names or node.op != "call_function":
+                continue
+            given, made = (
+                value_of(node.all_input_nodes[0]) if node.all_input_nodes else None,
+                value_of(node),
+            )
+            if (
+                gm is after
+                and isinstance(given, Tensor)
+                and isinstance(made, Tensor)
+                and given.dtype != made.dtype
+            ):
+                found |= {size: None for dtype, size in _BEYOND.items() if made.dtype is dtype}
+            numbers = [abs(n) for n in node.args if isinstance(n, (int, float)) and math.isfinite(n)]
+            found |= {int(n) + 2: None for n in numbers if _SIZES[0] <= n <= _SIZES[1]}
+    return list(found)[:_MOST_SIZES]
 
 
 def _values_that_differ(

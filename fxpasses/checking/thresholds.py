@@ -161,6 +161,11 @@ def _telling_values(rewriting: Rewriting, window: Window, only_given: bool) -> I
         met = [m for node in compared for m in gaps.met(node, name)]
         if met:
             yield {name: gaps.without_near(name, _in_turn(given[name], met))}
+        if len(met) > 1:  # a branch that is taken between two numbers only
+            ordered = torch.stack(met).sort(0).values
+            yield {
+                name: gaps.without_near(name, _in_turn(given[name], list((ordered[1:] + ordered[:-1]) / 2)))
+            }
     if is_chosen and free:
         generator = torch.Generator().manual_seed(len(given))
         yield {

@@ -40,6 +40,9 @@ _CHECK_INDICES = {
 }
 """Operators whose kernels refuse an index out of bounds, or mask it. Others (custom ones, those that take offsets) may read beyond their memory."""
 
+_COUNT_FROM_ZERO = {"aten.index_add.default", "aten.index_copy.default", "aten.index_select.default"}
+"""Operators that refuse negative indices, and are decomposed to one that counts them from the end."""
+
 _FAR = (1009, 2**20 + 3, 2**40 + 5)
 """An integer that the graph takes this far out is no index: it may be any."""
 _EQUALITIES = (aten.eq.Scalar, aten.ne.Scalar)
@@ -74,7 +77,7 @@ def at_bounds(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[Any] | None:
         ends = torch.tensor([high, min(low + 1, high), low, int(value.view(-1)[0])])
         made = ends[torch.arange(value.numel()) % len(ends)].to(value.dtype)
         made = made[torch.randperm(value.numel(), generator=generator)].view(value.shape)
-        made = _with_compared(gm, uses, made)
+        made = _with_compared(gm, uses, made, generator)
         is_sorted = value.dim() == 1 and bool((numbers.diff() >= 0).all())
         made = made.sort().values if is_sorted else made
         if uses.take(made):
@@ -143,10 +146,17 @@ class _Uses:
                 for node in self._gm.graph.nodes:
                     if node in self._wanted and node not in env:
                         args, kwargs = fx.node.map_arg((node.args, node.kwargs), known)
+                        is_strict = str(node.meta.get("original_aten")) in _COUNT_FROM_ZERO
+                        if is_strict and any(_has_negative(env[given]) for given in node.all_input_nodes):
+                            return False
                         env[node] = getattr(run, node.op)(node.target, args, kwargs)
         except (RuntimeError, IndexError, ValueError):
             return False
         return True
+
+
+def _has_negative(value: Any) -> bool:
+    return _is_integer(value) and bool((computable(value) < 0).any())
 
 
 def _is_evaluated(node: fx.Node) -> bool:
@@ -159,15 +169,18 @@ def _is_evaluated(node: fx.Node) -> bool:
     )
 
 
-def _with_compared(gm: fx.GraphModule, uses: _Uses, made: Tensor) -> Tensor:
-    """The values with one of the numbers that the graph compares integers with (the label to ignore), where it takes that."""
-    compared = {n.args[1] for n in gm.graph.nodes if n.target in _EQUALITIES and isinstance(n.args[1], int)}
-    for number in sorted(compared)[: made.numel() - 1]:
-        given = made.clone()
-        given.view(-1)[len(compared) % made.numel()] = number
-        if uses.take(given):
-            made = given
-    return made
+def _with_compared(gm: fx.GraphModule, uses: _Uses, made: Tensor, generator: torch.Generator) -> Tensor:
+    """The values with those numbers among them that the graph compares integers with (the label to ignore), where it takes these.
+
+    Half of the elements: two of the numbers may matter side by side only.
+    """
+    compared = {n.args[1] for n in gm.graph.nodes if n.target in _EQUALITIES and type(n.args[1]) is int}
+    taken = [number for number in sorted(compared) if uses.take(torch.full_like(made, number))]
+    if not taken:
+        return made
+    chosen = torch.tensor(taken)[torch.randint(len(taken), made.shape, generator=generator)].to(made.dtype)
+    given = torch.where(torch.rand(made.shape, generator=generator) < 0.5, chosen, made)
+    return given if uses.take(given) else made
 
 
 def _is_integer(value: Any) -> bool:
