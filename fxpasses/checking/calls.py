@@ -27,8 +27,8 @@ from fxpasses.checking.inputs import (
     tangents,
 )
 from fxpasses.checking.telling_inputs import telling_inputs, telling_sizes
-from fxpasses.checking.thresholds import AtThreshold, at_thresholds
 from fxpasses.checking.values import Mismatch, Outcome, Reference, compare, is_tangent, value_names
+from fxpasses.checking.window_values import Found, at_telling_values
 from fxpasses.exact.bounds import at_bounds
 from fxpasses.exact.samples import EDGES, Family
 from fxpasses.graphs.numbers import computable
@@ -190,7 +190,7 @@ class FirstCalls:
             looked_at: list[Rewrite] = []
             steps: list[Step] = []
             last: Reference | None = None
-            found: list[tuple[Rewrite, AtThreshold]] = []
+            found: list[tuple[Rewrite, Found]] = []
             for rewrite in mine:
                 step = Step(rewrite.before, rewrite.after, rewrite.bitwise, steps[-1] if steps else None)
                 native = last.compared if last is not None and step.follows else None
@@ -199,7 +199,7 @@ class FirstCalls:
                     looked_at.append(rewrite)
                     steps.append(step)
                     if first and rewrite.item is not None and last.rewritten is not None:
-                        found += [(rewrite, at) for at in at_thresholds(last.rewritten)]
+                        found += [(rewrite, at) for at in at_telling_values(last.rewritten)]
             if not first:
                 continue
             for values, where in others:
@@ -209,7 +209,7 @@ class FirstCalls:
             for rewrite in looked_at:
                 self._where_it_differs(rewrite, inputs.real(first)[0][0])
             for rewrite, at in found:
-                self._at_threshold(rewrite, at)
+                self._in_windows(rewrite, at)
             self._sweep(looked_at, steps, inputs)
 
     def _cannot(self, rewrite: Rewrite, reason: Unsupported) -> None:
@@ -274,13 +274,15 @@ class FirstCalls:
         for inputs, where in telling_inputs(rewrite.before, rewrite.after, values, generator):
             self._on([rewrite], [step], inputs, f"made-up inputs of these sizes: {where}")
 
-    def _at_threshold(self, rewrite: Rewrite, found: AtThreshold) -> None:
+    def _in_windows(self, rewrite: Rewrite, found: Found) -> None:
         rewrite = dataclasses.replace(rewrite, before=found.before, after=found.after)
         names = value_names(rewrite.before, rewrite.kind)
         known = [
             Mismatch("value", names[d.position], d.position, d.problem, d.calls) for d in found.differences
         ]
-        self._check.examine(rewrite, Trial(Reference(found.before, found.inputs), found.where, known=known))
+        self._check.examine(
+            rewrite, Trial(Reference(found.before, found.inputs, samples=0), found.where, known=known or None)
+        )
 
     def _sweep(self, rewrites: Sequence[Rewrite], steps: Sequence[Step], inputs: _Inputs) -> None:
         """Made-up inputs of other sizes."""

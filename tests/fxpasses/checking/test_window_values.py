@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 import fxpasses
-from fxpasses.checking.thresholds import at_thresholds
 from fxpasses.checking.values import Reference
+from fxpasses.checking.window_values import at_telling_values
 from fxpasses.graphs.rewriting import copy_graph
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ ACTIVATIONS = {
 
 
 def found(before, after, inputs):
-    return list(at_thresholds(Reference(before, inputs).rewriting(after)))
+    return list(at_telling_values(Reference(before, inputs).rewriting(after)))
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

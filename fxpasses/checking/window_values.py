@@ -1,12 +1,17 @@
-"""Values at the very numbers that a graph compares with: there a rewrite shows ``<`` that was ``<=``, which no random input does.
+"""Values for the inputs of windows, wherever in a graph they are, that show what few inputs of the graph do.
 
-What a pass changed is looked at in its windows, in float64. What is compared there (with a number, with another value, or by an operator
-that is made of pieces) is met exactly by moving one input of the window. Where elements are chosen, inputs of few different numbers are tried.
+The very numbers that a graph compares with: there a rewrite shows ``<`` that was ``<=``, which no random input does. And numbers next to each
+other, or far from one, of which a rewrite may lose the digits.
+
+What a pass changed is looked at in its windows. What is compared there (with a number, with another value, or by an operator
+that is made of pieces) is met exactly, in float64, by moving one input of the window. Where elements are chosen, inputs of few different numbers are tried.
 An input of a window that the graph computes becomes an input of both graphs, if it may be any number.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,13 +21,16 @@ import torch
 from torch import Tensor, fx
 
 from fxpasses.checking.changes import Change
-from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, as_float64, as_recorded_dtype
+from fxpasses.checking.inputs import Unsupported, cloned
+from fxpasses.checking.interpret import CANNOT_RUN, ExactRun, Run, as_float64, as_recorded_dtype
+from fxpasses.checking.less_precise import less_precise
+from fxpasses.checking.rounding import same_bits
 from fxpasses.checking.same_function import JUMP, Difference, Rewriting, differences_in_float64
 from fxpasses.checking.windows import Window, cut
 from fxpasses.exact.samples import sample_input
 from fxpasses.graphs.rewriting import copy_graph, value_of
 
-__all__ = ["AtThreshold", "at_thresholds"]
+__all__ = ["Found", "at_telling_values"]
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -34,20 +42,22 @@ _FINE = 2.0**10
 """What is met only nearly is tried with so many steps to one: the numbers of programs are short."""
 _NEAR = 1e-9
 """A value that is so near to what it is compared with may be on either side, as float64 rounds."""
+_LARGE, _CLOSE = 2.0**5, 2.0**-7
+"""What activations are far from their middle on, and the distance of numbers of which a difference loses half of its digits."""
 _MOST_CALLS = 6
 """Calls between an input of a window and one that may be any number."""
 Rule = Callable[[Tensor, Sequence[Any]], list[Any]]
 
 
 @dataclass(frozen=True)
-class AtThreshold:
-    """A difference of two graphs where what one of them compares is equal.
+class Found:
+    """Two graphs, and inputs on which they differ.
 
     Attributes:
         before: the graph before, perhaps with another input, the last.
         after: the graph after, likewise.
         inputs: of both.
-        differences: what shows there.
+        differences: other values that show there; none where digits are lost.
         where: what the inputs are, in words.
     """
 
@@ -97,8 +107,8 @@ _KEEPING = {
 """Operators that give any numbers when their first argument is any, and the others are numbers."""
 
 
-def at_thresholds(rewriting: Rewriting) -> Iterator[AtThreshold]:
-    """The differences of two graphs where what a changed call compares is equal.
+def at_telling_values(rewriting: Rewriting) -> Iterator[Found]:
+    """The differences of two graphs where what a changed call compares is equal, or where its results are small beside what they are made of.
 
     Args:
         rewriting: the graphs, and inputs on which they are the same.
@@ -108,18 +118,61 @@ def at_thresholds(rewriting: Rewriting) -> Iterator[AtThreshold]:
         if narrow.kind is not None and narrow.kind in seen:
             continue
         seen.add(narrow.kind)
+        rounds, compares = _rounds_otherwise(narrow), _compares(narrow)
+        if not rounds and not compares:
+            continue
         window = _up_to_free_inputs(rewriting, narrow)
-        only_given = (
-            rewriting.relation(narrow) == "other"
-        )  # right, if it is, for values only that are related
-        for values in _telling_values(rewriting, window, only_given):
-            inputs = [
-                values.get(name, value) for name, value in zip(_names(window), window.inputs, strict=True)
-            ]
+        given = {name: as_float64(value) for name, value in zip(_names(window), window.inputs, strict=True)}
+        # Right, if it is, for values only that are related, where the window alone is another function.
+        free = _free_inputs(rewriting, given, only_given=rewriting.relation(narrow) == "other")
+        for values in _compared_values(window, given, free) if compares else ():
+            inputs = list({**given, **values}.values())
             if differences_in_float64(window.before, window.after, inputs, JUMP):
-                found = _on_the_whole(rewriting, window, values)
+                found = _on_the_whole(
+                    rewriting, window, values, "at numbers that the graph compares with, or ties"
+                )
                 if found.differences:
                     yield found
+        for values, where in _losing_values(given, free) if rounds else ():
+            inputs = [
+                as_recorded_dtype(values.get(name, value), value)
+                for name, value in zip(given, window.inputs, strict=True)
+            ]
+            if any(
+                how.times < math.inf for how in less_precise(window.before, window.after, inputs).values()
+            ):
+                yield dataclasses.replace(_on_the_whole(rewriting, window, values, where), differences=[])
+
+
+def _compares(window: Window) -> bool:
+    nodes = [node for gm in (window.before, window.after) for node in gm.graph.nodes]
+    held = [value.dtype for value in window.inputs if isinstance(value, Tensor)]
+    return torch.bool in held or any(_rule(n) is not None or _packet(n) in _CHOOSING for n in nodes)
+
+
+def _rounds_otherwise(window: Window) -> bool:
+    """Whether both sides compute in float32 or more, and round otherwise."""
+    held = [v.dtype for v in map(value_of, window.before.graph.nodes) if isinstance(v, Tensor)]
+    if any(dtype.is_floating_point and torch.finfo(dtype).bits < 32 for dtype in held):
+        return False
+    try:
+        mine, theirs = (Run(gm)(cloned(window.inputs), 0) for gm in (window.before, window.after))
+    except (Unsupported, *CANNOT_RUN):
+        return False
+    pairs = zip(mine, theirs, strict=True)
+    return any(isinstance(a, Tensor) and a.shape == b.shape and not same_bits(a, b) for a, b in pairs)
+
+
+def _losing_values(given: Mapping[str, Any], free: Sequence[str]) -> Iterator[tuple[dict[str, Tensor], str]]:
+    """Values of the free inputs, all in another way, and what they are."""
+    if not free:
+        return
+    yield {name: given[name] * _LARGE for name in free}, f"times {_LARGE:g}"
+    close = {}
+    for name in free:
+        value = given[name]
+        close[name] = 1 + _CLOSE * value / value.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1e-30)
+    yield close, "near one"
 
 
 def _up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:
@@ -147,15 +200,15 @@ def _names(window: Window) -> list[str]:
     return [node.name for node in window.before.graph.find_nodes(op="placeholder")]
 
 
-def _telling_values(rewriting: Rewriting, window: Window, only_given: bool) -> Iterator[dict[str, Tensor]]:
-    """Values for inputs of a window, by name; only for what the graph is given, where that is asked for."""
+def _compared_values(
+    window: Window, given: Mapping[str, Any], free: Sequence[str]
+) -> Iterator[dict[str, Tensor]]:
+    """Values of free inputs of a window, by name, at which what it compares is equal."""
     calls = [node for gm in (window.before, window.after) for node in gm.graph.nodes]
     compared = [node for node in calls if _rule(node) is not None][:_MOST_COMPARISONS]
     is_chosen = any(_packet(n) in _CHOOSING or (_rule(n) and len(n.all_input_nodes) > 1) for n in calls)
     if not compared and not is_chosen:
         return
-    given = {name: as_float64(value) for name, value in zip(_names(window), window.inputs, strict=True)}
-    free = _free_inputs(rewriting, given, only_given)
     gaps = _Gaps(compared, given)
     for name in free:
         met = [m for node in compared for m in gaps.met(node, name)]
@@ -214,15 +267,17 @@ def _rule(node: fx.Node) -> Rule | None:
     return _RULES.get(_packet(node)) if isinstance(value, Tensor) and value.is_floating_point() else None
 
 
-def _is_free(node: fx.Node) -> bool:
-    """Whether inputs of the graph can give this value any elements."""
+def _is_free(node: fx.Node, calls: int = 32) -> bool:
+    """Whether inputs of the graph can give this value any elements; by so many calls at most."""
     packet = _packet(node)
     if node.op == "placeholder" or packet in _PRODUCTS:
         value = value_of(node)
         return isinstance(value, Tensor) and value.is_floating_point()
     if packet in (aten.add, aten.sub):
-        return any(isinstance(value, fx.Node) and _is_free(value) for value in node.args[:2])
-    return packet in _KEEPING and len(node.all_input_nodes) == 1 and _is_free(node.all_input_nodes[0])
+        operands = [value for value in node.args[1::-1] if isinstance(value, fx.Node)]
+        return calls > 0 and any(_is_free(value, calls - 1) for value in operands)
+    (given, *others) = node.all_input_nodes or [node]
+    return calls > 0 and packet in _KEEPING and not others and _is_free(given, calls - 1)
 
 
 def _origin(node: fx.Node) -> set[fx.Node]:
@@ -309,7 +364,7 @@ def _solved(start: Tensor, gap: Callable[[Tensor], Tensor]) -> Tensor | None:
     return best if bool(is_met.any()) else None
 
 
-def _on_the_whole(rewriting: Rewriting, window: Window, values: Mapping[str, Tensor]) -> AtThreshold:
+def _on_the_whole(rewriting: Rewriting, window: Window, values: Mapping[str, Tensor], where: str) -> Found:
     """What both graphs give where inputs of a window have these values."""
     nodes = rewriting.before.graph.find_nodes(op="placeholder")
     inputs = [values.get(n.name, value) for n, value in zip(nodes, rewriting.inputs, strict=True)]
@@ -320,14 +375,9 @@ def _on_the_whole(rewriting: Rewriting, window: Window, values: Mapping[str, Ten
     examples = map(value_of, before.graph.find_nodes(op="placeholder"))
     inputs = [as_recorded_dtype(v, example) for v, example in zip(inputs, examples, strict=True)]
     calls = window.change.names
-    where = "inputs" if not inside else f"{', '.join(inside)}, taken for inputs,"
-    return AtThreshold(
-        before,
-        after,
-        inputs,
-        [Difference(d.position, d.problem, calls) for d in found],
-        f"{where} at numbers that the graph compares with, or ties",
-    )
+    names = "inputs" if not inside else f"{', '.join(inside)}, taken for inputs,"
+    differences = [Difference(d.position, d.problem, calls) for d in found]
+    return Found(before, after, inputs, differences, f"{names} {where}")
 
 
 def _from(gm: fx.GraphModule, names: Collection[str]) -> fx.GraphModule:
