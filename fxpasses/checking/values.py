@@ -22,7 +22,7 @@ from fxpasses.checking.unreachable import unreachable
 from fxpasses.checking.windows import Window
 from fxpasses.graphs.numbers import computable
 
-__all__ = ["Mismatch", "Outcome", "Reference", "compare", "largest_error", "value_names"]
+__all__ = ["Mismatch", "Outcome", "Reference", "compare", "largest_error", "rounds_worse", "value_names"]
 
 aten = torch.ops.aten
 
@@ -252,6 +252,16 @@ def _in_windows(rewriting: Rewriting) -> list[Mismatch] | None:
     return found
 
 
+def rounds_worse(rewriting: Rewriting) -> list[Mismatch]:
+    """The windows in which a rewritten graph, which is the same function, loses digits."""
+    return [
+        _of_window(window, at, how)
+        for window in rewriting.windows or ()
+        for at, how in less_precise(window.before, window.after, window.inputs).items()
+        if math.isfinite(how.times)
+    ]
+
+
 def is_broken(values: Sequence[Any]) -> bool:
     """Whether there is NaN or infinity: minus infinity is what masks hold."""
     return any(
@@ -269,12 +279,7 @@ def _less_precise(reference: Reference, rewriting: Rewriting, names: Sequence[st
             for at, how in found.items()
             if math.isfinite(how.times)
         ]
-    return [
-        _of_window(window, at, how)
-        for window in rewriting.windows
-        for at, how in less_precise(window.before, window.after, window.inputs).items()
-        if math.isfinite(how.times)
-    ]
+    return rounds_worse(rewriting)
 
 
 def _of_window(window: Window, at: int, how: Distance) -> Mismatch:

@@ -42,7 +42,7 @@ _FINE = 2.0**10
 """What is met only nearly is tried with so many steps to one: the numbers of programs are short."""
 _NEAR = 1e-9
 """A value that is so near to what it is compared with may be on either side, as float64 rounds."""
-_LARGE, _CLOSE = 2.0**5, 2.0**-7
+_LARGE, _CLOSE = 16.0, 2.0**-8
 """What activations are far from their middle on, and the distance of numbers of which a difference loses half of its digits."""
 _MOST_CALLS = 6
 """Calls between an input of a window and one that may be any number."""
@@ -167,12 +167,10 @@ def _losing_values(given: Mapping[str, Any], free: Sequence[str]) -> Iterator[tu
     """Values of the free inputs, all in another way, and what they are."""
     if not free:
         return
-    yield {name: given[name] * _LARGE for name in free}, f"times {_LARGE:g}"
-    close = {}
-    for name in free:
-        value = given[name]
-        close[name] = 1 + _CLOSE * value / value.abs().nan_to_num(0.0, 0.0, 0.0).max().clamp(min=1e-30)
-    yield close, "near one"
+    usual = {name: given[name].nan_to_num(0.0, 0.0, 0.0) for name in free}
+    usual = {name: value / value.square().mean().sqrt().clamp(min=1e-30) for name, value in usual.items()}
+    yield {name: _LARGE * value for name, value in usual.items()}, f"with a root mean square of {_LARGE:g}"
+    yield {name: 1 + _CLOSE * value for name, value in usual.items()}, "near one"
 
 
 def _up_to_free_inputs(rewriting: Rewriting, window: Window) -> Window:

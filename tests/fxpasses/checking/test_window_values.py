@@ -1,11 +1,14 @@
-"""Where what a graph compares is equal: wrong gradients there are found, and rewrites that are right there are not called wrong."""
+"""Where what a graph compares is equal, and where digits are lost: what is wrong there is found, and what is right is not called wrong."""
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 import fxpasses
-from fxpasses.checking.values import Reference
+from fxpasses.checking.less_precise import less_precise
+from fxpasses.checking.telling_inputs import telling_sizes
+from fxpasses.checking.values import Reference, compare, rounds_worse, value_names
 from fxpasses.checking.window_values import at_telling_values
 from fxpasses.graphs.rewriting import copy_graph
 
@@ -76,3 +79,76 @@ def test_rounding_half_up():
     before = fxpasses.capture(lambda x, w: (x @ w).round(), *inputs).forward
     after = fxpasses.capture(lambda x, w: (x @ w + 0.5).floor(), *inputs).forward
     assert found(before, after, inputs)
+
+
+def test_a_branch_between_two_numbers():
+    inputs = [torch.randn(3, 6), torch.randn(6, 6)]
+
+    def spiked(x, w):
+        h = x @ w
+        return torch.where((h > 2.53) & (h < 2.531), 2 * h, h)
+
+    before, after = (fxpasses.capture(f, *inputs).forward for f in (spiked, lambda x, w: x @ w))
+    assert found(before, after, inputs)
+
+
+LOSING = {
+    "log1p": (lambda x, w: (x @ w).exp().log1p(), lambda x, w: ((x @ w).exp() + 1).log()),
+    "a variance": (
+        lambda x, w: (x @ w).var(-1, correction=0),
+        lambda x, w: (x @ w).square().mean(-1) - (x @ w).mean(-1).square(),
+    ),
+    "a distance": (
+        lambda x, w: (x - w[:1]).square().sum(-1),
+        lambda x, w: (x * x).sum(-1) + (w[:1] * w[:1]).sum(-1) - 2 * (x * w[:1]).sum(-1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSING)
+def test_digits_that_few_inputs_lose(name):
+    torch.manual_seed(0)
+    inputs = [torch.randn(16, 6), torch.randn(6, 6)]
+    before, after = (make_fx(f)(*inputs) for f in LOSING[name])
+
+    def is_worse(before, after):
+        several = found(before, after, inputs)
+        return any(rounds_worse(Reference(at.before, at.inputs).rewriting(at.after)) for at in several)
+
+    assert is_worse(before, after)
+    assert not is_worse(after, before)
+
+
+def test_integers_that_a_type_does_not_have():
+    mask = torch.ones(2, 2051, dtype=torch.bool)
+    before = fxpasses.capture(lambda m: m.sum(1), mask).forward
+    after = fxpasses.capture(lambda m: m.half().sum(1).long(), mask).forward
+    assert "2051 became 2052" in str(less_precise(before, after, [mask])[0])
+
+
+def test_flags_that_rounding_turns_over():
+    x, w = torch.randn(64, 40), torch.randn(40, 40)
+    before = fxpasses.capture(lambda x, w: x @ w > 5.3, x, w).forward
+    parts = fxpasses.capture(lambda x, w: x[:, 20:] @ w[20:] + x[:, :20] @ w[:20] > 5.3, x, w).forward
+    half = fxpasses.capture(lambda x, w: (x @ w).bfloat16() > 5.3, x, w).forward
+    assert not less_precise(before, parts, [x, w])
+    assert less_precise(before, half, [x, w])
+
+
+def test_infinities_that_nothing_guards_against():
+    x, scale = torch.tensor([1.0, float("inf")]), torch.tensor([0.0, 0.0])
+    folded = fxpasses.capture(lambda x, s: (x - 1) * s, x, scale).forward
+    spread = fxpasses.capture(lambda x, s: x * s - s * x, x, scale).forward
+    guarded = fxpasses.capture(lambda x, s: torch.where(s > 0, x, s), x, scale).forward
+    product = fxpasses.capture(lambda x, s: x * s, x, scale).forward
+    inputs = [torch.tensor([float("inf"), 1.0]), torch.tensor([0.0, 1.0])]
+    names = value_names(folded, "forward")
+    assert not compare(Reference(folded, inputs, samples=0), spread, names)
+    assert compare(Reference(guarded, inputs, samples=0), product, names)
+
+
+def test_sizes_beyond_what_a_pass_changed():
+    x = torch.randn(9, 3)
+    positions = fxpasses.capture(lambda x: x + torch.arange(9.0)[:, None].clamp(max=128), x).forward
+    free = fxpasses.capture(lambda x: x + torch.arange(9.0)[:, None], x).forward
+    assert telling_sizes(positions, free) == [130]
