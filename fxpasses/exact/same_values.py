@@ -149,11 +149,8 @@ def _compare_duals(
     finite = torch.isfinite(x)
     distance = torch.where(finite, (x - y).abs(), 0.0)
     size = torch.where(finite, torch.maximum(x.abs(), y.abs()), 0.0)
-    is_mask = size >= MASK
+    is_mask = (size >= MASK) & (x == y)  # beside a mask, all else would be nothing
     own = max(float(size.masked_fill(is_mask, 0.0).max()), 1e-300)
-    distance = torch.where(
-        is_mask, distance / size * own, distance
-    )  # beside a mask, all else would be nothing
     at = _index(distance.argmax(), x)
     largest = max(own, scale)
     if any(bool((r == s).all()) for r, s in zip(a.residues, b.residues, strict=True)):
