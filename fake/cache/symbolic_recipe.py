@@ -15,13 +15,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import sympy
 import torch
 
 from fake import _torch as _t
 from fake.cache.recipe import BUILDERS, Constant, Fresh, Mark, Rebuild, Sequence, View, follow
 from fake.cache.symbolic import SymbolicMetadata, number_of, state_of
-from fake.symbols.static import static_answer
 from fake.tensors.tensor import DEVICE_ATTRIBUTE, Unkeyable, inference_mode, make_fake, plain_of
 
 IS_INFERENCE = 4
@@ -217,7 +215,7 @@ def _is_plainly_row_major(metadata: Any) -> bool:
         if type(length) is int:
             if length < 1:
                 return False
-        elif not static_answer(sympy.Gt(length, 1), metadata.shape_env):
+        elif not metadata.shape_env.bound_sympy(length).lower > 1:
             return False
         expected = expected * length
     return True

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
 from fake import _torch as _t
 from fake.symbols.state import lean_state
-from fake.symbols.static import static_answer
-
-# Called by C++ with the name of a file and a line, which are never equal: functions that need no Python frame.
-_ALWAYS: dict[bool, Callable[[str, int], bool]] = {True: operator.ne, False: operator.eq}
-
-
-def settle_answer(memory: dict[str, Any], answer: bool) -> None:
-    """Let a node, whose attributes these are, give an answer that needs no guard and can never change."""
-    always = _ALWAYS[answer]
-    memory.update(guard_bool=always, guard_or_false=always, guard_or_true=always)
-    if answer:
-        memory["expect_true"] = always
-
-
-def is_settled(node: Any) -> bool:
-    """Whether the answer for a node needs no guard and can never change."""
-    return "guard_bool" in getattr(node, "__dict__", ())
 
 
 def _may_remember(node: Any) -> bool:
@@ -60,21 +42,14 @@ def remembered(name: str, slot: str, original: Callable) -> Callable:
         slot: under which the answer is kept.
         original: torch's method.
     """
-    guards = slot == "_answer"
 
     def lean(self: Any, file: str, line: int) -> Any:
         memory = (self._canonical or self).__dict__
         answer = memory.get(slot)
         if answer is None:
-            if guards and self.shape_env is not None:
-                answer = static_answer(self.expr, self.shape_env)
-            is_static = answer is not None
-            if not is_static:
-                answer = original(self, file, line)
+            answer = original(self, file, line)
             if _may_remember(self) and (slot != "_expected" or answer):
                 memory[slot] = answer
-                if is_static:
-                    settle_answer(memory, answer)
         elif self.shape_env._fake_lean.log is not None:
             _tell(self, answer)
         return answer

@@ -27,14 +27,13 @@ import torch
 from fake import _torch as _t
 from fake.seam.patches import LEDGER
 from fake.symbols import operators
-from fake.symbols.answers import evaluate_node, is_settled, remembered
-from fake.symbols.shortcuts import shortcut
-from fake.symbols.state import Integers, LeanState, answer_at_once, has_no_value_now, lean_state
+from fake.symbols.answers import evaluate_node, remembered
+from fake.symbols.state import Integers, LeanState, has_no_value_now, lean_state
 
 _BINARY = (
     "add", "sub", "mul", "mod", "gt", "lt", "le", "ge", "sym_min", "sym_max", "int_floordiv", "and_", "or_",
+    "eq", "ne",
 )  # fmt: skip
-_COMPARISONS = ("eq", "ne")
 _UNARY = ("neg", "sym_not", "sym_float", "abs")
 SymNode, ShapeEnv = _t.SymNode, _t.ShapeEnv
 
@@ -43,8 +42,6 @@ def _canonical_of(node: Any, state: LeanState) -> Any:
     """The one node for an expression, remembered on ``node``."""
     found = state.canonical.setdefault((node.expr, node.pytype, node.constant is None), node)
     node.__dict__["_canonical"] = found
-    if found is node:
-        answer_at_once(node)
     return found
 
 
@@ -123,7 +120,7 @@ def _binary(name: str, original: Callable) -> Callable:
                     node._optimized_summation = (
                         False  # replaced by one symbol or number; torch forgets the mark
                     )
-            result = shortcut(name, left, right, state) or _keep(original(left, right), self, state)
+            result = _keep(original(left, right), self, state)
             if result.pytype is bool and result._expr.is_Atom:
                 result.__dict__["_is_atom"] = True
             known[right] = result
@@ -138,37 +135,6 @@ def _binary(name: str, original: Callable) -> Callable:
 
     lean.__name__ = name
     return lean
-
-
-def _comparison(name: str, original: Callable) -> Callable:
-    """A binary operation whose result is often known for good: such a result is found by the other node itself.
-
-    C++ compares the sizes of every gradient with those it expects, and every size with one.
-    """
-    get_mode, proxies, modes_before, logs = _t.arithmetic_watchers
-    general, memory = _binary(name, original), f"_{name}_settled"
-    recall = operator.attrgetter(memory)
-
-    def compare(self: Any, other: Any) -> Any:
-        if get_mode(proxies) is not None or modes_before[0] is not None or logs.GET_DTRACE_STRUCTURED:
-            return original(self, other)
-        try:
-            return recall(self)[other]
-        except (AttributeError, KeyError):
-            result = general(self, other)
-            if is_settled(result):
-                known = self.__dict__.setdefault(memory, {})
-                if len(known) >= _MOST_SETTLED:
-                    known.clear()
-                known[other] = result
-            return result
-
-    compare.__name__ = name
-    return compare
-
-
-_MOST_SETTLED = 256
-"""How many operands a node remembers: copies that nobody else has are among them."""
 
 
 def _unary(name: str, original: Callable) -> Callable:
@@ -298,7 +264,6 @@ def lean_methods() -> dict[str, Any]:
     node = vars(SymNode)
     found: dict[str, Any] = {"_canonical": None}
     found |= {name: _binary(name, node[name]) for name in _BINARY if name in node}
-    found |= {name: _comparison(name, node[name]) for name in _COMPARISONS}
     found |= {name: _unary(name, node[name]) for name in _UNARY if name in node}
     found |= {name: _sizes(name, node[name]) for name in _t.sizes_strides_methods if name in node}
     found["wrap_int"] = _wrap_int(node["wrap_int"])

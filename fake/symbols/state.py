@@ -1,8 +1,8 @@
-"""What lean nodes remember of one shape environment, and the quickest answers of its nodes.
+"""What lean nodes remember of one shape environment.
 
-C++ asks a node for its type, for its value as a plain number and for constants tens of thousands of times in a traced
-step. A node of an expression that is remembered anyway gets these answers as attributes of its own, which spares the
-method. What may change with a replacement is taken away again as soon as the environment replaces a symbol.
+C++ asks a node for its value as a plain number tens of thousands of times in a traced step. A node of an expression that
+is remembered anyway gets this answer as an attribute of its own, which spares the method, and loses it again as soon as
+the environment replaces a symbol.
 """
 
 from __future__ import annotations
@@ -13,16 +13,8 @@ from typing import Any
 
 from fake import _torch as _t
 
-# Called by C++ without arguments, ten thousand times a step: methods of constants, which need no Python frame.
-_yes: Callable[[], bool] = "yes".isalpha
-_no: Callable[[], bool] = "".isalpha
+# Called by C++ without arguments, ten thousand times a step: a method of a constant needs no Python frame.
 _nothing: Callable[[], None] = [].clear
-
-
-_TYPES = {
-    pytype: {f"is_{name}": _yes if name == pytype.__name__ else _no for name in ("int", "bool", "float")}
-    for pytype in (int, bool, float)
-}
 
 
 class Integers(dict[int, Any]):
@@ -92,13 +84,6 @@ def lean_state(shape_env: Any) -> LeanState:
         state = shape_env._fake_lean = LeanState()
         shape_env.replacements = Replacements(shape_env.replacements)
         return state
-
-
-def answer_at_once(node: Any) -> None:
-    """Let a canonical node, and all that share its attributes, answer what never changes."""
-    types = _TYPES.get(node.pytype)
-    if types is not None and node.constant is None:
-        node.__dict__.update(types)
 
 
 def has_no_value_now(node: Any) -> None:
