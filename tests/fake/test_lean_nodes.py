@@ -188,4 +188,4 @@ def test_many_copies_are_compared_without_keeping_them_all():
     copies = [rows + 0 for _ in range(1000)]
     for copy in copies:
         assert rows.node.eq(copy.node).guard_bool("", 0)
-    assert len(rows.node._eq_settled) <= 256
+    assert len(rows.node._eq_results) <= 256
