@@ -38,8 +38,6 @@ from fxpasses.checking.warm_process import Runner
 from fxpasses.errors import BisectError
 from fxpasses.pass_manager.limits import VARIABLE, Limits
 
-__all__ = ["Verdict", "bisect_script"]
-
 _FORMAT = 2
 """Of the state file."""
 _ATTEMPTS = 4

@@ -19,17 +19,6 @@ from fxpasses.pass_manager.contract import Contract, FunctionPass, GraphKind, Pa
 from fxpasses.pass_manager.manager import PassManager
 from fxpasses.pass_manager.sites import MatchSite, collect_sites
 
-__all__ = [
-    "after_passes",
-    "apply_pass",
-    "call_to_blame",
-    "first_difference",
-    "guilty_sites",
-    "minimise",
-    "partners",
-    "rewritten_subgraphs",
-]
-
 T = TypeVar("T")
 _SEED = 20
 

@@ -43,8 +43,6 @@ from fxpasses.graphs.numbers import computable
 from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.sites import MatchSite
 
-__all__ = ["Examiner", "FirstCalls", "Rewrite", "Trial"]
-
 _CALLS = 2
 """Number of first calls of a graph that are checked; after them, only calls with new sizes are."""
 _MOST_CALLS = 8

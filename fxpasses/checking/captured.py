@@ -25,8 +25,6 @@ from fxpasses.exact import Verdict, equivalent
 from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import copy_graph
 
-__all__ = ["CaptureCheck"]
-
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
 

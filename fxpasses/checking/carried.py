@@ -20,8 +20,6 @@ from fxpasses.checking.windows import can_be_cut
 from fxpasses.graphs.aliasing import is_mutating
 from fxpasses.graphs.numbers import computable
 
-__all__ = ["Carried", "Step"]
-
 _SEED = 20
 
 

@@ -10,15 +10,6 @@ from torch import fx
 
 from fxpasses.graphs.rewriting import constants_of, outputs_of, same_constant, subgraphs
 
-__all__ = [
-    "Change",
-    "changed_nodes",
-    "changes",
-    "join_changes",
-    "merge_changes",
-    "taken_pairs",
-]
-
 
 @dataclass(frozen=True)
 class Change:

@@ -25,8 +25,6 @@ from fxpasses.checking.inputs import Unsupported
 from fxpasses.graphs.communication import NAMESPACES, communicates
 from fxpasses.graphs.rewriting import subgraphs
 
-__all__ = ["UnknownCollective", "collectives", "refuse_unknown", "simulated"]
-
 _OTHERS = (0.5, -2.0)
 """The values of the other ranks, as multiples: integers are multiplied and rounded."""
 

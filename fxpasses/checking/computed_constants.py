@@ -20,8 +20,6 @@ from fxpasses.exact.samples import sample_input
 from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import constants_of, copy_graph, same_constant
 
-__all__ = ["explained_by_constants"]
-
 _SEED = 20
 _RUNS = 32
 _FEW = 4

@@ -10,8 +10,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Answer", "Odds", "by_chance"]
-
 _CERTAIN = 0.99
 _BOUND = math.log(_CERTAIN / (1 - _CERTAIN))
 """One run of a script that is not flaky says so much."""

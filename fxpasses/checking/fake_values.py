@@ -11,8 +11,6 @@ from torch import fx
 from fake import FakeTensorMode
 from fxpasses._torch import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-__all__ = ["propagate_fakes"]
-
 
 def propagate_fakes(gm: fx.GraphModule, inputs: Sequence[Any], dynamic: bool) -> None:
     """Compute the fake value (``meta["val"]``) of every node from real inputs.

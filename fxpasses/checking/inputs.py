@@ -15,19 +15,6 @@ from fxpasses.exact.samples import Family, sample_input
 from fxpasses.graphs.numbers import computable
 from fxpasses.graphs.rewriting import value_of
 
-__all__ = [
-    "Unsupported",
-    "cloned",
-    "inputs_from_hints",
-    "made_up",
-    "other_sizes",
-    "placeholders",
-    "resized_inputs",
-    "scaled",
-    "symbol_bindings",
-    "tangents",
-]
-
 _SIZES = (2, 3, 4, 5, 7, 8, 12, 16, 17, 31, 32, 33, 64, 65, 100, 128)
 _MOST_ELEMENTS = 1 << 22
 Bindings = Mapping[sympy.Symbol, int]

@@ -21,18 +21,6 @@ from fxpasses.checking.inputs import cloned
 from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import subgraphs
 
-__all__ = [
-    "CANNOT_RUN",
-    "ExactRun",
-    "Poison",
-    "Run",
-    "allocates",
-    "as_float64",
-    "as_recorded_dtype",
-    "call_in_float64",
-    "seeded",
-]
-
 aten, prims = torch.ops.aten, torch.ops.prims
 
 Poison = Literal["nan", "huge"]

@@ -11,8 +11,6 @@ from fxpasses.checking.inputs import placeholders
 from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import attributes_of, outputs_of, value_of
 
-__all__ = ["joined_graph"]
-
 
 def joined_graph(
     joint: fx.GraphModule, forward: fx.GraphModule, backward: fx.GraphModule

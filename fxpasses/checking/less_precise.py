@@ -22,8 +22,6 @@ from fxpasses.errors import Location
 from fxpasses.graphs.provenance import locate
 from fxpasses.graphs.rewriting import value_of
 
-__all__ = ["less_precise"]
-
 _SEED = 20
 _MOVES = 2
 _NEARBY = 4

@@ -30,8 +30,6 @@ from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.pass_manager.limits import progress
 
-__all__ = ["LoweringCheck", "differences", "replay_compiled"]
-
 log = logging.getLogger(__name__)
 
 _FEW_ELEMENTS = 4096

@@ -34,8 +34,6 @@ from fxpasses.exact import Verdict
 from fxpasses.pipeline.compile_graph import compile_graph, unpartitioned_compiler
 from fxpasses.pipeline.stages import Hooks
 
-__all__ = ["Collector", "ModelCheck", "StageCheck", "check", "judged"]
-
 _COLUMNS = ("stage", "max error", "x rounding", "first difference", "verdict")
 
 

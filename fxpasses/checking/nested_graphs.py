@@ -14,8 +14,6 @@ from fxpasses.checking.inputs import cloned
 from fxpasses.checking.interpret import Run
 from fxpasses.graphs.rewriting import subgraphs
 
-__all__ = ["InnerRewrite", "inner_rewrites"]
-
 _SEED = 20
 
 

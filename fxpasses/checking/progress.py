@@ -8,8 +8,6 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
-__all__ = ["ProgressLine"]
-
 
 class ProgressLine:
     """Tells what is being done; a context manager.

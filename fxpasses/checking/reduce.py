@@ -17,8 +17,6 @@ from fxpasses.checking.interpret import Run
 from fxpasses.graphs.aliasing import is_mutating
 from fxpasses.graphs.rewriting import constants_of, subgraphs, value_of
 
-__all__ = ["Case", "extract_calls", "reduce_nodes", "smaller_sizes"]
-
 _SEED = 20
 
 

@@ -16,8 +16,6 @@ from fxpasses.compiling.options import Options
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.pipeline.compile_graph import new_compiler
 
-__all__ = ["NoRegions", "RegionCalls", "RegionGraphs"]
-
 
 class NoRegions(Exception):
     """A graph calls no regions: there is nothing to compare."""

@@ -23,8 +23,6 @@ from fxpasses.graphs.rewriting import copy_graph, outputs_of
 from fxpasses.regional.aliases import return_only, separate_aliases
 from fxpasses.regional.runtime import Exact, Source
 
-__all__ = ["RegionChecks", "RegionValueCheck"]
-
 log = logging.getLogger(__name__)
 
 

@@ -33,16 +33,6 @@ from fxpasses.graphs.rewriting import constants_of, copy_graph, subgraphs
 from fxpasses.pass_manager.contract import Contract, FunctionPass, Pass
 from fxpasses.pass_manager.manager import PassManager
 
-__all__ = [
-    "fresh_directory",
-    "higher_order",
-    "make_repro",
-    "recorded_calls",
-    "replay",
-    "structural_faults",
-    "write_repro",
-]
-
 
 def replay(
     graph: Callable[..., Any],

@@ -17,19 +17,6 @@ from torch import Tensor
 
 from fxpasses.graphs.numbers import computable
 
-__all__ = [
-    "EXACT",
-    "LIMIT",
-    "Distance",
-    "distance",
-    "moved",
-    "next_to",
-    "of_element",
-    "other_sign",
-    "same_bits",
-    "spacing",
-]
-
 LIMIT = 16.0
 """How many times as far off a result may be, as a root mean square over a tensor. Right rewrites were at most 3.1 times as far; a sum that is
 accumulated in bfloat16 and not in float32 is thousands of times. What Inductor makes of 1,080 small models with GELU is at most 6 times as far."""

@@ -25,8 +25,6 @@ from fxpasses.exact import Original, Verdict
 from fxpasses.exact.same_values import DRIFT, KERNEL_DRIFT, MASK
 from fxpasses.graphs.numbers import computable
 
-__all__ = ["JUMP", "Difference", "Relation", "Rewriting", "differences_in_float64"]
-
 log = logging.getLogger(__name__)
 
 _MOST_ELEMENTS = 20_000_000

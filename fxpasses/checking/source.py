@@ -25,8 +25,6 @@ from fxpasses.pass_manager.contract import FunctionPass, Pass, option_fields
 from fxpasses.patterns.pattern_pass import PatternPass
 from fxpasses.patterns.pattern_tracing import ExampleTensor
 
-__all__ = ["CannotEmbed", "PassSource", "pass_sources"]
-
 
 class CannotEmbed(Exception):
     """Something that the pass uses can be neither imported nor written as text."""

@@ -31,8 +31,6 @@ from fxpasses.checking.rounding import LIMIT, distance, moved, next_to
 from fxpasses.graphs.rewriting import attribute_of
 from fxpasses.pass_manager.limits import VARIABLE, Limits, progress
 
-__all__ = ["Stage", "in_eager_with_repro", "replay_stage", "stage_differences", "stage_repro"]
-
 log = logging.getLogger(__name__)
 
 Stage = Literal["capture", "partition"]

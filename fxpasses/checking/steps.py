@@ -17,8 +17,6 @@ from fxpasses.checking._torch_dynamo import nothing_left_behind
 from fxpasses.checking.interpret import CANNOT_RUN
 from fxpasses.checking.rounding import moved, next_to, same_bits
 
-__all__ = ["Results", "Steps"]
-
 Results = dict[str, Tensor]
 """Outputs, inputs after the run, gradients and buffers, by name, in the order in which they are computed."""
 

@@ -20,8 +20,6 @@ from fxpasses.checking.rounding import spacing
 from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.rewriting import value_of
 
-__all__ = ["telling_inputs", "telling_sizes"]
-
 _SEED = 20
 _MOST_CALLS = 16
 """Calls by which a value is computed from inputs."""

@@ -14,8 +14,6 @@ from fxpasses.checking.windows import Window
 from fxpasses.exact.ranges import Range, ranges
 from fxpasses.exact.samples import Family
 
-__all__ = ["unreachable"]
-
 _LARGE = 2.0**10
 
 

@@ -22,8 +22,6 @@ from fxpasses.checking.unreachable import unreachable
 from fxpasses.checking.windows import Window
 from fxpasses.graphs.numbers import computable
 
-__all__ = ["Mismatch", "Outcome", "Reference", "compare", "largest_error", "rounds_worse", "value_names"]
-
 aten = torch.ops.aten
 
 _SEED = 20

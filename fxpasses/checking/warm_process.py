@@ -27,8 +27,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Runner", "serve"]
-
 _IMPORTS = ("torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.lowering", "fxpasses")
 _POLL = 0.02
 

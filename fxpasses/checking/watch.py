@@ -36,8 +36,6 @@ from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.limits import progress
 from fxpasses.pass_manager.sites import MatchSite
 
-__all__ = ["Rewrite", "ValueCheck"]
-
 log = logging.getLogger(__name__)
 
 

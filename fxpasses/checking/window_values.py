@@ -30,8 +30,6 @@ from fxpasses.checking.windows import Window, cut
 from fxpasses.exact.samples import sample_input
 from fxpasses.graphs.rewriting import copy_graph, value_of
 
-__all__ = ["Found", "at_telling_values"]
-
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _MOST_COMPARISONS = 12

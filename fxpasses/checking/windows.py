@@ -23,8 +23,6 @@ from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.graphs.numbers import computable
 from fxpasses.graphs.rewriting import value_of
 
-__all__ = ["Window", "can_be_cut", "cut"]
-
 _STEPS = 8
 """How many calls back the two sides are followed to common inputs."""
 _MOST_FIXED = 50

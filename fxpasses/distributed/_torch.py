@@ -14,16 +14,6 @@ from fake.seam.dynamo import code_that_compiles
 from fake.seam.inductor import GraphLowering
 from fake.seam.patches import LEDGER, ThreadPatch, When
 
-__all__ = [
-    "PrefixStore",
-    "Store",
-    "code_that_compiles",
-    "lowered_graphs",
-    "ranks_of",
-    "silent_process_group",
-    "store",
-]
-
 Store = dist.Store
 PrefixStore = dist.PrefixStore
 

@@ -12,8 +12,6 @@ from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed._composable_state import _module_state_mapping
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
 
-__all__ = ["Managed", "cast_dtypes", "managed", "modules_of", "states", "take_off"]
-
 
 @dataclass(frozen=True)
 class Managed:

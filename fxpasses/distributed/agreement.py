@@ -34,8 +34,6 @@ from fxpasses.distributed.gate import Gate, Offer, key
 from fxpasses.distributed.signature import Signature, SymbolicSizes, names_on_every_rank, signatures
 from fxpasses.errors import RankMismatchError
 
-__all__ = ["Agreement"]
-
 
 class Agreement:
     """Compares what the compiled graphs of one Dynamo graph send with what other ranks' send."""

@@ -22,17 +22,6 @@ from fxpasses.distributed import _torch
 from fxpasses.errors import RankMismatchError
 from fxpasses.graphs.communication import communicates
 
-__all__ = [
-    "ASK_AFTER",
-    "HERE",
-    "SILENT_AFTER",
-    "STUCK_AFTER",
-    "Answering",
-    "came",
-    "note_absent_ranks",
-    "reaching_store",
-]
-
 log = logging.getLogger(__name__)
 
 ASK_AFTER = 1.0

@@ -20,8 +20,6 @@ from fxpasses.distributed.simulate import Group
 from fxpasses.errors import SimulationError
 from fxpasses.pipeline.capture import Captured, capture
 
-__all__ = ["TRACED_RANKS", "capture_rank"]
-
 TRACED_RANKS = 64
 """The largest size of a dimension of the mesh that is traced: what is sharded over more ranks counts as sharded over so many."""
 

@@ -21,8 +21,6 @@ from fxpasses.distributed import _torch
 from fxpasses.distributed.answering import ASK_AFTER, HERE, SILENT_AFTER, STUCK_AFTER, Answering, came
 from fxpasses.errors import RankMismatchError
 
-__all__ = ["decide"]
-
 
 def decide(code: str, joint: fx.Graph, groups: Iterable[str], names: list[str]) -> list[str]:
     """What the leader saves of a joint graph.

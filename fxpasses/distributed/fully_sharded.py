@@ -13,8 +13,6 @@ from fxpasses.distributed import _torch_fsdp
 from fxpasses.distributed.gathering import Gather, gather_in_graph
 from fxpasses.errors import ShardingError
 
-__all__ = ["is_fully_sharded", "read_as_shards"]
-
 
 def is_fully_sharded(model: nn.Module) -> bool:
     """Whether ``fully_shard`` was called on a module of a model."""

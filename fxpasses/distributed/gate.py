@@ -27,8 +27,6 @@ from fxpasses.distributed.answering import (
 from fxpasses.distributed.signature import CollectiveCall, Signature, first_difference
 from fxpasses.errors import RankMismatchError
 
-__all__ = ["Gate", "Offer", "key"]
-
 log = logging.getLogger(__name__)
 
 

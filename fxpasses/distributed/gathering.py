@@ -12,8 +12,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-__all__ = ["Gather", "gather_in_graph"]
-
 
 @dataclass(frozen=True)
 class Gather:

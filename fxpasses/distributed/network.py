@@ -10,8 +10,6 @@ from typing import Any
 
 from fxpasses.errors import SimulationError
 
-__all__ = ["ALGORITHMS", "KINDS", "Cluster"]
-
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
 
 

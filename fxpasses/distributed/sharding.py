@@ -15,8 +15,6 @@ from fxpasses.distributed.fully_sharded import is_fully_sharded, read_as_shards
 from fxpasses.distributed.gathering import Gather, gather_in_graph
 from fxpasses.errors import ShardingError
 
-__all__ = ["shard"]
-
 
 def shard(
     model: nn.Module,

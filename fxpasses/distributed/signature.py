@@ -17,15 +17,6 @@ from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import outputs_of
 from fxpasses.regional import communicating_graph
 
-__all__ = [
-    "CollectiveCall",
-    "Signature",
-    "SymbolicSizes",
-    "first_difference",
-    "names_on_every_rank",
-    "signatures",
-]
-
 Signature = tuple["CollectiveCall", ...]
 _GROUPS = ("group_name", "process_group", "group")
 

@@ -26,8 +26,6 @@ from fxpasses.pass_manager.contract import Pass
 from fxpasses.pass_manager.manager import PassManager
 from fxpasses.pipeline.capture import Captured
 
-__all__ = ["Event", "Group", "Simulation", "measure", "simulate", "with_passes"]
-
 
 @dataclass(frozen=True)
 class Group:

@@ -17,8 +17,6 @@ from torch import Tensor
 from fxpasses.exact.constants import residues_of_number
 from fxpasses.exact.fields import LEVELS, Field
 
-__all__ = ["Arithmetic", "Dual"]
-
 _CANCELLED = 1e-9
 """A sum so much smaller than its terms may be zero: the residues know."""
 _LARGEST_DENOMINATOR = 2**20

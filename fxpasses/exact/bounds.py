@@ -19,8 +19,6 @@ from fxpasses._torch import OpOverload
 from fxpasses.exact.samples import symbol_values, with_values
 from fxpasses.graphs.numbers import computable
 
-__all__ = ["at_bounds"]
-
 aten = torch.ops.aten
 
 _CHECK_INDICES = {

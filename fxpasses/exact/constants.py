@@ -16,8 +16,6 @@ import torch
 
 from fxpasses.exact.fields import Field, inverses
 
-__all__ = ["residues_of_number"]
-
 _SIMPLE = 1 << 14
 _DIGITS = 13
 _NEAR = 4.5e-16

@@ -23,8 +23,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["LEVELS", "Field", "field"]
-
 _CHAINS = (
     (16362719, 8181359, 4090679, 2045339),
     (16295519, 8147759, 4073879, 2036939),

@@ -17,8 +17,6 @@ from fxpasses.exact.arithmetic import Arithmetic, Dual
 from fxpasses.exact.fields import LEVELS, Field
 from fxpasses.exact.rules import rule_of
 
-__all__ = ["Machine", "UnsupportedCall", "is_dual", "is_random"]
-
 _DECOMPOSITIONS: dict[Any, fx.GraphModule | None] = {}
 """Traced decompositions by operator, constants and metadata."""
 _MOST_DECOMPOSITIONS = 4096

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-__all__ = ["Range", "ranges"]
-
 aten, prims = torch.ops.aten, torch.ops.prims
 _MOST = 700.0
 """Where the exponential of a float64 overflows."""

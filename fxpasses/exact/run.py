@@ -18,8 +18,6 @@ from fxpasses.exact.machine import Machine, UnsupportedCall, is_random
 from fxpasses.exact.same_values import Relation, compare, digests
 from fxpasses.exact.samples import symbol_values, with_values
 
-__all__ = ["Run"]
-
 _copy = torch.ops.aten.copy.default
 _as_strided = torch.ops.aten.as_strided.default
 _copy_in_place = torch.ops.aten.copy_.default

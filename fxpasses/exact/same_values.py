@@ -13,8 +13,6 @@ from torch import Tensor
 from fxpasses.exact.arithmetic import Dual
 from fxpasses.exact.fields import Field
 
-__all__ = ["DRIFT", "EQUAL", "KERNEL_DRIFT", "MASK", "RANKS", "Comparison", "Relation", "compare", "digests"]
-
 Relation = Literal["equal", "unproved", "where not finite", "different"]
 RANKS: tuple[Relation, ...] = ("equal", "unproved", "where not finite", "different")
 """From best to worst. ``unproved``: the residues differ and the witnesses do not. ``where not finite``: the values differ only

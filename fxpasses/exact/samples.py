@@ -16,8 +16,6 @@ from torch import Tensor, fx
 from fxpasses.exact.same_values import MASK
 from fxpasses.graphs.numbers import computable
 
-__all__ = ["EDGES", "Family", "sample_input", "symbol_values", "with_other_sizes", "with_values"]
-
 Edge = Literal[
     "ties", "rows", "not a number", "infinity", "zeros", "signs", "extreme integers", "index bounds"
 ]

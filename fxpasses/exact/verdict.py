@@ -27,8 +27,6 @@ from fxpasses.exact.run import Run
 from fxpasses.exact.same_values import DRIFT, EQUAL, KERNEL_DRIFT, Comparison, Relation, compare
 from fxpasses.exact.samples import EDGES, Family, sample_input, with_other_sizes
 
-__all__ = ["Finding", "Kind", "Original", "Verdict", "equivalent"]
-
 Kind = Literal["EQUAL", "DIFFERENT", "APPROXIMATE", "UNPROVED"]
 _KINDS: tuple[Kind, ...] = ("EQUAL", "UNPROVED", "APPROXIMATE", "DIFFERENT")
 

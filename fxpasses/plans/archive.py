@@ -19,8 +19,6 @@ from fake.error_text import describe_error
 from fxpasses.plans.errors import PlanFileError
 from fxpasses.plans.store import write_atomically
 
-__all__ = ["Archive", "read_archive", "write_archive"]
-
 FORMAT = 1
 _MANIFEST, _HASH, _SIGNATURE = "manifest.json", "manifest.sha256", "manifest.ed25519"
 _LARGEST_MANIFEST = 1 << 26

@@ -15,14 +15,6 @@ from fxpasses.plans.same_tensors import compares_memory, is_in_itself
 from fxpasses.plans.tensor_facts import TENSOR_FACTS, tensor_facts
 from fxpasses.plans.walk import hidden_state
 
-__all__ = [
-    "SameArguments",
-    "argument_difference",
-    "described_arguments",
-    "described_options",
-    "without_sizes",
-]
-
 
 def described_arguments(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], part_of_model: Callable[[torch.Tensor], int | None]

@@ -11,8 +11,6 @@ from typing import Any
 
 from fxpasses.plans.errors import NoPlan
 
-__all__ = ["attribute_names", "code_digest", "codes_inside", "global_names", "named_by", "strings_of"]
-
 
 @functools.cache
 def code_digest(code: types.CodeType) -> str:

@@ -31,8 +31,6 @@ from fxpasses.reports.summary import Summary
 if TYPE_CHECKING:
     from fxpasses.pass_manager.contract import Pass
 
-__all__ = ["Compiled", "compile"]
-
 log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=Callable[..., Any])

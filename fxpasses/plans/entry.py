@@ -13,8 +13,6 @@ from fxpasses.plans.compile import Compiled
 from fxpasses.plans.loaded import Directory
 from fxpasses.plans.store import cache_directory
 
-__all__ = ["before_tracing"]
-
 
 def before_tracing(backend: Callable[..., Any]) -> Patch:
     """The entry of the ledger by which callables of ``torch.compile`` for ``backend`` are those of :func:`fxpasses.compile`; it has no

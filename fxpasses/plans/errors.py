@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fxpasses.errors import FxPassesError
 
-__all__ = ["NoPlan", "PlanFileError", "PlanMismatchError"]
-
 
 class NoPlan(Exception):
     """Something cannot be covered by a plan: the compilation goes on without one.

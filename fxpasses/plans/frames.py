@@ -22,8 +22,6 @@ import torch
 from fxpasses.plans.code import named_by
 from fxpasses.plans.errors import NoPlan
 
-__all__ = ["calls_graph", "described_frame", "frame_of", "function_of", "resume_functions"]
-
 Function = Callable[..., Any]
 _GRAPH, _DYNAMO = "__compiled_fn", "torch._dynamo.utils"
 

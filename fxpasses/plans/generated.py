@@ -23,8 +23,6 @@ from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.held_views import hold_views
 from fxpasses.regional.runtime import CompiledRegion, table
 
-__all__ = ["Module", "function_parameters"]
-
 _DROPPED_FUNCTIONS = ("get_args", "benchmark_compiled_module")
 _KNOWN = frozenset({*_torch.prelude(), "extern_kernels", "_kernels", "_constants", "fitted", "Conforming", "assert_tensor_metadata", "range", "zip", "len", "min", "max", "int",
                     "float", "bool", "tuple", "list", "print", "AssertionError", "abs", "ZeroDivisionError", "math", "id", "held_views"})  # fmt: skip

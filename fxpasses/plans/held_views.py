@@ -12,8 +12,6 @@ import torch
 
 from fxpasses.plans import _torch
 
-__all__ = ["HeldViews", "hold_views"]
-
 _reinterpret: Callable[..., torch.Tensor] = _torch.prelude()["reinterpret_tensor"]
 
 

@@ -25,8 +25,6 @@ from fxpasses.plans.same_tensors import SameTensors
 from fxpasses.plans.store import are_unchanged, candidates, read_sections
 from fxpasses.plans.walk import Walk
 
-__all__ = ["Armed", "Directory", "Plan", "Shelf", "loaded"]
-
 log = logging.getLogger(__name__)
 
 

@@ -22,8 +22,6 @@ from typing import Any
 from fxpasses.plans.errors import PlanFileError
 from fxpasses.plans.store import read_sections, write_sections
 
-__all__ = ["ENTRY", "build", "library", "use", "watched"]
-
 log = logging.getLogger(__name__)
 
 ENTRY = "fxpasses_watch"

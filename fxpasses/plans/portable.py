@@ -23,8 +23,6 @@ from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.tensor_facts import TENSOR_FACTS
 from fxpasses.plans.walk import Walk
 
-__all__ = ["load", "save"]
-
 M = TypeVar("M")
 Story = list[list[Any]]
 

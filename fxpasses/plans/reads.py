@@ -31,8 +31,6 @@ from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.unseen import ENVIRONMENT, variables_read
 from fxpasses.plans.walk import HOOKS_BESIDE, HOOKS_OF_CALLS, Walk
 
-__all__ = ["Read", "check_covered", "reads_of", "still_trusted", "trusted_functions", "walk_reads"]
-
 Read = tuple[str, ...]
 """The name of a module, the name of one of its globals, and names of attributes; or that of an environment variable."""
 _VARIABLE = "environment variable"

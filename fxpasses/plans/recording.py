@@ -31,8 +31,6 @@ from fxpasses.plans.store import hash_of, write_sections
 from fxpasses.plans.surroundings import surroundings
 from fxpasses.plans.walk import Walk
 
-__all__ = ["Recording"]
-
 log = logging.getLogger(__name__)
 
 

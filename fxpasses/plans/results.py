@@ -12,8 +12,6 @@ import torch
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.walk import hidden_state
 
-__all__ = ["Layout", "builder", "containers_of"]
-
 _VALUES: Mapping[str, Callable[[Any], Any]] = {
     "constant": lambda value: value,
     "dtype": lambda name: getattr(torch, name),

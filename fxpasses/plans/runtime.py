@@ -24,8 +24,6 @@ from fxpasses.plans import _torch
 from fxpasses.plans.held_views import HeldViews
 from fxpasses.plans.store import write_kernel
 
-__all__ = ["Conforming", "callable_of", "load_code", "load_library"]
-
 Boxed = Callable[[list[Any]], Sequence[Any]]
 _loaded: dict[str, types.ModuleType] = {}
 

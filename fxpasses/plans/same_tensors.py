@@ -16,8 +16,6 @@ import torch
 from fxpasses.plans import _torch, native
 from fxpasses.plans.held_views import HeldViews
 
-__all__ = ["SameTensors", "compares_memory", "is_in_itself"]
-
 log = logging.getLogger(__name__)
 
 

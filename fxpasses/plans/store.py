@@ -16,18 +16,6 @@ from pathlib import Path
 
 from fxpasses.plans.errors import PlanFileError
 
-__all__ = [
-    "are_unchanged",
-    "cache_directory",
-    "candidates",
-    "check_owner",
-    "hash_of",
-    "read_sections",
-    "write_atomically",
-    "write_kernel",
-    "write_sections",
-]
-
 _FORMAT = b"fxpasses plan 1\n"
 _MOST = 8
 """The most plans that are tried for one key."""

@@ -18,8 +18,6 @@ from fxpasses.plans import _torch
 from fxpasses.plans.errors import NoPlan, PlanFileError
 from fxpasses.plans.store import cache_directory, check_owner, write_atomically
 
-__all__ = ["STATE", "deciding_variables", "state", "surroundings"]
-
 log = logging.getLogger(__name__)
 
 _VARIABLES = (

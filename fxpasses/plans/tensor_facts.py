@@ -9,8 +9,6 @@ import torch
 from fxpasses.plans import _torch
 from fxpasses.plans.errors import NoPlan
 
-__all__ = ["TENSOR_FACTS", "tensor_facts"]
-
 TENSOR_FACTS = (
     "class",
     "sizes",

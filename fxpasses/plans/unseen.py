@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from fxpasses.plans.code import codes_inside, global_names, strings_of
 from fxpasses.plans.errors import NoPlan
 
-__all__ = ["ENVIRONMENT", "variables_read"]
-
 ENVIRONMENT = frozenset({"environ", "getenv"})
 """Names by which code reads environment variables."""
 _ATTRIBUTES = frozenset({

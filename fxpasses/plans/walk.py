@@ -29,8 +29,6 @@ from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.tensor_facts import tensor_facts
 from fxpasses.plans.watch import Watch, value_of
 
-__all__ = ["HOOKS_BESIDE", "HOOKS_OF_CALLS", "Walk", "hidden_state"]
-
 _PLAIN = (
     bool,
     int,

@@ -14,8 +14,6 @@ from typing import Any
 
 from fxpasses.plans import _torch, native
 
-__all__ = ["Watch", "value_of"]
-
 _GONE = object()
 
 

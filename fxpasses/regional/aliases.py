@@ -13,8 +13,6 @@ from torch.fx.node import map_aggregate
 from fxpasses.regional import _torch
 from fxpasses.regional.runtime import PREVIOUS, Source, Step, TensorSpec
 
-__all__ = ["return_only", "separate_aliases", "spec_of"]
-
 aten = torch.ops.aten
 _UNDECLARED_VIEWS = {aten._unsafe_view.default, aten.lift_fresh.default}
 """Operators that give a view though their schema does not say so."""

@@ -24,8 +24,6 @@ from fxpasses.regional.region_graph import RegionGraph
 from fxpasses.regional.runtime import CompiledRegion, Source, table
 from fxpasses.regional.shared import recompute_from_shared
 
-__all__ = ["RegionCompiler"]
-
 
 @dataclass(eq=False)
 class RegionCompiler:

@@ -20,8 +20,6 @@ from fxpasses.regional.facts import GraphFacts, value_of
 from fxpasses.regional.parameters import is_static
 from fxpasses.regional.writes import target_name
 
-__all__ = ["CostModel", "Estimate"]
-
 _CHEAP = frozenset(
     {
         "getitem",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fxpasses.errors import FxPassesError
 
-__all__ = ["RegionContractError", "RegionGraphError", "RegionRefused"]
-
 
 class RegionRefused(FxPassesError):
     """A repeated subgraph stays part of the graph around it. Caught, and reported by :func:`fxpasses.regions`.

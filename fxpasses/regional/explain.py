@@ -18,8 +18,6 @@ from fxpasses.regional.facts import value_of
 from fxpasses.regional.runtime import CompiledRegion
 from fxpasses.regional.search import IsomorphicSubgraphs, Search, search
 
-__all__ = ["RegionReport", "RepeatedSubgraph", "make_report", "regions"]
-
 
 @dataclass(frozen=True)
 class RepeatedSubgraph:

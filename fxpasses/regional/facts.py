@@ -28,16 +28,6 @@ from fxpasses.regional.parameters import gathered_parameters, is_static
 from fxpasses.regional.sizes import is_literal, literal, sizes_of_inputs, value_of, without_empty
 from fxpasses.regional.writes import target_name
 
-__all__ = [
-    "GraphFacts",
-    "counts_from_storage",
-    "is_literal",
-    "literal",
-    "read_facts",
-    "value_of",
-    "wiring",
-]
-
 _FORBIDDEN_METHODS = frozenset(
     {
         "register_hook",

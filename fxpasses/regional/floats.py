@@ -18,8 +18,6 @@ from torch import fx
 from fxpasses.regional import _torch, _torch_floats
 from fxpasses.regional.facts import value_of
 
-__all__ = ["settle_floats"]
-
 _ARITHMETIC = frozenset(
     {"add", "sub", "mul", "truediv", "div", "pow", "iadd", "isub", "imul", "itruediv", "add_", "sub_", "mul_", "div_"}
 )  # fmt: skip

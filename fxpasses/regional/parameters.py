@@ -9,8 +9,6 @@ from fxpasses.regional import _torch, _torch_dtensor
 from fxpasses.regional.sizes import is_literal, value_of
 from fxpasses.regional.writes import target_name, written_by
 
-__all__ = ["gathered_parameters", "is_static"]
-
 _PREPARING = frozenset(
     {
         "bfloat16", "contiguous", "detach", "double", "flatten", "float", "getattr", "half", "pad", "reshape", "to", "type",

@@ -20,8 +20,6 @@ import torch
 
 from fxpasses.regional import _torch
 
-__all__ = ["functionalize_region_call", "trace_region_call"]
-
 
 def functionalize_region_call(
     mode: Any, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None

@@ -34,8 +34,6 @@ from fxpasses.regional.parameters import is_static
 from fxpasses.regional.search import Subgraph
 from fxpasses.regional.writes import target_name, updated_statistics
 
-__all__ = ["RegionGraph", "extract_region", "outside_of"]
-
 _VIEWS = frozenset(
     {
         "view", "reshape", "transpose", "permute", "t", "chunk", "split", "unbind", "getitem", "select",

@@ -20,8 +20,6 @@ from fxpasses.regional.recording import functionalize_region_call, trace_region_
 from fxpasses.regional.runtime import Bindings, CompiledRegion, Size, TensorSpec, table
 from fxpasses.regional.sizes import without_empty
 
-__all__ = ["REGION", "communicating_graph", "compiled_callable", "region_call"]
-
 _library = torch.library.Library("fxpasses", "DEF")
 _SIGNATURE = "(str key, Tensor[] tensors, SymInt[] sizes) -> Tensor[]"
 _library.define(f"region{_SIGNATURE}")

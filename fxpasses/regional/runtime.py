@@ -20,19 +20,6 @@ from torch import fx
 from fxpasses.regional import _torch
 from fxpasses.regional.errors import RegionContractError
 
-__all__ = [
-    "Bindings",
-    "CompiledRegion",
-    "Exact",
-    "Previous",
-    "Size",
-    "Source",
-    "Step",
-    "TensorSpec",
-    "hold_regions",
-    "table",
-]
-
 Size = int | torch.SymInt
 Bindings = Mapping[sympy.Symbol, Size]
 """The values of a region's symbols in one call."""

@@ -25,8 +25,6 @@ from fxpasses.regional.cost_model import CostModel, Estimate
 from fxpasses.regional.facts import GraphFacts, read_facts, wiring
 from fxpasses.regional.suffix_array import not_overlapping, repeated_substrings
 
-__all__ = ["IsomorphicSubgraphs", "Search", "Subgraph", "search"]
-
 Choice = Literal["auto", "off", "always"] | tuple[str, ...]
 
 _Candidate = tuple[int, tuple[int, ...]]

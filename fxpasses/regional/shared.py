@@ -12,8 +12,6 @@ from fxpasses.graphs.aliasing import is_random
 from fxpasses.graphs.rewriting import nbytes_of, value_of
 from fxpasses.regional import _torch
 
-__all__ = ["recompute_from_shared"]
-
 
 def recompute_from_shared(joint: fx.GraphModule, shared: Sequence[bool]) -> list[fx.Node]:
     """Mark the values that a region's backward pass has to recompute rather than each copy of the region save them.

@@ -10,8 +10,6 @@ from torch import fx
 
 from fxpasses.regional import _torch
 
-__all__ = ["is_literal", "literal", "sizes_of_inputs", "value_of", "without_empty"]
-
 
 def value_of(node: fx.Node) -> Any:
     """The fake value of a node: Dynamo's, or that of an ATen graph."""

@@ -28,8 +28,6 @@ from fxpasses.regional.runtime import CompiledRegion
 from fxpasses.regional.search import Search, Subgraph, search
 from fxpasses.regional.writes import written_by
 
-__all__ = ["KnownRegions", "RegionalizedGraph", "with_regions"]
-
 log = logging.getLogger(__name__)
 
 _INHERITED = ("stack_trace", "nn_module_stack", "source_fn_stack", "custom")

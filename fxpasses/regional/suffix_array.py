@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Repeat", "not_overlapping", "repeated_substrings", "suffix_array"]
-
 
 @dataclass(frozen=True)
 class Repeat:

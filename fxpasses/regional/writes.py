@@ -9,8 +9,6 @@ from torch import fx
 
 from fxpasses.regional import _torch
 
-__all__ = ["target_name", "updated_statistics", "written_by"]
-
 _WRITING = frozenset(
     {
         "setitem",

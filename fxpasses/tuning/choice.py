@@ -14,8 +14,6 @@ from fxpasses.pass_manager.contract import Pass
 from fxpasses.passes import default_passes
 from fxpasses.tuning.content import family_of
 
-__all__ = ["THE_REST", "Choice", "Step"]
-
 THE_REST = "the rest"
 """The place of passes that run in no region."""
 

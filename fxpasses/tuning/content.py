@@ -17,8 +17,6 @@ from torch import fx
 from fxpasses.compiling.factors import qualified
 from fxpasses.graphs.rewriting import constants_of, subgraphs
 
-__all__ = ["family_of", "graph_digest"]
-
 _SIZE = "size"
 
 

@@ -20,8 +20,6 @@ from fxpasses.compiling.options import Options
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.tuning.choice import Step
 
-__all__ = ["FREEZING", "FrozenProgram", "weights_to_freeze"]
-
 log = logging.getLogger(__name__)
 
 FREEZING = Step("freezing", None, {"inductor": {"freezing": True}, "regions": "off"})

@@ -34,8 +34,6 @@ from fxpasses.tuning.search import Found, search
 from fxpasses.tuning.session import Session
 from fxpasses.tuning.verdicts import Verdicts
 
-__all__ = ["tuned_graph"]
-
 log = logging.getLogger(__name__)
 
 Compile = Callable[[fx.GraphModule, Sequence[Any], Options], Callable[..., Any]]

@@ -12,8 +12,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["LOOKS", "RISK", "Interval", "median_interval"]
-
 LOOKS = (8, 16, 32, 64)
 """After how many pairs a duel is looked at."""
 

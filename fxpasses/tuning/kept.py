@@ -24,8 +24,6 @@ from fxpasses.tuning.ledger import Entry
 if TYPE_CHECKING:
     from fxpasses.pass_manager.contract import Pass  # reading needs no torch
 
-__all__ = ["Kept", "Place", "add_to_report", "every_result", "ledger_file", "read_result"]
-
 log = logging.getLogger(__name__)
 
 _FORMAT = 3

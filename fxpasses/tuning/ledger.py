@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from rich.table import Table  # reading a ledger needs none
 
-__all__ = ["Change", "Entry", "Outcome", "changes", "table_of_changes", "table_of_entries"]
-
 Outcome = Literal["kept", "no gain", "loses", "wrong", "failed", "struck"]
 """Kept in the tuned program; measured and no better; measured and worse; refused by a check; not compiled or run;
 once kept, until the program failed."""

@@ -15,8 +15,6 @@ from fxpasses.checking.inputs import cloned
 from fxpasses.tuning import _torch
 from fxpasses.tuning.intervals import LOOKS, Interval, median_interval
 
-__all__ = ["Program", "duel", "own_inputs", "wall_clock"]
-
 _SHORTEST = 0.004
 """Seconds of one measurement: a program that takes less runs several times in each."""
 

@@ -30,8 +30,6 @@ from fxpasses.tuning.content import family_of
 from fxpasses.tuning.freezing import FREEZING, weights_to_freeze
 from fxpasses.tuning.search import Goal
 
-__all__ = ["Proposals", "default_candidates"]
-
 aten = torch.ops.aten
 
 _FLOPS, _BYTES = 5e10, 1e10

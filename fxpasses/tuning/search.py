@@ -14,8 +14,6 @@ from fxpasses.tuning.choice import Choice, Step
 from fxpasses.tuning.intervals import LOOKS, Interval
 from fxpasses.tuning.ledger import Entry
 
-__all__ = ["GOALS", "Found", "Goal", "Workbench", "search"]
-
 Goal = Literal["time", "memory", "both"]
 """``time``: faster, whatever it takes. ``memory``: a lower peak, whatever it takes. ``both``: one of them, and not at the other's expense."""
 

@@ -13,8 +13,6 @@ from fxpasses.tuning.kept import Kept
 from fxpasses.tuning.measuring import wall_clock
 from fxpasses.tuning.search import Goal
 
-__all__ = ["Session"]
-
 
 @dataclass(eq=False)
 class Session(TunedPasses):

@@ -26,8 +26,6 @@ from fxpasses.tuning.measuring import wall_clock
 from fxpasses.tuning.search import GOALS, Goal
 from fxpasses.tuning.session import Session
 
-__all__ = ["Tuned", "tune"]
-
 M = TypeVar("M", bound=Callable[..., Any])
 
 

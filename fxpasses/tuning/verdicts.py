@@ -18,8 +18,6 @@ from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.pipeline.stages import Hooks
 from fxpasses.tuning.choice import Choice, Step
 
-__all__ = ["Verdicts"]
-
 _RANDOM = {"fallback_random": True}
 """With this option of Inductor compiled graphs draw what eager draws."""
 

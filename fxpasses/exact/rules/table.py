@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["RULES", "Rule", "named", "rule", "rule_of"]
-
 Rule = Callable[..., Any]
 """Called with the arithmetic, the overload and the call's arguments; returns ``NotImplemented`` where it does not apply."""
 
