@@ -28,7 +28,6 @@ from torch._functorch.aot_autograd import (
     make_boxed_func,
 )
 from torch._guards import CompileContext
-from torch._higher_order_ops.effects import has_effects
 from torch._inductor import list_mode_options as inductor_mode_options
 from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 from torch._inductor.compile_fx import (
@@ -69,11 +68,12 @@ from fake.seam.dispatch import (
     enable_python_dispatcher,
     has_kernel,
 )
-from fake.seam.dynamo import LazyGraphModule, TensorifyScalarRestartAnalysis, detect_fake_mode
+from fake.seam.dynamo import TensorifyScalarRestartAnalysis
 from fake.seam.dynamo import config as dynamo_config
 from fake.seam.dynamo import counters as dynamo_counters
 from fake.seam.dynamo import reset_code as _reset_code
 from fake.seam.fake_tensor import FakeTensor, FakeTensorMode
+from fake.seam.fx import detect_fake_mode, has_effects
 from fake.seam.guards import TracingContext, tracing
 from fake.seam.inductor import CustomPartitionerFn, OutputCode
 from fake.seam.inductor import config as inductor_config
@@ -210,13 +210,6 @@ def is_composite(operator: OpOverload) -> bool:
     return has_kernel(operator.name(), "CompositeImplicitAutograd")
 
 
-def size_hint(size: Any) -> int:
-    """A symbolic size as a number: its hint, or 0 for one that depends on data."""
-    if isinstance(size, int):
-        return size
-    return int(size.node.hint) if size.node.has_hint() else 0
-
-
 def shape_env_of(values: Sequence[Any]) -> Any:
     """The shape environment of the first symbolic size among ``values`` and their sizes, or ``None``."""
     for value in values:
@@ -263,16 +256,6 @@ def lowering_of(target: Any) -> Callable[..., Any] | None:
 
     found = lowerings.get(target)
     return None if found is None else inspect.unwrap(found)
-
-
-@contextlib.contextmanager
-def new_nodes(gm: fx.GraphModule, made: Callable[[fx.Node], None]) -> Iterator[None]:
-    """Call ``made`` with every node that is made in the graph of ``gm`` meanwhile."""
-    gm._register_create_node_hook(made)
-    try:
-        yield
-    finally:
-        gm._unregister_create_node_hook(made)
 
 
 def decompositions_of(target: OpOverload) -> dict[Any, Any] | None:

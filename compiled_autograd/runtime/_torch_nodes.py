@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from fake.seam.dynamo import LazyGraphModule as _LazyGraphModule
+from fake.seam.fx import LazyGraphModule as _LazyGraphModule
 
 _NOTHING: Mapping[str, Any] = {}
 

@@ -9,10 +9,9 @@ from torch._dynamo.backends import registry
 from torch._dynamo.eval_frame import reset_code
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import InstructionTranslator
-from torch._dynamo.utils import counters, detect_fake_mode, dynamo_timed, get_metrics_context
+from torch._dynamo.utils import counters, dynamo_timed, get_metrics_context
 from torch._dynamo.variables import builder
 from torch._dynamo.variables.tensor import TensorVariable
-from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 
 
 def code_that_compiles() -> CodeType | None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from fake.seam.fx import size_hint
 from fxpasses import _torch
 from fxpasses.compiling.inductor_rng import with_inductor_rng
 from fxpasses.compiling.saved_code import EagerCode
@@ -87,7 +88,7 @@ def with_hints(inputs: Sequence[Any]) -> list[Any] | None:
     def number(size: Any) -> int:
         if isinstance(size, torch.SymInt) and not size.node.has_hint():
             raise LookupError
-        return int(_torch.size_hint(size))
+        return int(size_hint(size))
 
     def fixed(value: Any) -> Any:
         if isinstance(value, torch.SymInt):

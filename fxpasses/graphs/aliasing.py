@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses._torch import OpOverload, has_effects
+from fake.seam.dispatch import OpOverload
+from fake.seam.fx import has_effects
 
 aten = torch.ops.aten
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from fxpasses._torch import OpOverload, OpOverloadPacket
+from fake.seam.dispatch import OpOverload, OpOverloadPacket
 
 NAMESPACES = {
     "_c10d_functional",

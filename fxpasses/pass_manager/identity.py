@@ -34,7 +34,7 @@ from typing import Any
 import sympy
 import torch
 
-from fxpasses._torch import OpOverload, OpOverloadPacket
+from fake.seam.dispatch import OpOverload, OpOverloadPacket
 from fxpasses.pass_manager.code_objects import (
     attribute_names,
     constants,

@@ -18,7 +18,6 @@ from typing import Any, Literal, get_args
 
 from torch import fx
 
-from fxpasses._torch import filter_lowerings
 from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.pass_manager.contract import FunctionPass, Pass
 from fxpasses.pass_manager.sites import collect_sites
@@ -154,6 +153,8 @@ def limited_lowerings() -> Iterator[None]:
     def allowed(node: str) -> bool:
         position = progress.count("lowerings", node)
         return limits.lowerings is None or position < limits.lowerings
+
+    from fxpasses._torch import filter_lowerings  # Inductor, which listing passes does without
 
     with filter_lowerings(allowed):
         yield

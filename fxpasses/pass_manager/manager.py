@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fake.error_text import describe_error, safe_repr
-from fxpasses._torch import new_nodes
+from fake.seam.fx import new_nodes
 from fxpasses.errors import ContractError, PassError
 from fxpasses.graphs.provenance import failing_node
 from fxpasses.graphs.rewriting import checksum, constants_of, subgraphs

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fxpasses._torch import FakeTensor, OpOverload, statically_known_true
+from fake.seam.dispatch import OpOverload
+from fake.seam.fake_tensor import FakeTensor
 from fxpasses.graphs.aliasing import is_alias
 from fxpasses.graphs.rewriting import (
     attribute_of,

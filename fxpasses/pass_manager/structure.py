@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses._torch import FakeTensor
+from fake.seam.fake_tensor import FakeTensor
 from fxpasses.errors import StructureError
 from fxpasses.graphs.aliasing import AliasInfo, has_effect, is_mutating, uses_rng
 from fxpasses.graphs.provenance import locate

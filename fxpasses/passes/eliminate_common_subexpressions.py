@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from fxpasses._torch import OpOverload, has_effects
+from fake.seam.dispatch import OpOverload
+from fake.seam.fx import has_effects
 from fxpasses.graphs.aliasing import AliasInfo, is_mutating, is_random
 from fxpasses.graphs.rewriting import replace
 from fxpasses.pass_manager.contract import Contract, Pass

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from torch import fx
 
-from fxpasses._torch import OpOverload, has_effects
+from fake.seam.dispatch import OpOverload
+from fake.seam.fx import has_effects
 from fxpasses.graphs.aliasing import is_mutating, is_random
 from fxpasses.pass_manager.contract import Contract, Pass
 from fxpasses.pass_manager.sites import claim

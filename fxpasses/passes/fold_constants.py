@@ -9,7 +9,9 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from fxpasses._torch import FakeTensor, OpOverload, disable_current_modes, has_effects
+from fake.seam.dispatch import OpOverload, disable_current_modes
+from fake.seam.fake_tensor import FakeTensor
+from fake.seam.fx import has_effects
 from fxpasses.graphs.aliasing import AliasInfo, is_mutating, is_random
 from fxpasses.graphs.rewriting import fake_mode_of, insert_call, replace, value_of
 from fxpasses.pass_manager.contract import Contract, Pass

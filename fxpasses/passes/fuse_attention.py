@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from fxpasses._torch import disable_current_modes
+from fake.seam.dispatch import disable_current_modes
 from fxpasses.graphs.rewriting import replace, value_of
 from fxpasses.pass_manager.contract import Contract, Pass
 from fxpasses.pass_manager.sites import claim

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fxpasses._torch import OpOverload
+from fake.seam.dispatch import OpOverload
 from fxpasses.graphs.rewriting import same_size, value_of
 
 aten = torch.ops.aten

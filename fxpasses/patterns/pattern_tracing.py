@@ -11,13 +11,8 @@ import torch
 from torch import fx
 
 from fake.error_text import describe_error
-from fxpasses._torch import (
-    FakeTensorMode,
-    OpOverload,
-    disable_current_modes,
-    select_decomp_table,
-    trace_calls,
-)
+from fake.seam.dispatch import OpOverload, disable_current_modes
+from fake.seam.fake_tensor import FakeTensorMode
 from fxpasses.errors import PatternError
 from fxpasses.graphs.aliasing import is_mutating
 from fxpasses.graphs.rewriting import outputs_of
@@ -64,6 +59,11 @@ class TracedFunction:
         self, function: Callable[..., Any], values: Mapping[str, Any], decompose: bool, guards: bool = False
     ) -> None:
         self.name = getattr(function, "__name__", type(function).__name__)
+        from fxpasses._torch import (  # Inductor, which a pass needs when it traces
+            select_decomp_table,
+            trace_calls,
+        )
+
         traced = {name: value for name, value in values.items() if not _is_plain_number(value)}
         constants = {name: value for name, value in values.items() if name not in traced}
 

@@ -31,8 +31,8 @@ from fake.seam.dispatch import (
     is_functorch_wrapped_tensor,
     set_grad_enabled,
 )
-from fake.seam.dynamo import detect_fake_mode
 from fake.seam.fake_tensor import FakeTensor, FunctionalTensor, FunctionalTensorMode, from_functional_tensor
+from fake.seam.fx import detect_fake_mode
 from fake.seam.guards import TracingContext, tracing
 from fake.seam.inductor import config as inductor_config
 from fake.seam.symbolic_shapes import Max, SymT, symbol_is_type

@@ -8,7 +8,7 @@ import torch
 from torch.autograd.profiler import profile
 
 from fake.seam.dispatch import OpOverload
-from fake.seam.dynamo import detect_fake_mode
+from fake.seam.fx import detect_fake_mode
 from fake.seam.guards import TracingContext
 
 

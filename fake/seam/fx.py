@@ -1,0 +1,31 @@
+"""``torch.fx``, and what makes and reads graphs: names that need neither Dynamo nor Inductor."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import fx
+from torch._guards import detect_fake_mode
+from torch._higher_order_ops.effects import has_effects
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+
+__all__ = ["LazyGraphModule", "detect_fake_mode", "has_effects", "new_nodes", "size_hint"]
+
+
+@contextlib.contextmanager
+def new_nodes(gm: fx.GraphModule, made: Callable[[fx.Node], None]) -> Iterator[None]:
+    """Call ``made`` with every node that is made in the graph of ``gm`` meanwhile."""
+    gm._register_create_node_hook(made)
+    try:
+        yield
+    finally:
+        gm._unregister_create_node_hook(made)
+
+
+def size_hint(size: Any) -> int:
+    """A symbolic size as a number: its hint, or 0 for one that depends on data."""
+    if isinstance(size, int):
+        return size
+    return int(size.node.hint) if size.node.has_hint() else 0
