@@ -58,3 +58,9 @@ pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:fxpasse
     for package in ("fake", "fxpasses"):
         names = len(importlib.import_module(package).__all__)
         assert f"{package} {names}" in done.stdout, done.stdout + done.stderr
+
+
+def test_passes_are_listed_without_a_compiler():
+    program = "import sys, fxpasses.passes.registry; print([n for n in sys.modules if n.startswith(('torch._dynamo', 'torch._inductor'))])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.replace("'", '"')) == []
