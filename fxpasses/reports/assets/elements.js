@@ -27,6 +27,9 @@ const table = (heads, rows, total = rows.length) => !rows.length ? h("p", { clas
   heads.some(Boolean) ? h("tr", {}, heads.map((head) => h("th", { class: head.startsWith("#") ? "n" : null }, head.replace("#", "")))) : null,
   rows.slice(0, SHOWN).map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: heads[i].startsWith("#") ? "n" : null }, cell)))),
   total > SHOWN ? h("tr", {}, h("td", { colspan: heads.length, class: "soft" }, `${total - SHOWN} more: narrow it down with the search`)) : null));
+const recompiled = (g) => table(["", ""], [["guard that failed", g.recompiled.reason], ...(g.recompiled.differs.length ? [["what differs", g.recompiled.differs.map((text) => h("div", {}, text))]] : [])]);
+const whyAgain = (g) => g.recompiled ? g.recompiled.differs.join("; ") || g.recompiled.reason : "";
+const secondsOf = (g) => Object.values(g.seconds.stages).reduce((a, b) => a + b, 0);
 
 // Boxes ({id, label, sub, style, backward}) and edges ([from, to, style]) as a drawing; a click on a box is told.
 function draw(boxes, edges, clicked) {

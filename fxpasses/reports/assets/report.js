@@ -83,9 +83,6 @@
     detail.hidden = false;
   }
 
-  const recompiled = (g) => table(["", ""], [["guard that failed", g.recompiled.reason], ...(g.recompiled.differs.length ? [["what differs", g.recompiled.differs.map((text) => h("div", {}, text))]] : [])]);
-  const whyAgain = (g) => g.recompiled ? g.recompiled.differs.join("; ") || g.recompiled.reason : "";
-  const secondsOf = (g) => Object.values(g.seconds.stages).reduce((a, b) => a + b, 0);
   // A graph and those of its regions, each with the number of its copies.
   function withRegions(number, times = 1) {
     const graph = data.graphs[number], taken = graph.regions ? graph.regions.repeats.filter((item) => item.taken) : [], under = `${graph.name}/regions/`;
@@ -138,8 +135,7 @@
         h("h2", {}, "What was compiled"),
         wholes.length > 1 ? table(["graph", "#nodes", "#compiling", "#saved for backward", "in eager", "compiled again for", "ends with a graph break at"], wholes.map(([graph, i]) => [
           link(graph.name, () => { choose(i); go({ tab: "Summary" }); }), compiledKinds(i).map((kind) => nodesOf(i, kind).length).join(" + "), seconds(secondsOf(graph)), graph.partition ? size(graph.partition.saved_bytes) : "",
-          graph.fallbacks.length ? "all of it" : graph.isolated.map((call) => call.target).join(" "), whyAgain(graph), graph.ended && graph.ended.where ? `${base(graph.ended.where.file)}:${graph.ended.where.line}` : ""])) : null,
-        wholes.length > 1 ? h("h2", {}, g.name) : null,
+          graph.fallbacks.length ? "all of it" : graph.isolated.map((call) => call.target).join(" "), whyAgain(graph), graph.ended && graph.ended.where ? `${base(graph.ended.where.file)}:${graph.ended.where.line}` : ""])) : null, wholes.length > 1 ? h("h2", {}, g.name) : null,
         h("div", { class: "cards" }, card("graphs and regions, in all", String(data.graphs.length)), counts.map(([kind, n]) => card(`nodes, ${kind}`, n.toLocaleString("en"))),
           card("compiling", seconds(total)), g.partition ? card("saved for backward", size(g.partition.saved_bytes)) : null,
           card("guards", String(g.guards.length)), card("fallbacks", String(g.fallbacks.length + g.isolated.length))),
