@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import json
 import logging
+import os
 import sys
 import threading
 import time
@@ -28,8 +29,8 @@ ASK_AFTER = 1.0
 """Seconds after which the first rank at the gate asks who is missing."""
 STUCK_AFTER = 2.0
 """Seconds inside of another graph with collectives after which a rank will not come."""
-SILENT_AFTER = 60.0
-"""Seconds without an answer after which a rank counts as gone."""
+SILENT_AFTER = float(os.environ.get("FXPASSES_SILENT_AFTER", "60"))
+"""Seconds without an answer after which a rank counts as gone (half of the store's timeout, where that is less)."""
 _LEAVING_SECONDS = 5.0
 """Seconds that a process waits at its end for the thread that answers."""
 

@@ -1,10 +1,13 @@
 """Ranks that compile other collectives than the others are named before they run."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from fxpasses.distributed import gate
+from fxpasses import _ranks
+from fxpasses.distributed import answering, gate
 from tests.fxpasses.distributed.processes import job
 
 
@@ -136,3 +139,18 @@ def test_ranks_in_eager_collectives_are_stuck_only_if_all_missing_ones_are(monke
     assert eager.of_all([1], 1, "all_reduce") == "all_reduce"
     assert eager.of_all([1], 1, "all_gather") == ""
     assert gate._EagerCollectives(known=False).of_all([1], 1, "all_reduce") == ""
+
+
+def test_a_rank_answers_before_it_compiles(monkeypatch):
+    """One that stands in eager's collectives could not be told from a slow one."""
+    introduced = []
+    monkeypatch.setattr(answering.Answering, "introduce", lambda: introduced.append(1))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    before = set(threading.enumerate())
+    for world in ("1", "2"):
+        monkeypatch.setenv("WORLD_SIZE", world)
+        monkeypatch.setenv("RANK", "0")
+        _ranks.answer_from_the_first_group()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+    assert introduced == [1]
