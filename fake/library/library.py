@@ -117,16 +117,14 @@ class Library(torch.library.Library):
         qualname = name if "::" in name else f"{self.ns}::{name}"
         schema = _torch.find_schema(qualname)
         if schema is not None:
-            check_kernel(qualname, "kernel", fn, schema, names_matter=False, defaults_matter=False)
+            check_kernel(qualname, "kernel", fn, schema, exact=False)
 
     def _register_fake(
         self, op_name: str, fn: Callable[..., Any], _stacklevel: int = 1, **options: Any
     ) -> None:
         schema = _torch.find_schema(f"{self.ns}::{op_name}")
         if schema is not None:
-            check_kernel(
-                f"{self.ns}::{op_name}", "fake kernel", fn, schema, names_matter=False, defaults_matter=False
-            )
+            check_kernel(f"{self.ns}::{op_name}", "fake kernel", fn, schema, exact=False)
         call_at(user_location(_stacklevel), super()._register_fake, op_name, fn, **options)
 
     def _register_torch_dispatch_rule(

@@ -21,26 +21,15 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
 from inspect import Parameter
-from typing import Any
+from typing import Any, NoReturn
 
 from fake.library.errors import SignatureError, SignatureWarning
 from fake.library.location import warn_user
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """The parameters of a function, by kind."""
-
-    text: str
-    positional: tuple[Parameter, ...]
-    keywords: dict[str, Parameter]
-    takes_any_positional: bool
-    takes_any_keyword: bool
+_BY_NAME = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
@@ -51,34 +40,52 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _shape_of(fn: Callable[..., Any]) -> _Shape | None:
+class _Parameters:
+    """The parameters of a function, by kind, and how it is refused.
+
+    Attributes:
+        positional: those that can be given by position, in order.
+        by_name: those that can be given by name.
+        kinds: all kinds that occur.
+    """
+
+    def __init__(self, op: str, role: str, signature: inspect.Signature, expected: str) -> None:
+        self._refused = op, role, expected, str(signature.replace(return_annotation=signature.empty))
+        parameters = signature.parameters.values()
+        self.positional = [p for p in parameters if p.kind in _POSITIONAL]
+        self.by_name = {p.name: p for p in parameters if p.kind in _BY_NAME}
+        self.kinds = {p.kind for p in parameters}
+
+    def fail(self, problem: str, argument: str | None = None) -> NoReturn:
+        op, role, expected, actual = self._refused
+        raise SignatureError(op, role, problem, expected=expected, actual=actual, argument=argument)
+
+    def refuse_required(self, parameters: Iterable[Parameter], passed: Collection[str], problem: str) -> None:
+        """Refuse a parameter that has no default and is not passed."""
+        for parameter in parameters:
+            if parameter.default is Parameter.empty and parameter.name not in passed:
+                only = "keyword-only " if parameter.kind is Parameter.KEYWORD_ONLY else ""
+                self.fail(f"{only}parameter {parameter.name!r} {problem}", parameter.name)
+
+
+def _parameters(op: str, role: str, fn: Callable[..., Any], expected: str) -> _Parameters | None:
     signature = signature_of(fn)
-    if signature is None:
-        return None
-    parameters = list(signature.parameters.values())
-    return _Shape(
-        text=str(signature.replace(return_annotation=inspect.Signature.empty)),
-        positional=tuple(p for p in parameters if p.kind in _POSITIONAL),
-        keywords={
-            p.name: p
-            for p in parameters
-            if p.kind in (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-        },
-        takes_any_positional=any(p.kind is Parameter.VAR_POSITIONAL for p in parameters),
-        takes_any_keyword=any(p.kind is Parameter.VAR_KEYWORD for p in parameters),
-    )
+    return None if signature is None else _Parameters(op, role, signature, expected)
 
 
-def _expected_text(schema: Any, leading: Sequence[str] = ()) -> str:
+def _listed(names: Iterable[str]) -> str:
+    return f"({', '.join(names)})"
+
+
+def _written(schema: Any, leading: Sequence[str]) -> str:
+    """The signature that a schema asks for."""
     parts = list(leading)
-    starred = False
     for argument in schema.arguments:
-        if argument.kwarg_only and not starred:
+        if argument.kwarg_only and "*" not in parts:
             parts.append("*")
-            starred = True
         default = f"={argument.default_value!r}" if argument.has_default_value() else ""
         parts.append(argument.name + default)
-    return "(" + ", ".join(parts) + ")"
+    return _listed(parts)
 
 
 def _same_default(mine: Any, schemas: Any) -> bool:
@@ -99,8 +106,7 @@ def check_kernel(
     schema: Any,
     *,
     leading: Sequence[str] = (),
-    names_matter: bool = True,
-    defaults_matter: bool = True,
+    exact: bool = True,
 ) -> None:
     """Check a kernel, fake kernel or vmap rule against ``schema``.
 
@@ -110,84 +116,68 @@ def check_kernel(
         fn: the function.
         schema: the operator's schema.
         leading: parameters that come before the operator's own (``info, in_dims`` of a vmap rule).
-        names_matter: if not (operators that others defined), a renamed positional parameter is a `SignatureWarning`; one that
-            carries the name of a different argument stays an error.
-        defaults_matter: whether another default than the schema's is an error.
+        exact: whether names and defaults must be the schema's. If not (operators that others defined), a renamed positional
+            parameter is a `SignatureWarning`; one that carries the name of a different argument stays an error.
 
     Raises:
         SignatureError: the function cannot be called with the operator's arguments, or gives one another default.
     """
-    shape = _shape_of(fn)
-    if shape is None:
+    found = _parameters(op, role, fn, _written(schema, leading))
+    if found is None:
         return
-    expected = _expected_text(schema, leading)
-
-    def fail(problem: str, argument: str | None = None) -> None:
-        raise SignatureError(op, role, problem, expected=expected, actual=shape.text, argument=argument)
-
     positional = [a for a in schema.arguments if not a.kwarg_only]
-    keyword_only = [a for a in schema.arguments if a.kwarg_only]
-    available = list(shape.positional)
-    if len(available) < len(leading) and not shape.takes_any_positional:
-        fail(f"it must take {', '.join(leading)} before the operator's arguments")
-    own = available[len(leading) :]
-
-    if len(own) < len(positional) and not shape.takes_any_positional:
-        missing = positional[len(own)]
-        parameter = shape.keywords.get(missing.name)
-        if parameter is not None and parameter.kind is Parameter.KEYWORD_ONLY:
-            fail(
-                f"parameter {missing.name!r} is keyword-only, the schema passes it by position", missing.name
-            )
-        fail(f"it takes {len(own)} positional arguments, the schema passes {len(positional)}", missing.name)
-    consumed_by_keyword = {a.name for a in keyword_only}
-    for parameter in own[len(positional) :]:
-        if parameter.default is Parameter.empty and parameter.name not in consumed_by_keyword:
-            fail(f"parameter {parameter.name!r} is not an argument of the operator", parameter.name)
-
-    argument_names = {a.name for a in schema.arguments}
-    for argument, parameter in zip(positional, own, strict=False):
-        if parameter.name != argument.name and parameter.kind is not Parameter.POSITIONAL_ONLY:
-            if parameter.name in argument_names or (names_matter and not parameter.name.startswith("_")):
-                fail(
-                    f"parameter {parameter.name!r} stands where the schema has {argument.name!r}",
-                    argument.name,
+    keyword_only = {a.name: a for a in schema.arguments if a.kwarg_only}
+    if Parameter.VAR_POSITIONAL not in found.kinds:
+        if len(found.positional) < len(leading):
+            found.fail(f"it must take {', '.join(leading)} before the operator's arguments")
+        count = len(found.positional) - len(leading)
+        if count < len(positional):
+            missing = positional[count].name
+            if missing in found.by_name and found.by_name[missing].kind is Parameter.KEYWORD_ONLY:
+                found.fail(
+                    f"parameter {missing!r} is keyword-only, the schema passes it by position", missing
                 )
-            elif not parameter.name.startswith("_"):
-                warn_user(
-                    f"{op}: parameter {parameter.name!r} of the {role} is called {argument.name!r} in the schema; "
-                    "it is passed by position, so this works, but keyword calls read differently",
-                    SignatureWarning,
-                )
-        if defaults_matter:
-            _check_default(fail, argument, parameter)
-
-    for argument in keyword_only:
-        keyword = shape.keywords.get(argument.name)
-        if keyword is None:
-            if not shape.takes_any_keyword:
-                fail(f"it has no keyword-only parameter {argument.name!r}", argument.name)
-        elif defaults_matter:
-            _check_default(fail, argument, keyword)
-    for parameter in shape.keywords.values():
-        if (
-            parameter.kind is Parameter.KEYWORD_ONLY
-            and parameter.name not in argument_names
-            and parameter.default is Parameter.empty
-        ):
-            fail(
-                f"keyword-only parameter {parameter.name!r} is not an argument of the operator",
-                parameter.name,
-            )
+            found.fail(f"it takes {count} positional arguments, the schema passes {len(positional)}", missing)
+    own = found.positional[len(leading) :]
+    others = (p for p in found.by_name.values() if p.kind is Parameter.KEYWORD_ONLY)
+    found.refuse_required(
+        (*own[len(positional) :], *others), keyword_only, "is not an argument of the operator"
+    )
+    given = list(zip(positional, own, strict=False))
+    for argument, parameter in given:
+        _check_name(found, op, role, schema, argument, parameter, exact)
+    for name, argument in keyword_only.items():
+        if name in found.by_name:
+            given.append((argument, found.by_name[name]))
+        elif Parameter.VAR_KEYWORD not in found.kinds:
+            found.fail(f"it has no keyword-only parameter {name!r}", name)
+    for argument, parameter in given if exact else ():
+        _check_default(found, argument, parameter)
 
 
-def _check_default(fail: Callable[..., None], argument: Any, parameter: Parameter) -> None:
+def _check_name(
+    found: _Parameters, op: str, role: str, schema: Any, argument: Any, parameter: Parameter, exact: bool
+) -> None:
+    name = parameter.name
+    if name == argument.name or parameter.kind is Parameter.POSITIONAL_ONLY:
+        return
+    if any(name == other.name for other in schema.arguments) or (exact and not name.startswith("_")):
+        found.fail(f"parameter {name!r} stands where the schema has {argument.name!r}", argument.name)
+    if not name.startswith("_"):
+        warn_user(
+            f"{op}: parameter {name!r} of the {role} is called {argument.name!r} in the schema; "
+            "it is passed by position, so this works, but keyword calls read differently",
+            SignatureWarning,
+        )
+
+
+def _check_default(found: _Parameters, argument: Any, parameter: Parameter) -> None:
     if parameter.default is Parameter.empty:
         return
     if not argument.has_default_value():
-        fail(f"parameter {parameter.name!r} has a default, the schema has none", argument.name)
-    elif not _same_default(parameter.default, argument.default_value):
-        fail(
+        found.fail(f"parameter {parameter.name!r} has a default, the schema has none", argument.name)
+    if not _same_default(parameter.default, argument.default_value):
+        found.fail(
             f"the default of {parameter.name!r} is {parameter.default!r}, the schema says {argument.default_value!r}",
             argument.name,
         )
@@ -198,23 +188,27 @@ def fill_missing_defaults(fn: Callable[..., Any], schema: Any) -> Callable[..., 
 
     The dispatcher leaves out arguments that equal their default; without this, such a call fails inside.
     """
-    shape = _shape_of(fn)
-    if shape is None:
+    signature = signature_of(fn)
+    if signature is None:
         return fn
-    missing: dict[int | str, Any] = {}
-    for index, argument in enumerate(a for a in schema.arguments if not a.kwarg_only):
-        lacks = index < len(shape.positional) and shape.positional[index].default is Parameter.empty
-        if argument.has_default_value() and lacks:
-            missing[index] = argument.default_value
-    for argument in (a for a in schema.arguments if a.kwarg_only):
-        keyword = shape.keywords.get(argument.name)
-        if argument.has_default_value() and keyword is not None and keyword.default is Parameter.empty:
-            missing[argument.name] = argument.default_value
-    if not missing:
+    positional = [p for p in signature.parameters.values() if p.kind in _POSITIONAL]
+    by_position = [a for a in schema.arguments if not a.kwarg_only]
+    first = next((i for i, a in enumerate(by_position) if a.has_default_value()), 0)
+    tail = [
+        a.default_value
+        for a, p in zip(by_position, positional, strict=False)
+        if a.has_default_value() and p.default is Parameter.empty
+    ]
+    keywords = {
+        a.name: a.default_value
+        for a in schema.arguments
+        if a.kwarg_only
+        and a.has_default_value()
+        and a.name in signature.parameters
+        and signature.parameters[a.name].default is Parameter.empty
+    }
+    if not tail and not keywords:
         return fn
-    tail = [missing[i] for i in sorted(k for k in missing if isinstance(k, int))]
-    first = min((k for k in missing if isinstance(k, int)), default=0)
-    keywords = {k: v for k, v in missing.items() if isinstance(k, str)}
 
     @functools.wraps(fn)
     def with_defaults(*args: Any, **kwargs: Any) -> Any:
@@ -225,31 +219,17 @@ def fill_missing_defaults(fn: Callable[..., Any], schema: Any) -> Callable[..., 
     return with_defaults
 
 
-def _check_positional_count(op: str, role: str, fn: Callable[..., Any], expected: Sequence[str]) -> None:
-    shape = _shape_of(fn)
-    if shape is None:
+def _check_positional(op: str, role: str, fn: Callable[..., Any], expected: Sequence[str]) -> None:
+    """Check that ``fn`` takes exactly these, by position."""
+    found = _parameters(op, role, fn, _listed(expected))
+    if found is None:
         return
-    required = [p for p in shape.positional if p.default is Parameter.empty]
-    text = "(" + ", ".join(expected) + ")"
-    enough = shape.takes_any_positional or len(shape.positional) >= len(expected)
-    if not enough or len(required) > len(expected):
-        raise SignatureError(
-            op,
-            role,
-            f"it takes {len(required)} positional arguments, it will get {len(expected)}",
-            expected=text,
-            actual=shape.text,
-        )
-    for parameter in shape.keywords.values():
-        if parameter.kind is Parameter.KEYWORD_ONLY and parameter.default is Parameter.empty:
-            raise SignatureError(
-                op,
-                role,
-                f"keyword-only parameter {parameter.name!r} is never passed",
-                expected=text,
-                actual=shape.text,
-                argument=parameter.name,
-            )
+    required = sum(p.default is Parameter.empty for p in found.positional)
+    enough = Parameter.VAR_POSITIONAL in found.kinds or len(found.positional) >= len(expected)
+    if not enough or required > len(expected):
+        found.fail(f"it takes {required} positional arguments, it will get {len(expected)}")
+    others = (p for p in found.by_name.values() if p.kind is Parameter.KEYWORD_ONLY)
+    found.refuse_required(others, (), "is never passed")
 
 
 def check_backward(op: str, fn: Callable[..., Any], schema: Any) -> None:
@@ -265,7 +245,7 @@ def check_backward(op: str, fn: Callable[..., Any], schema: Any) -> None:
     """
     count = len(schema.returns)
     grads = ["grad"] if count == 1 else [f"grad{index}" for index in range(count)]
-    _check_positional_count(op, "backward formula", fn, ["ctx", *grads])
+    _check_positional(op, "backward formula", fn, ["ctx", *grads])
 
 
 def check_setup_context(op: str, fn: Callable[..., Any], schema: Any) -> None:
@@ -279,25 +259,16 @@ def check_setup_context(op: str, fn: Callable[..., Any], schema: Any) -> None:
     Raises:
         SignatureError: a keyword that will be passed is missing, or another one is required.
     """
-    shape = _shape_of(fn)
-    if shape is None:
-        return
     keyword_only = any(a.kwarg_only for a in schema.arguments)
     expected = ["ctx", "inputs", *(["keyword_only_inputs"] if keyword_only else []), "output"]
-    text = "(" + ", ".join(expected) + ")"
-
-    def fail(problem: str, argument: str) -> None:
-        raise SignatureError(
-            op, "setup_context", problem, expected=text, actual=shape.text, argument=argument
-        )
-
+    found = _parameters(op, "setup_context", fn, _listed(expected))
+    if found is None:
+        return
     for name in expected:
-        if name not in shape.keywords and not shape.takes_any_keyword:
+        if name not in found.by_name and Parameter.VAR_KEYWORD not in found.kinds:
             why = " (the operator has keyword-only arguments)" if name == "keyword_only_inputs" else ""
-            fail(f"it is called with {name}=..., which it does not take{why}", name)
-    for parameter in (*shape.positional, *shape.keywords.values()):
-        if parameter.default is Parameter.empty and parameter.name not in expected:
-            fail(f"parameter {parameter.name!r} is never passed", parameter.name)
+            found.fail(f"it is called with {name}=..., which it does not take{why}", name)
+    found.refuse_required((*found.positional, *found.by_name.values()), expected, "is never passed")
 
 
 def check_vmap(op: str, fn: Callable[..., Any], schema: Any) -> None:
@@ -311,9 +282,7 @@ def check_vmap(op: str, fn: Callable[..., Any], schema: Any) -> None:
     Raises:
         SignatureError: it cannot be called that way.
     """
-    check_kernel(
-        op, "vmap rule", fn, schema, leading=("info", "in_dims"), names_matter=False, defaults_matter=False
-    )
+    check_kernel(op, "vmap rule", fn, schema, leading=("info", "in_dims"), exact=False)
 
 
 def check_torch_dispatch(op: str, fn: Callable[..., Any]) -> None:
@@ -322,7 +291,7 @@ def check_torch_dispatch(op: str, fn: Callable[..., Any]) -> None:
     Raises:
         SignatureError: it does not take these five arguments.
     """
-    _check_positional_count(op, "torch_dispatch rule", fn, ["mode", "func", "types", "args", "kwargs"])
+    _check_positional(op, "torch_dispatch rule", fn, ["mode", "func", "types", "args", "kwargs"])
 
 
 class SignatureSchema:
