@@ -36,6 +36,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch._subclasses.fake_tensor import FakeTensorConverter as TorchFakeTensorConverter
 from torch._subclasses.meta_utils import (
+    MetaConverter,
     assert_eq,
     assert_metadata_eq,
     is_sparse_any,

@@ -33,11 +33,9 @@ from fake.seam.patches import (
 )
 from fake.symbols import patches as symbol_patches
 from fake.symbols.node import OPERATORS
-from fake.tensors.convert import context_of_trace
 from fake.tensors.tensor import DATA, DEVICE_ATTRIBUTE, HIDDEN_DEFAULTS, FakeTensor, forget, make_fake
-from fake.tracing import containers, conversions, shortcuts, stack_texts
+from fake.tracing import containers
 from fake.tracing.collector import RARER_COLLECTIONS
-from fake.tracing.conversions import fake_of_ordinary
 
 __all__ = ["accelerate", "engine"]
 
@@ -103,6 +101,7 @@ def _dispatch_by_torch(mode: Any, func: Any, types: Any, args: Any, kwargs: Any)
 _TORCH_DISPATCH = _t.TorchFakeTensorMode.dispatch
 _TORCH_DISPATCH_IMPL = _t.TorchFakeTensorMode._dispatch_impl
 _TORCH_FROM_REAL = _t.TorchFakeTensorConverter.from_real_tensor
+_TORCH_META_CONVERTER = _t.MetaConverter.__call__
 _TORCH_NEW = _t.TorchFakeTensor.__new__
 _DEVICE = torch.ops.prim.device.default
 _CPU = torch.device("cpu")
@@ -124,29 +123,24 @@ def _mode_dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any
 _t.skip_code(_mode_dispatch.__code__)
 
 
-def _from_real_tensor(
-    self: Any,
-    fake_mode: Any,
-    t: torch.Tensor,
-    make_constant: bool = False,
-    shape_env: Any = None,
-    *,
-    symbolic_context: Any = None,
-    **kwargs: Any,
-) -> Any:
-    if not make_constant and self._get_memo(t) is None:
-        context = symbolic_context
-        if context is None and shape_env is not None and not kwargs.get("source"):
-            _, context = context_of_trace(t, None, None)
-        quick = fake_of_ordinary(self, fake_mode, t, shape_env, context)
-        if quick is not None:
-            return quick
-    made = _TORCH_FROM_REAL(
-        self, fake_mode, t, make_constant, shape_env, symbolic_context=symbolic_context, **kwargs
-    )
+def _from_real_tensor(self: Any, *args: Any, **kwargs: Any) -> Any:
+    made = _TORCH_FROM_REAL(self, *args, **kwargs)
     if isinstance(made, _t.TorchFakeTensor):
         forget(made)
     return made
+
+
+def _describe_and_make(self: Any, *args: Any, callback: Any = None, **kwargs: Any) -> Any:
+    """``MetaConverter.__call__``, which puts some of the tensors that it has made on another storage before it takes views of
+    them: nothing may be remembered of a storage until it is done."""
+
+    def make(make_meta: Any, device: Any) -> Any:
+        made = callback(make_meta, device=device)
+        if isinstance(made, _t.TorchFakeTensor):
+            forget(made)
+        return made
+
+    return _TORCH_META_CONVERTER(self, *args, callback=callback and make, **kwargs)
 
 
 def _new(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -203,14 +197,12 @@ _OWN_PATCHES = LEDGER.add(
     _patch(_t.TorchFakeTensor, "__deepcopy__", FakeTensor.__deepcopy__),
     _patch(_t.TorchFakeTensor, "data", property(DATA.__get__, _set_data)),
     _patch(_t.TorchFakeTensorConverter, "from_real_tensor", _from_real_tensor),
+    _patch(_t.MetaConverter, "__call__", _describe_and_make),
 )
 PATCHES: tuple[Entry, ...] = (
     *_OWN_PATCHES,
     *containers.PATCHES,
-    *conversions.PATCHES,
-    *stack_texts.PATCHES,
     *symbol_patches.PATCHES,
-    *shortcuts.PATCHES,
     *OPERATORS,
 )
 """All that acceleration puts into torch."""

@@ -1,4 +1,4 @@
-"""Ordinary tensors become the fake tensors that torch's converter makes of them, with and without its description."""
+"""Under acceleration tensors become the fake tensors that torch's converter makes of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import fake
-from fake.tracing import conversions
-
-
-@pytest.fixture(autouse=True)
-def without_structured_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fake.tracing._torch.structured_log_is_on", lambda: False)  # pytest listens to it
 
 
 def _static(t: torch.Tensor) -> Any:
@@ -99,25 +93,6 @@ def test_the_fake_tensor_is_the_one_that_torch_makes(name: str, symbolic: bool) 
     expected = convert()
     with fake.accelerate():
         assert convert() == expected
-
-
-def _counting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    made: list[Any] = []
-
-    def count(*arguments: Any) -> Any:
-        found = conversions.fake_of_ordinary(*arguments)
-        made.append(found is not None)
-        return found
-
-    monkeypatch.setattr("fake.acceleration.fake_of_ordinary", count)
-    return made
-
-
-def test_parameters_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = _counting(monkeypatch)
-    with fake.accelerate():
-        FakeTensorMode().from_tensor(torch.nn.Parameter(torch.randn(3)))
-    assert made == [True]
 
 
 @pytest.mark.parametrize(
