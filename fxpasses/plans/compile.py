@@ -22,7 +22,7 @@ from fxpasses.errors import FxPassesError, OptionsError
 from fxpasses.plans.arguments import described_arguments, described_options, without_sizes
 from fxpasses.plans.errors import NoPlan
 from fxpasses.plans.loaded import Armed, Directory, Plan, Shelf
-from fxpasses.plans.store import cache_directory
+from fxpasses.plans.store import OnlyResults, cache_directory
 from fxpasses.plans.surroundings import STATE, state, surroundings
 from fxpasses.plans.walk import Walk
 from fxpasses.reports.page import directory_of, read_report, report
@@ -98,7 +98,7 @@ def compile(
         "passes": None if passes is None else passes if isinstance(passes, str) else list(passes),
         "regions": regions, "memory_budget": memory_budget, "compiler": compiler, "inductor": inductor, "mode": mode,
         "on_failure": on_failure, "check": check, "report": None if report is None else os.fspath(report),
-        "accelerate": accelerate, "compiled_autograd": compiled_autograd, "ranks": ranks,
+        "accelerate": accelerate, "compiled_autograd": compiled_autograd, "ranks": ranks, "cache": os.fspath(cache),
     }  # fmt: skip
     options = {name: value for name, value in given.items() if value is not None}
     directory = cache_directory(os.fspath(cache))
@@ -108,6 +108,8 @@ def compile(
 
 _TRIES = 32
 """How many calls without any plan it takes until none is looked for any more: what a model is called with seldom changes in kind."""
+_CONTENTS = 4
+"""Of how many contents of the model a plan is looked for with the same arguments, where there was none."""
 _ARMED = 4
 """How many combinations of a model and objects among its arguments are watched at a time."""
 _STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
@@ -145,7 +147,7 @@ class Compiled(Generic[M]):
         self._armed: list[Armed] = []
         self._kinds = 0
         self._steps: dict[str, Compiled[Any]] = {}
-        self._known: set[Any] = set()
+        self._known: dict[Any, list[Any]] = {}
         functools.update_wrapper(self, model, updated=())
         self._own = frozenset(vars(self))  # from here on, other attributes are the model's
 
@@ -227,7 +229,7 @@ class Compiled(Generic[M]):
         return inspect.unwrap(torch.compile)(  # type: ignore[no-any-return]
             self.model,
             backend="fxpasses",
-            options={**self._options, "cache": "off"},  # plans are looked for here
+            options={**self._options, "cache": OnlyResults(self._options.get("cache", "off"))},
             dynamic=self._dynamic,
             fullgraph=self._fullgraph,
         )
@@ -280,13 +282,17 @@ class Compiled(Generic[M]):
     def _first(self, now: Any, shelf: Shelf, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call with no plan at hand: look for one, or compile."""
         with self._lock:
-            signature, failed = None, None
+            signature, digest, failed = None, None, None
             try:
                 tokens, _, objects = described_arguments(args, kwargs, lambda tensor: None)
                 signature = now, tokens, *map(id, objects)
-                known = signature in self._known
+                contents = self._known.setdefault(signature, [])
+                known = len(contents) >= _CONTENTS
                 if not known:
                     armed = self._arm(objects)
+                    digest = armed.digest
+                    known = digest in contents
+                if not known:
                     tokens, tensors, _ = described_arguments(args, kwargs, armed.place)
                     abouts = [
                         self._about(armed.digest, now, given) for given in (tokens, without_sizes(tokens))
@@ -301,7 +307,7 @@ class Compiled(Generic[M]):
                 failed = NoPlan(f"an error while looking for a plan: {type(error).__name__}")
             if failed is not None:
                 if signature is not None:
-                    self._known.add(signature)
+                    contents.append(digest)
                 return self._without(failed, shelf, args, kwargs)
             if known:
                 return self._fully(args, kwargs)  # whose errors are those of the model
@@ -312,19 +318,19 @@ class Compiled(Generic[M]):
                 counters.count("plans_used")
                 return self._of_plan(plan, tensors, args, kwargs)
             if plan is not None or shelf.target(abouts[0]) is None:
-                self._known.add(signature)
+                contents.append(digest)
                 return self._without(NoPlan(_SHARED), shelf, args, kwargs)
-            self._known.add(signature)
+            contents.append(digest)
             self._armed.remove(armed)
-            return self._record(tensors, objects, shelf, abouts, signature, args, kwargs)
+            return self._record(tensors, objects, shelf, abouts, contents, args, kwargs)
 
     def _arm(self, objects: list[Any]) -> Armed:
         """A walk over the model and these objects, which holds now."""
+        known = next((armed for armed in self._armed if armed.is_for(objects)), None)
+        if known is not None and known.holds():
+            return known
         walk = Walk()
         digest = walk.over(self.model, objects)
-        known = next((armed for armed in self._armed if armed.is_for(objects)), None)
-        if known is not None and known.digest == digest and known.holds():
-            return known
         if known is None and objects:
             self._kinds += 1
             if self._kinds > _TRIES:
@@ -355,7 +361,7 @@ class Compiled(Generic[M]):
         objects: list[Any],
         shelf: Shelf,
         abouts: list[dict[str, Any]],
-        signature: Any,
+        contents: list[Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
@@ -375,7 +381,9 @@ class Compiled(Generic[M]):
                 counters.count("plans_written")
                 log.info("wrote plan %s", path)
                 self.plan_files[path] = None
-                self._known.discard(signature)  # later calls are light ones, too
+                digest = [abouts[0]["model"], abouts[0]["objects"]]
+                if digest in contents:
+                    contents.remove(digest)  # later calls are light ones, too
 
         recording = Recording(self.model, tensors, objects, folder, abouts[0], abouts[1], done, self._planned)
         with recording.watching():

@@ -11,7 +11,7 @@ from fxpasses.plans._torch import caches_are_disabled
 from fxpasses.plans._torch_entry import surround_callables
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.loaded import Directory
-from fxpasses.plans.store import cache_directory
+from fxpasses.plans.store import OnlyResults, cache_directory
 
 
 def before_tracing(backend: Callable[..., Any]) -> Patch:
@@ -24,12 +24,15 @@ def before_tracing(backend: Callable[..., Any]) -> Patch:
         options = {key: value for key, value in keywords.items() if key == "mode"}
         given = keywords.get("options") or {}
         cache = given.get("cache", "auto") if isinstance(given, Mapping) else None
-        if compiling is not backend or not isinstance(cache, (str, os.PathLike)):
+        if (
+            compiling is not backend
+            or isinstance(cache, OnlyResults)
+            or not isinstance(cache, (str, os.PathLike))
+        ):
             return None  # what is wrong with it says who compiles
         directory = cache_directory(os.fspath(cache))
         if directory is None or (cache == "auto" and caches_are_disabled()):
             return None
-        options |= {key: value for key, value in given.items() if key != "cache"}
-        return Compiled(model, options, Directory(directory), **how)
+        return Compiled(model, {**options, **given}, Directory(directory), **how)
 
     return surround_callables(planned)

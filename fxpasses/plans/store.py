@@ -21,6 +21,10 @@ _MOST = 8
 """The most plans that are tried for one key."""
 
 
+class OnlyResults(str):
+    """The option ``cache`` of a compilation whose plans are looked for, and written, by who asks for it: other results are kept there."""
+
+
 def cache_directory(choice: str) -> Path | None:
     """The folder of plans for ``cache="auto"``, ``"off"`` or a folder; None where there are to be none."""
     if choice == "off":

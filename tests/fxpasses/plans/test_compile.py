@@ -17,12 +17,13 @@ from fxpasses.passes import TunedPasses
 from fxpasses.plans.arguments import described_arguments, described_options
 from fxpasses.plans.compile import Compiled
 from fxpasses.plans.errors import NoPlan, PlanFileError
-from fxpasses.plans.loaded import Plan
+from fxpasses.plans.loaded import Directory, Plan
 from fxpasses.plans.reads import check_covered
 from fxpasses.plans.recording import Recording, _beside_compilation
 from fxpasses.plans.store import read_sections, write_sections
 from fxpasses.plans.surroundings import _own_source, surroundings
 from fxpasses.plans.walk import Walk
+from fxpasses.tuning import graph as tuning_graph
 from fxpasses.tuning.session import Session
 from tests.fxpasses.plans.models_for_plans import Answer, Pair
 
@@ -257,6 +258,31 @@ def test_as_a_decorator_it_takes_options():
     x = torch.randn(3)
     torch.testing.assert_close(function(x), x.sin())
     assert isinstance(function, Compiled)
+
+
+def test_a_plan_is_looked_for_again_once_the_model_is_another(tmp_path, monkeypatch):
+    looked = []
+    monkeypatch.setattr(Directory, "find", lambda self, abouts, *_: looked.append(abouts[0]["model"]))
+    model = nn.Linear(2, 2)
+    # Graphs that run in eager have no plans.
+    compiled = fxpasses.compile(model, cache=tmp_path, compiler="eager")
+    for factor, times in ((None, 1), (2, 2), (2, 2), (3, 3), (4, 4), (5, 4)):
+        model.factor = factor
+        for _ in range(3):
+            with torch.no_grad():
+                compiled(torch.ones(1, 2))
+        assert len(looked) == len(set(looked)) == times
+
+
+def test_what_is_measured_is_kept_where_plans_are(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        tuning_graph, "tuned_graph", lambda gm, inputs, options, *_: seen.append(options.cache) or gm.forward
+    )
+    for cache in (tmp_path, "auto"):
+        torch._dynamo.reset()
+        fxpasses.compile(lambda x: x + 1, passes="tuned", cache=cache)(torch.ones(2))
+    assert seen == [str(tmp_path), "auto"]
 
 
 def test_an_error_of_the_model_has_no_other_before_it(tmp_path):
