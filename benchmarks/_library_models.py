@@ -297,6 +297,10 @@ CASES: dict[str, tuple[Case, ...]] = {
             partner="hoist_slices",
         ),
     ),
+    "use_onednn_matmuls": (
+        Case("two MLP blocks with dropout", lambda: (Dropped(), (torch.randn(512, 256),))),
+        Case("the same, inference", lambda: (Dropped().eval(), (torch.randn(512, 256),)), training=False),
+    ),
     "hoist_slices": (
         Case(
             "GPT, 2 layers, next token after 256",

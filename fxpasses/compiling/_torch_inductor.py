@@ -19,6 +19,9 @@ from torch._functorch._aot_autograd.autograd_cache import (
 )
 from torch._inductor.codecache import CppPythonBindingsCodeCache, LambdaFuture
 from torch._inductor.cpp_builder import is_gcc
+from torch._inductor.ir import FixedLayout, TensorBox
+from torch._inductor.lowering import permute, register_lowering
+from torch._inductor.mkldnn_ir import LinearUnary
 from torch._inductor.output_code import RegionalOutputCode
 from torch._inductor.scheduler import BaseSchedulerNode
 from torch._inductor.utils import fresh_cache
@@ -26,6 +29,7 @@ from torch._inductor.utils import fresh_cache
 from fake.seam.inductor import GraphLowering, OutputCode
 from fake.seam.patches import LEDGER, ThreadPatch, When
 from fxpasses._torch import inductor_config, of_segment, shape_env_of
+from fxpasses.graphs.onednn import onednn_matmul
 
 
 def origins_of(error: BaseException) -> list[str]:
@@ -142,3 +146,19 @@ def kernel_flags() -> tuple[str, ...]:
 def cache_for_code() -> contextlib.AbstractContextManager[Any]:
     """The directory of compiled code: with caches disabled, a new one for this block, as Inductor has for each graph."""
     return fresh_cache() if inductor_config.force_disable_caches else contextlib.nullcontext()
+
+
+@register_lowering(onednn_matmul, type_promotion_kind=None)
+def _lower_onednn_matmul(a: Any, b: Any, bias: Any) -> Any:
+    """Inductor's own call of oneDNN, which it makes for frozen weights only, and copies what is not contiguous for: the kernel takes strides."""
+    rows, columns = a.get_size()[0], b.get_size()[1]
+    inputs = [LinearUnary.realize_input(value) for value in (a, permute(b, [1, 0]))]
+    constants: list[Any] = ["none", [-1], ""]
+    if bias is None:
+        constants.insert(0, None)
+    else:
+        inputs.append(LinearUnary.require_contiguous(LinearUnary.realize_input(bias)))
+    for value in inputs:
+        value.freeze_layout()
+    layout = FixedLayout(device=a.get_device(), dtype=a.get_dtype(), size=[rows, columns])
+    return TensorBox.create(LinearUnary(layout=layout, inputs=inputs, constant_args=constants))

@@ -23,6 +23,7 @@ Those are the default. Beyond them, by name:
 * ``remove_repeat_kv``: grouped-query attention without repeated keys and values
 * ``replace_one_hot_matmul``: matmuls with one-hot rows become lookups
 * ``skip_zero_rows``: gradients that are zero but for a few rows are computed for those rows
+* ``use_onednn_matmuls``: matmuls on the CPU by oneDNN instead of MKL
 
 ``_matching``, ``_rowwise`` and ``_options`` hold what several of them share.
 """
@@ -52,6 +53,7 @@ from fxpasses.passes.remove_no_ops import RemoveNoOps
 from fxpasses.passes.remove_repeat_kv import RemoveRepeatKv
 from fxpasses.passes.replace_one_hot_matmul import ReplaceOneHotMatmul
 from fxpasses.passes.skip_zero_rows import SkipZeroRows
+from fxpasses.passes.use_onednn_matmuls import UseOnednnMatmuls
 
 __all__ = [
     "DEFAULT_PASSES",
@@ -77,6 +79,7 @@ __all__ = [
     "ReplaceOneHotMatmul",
     "SkipZeroRows",
     "TunedPasses",
+    "UseOnednnMatmuls",
     "default_passes",
     "library",
 ]
@@ -135,5 +138,6 @@ def library() -> dict[str, type[Pass]]:
         RemoveRepeatKv,
         ReplaceOneHotMatmul,
         SkipZeroRows,
+        UseOnednnMatmuls,
     )
     return {c.name: c for c in classes}

@@ -17,6 +17,14 @@ from fxpasses.tuning.content import family_of
 THE_REST = "the rest"
 """The place of passes that run in no region."""
 
+PARTS = ("forward", "backward")
+"""The graphs after the partition."""
+
+
+def takes_parts(item: Pass) -> bool:
+    """Whether a pass runs after the partition, and so after all those for whole graphs."""
+    return "joint" not in item.contract.graphs and bool({*PARTS} & set(item.contract.graphs))
+
 
 @dataclass(frozen=True)
 class Step:
@@ -130,6 +138,7 @@ class Choice:
             place: the family of a region, or ``THE_REST``.
         """
         own = [step.item for step in self.steps if step.item is not None and step.runs_in(place)]
+        own.sort(key=takes_parts)  # in inference graphs, too, they run last
         return (*given, *own, *default_passes()) if own else given
 
     def __str__(self) -> str:

@@ -25,7 +25,7 @@ from fxpasses.pass_manager.manager import PassManager
 from fxpasses.passes import EliminateDeadCode, default_passes, library
 from fxpasses.pipeline.compile_graph import compile_graph
 from fxpasses.pipeline.stages import Hooks
-from fxpasses.tuning.choice import THE_REST, Choice, Step
+from fxpasses.tuning.choice import PARTS, THE_REST, Choice, Step, takes_parts
 from fxpasses.tuning.content import family_of
 from fxpasses.tuning.freezing import FREEZING, weights_to_freeze
 from fxpasses.tuning.search import Goal
@@ -43,9 +43,7 @@ def default_candidates() -> tuple[Pass, ...]:
     """The passes of the library that keep results, up to rounding, and are not run anyway."""
     ran = {type(item) for item in default_passes()}
     return tuple(
-        kind()
-        for kind in library().values()
-        if kind not in ran and kind.contract.numerics != "none" and {"joint", "inference"} & set(kind.graphs)
+        kind() for kind in library().values() if kind not in ran and kind.contract.numerics != "none"
     )
 
 
@@ -74,7 +72,6 @@ class Proposals:
         regions: bool,
         gained: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        self._named = passes is not None
         self._candidates = (*(default_candidates() if passes is None else passes), *allowed)
         self._allowed, self._gained = allowed, gained
         self._graphs = _captured(gm, inputs, options)
@@ -91,7 +88,10 @@ class Proposals:
         """The steps that would change the program of a choice, the most promising first, with the number of calls that each changes."""
         taken = tuple(step.item for step in choice.steps if step.item is not None)
         if taken not in self._known:
-            graphs = {kind: _rewritten(gm, taken, kind)[0] for kind, gm in self._graphs.items()}
+            before = [
+                item for item in taken if not takes_parts(item)
+            ]  # others run after every pass that is weighed here
+            graphs = {kind: _rewritten(gm, before, kind)[0] for kind, gm in self._graphs.items()}
             pairs = [self._of_pass(item, graphs) for item in self._candidates if item not in taken]
             self._known[taken] = sorted(
                 (pair for pair in pairs if pair is not None), key=lambda p: p[0].predicted
@@ -129,11 +129,10 @@ class Proposals:
         return found
 
     def _of_pass(self, item: Pass, graphs: dict[str, fx.GraphModule]) -> tuple[Step, int] | None:
-        kinds = [kind for kind in graphs if kind in item.contract.graphs]
+        late = takes_parts(item)
+        kinds = [kind for kind in graphs if kind in item.contract.graphs and (late or kind not in PARTS)]
         if not kinds:
-            # Graphs that are made later: whether it changes them only compiling tells.
-            later = "joint" in graphs and bool(set(item.contract.graphs) & {"forward", "backward"})
-            return (self._step(item), 0) if self._named and later else None
+            return None
         before = after = 0.0
         changed = 0
         for kind in kinds:
@@ -152,7 +151,7 @@ class Proposals:
 
 
 class _Graphs(Observer):
-    """Keeps the graphs that passes for whole graphs see, by place: those of regions, and that around them."""
+    """Keeps the graphs that passes see, by place: those of regions, and that around them."""
 
     def __init__(
         self, place: str = THE_REST, kept: dict[str, dict[str, fx.GraphModule]] | None = None
@@ -166,8 +165,7 @@ class _Graphs(Observer):
 
     def graph(self, kind: str, gm: fx.GraphModule) -> None:
         """Keep a copy. Args: those of :meth:`Observer.graph`."""
-        if kind in ("joint", "inference"):
-            self.kept.setdefault(self._place, {})[kind] = copy_graph(gm)
+        self.kept.setdefault(self._place, {})[kind] = copy_graph(gm)
 
 
 def _captured(gm: fx.GraphModule, inputs: Sequence[Any], options: Options) -> dict[str, fx.GraphModule]:

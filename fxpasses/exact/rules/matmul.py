@@ -36,6 +36,12 @@ def _linear(m: Arithmetic, op: Any, a: Dual, weight: Dual, bias: Any = None) -> 
     return product if bias is None else m.add(product, bias)
 
 
+@rule("fxpasses::onednn_matmul")
+def _onednn_matmul(m: Arithmetic, op: Any, a: Any, b: Any, bias: Any) -> Dual:
+    product = m.bilinear(aten.mm.default, m.dual(a), m.dual(b))
+    return product if bias is None else m.add(product, bias)
+
+
 @rule(aten.convolution)
 def _convolution(m: Arithmetic, op: Any, a: Dual, weight: Dual, bias: Any, *how: Any) -> Dual:
     result = m.bilinear(lambda x, w: aten.convolution.default(x, w, None, *how), m.dual(a), m.dual(weight))

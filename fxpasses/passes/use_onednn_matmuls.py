@@ -1,0 +1,99 @@
+"""Matmuls in float32 on the CPU are computed by oneDNN instead of MKL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx
+
+from fake.seam.fx import size_hint
+from fxpasses.graphs.onednn import has_onednn, onednn_matmul
+from fxpasses.graphs.rewriting import replace, same_metadata, value_of
+from fxpasses.pass_manager.contract import Contract, Pass
+from fxpasses.pass_manager.sites import claim
+from fxpasses.passes._matching import calls_before, find_calls
+from fxpasses.passes._options import require_at_least
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class UseOnednnMatmuls(Pass):
+    """Have oneDNN compute matmuls of float32 matrices on the CPU, forward and backward.
+
+    torch takes MKL for them, and so does Inductor, also for frozen weights. On processors where MKL does not use what the
+    hardware has, oneDNN is up to twice as fast; on others it is not: :func:`fxpasses.tune` measures which.
+
+        Before::
+
+            y = aten.addmm(bias, x, weight_t)            # float32[256, 1024]
+            grad = aten.mm(grad_y_t, x)
+
+        After::
+
+            y = fxpasses.onednn_matmul(x, weight_t, bias)
+            grad = fxpasses.onednn_matmul(grad_y_t, x, None)
+
+        Sums are added up in another order: results are the same up to rounding.
+
+        Attributes:
+            min_multiplications: smaller matmuls are left as they are: their time is that of the call.
+            min_rows: matmuls with fewer rows, likewise: they wait for memory.
+    """
+
+    name: ClassVar[str] = "use_onednn_matmuls"
+    contract: ClassVar[Contract] = Contract(("forward", "backward", "inference"))
+    min_multiplications: int = 1 << 20
+    min_rows: int = 16
+
+    def __post_init__(self) -> None:
+        require_at_least(self, min_multiplications=0, min_rows=0)
+
+    def apply(self, gm: fx.GraphModule) -> bool:
+        if not has_onednn():
+            return False
+        changed = False
+        for node in find_calls(gm.graph, aten.mm.default, aten.addmm.default):
+            bias, a, b = node.args if node.target is aten.addmm.default else (None, *node.args)
+            if node.kwargs or not self._pays(a, b) or not _is_bias(bias, node) or not claim(node):
+                continue
+            new = calls_before(node, like=node)(onednn_matmul, a, b, bias)
+            assert same_metadata(value_of(new), value_of(node))
+            replace(node, new)
+            changed = True
+        return changed
+
+    def _pays(self, a: Any, b: Any) -> bool:
+        if not (_is_matrix(a) and _is_matrix(b) and _is_dense(value_of(b))):
+            return False
+        rows, inner, columns = (size_hint(n) for n in (*value_of(a).shape, value_of(b).shape[1]))
+        return rows >= self.min_rows and rows * inner * columns >= max(self.min_multiplications, 1)
+
+
+def _is_matrix(node: Any) -> bool:
+    value = value_of(node) if isinstance(node, fx.Node) else None
+    return (
+        isinstance(value, Tensor)
+        and value.dtype is torch.float32
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+        and value.dim() == 2
+    )
+
+
+def _is_dense(value: Tensor) -> bool:
+    """Whether a matrix lies row by row or column by column in memory, without gaps; known without a guard."""
+    return any(same_metadata(m, m.new_empty(m.shape)) for m in (value, value.t()))
+
+
+def _is_bias(bias: Any, node: fx.Node) -> bool:
+    if bias is None:
+        return True
+    value = value_of(bias)
+    return (
+        value.dim() == 1
+        and value.dtype is torch.float32
+        and same_metadata(value, value.new_empty(value_of(node).shape[1:]))
+    )
