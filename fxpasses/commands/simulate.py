@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import inspect
 import json
 import math
 from pathlib import Path
@@ -21,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the model, the mesh and the cluster."""
     parser.add_argument(
         "--model", required=True,
-        help="MODULE:FUNCTION or FILE.py:FUNCTION; returns a model and a tuple of one rank's inputs. With a parameter, it is given the mesh and "
+        help="MODULE:FUNCTION or FILE.py:FUNCTION; returns a model and a tuple of one rank's inputs. With a parameter (without a default), it is given the mesh and "
         "distributes the model itself; without one, parameters are sharded over the mesh",
     )  # fmt: skip
     parser.add_argument(
@@ -48,11 +47,12 @@ def run(arguments: argparse.Namespace) -> Outcome:
         raise UsageError(f"--ranks says {arguments.ranks}, and the mesh has {ranks}")
     if arguments.trace and not Path(arguments.trace).parent.is_dir():
         raise UsageError(f"there is no directory for {arguments.trace!r}")
+    if arguments.report:
+        try:
+            Path(arguments.report).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"{arguments.report!r} cannot be made a directory: {error.strerror}") from error
     make = function_named(arguments.model)
-    if len(inspect.signature(make).parameters) > 1:
-        raise UsageError(
-            f"{make.__name__} takes {len(inspect.signature(make).parameters)} arguments; the mesh, or none"
-        )
     with working("importing torch") as say:
         from fxpasses.distributed.capture import capture_rank
         from fxpasses.distributed.network import Cluster
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> Outcome:
         from fxpasses.reports.files import GraphFiles
 
         try:
-            cluster = Cluster.from_mapping(_read(arguments.network)) if arguments.network else Cluster()
+            cluster = _cluster(arguments.network) if arguments.network else Cluster()
             say("capturing the graphs of one rank")
             observers = [GraphFiles(arguments.report)] if arguments.report else []
             captured, groups = capture_rank(make, arguments.mesh, arguments.memory_budget, observers)
@@ -176,12 +176,17 @@ def _mesh(text: str) -> dict[str, int]:
     return found
 
 
-def _read(path: str) -> Any:
+def _cluster(path: str) -> Any:
     import yaml
+
+    from fxpasses.distributed.network import Cluster
+    from fxpasses.errors import SimulationError
 
     if not Path(path).is_file():
         raise UsageError(f"there is no file {path!r}")
     try:
-        return yaml.safe_load(Path(path).read_text())
+        return Cluster.from_mapping(yaml.safe_load(Path(path).read_text()))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    except SimulationError as error:
+        raise UsageError(f"{path}: {error}") from error

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -33,7 +35,7 @@ def capture_rank(
     """Capture the graphs of rank 0 of a mesh, on fake tensors and a process group that does nothing: what that costs does not depend on its size.
 
     Args:
-        make: returns a model and a tuple of its inputs, which are one rank's. It is given the mesh if it has a parameter, and then
+        make: returns a model and a tuple of its inputs, which are one rank's. It is given the mesh if it has a parameter without a default, or of that name, and then
             distributes the model itself (hooks of ``fully_shard`` are read as gathers in the graph); else :func:`~fxpasses.distributed.shard` does. It runs under a fake mode: nothing is allocated.
         mesh: names and sizes of the dimensions, the innermost last. Dimensions above :data:`TRACED_RANKS` are traced with that many ranks.
         memory_budget: as in :class:`~fxpasses.Options`.
@@ -43,7 +45,8 @@ def capture_rank(
         The capture, and by the names that the graphs give them the groups as large as they will be.
 
     Raises:
-        SimulationError: a process group exists already, the mesh is empty, or ``make`` returns something else.
+        SimulationError: a process group exists already, the mesh is empty or has more dimensions than parameters can be sharded over, ``make`` has two
+            parameters, returns something else, or makes a ``DistributedDataParallel``.
         CaptureError: the model cannot be captured.
         ShardingError: the model cannot be sharded.
     """
@@ -51,6 +54,12 @@ def capture_rank(
         raise SimulationError("this process has a process group: simulate in a process of its own")
     if not mesh or any(type(size) is not int or size < 1 for size in mesh.values()):
         raise SimulationError(f"expected a mesh of sizes of at least 1, got {dict(mesh)}")
+    distributes = _takes_mesh(make)
+    if not distributes and len(mesh) > 2:
+        raise SimulationError(
+            f"the mesh has {len(mesh)} dimensions, and parameters are sharded over one, or over two (replicas, shards): "
+            f"give {_name(make)} a parameter, the mesh, and let it distribute the model itself"
+        )
     sizes = [min(size, TRACED_RANKS) for size in mesh.values()]
     with _torch.silent_process_group(math.prod(sizes)):
         traced = init_device_mesh("cpu", tuple(sizes), mesh_dim_names=tuple(mesh))
@@ -60,18 +69,11 @@ def capture_rank(
             groups[str(traced.get_group(name).group_name)] = Group(mesh[name], stride, name)
             stride *= mesh[name]
         with FakeTensorMode(allow_non_fake_inputs=True):
-            distributes = bool(inspect.signature(make).parameters)
-            made = make(traced) if distributes else make()
-            if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0])):
-                raise SimulationError(
-                    f"{getattr(make, '__name__', make)} has to return a pair, the model and a tuple of its inputs; it returned {made!r:.200}"
-                )
-            model = made[0]
+            model, inputs = _made(make, *[traced] * distributes)
             if not distributes:
                 model = shard(model, traced)
             elif isinstance(model, nn.Module) and is_fully_sharded(model):
                 model = shard(model)  # its hooks would not be in the graphs
-            inputs = made[1] if isinstance(made[1], tuple) else (made[1],)
             return capture(
                 model,
                 *inputs,
@@ -80,3 +82,43 @@ def capture_rank(
                 dynamic=False,
                 observers=observers,
             ), groups
+
+
+def _takes_mesh(make: Callable[..., Any]) -> bool:
+    """Whether a function wants the mesh: whether it has a parameter without a default, or of that name."""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = [
+        p
+        for p in inspect.signature(make).parameters.values()
+        if (p.default is p.empty or p.name == "mesh") and p.kind not in kinds
+    ]
+    if len(parameters) > 1 or any(p.kind is p.KEYWORD_ONLY for p in parameters):
+        names = ", ".join(p.name for p in parameters)
+        raise SimulationError(
+            f"{_name(make)} wants {names}: it is given the mesh, as one positional argument, or nothing"
+        )
+    return bool(parameters)
+
+
+def _made(make: Callable[..., Any], *mesh: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The model and its inputs."""
+    try:
+        made = make(*mesh)
+    except RuntimeError as error:
+        source = inspect.getfile(nn.parallel.DistributedDataParallel)
+        if not any(frame.filename == source for frame in traceback.extract_tb(error.__traceback__)):
+            raise
+        raise SimulationError(
+            f"{_name(make)} makes a DistributedDataParallel, which wants real tensors: give it a parameter, the mesh, and "
+            'return shard(model, mesh, {"*": None}), inputs, which reduces the same gradients in the graph'
+        ) from error
+    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (None, None)
+    if not callable(model) or not isinstance(inputs, tuple | torch.Tensor):
+        raise SimulationError(
+            f"{_name(make)} has to return a pair, the model and a tuple of its inputs; it returned {made!r:.200}"
+        )
+    return model, inputs if isinstance(inputs, tuple) else (inputs,)
+
+
+def _name(make: Callable[..., Any]) -> str:
+    return getattr(make, "__name__", repr(make))

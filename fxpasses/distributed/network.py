@@ -26,7 +26,7 @@ class Cluster:
         local_bandwidth: bytes a second that a device sends to others in its machine.
         latency: seconds for a message between machines.
         bandwidth: bytes a second that a device sends to other machines, through its own adapter.
-        algorithm: of collectives: ``ring``, ``tree``, ``hierarchical``, or ``auto`` for the fastest of them.
+        algorithm: of collectives: ``ring``, ``tree``, ``hierarchical``, or ``auto`` for the fastest of them, and of recursive doubling.
         flops: floating-point operations a second of a device.
         memory_bandwidth: bytes a second that a device reads and writes.
         launch: seconds that the shortest kernel takes.
@@ -52,13 +52,13 @@ class Cluster:
                 if value not in ALGORITHMS and value != "auto":
                     raise SimulationError(f"algorithm {value!r} is not one of auto, {', '.join(ALGORITHMS)}")
                 continue
-            may_be_zero = field.name in ("local_latency", "latency", "launch")
-            if isinstance(value, bool) or not isinstance(
-                value, int if field.name == "local" else int | float
-            ):
-                raise SimulationError(f"{field.name}: expected a number, got {value!r}")
-            if not (value > 0 or (may_be_zero and value == 0)) or not math.isfinite(value):
-                raise SimulationError(f"{field.name}: expected a positive number, got {value!r}")
+            whole, may_be_zero = field.name == "local", field.name in ("local_latency", "latency", "launch")
+            right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            if not right or not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
+                kind = f"{'a whole' if whole else 'a'} number {'of at least' if may_be_zero else 'above'} 0"
+                raise SimulationError(
+                    f"{field.name}: expected {kind}, got {value!r}; the default is {field.default!r}"
+                )
 
     @classmethod
     def from_mapping(cls, given: Any) -> Cluster:
@@ -68,7 +68,8 @@ class Cluster:
             SimulationError: for a name that is none of them, with the nearest one, or a wrong value.
         """
         if not isinstance(given, Mapping):
-            raise SimulationError(f"expected a mapping of {', '.join(_NAMES)}, got {type(given).__name__}")
+            got = "nothing" if given is None else type(given).__name__
+            raise SimulationError(f"expected NAME: VALUE lines, of {', '.join(_NAMES)}; got {got}")
         for name in given:
             if name not in _NAMES:
                 import difflib
@@ -110,7 +111,10 @@ class Cluster:
         # A reduction for all is one that scatters and one that gathers; so is a large broadcast.
         rounds = 2 if kind in ("all_reduce", "broadcast") else 1
         chosen = ALGORITHMS.values() if self.algorithm == "auto" else [ALGORITHMS[self.algorithm]]
-        return rounds * min(one(self, size, inside, machines) for one in chosen)
+        times = [rounds * one(self, size, inside, machines) for one in chosen]
+        if rounds == 2 and self.algorithm == "auto":
+            times.append(_doubling(self, size, inside, machines))
+        return min(times)
 
 
 _NAMES = [field.name for field in dataclasses.fields(Cluster)]
@@ -118,9 +122,10 @@ _NAMES = [field.name for field in dataclasses.fields(Cluster)]
 
 def _number(value: Any) -> Any:
     try:
-        return float(value) if isinstance(value, str) else value
+        number = float(value) if isinstance(value, str) else value
     except ValueError:
         return value
+    return int(number) if isinstance(value, str) and number.is_integer() else number
 
 
 def _ring(size: float, ranks: int, latency: float, bandwidth: float) -> float:
@@ -147,6 +152,12 @@ def _hierarchical(cluster: Cluster, size: int, inside: int, machines: int) -> fl
     """Each device sends its part between the machines; then the devices of a machine send one another what they got."""
     between = _ring(size / inside, machines, cluster.latency, cluster.bandwidth)
     return between + _ring(size, inside, cluster.local_latency, cluster.local_bandwidth)
+
+
+def _doubling(cluster: Cluster, size: int, inside: int, machines: int) -> float:
+    """Everything goes to a partner, which is twice as far in each step: fewest messages, of reductions for all and of broadcasts that are small, or between two."""
+    outside = math.ceil(math.log2(machines)) * (cluster.latency + size / cluster.bandwidth)
+    return outside + math.ceil(math.log2(inside)) * (cluster.local_latency + size / cluster.local_bandwidth)
 
 
 ALGORITHMS: dict[str, Callable[[Cluster, int, int, int], float]] = {

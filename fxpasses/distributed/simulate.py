@@ -7,6 +7,7 @@ what a collective reads until it is waited for.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -145,8 +146,6 @@ def simulate(
 
 def with_passes(captured: Captured, passes: Sequence[Pass]) -> Captured:
     """The same capture after passes on its forward and backward graph; the one that is given stays as it is."""
-    import dataclasses
-
     forward, backward = copy_graph(captured.forward), captured.backward and copy_graph(captured.backward)
     manager = PassManager(passes)
     manager.run(forward, "forward" if backward is not None else "inference")
@@ -302,14 +301,14 @@ class _Clock:
         self.found.network += seconds
 
     def _seconds(self, kind: str, node: fx.Node) -> float:
+        if self._measured is not None:
+            return self._measured.get((kind, node.name), 0.0)
         if (
             is_view(node)
             or is_getitem(node)
             or not isinstance(node.meta.get("val"), torch.Tensor | list | tuple)
         ):
             return 0.0
-        if self._measured is not None:
-            return self._measured.get((kind, node.name), 0.0)
         moved = sum(map(self._costs.bytes_of, (node, *node.all_input_nodes)))
         cluster = self._cluster
         return max(

@@ -118,6 +118,14 @@ def test_rings(kind, ranks, stride, seconds):
     assert cluster.seconds(kind, 1000, ranks, stride) == pytest.approx(seconds)
 
 
+def test_two_ranks_reduce_in_one_message():
+    cluster = Cluster(local=1, latency=1, bandwidth=100)
+    assert cluster.seconds("all_reduce", 1000, 2) == 1 + 1000 / 100
+    assert cluster.seconds("all_reduce", 10**9, 64) == dataclasses.replace(cluster, algorithm="tree").seconds(
+        "all_reduce", 10**9, 64
+    )
+
+
 def test_the_best_algorithm_depends_on_size_and_ranks():
     small, large = 1 << 10, 1 << 32
     for size in (small, large):
@@ -135,11 +143,13 @@ def test_the_best_algorithm_depends_on_size_and_ranks():
     ("given", "message"),
     [
         ({"latencie": 1}, "did you mean 'latency'"),
-        ({"local": 0}, "local: expected a positive"),
-        ({"bandwidth": "fast"}, "bandwidth: expected a number"),
-        ({"latency": float("nan")}, "latency: expected a positive"),
+        ({"local": 0}, "local: expected a whole number above 0, got 0; the default is 8"),
+        ({"local": 2.5}, "local: expected a whole number above 0"),
+        ({"bandwidth": "fast"}, "bandwidth: expected a number above 0, got 'fast'"),
+        ({"latency": float("nan")}, "latency: expected a number of at least 0"),
         ({"algorithm": "best"}, "not one of auto, ring"),
-        ([1], "expected a mapping"),
+        ([1], "expected NAME: VALUE lines"),
+        (None, "got nothing"),
     ],
 )
 def test_wrong_clusters(given, message):
@@ -148,7 +158,7 @@ def test_wrong_clusters(given, message):
 
 
 def test_numbers_as_yaml_reads_them():
-    assert Cluster.from_mapping({"bandwidth": "2e8", "local": 4}) == Cluster(bandwidth=2e8, local=4)
+    assert Cluster.from_mapping({"bandwidth": "2e8", "local": "4"}) == Cluster(bandwidth=2e8, local=4)
 
 
 MODEL = """
@@ -157,6 +167,11 @@ def make():
     return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)), (torch.randn(4, 64),)
 def three(a, b, c):
     return None
+def ddp(mesh):
+    model, inputs = make()
+    return torch.nn.parallel.DistributedDataParallel(model), inputs
+def strings(width=4):
+    return torch.nn.Linear(2, width), "inputs"
 def alone():
     return torch.nn.Linear(2, 2)
 def broken():
@@ -201,11 +216,18 @@ def test_the_command(tmp_path, capsys):
         (["--mesh", "dp=4", "--ranks", "8"], "--ranks says 8, and the mesh has 4"),
         (["--mesh", "dp=2", "--network", "none.yaml"], "there is no file 'none.yaml'"),
         (["--mesh", "a=2,b=2,c=2"], "the mesh has 3 dimensions"),
+        (
+            ["--mesh", "dp=2", "--network", "wrong.yaml"],
+            "wrong.yaml: latency: expected a number of at least 0, got -1",
+        ),
+        (["--mesh", "dp=2", "--report", "model.py/report"], "cannot be made a directory"),
         (["--mesh", "dp=2", "--trace", "none/here.json"], "no directory for 'none/here.json'"),
     ],
 )
-def test_wrong_command_lines(arguments, message, tmp_path, capsys):
+def test_wrong_command_lines(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "wrong.yaml").write_text("latency: -1")
     assert main(["simulate", "--model", f"{tmp_path}/model.py:make", *arguments]) == 2
     assert message in capsys.readouterr().err
 
@@ -213,9 +235,13 @@ def test_wrong_command_lines(arguments, message, tmp_path, capsys):
 def test_wrong_functions_and_meshes(tmp_path, capsys):
     (tmp_path / "model.py").write_text(MODEL)
     assert main(["simulate", "--model", f"{tmp_path}/model.py:three", "--mesh", "dp=2"]) == 2
-    assert "takes 3 arguments" in capsys.readouterr().err
+    assert "three wants a, b, c: it is given the mesh" in capsys.readouterr().err
     assert main(["simulate", "--model", f"{tmp_path}/model.py:alone", "--mesh", "dp=2"]) == 2
     assert "alone has to return a pair" in capsys.readouterr().err
+    assert main(["simulate", "--model", f"{tmp_path}/model.py:strings", "--mesh", "dp=2"]) == 2
+    assert "strings has to return a pair" in capsys.readouterr().err
+    assert main(["simulate", "--model", f"{tmp_path}/model.py:ddp", "--mesh", "dp=2"]) == 2
+    assert 'return shard(model, mesh, {"*": None})' in capsys.readouterr().err
     assert main(["simulate", "--model", f"{tmp_path}/model.py:broken", "--mesh", "dp=2"]) == 3
     assert "graph_break" in capsys.readouterr().err
     with pytest.raises(SystemExit):
