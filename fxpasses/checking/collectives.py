@@ -1,19 +1,16 @@
 """Simulated collectives: a graph is checked by one process alone.
 
-The others may look at other graphs, or at none, so that a real collective would wait for them. And in a group of one
-process a reduction that is left out, or a mean for a sum, cannot be seen. So each run behaves as if there were three
-processes, of which the others hold multiples of what this one, the first, holds.
+The others may look at other graphs, or at none, so that a real collective would wait for them. And in a group of one process a reduction
+that is left out, or a mean for a sum, cannot be seen. So a graph with collectives runs as several processes at once, call by call: this one,
+the first, and two or more with inputs of their own. What each collective then answers follows from what all of them hold.
 
 Which operators these are is read from their schemas (:func:`fxpasses.graphs.communication.communicates`), so that those of other libraries count, too. A
-graph with one that :data:`_MODELS` cannot make up is not run at all (:func:`refuse_unknown`). Each model gets the
-arguments by name: the older namespace has the same collectives with other arguments. A model only knows what this
-process holds, so that a sum that is scattered and then gathered is not the sum: a rewrite of one kind of collective
-into others cannot be judged, and its pass should declare ``numerics="none"``.
+graph with one that :data:`_MODELS` does not know is not run at all (:func:`refuse_unknown`). Each model gets the arguments by name: the
+older namespace has the same collectives with other arguments.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,10 +22,12 @@ from fxpasses.checking.inputs import Unsupported
 from fxpasses.graphs.communication import NAMESPACES, communicates
 from fxpasses.graphs.rewriting import subgraphs
 
-_OTHERS = (0.5, -2.0)
-"""The values of the other ranks, as multiples: integers are multiplied and rounded."""
+_FEWEST, _MOST = 3, 4
+"""Processes that are run: as many as the largest group has, within these bounds."""
 
 _Named = Mapping[str, Any]
+_Model = Callable[[Sequence[Any], Sequence[_Named]], list[Any]]
+"""What each process is answered, from what each sends, and its other arguments."""
 
 
 class UnknownCollective(Unsupported):
@@ -42,31 +41,55 @@ class UnknownCollective(Unsupported):
         self.target = target
 
 
-@functools.cache
-def simulated(target: Any) -> Any:
-    """The function that a run calls instead of a collective; any other operator is called itself.
+def answers(target: Any, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]) -> list[Any]:
+    """What a collective answers to each of several processes.
 
-    The answer to a collective that cannot be made up raises :class:`UnknownCollective`.
+    Args:
+        target: the operator.
+        calls: the arguments and keyword arguments of each process.
+
+    Raises:
+        UnknownCollective: when that cannot be made up.
     """
-    if not communicates(target):
-        return target
     model = _model(target)
+    if model is None:
+        raise UnknownCollective(target)
+    names = [a.name for a in target._schema.arguments]
+    named = [{**dict(zip(names, args, strict=False)), **kwargs} for args, kwargs in calls]
+    for one in named:  # several namespaces, several names for the kind of reduction
+        one["kind"] = one.get("reduce_op", one.get("reduceOp"))
+    values = [next(one[key] for key in _VALUES if key in one) for one in named]
+    results = model(values, named)
+    if "out" in named[0]:
+        return [one["out"].copy_(result) for one, result in zip(named, results, strict=True)]
+    if target._schema.name.endswith("_"):
+        return [_written(value, result) for value, result in zip(values, results, strict=True)]
+    return results
 
-    def made_up(*args: Any, **kwargs: Any) -> Any:
-        if model is None:
-            raise UnknownCollective(target)
-        named = {**dict(zip((a.name for a in target._schema.arguments), args, strict=False)), **kwargs}
-        # Several namespaces, several names for the value that is sent and for the kind of reduction.
-        value = next(named[key] for key in _VALUES if key in named)
-        result = model(value, {**named, "kind": named.get("reduce_op", named.get("reduceOp"))})
-        if "out" in named:
-            return named["out"].copy_(result)
-        return _written(value, result) if target._schema.name.endswith("_") else result
 
-    return made_up
+def processes(gm: fx.GraphModule) -> int:
+    """The number of processes that a graph is run as: one, if none of its own calls speaks with others."""
+    calls = [n for n in gm.graph.nodes if n.op == "call_function" and communicates(n.target)]
+    if not calls:
+        return 1
+    sizes = [_named_argument(node, "group_size") for node in calls]
+    return min(max([_FEWEST, *(size for size in sizes if isinstance(size, int))]), _MOST)
 
 
-def _model(target: Any) -> Callable[[Any, _Named], Any] | None:
+def _named_argument(node: fx.Node, name: str) -> Any:
+    if not isinstance(node.target, OpOverload):
+        return None
+    names = [a.name for a in node.target._schema.arguments]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}.get(name)
+
+
+def differs_by_process(node: fx.Node) -> bool:
+    """Whether an input of a graph is another one in each process: data is, and parameters are where the graph gathers some (they are shards then)."""
+    is_held = isinstance(getattr(node.meta.get("desc"), "target", None), str)
+    return not is_held or any("all_gather" in str(n.target) for n in node.graph.nodes)
+
+
+def _model(target: Any) -> _Model | None:
     if not isinstance(target, OpOverload) or target.namespace not in NAMESPACES - {
         "c10d",
         "symm_mem",
@@ -121,51 +144,65 @@ def _times(value: Tensor, factor: float) -> Tensor:
     return (value * factor).to(value.dtype)
 
 
-def _held(value: Tensor) -> list[Tensor]:
-    return [value, *(_times(value, factor) for factor in _OTHERS)]
+def _piece(values: Sequence[Tensor], number: int) -> Tensor:
+    """What a process holds; of more processes than are run, multiples."""
+    return _times(values[number % len(values)], 1 + number // len(values))
 
 
-def _reduced(value: Tensor, kind: str) -> Tensor:
-    parts = torch.stack(_held(value))
+def _reduced(values: Sequence[Tensor], kind: str) -> Tensor:
+    parts, dtype = torch.stack(list(values)), values[0].dtype
     if kind == "sum":
-        return parts.sum(0).to(value.dtype)
+        return parts.sum(0).to(dtype)
     if kind == "avg":
-        return (parts.sum(0) / len(parts)).to(value.dtype)
+        return (parts.sum(0) / len(parts)).to(dtype)
     if kind in ("min", "max"):
         return parts.amin(0) if kind == "min" else parts.amax(0)
     if kind == "product":
-        return parts.prod(0).to(value.dtype)
+        return parts.prod(0).to(dtype)
     raise Unsupported(f"a reduction of kind {kind!r} over processes cannot be made up")
 
 
-def _all_reduce(value: Tensor, named: _Named) -> Tensor:
-    return _reduced(value, named["kind"])
+def _all_reduce(values: Sequence[Tensor], named: Sequence[_Named]) -> list[Tensor]:
+    return [_reduced(values, named[0]["kind"]) for _ in values]
 
 
-def _all_gather(value: Tensor, named: _Named) -> Tensor:
-    return torch.cat([_times(value, 1 + k) for k in range(named["group_size"])])
+def _all_gather(values: Sequence[Tensor], named: Sequence[_Named]) -> list[Tensor]:
+    size = named[0]["group_size"]
+    if size == 1:
+        return [value.clone() for value in values]
+    return [torch.cat([_piece(values, number) for number in range(size)]) for _ in values]
 
 
-def _reduce_scatter(value: Tensor, named: _Named) -> Tensor:
-    return _reduced(value.chunk(named["group_size"])[0], named["kind"])
+def _reduce_scatter(values: Sequence[Tensor], named: Sequence[_Named]) -> list[Tensor]:
+    parts = _reduced(values, named[0]["kind"]).chunk(named[0]["group_size"])
+    return [parts[number % len(parts)].clone() for number in range(len(values))]
 
 
-def _broadcast(value: Tensor, named: _Named) -> Tensor:
-    return _times(value, _OTHERS[0])
+def _broadcast(values: Sequence[Tensor], named: Sequence[_Named]) -> list[Tensor]:
+    # Never of the first one, whose results are compared: for it, a broadcast that is left out makes no difference.
+    return [values[-1].clone() for _ in values]
 
 
-def _all_to_all(value: Tensor, named: _Named) -> Tensor:
-    """Each process sends the rows that this one keeps for itself, again and again until there are enough, times its number."""
-    sizes = named.get("output_split_sizes")
+def _all_to_all(values: Sequence[Tensor], named: Sequence[_Named]) -> list[Tensor]:
+    """Each process sends its part for each other one. Rows are repeated, or left out, where the sizes do not say the same."""
+    return [_received_parts(values, named, number) for number in range(len(values))]
+
+
+def _received_parts(values: Sequence[Tensor], named: Sequence[_Named], me: int) -> Tensor:
+    sizes = named[me].get("output_split_sizes")
     if not sizes:  # equal parts
-        count = named["group_size"]
-        sizes = [value.shape[0] // count] * count
-    given = named.get("input_split_sizes") or [value.shape[0] // len(sizes)]
-    own = value[: given[0]] if given[0] else value
-    rows = [torch.arange(size, device=value.device) % max(own.shape[0], 1) for size in sizes]
-    if not own.shape[0]:
-        return value.new_zeros((sum(sizes), *value.shape[1:]))
-    return torch.cat([_times(own[at], 1 + k) for k, at in enumerate(rows)])
+        count = named[me]["group_size"]
+        sizes = [values[me].shape[0] // count] * count
+    found = []
+    for sender, size in enumerate(sizes):
+        value = _piece(values, sender)
+        given = named[sender % len(values)].get("input_split_sizes") or [len(value) // len(sizes)] * len(
+            sizes
+        )
+        rows = value.split(given)[me % len(given)]
+        at = torch.arange(size, device=value.device) % max(len(rows), 1)
+        found.append(rows[at] if len(rows) else value.new_zeros((size, *value.shape[1:])))
+    return torch.cat(found)
 
 
 def _sent(value: Tensor, named: _Named) -> Tensor:
@@ -186,18 +223,22 @@ def _both_ways(values: Sequence[Tensor], named: _Named) -> list[Tensor]:
     ]
 
 
-def _itself(value: Tensor, named: _Named) -> Tensor:
-    return value
+def _alone(one: Callable[[Any, _Named], Any]) -> _Model:
+    return lambda values, named: [one(value, rest) for value, rest in zip(values, named, strict=True)]
 
 
-def _several(one: Callable[[Tensor, _Named], Tensor]) -> Callable[[Any, _Named], list[Tensor]]:
-    return lambda values, named: [one(value, named) for value in values]
+def _several(one: _Model) -> _Model:
+    def model(values: Sequence[Sequence[Tensor]], named: Sequence[_Named]) -> list[list[Tensor]]:
+        results = [one(same, named) for same in zip(*values, strict=True)]
+        return [list(mine) for mine in zip(*results, strict=True)]
+
+    return model
 
 
 _VALUES = ("input", "inputs", "self", "shard", "tensor", "tensors")
 """The names of the collectives' input argument."""
 
-_MODELS: dict[str, Callable[[Any, _Named], Any]] = {
+_MODELS: dict[str, _Model] = {
     "all_reduce": _all_reduce,
     "all_reduce_coalesced": _several(_all_reduce),
     "all_gather_into_tensor": _all_gather,
@@ -206,9 +247,9 @@ _MODELS: dict[str, Callable[[Any, _Named], Any]] = {
     "reduce_scatter_tensor_coalesced": _several(_reduce_scatter),
     "broadcast": _broadcast,
     "all_to_all_single": _all_to_all,
-    "isend": _sent,
-    "irecv": _received,
-    "batch_p2p_ops": _both_ways,
-    "wait_tensor": _itself,
-    "_wrap_tensor_autograd": _itself,
+    "isend": _alone(_sent),
+    "irecv": _alone(_received),
+    "batch_p2p_ops": _alone(_both_ways),
+    "wait_tensor": _alone(lambda value, _: value),
+    "_wrap_tensor_autograd": _alone(lambda value, _: value),
 }

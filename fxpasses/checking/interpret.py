@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -16,9 +16,10 @@ from torch.fx.node import map_aggregate, map_arg
 
 from fake.seam.pytree import tree_leaves, tree_map
 from fxpasses._torch import OpOverload, disable_current_modes
-from fxpasses.checking.collectives import refuse_unknown, simulated
-from fxpasses.checking.inputs import cloned
+from fxpasses.checking.collectives import answers, differs_by_process, processes, refuse_unknown
+from fxpasses.checking.inputs import cloned, made_up, placeholders
 from fxpasses.graphs.aliasing import is_mutating, is_random
+from fxpasses.graphs.communication import communicates
 from fxpasses.graphs.rewriting import subgraphs
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -79,19 +80,22 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 class Run(fx.Interpreter):
-    """Runs a graph with its uninitialised memory poisoned.
+    """Runs a graph with its uninitialised memory poisoned; one with collectives as several processes at once.
 
     Args:
         gm: the graph.
         poison: what uninitialised memory holds.
         keep: whether to keep a copy of each node's value in ``values``, by name.
+        others: whether to make up the other processes that the graph speaks with.
 
     Attributes:
         values: the values of the nodes, when they are kept.
         current: the node that is being run: the one at fault when the run raises.
     """
 
-    def __init__(self, gm: fx.GraphModule, poison: Poison = "nan", keep: bool = False) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, poison: Poison = "nan", keep: bool = False, others: bool = True
+    ) -> None:
         super().__init__(gm, garbage_collect_values=True)
         self.values: dict[str, Any] = {}
         self.current: fx.Node | None = None
@@ -99,6 +103,12 @@ class Run(fx.Interpreter):
         self._poison, self._keep = poison, keep
         self._writes = any(map(is_mutating, gm.graph.nodes))
         self._constants: dict[str, Tensor] = {}
+        self._others = [self._another() for _ in range(processes(gm) - 1)] if others else []
+        self._positions = {node: at for at, node in enumerate(placeholders(gm))} if self._others else {}
+
+    def _another(self) -> Run:
+        """A process that runs along."""
+        return Run(self.module, self._poison, others=False)  # type: ignore[arg-type]
 
     def __call__(self, inputs: Sequence[Any], seed: int = 0) -> list[Any]:
         """Run on ``inputs``, which the graph may change; returns the outputs as a list.
@@ -107,10 +117,19 @@ class Run(fx.Interpreter):
             Unsupported: when the graph would wait for other processes.
         """
         refuse_unknown(self.module, _RUN_GRAPHS)  # type: ignore[arg-type]
-        self._constants.clear()
         with seeded(seed):
             result = self.run(*inputs, enable_io_processing=False)
         return list(result) if isinstance(result, (list, tuple)) else [result]
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph. Args: those of :meth:`torch.fx.Interpreter.run`."""
+        self._begin()
+        return super().run(*args, **kwargs)
+
+    def _begin(self) -> None:
+        for run in (self, *self._others):
+            run._constants.clear()
+            run.env = {}
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Read an attribute, as the graph found it at the start of the run. Args: those of :meth:`torch.fx.Interpreter.get_attr`."""
@@ -135,8 +154,7 @@ class Run(fx.Interpreter):
             The values of these calls, by name.
         """
         refuse_unknown(self.module, _RUN_GRAPHS)  # type: ignore[arg-type]
-        self._constants.clear()
-        self.env = {}
+        self._begin()
         found = {}
         with seeded(seed):
             for node in self.module.graph.nodes:  # type: ignore[union-attr]
@@ -146,6 +164,8 @@ class Run(fx.Interpreter):
                     if value not in self.env:
                         is_held = value.op == "get_attr"
                         self.env[value] = self.run_node(value) if is_held else values[value.name]
+                        for other in self._others:
+                            other.env[value] = self.env[value]
                 self.env[node] = self.run_node(node)
                 found[node.name] = self.env[node]
         return found
@@ -161,20 +181,43 @@ class Run(fx.Interpreter):
         run = self.inner(gm)
         return lambda *args: run.run(*args, enable_io_processing=False)
 
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call, a collective by what stands for it. Args: those of :meth:`torch.fx.Interpreter.call_function`."""
-        return super().call_function(simulated(target), args, kwargs)
-
     def run_node(self, n: fx.Node) -> Any:
         self.current = n
+        if n.op == "call_function" and communicates(n.target):
+            result, *theirs = self._answers(n)
+        else:
+            result = self._evaluated(n)
+            theirs = self._made_up(n, result) if self._others and n.op != "output" else []
+        for other, value in zip(self._others, theirs, strict=False):
+            other.env[n] = value
+            for dead in self.user_to_last_uses.get(n, ()):
+                other.env.pop(dead, None)
+        if self._keep and n.op != "output":
+            self.values[n.name] = tree_map(_copied, result)
+        return result
+
+    def _evaluated(self, n: fx.Node) -> Any:
         # As the base class does it, which also says which node is being traced: half of the time of a deep graph.
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         result = getattr(self, n.op)(n.target, args, kwargs)
         if n.target in _UNINITIALISED:
             _fill(result, self._poison)
-        if self._keep and n.op != "output":
-            self.values[n.name] = tree_map(_copied, result)
         return result
+
+    def _made_up(self, n: fx.Node, mine: Any) -> list[Any]:
+        """What the other processes hold for a node that is no collective."""
+        if n.op != "placeholder":
+            with torch.random.fork_rng([]) if is_random(n) else nullcontext():
+                return [other.run_node(n) for other in self._others]
+        if not differs_by_process(n):
+            return [cloned([mine])[0] for _ in self._others]
+        seeds = [len(self._others) * self._positions[n] + number for number in range(len(self._others))]
+        values = [made_up([mine], "random", torch.Generator().manual_seed(seed))[0] for seed in seeds]
+        # In float64 what they are in the types of the graph.
+        return [as_recorded_dtype(as_recorded_dtype(v, n.meta.get("val")), mine) for v in values]
+
+    def _answers(self, n: fx.Node) -> list[Any]:
+        return answers(n.target, [run.fetch_args_kwargs_from_env(n) for run in (self, *self._others)])
 
 
 class ExactRun(Run):
@@ -188,10 +231,15 @@ class ExactRun(Run):
         coarsest: the largest relative error that an operator in its own precision may have made.
     """
 
-    def __init__(self, gm: fx.GraphModule, poison: Poison = "nan", keep: bool = False) -> None:
-        super().__init__(gm, poison, keep)
+    def __init__(
+        self, gm: fx.GraphModule, poison: Poison = "nan", keep: bool = False, others: bool = True
+    ) -> None:
+        super().__init__(gm, poison, keep, others)
         self.inputs: list[Any] = []
         self.coarsest = 0.0
+
+    def _another(self) -> Run:
+        return ExactRun(self.module, self._poison, others=False)  # type: ignore[arg-type]
 
     def results(self, inputs: Sequence[Any]) -> list[Any] | None:
         """The outputs on copies of some inputs, then these inputs after the run; ``None`` where an operator cannot be run."""
@@ -212,10 +260,9 @@ class ExactRun(Run):
         """Read an attribute, floats as float64. Args: those of :meth:`torch.fx.Interpreter.get_attr`."""
         return tree_map(as_float64, super().get_attr(target, args, kwargs))
 
-    def run_node(self, n: fx.Node) -> Any:
+    def _evaluated(self, n: fx.Node) -> Any:
         if n.op != "call_function":
-            return super().run_node(n)
-        self.current = n
+            return super()._evaluated(n)
         if is_random(n):
             result = self._in_own_precision(n)
         else:
@@ -227,14 +274,13 @@ class ExactRun(Run):
                 self.coarsest = max([self.coarsest, *map(_precision, n.all_input_nodes)])
         if n.target in _UNINITIALISED:
             _fill(result, self._poison)
-        if self._keep:
-            self.values[n.name] = tree_map(_copied, result)
         return result
 
     def _in_own_precision(self, n: fx.Node) -> Any:
         """The result of a call in the types that the graph has, in float64."""
         narrow = map_arg((n.args, n.kwargs), lambda a: as_recorded_dtype(self.env[a], a.meta.get("val")))
-        result = simulated(n.target)(*narrow[0], **narrow[1])
+        target: Any = n.target
+        result = target(*narrow[0], **narrow[1])
         if isinstance(n.target, OpOverload) and n.target._schema.is_mutable:
             wide = self.fetch_args_kwargs_from_env(n)
             for a, b in zip(tree_leaves(wide), tree_leaves(narrow), strict=True):
@@ -267,7 +313,7 @@ def call_in_float64(target: Any, args: Any, kwargs: Any) -> Any:
         if "half_to_float" in names:  # float64 needs no wider softmax
             position = names.index("half_to_float")
             args = tuple(False if i == position else a for i, a in enumerate(args))
-    return simulated(target)(*args, **kwargs)
+    return target(*args, **kwargs)
 
 
 def as_float64(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import types
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fxpasses.checking.collectives import (
     UnknownCollective,
+    answers,
     collectives,
     refuse_unknown,
-    simulated,
 )
 from fxpasses.checking.inputs import Unsupported
 from fxpasses.checking.interpret import ExactRun, Run
@@ -49,41 +50,89 @@ def every_collective():
             yield getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
 
 
-def test_as_of_three_processes():
-    reduce = simulated(functional.all_reduce.default)
-    assert reduce(X, "sum", "0").tolist() == [-0.5, 2.0]
-    assert reduce(X, "max", "0").tolist() == [1.0, 8.0]
-    # A sum of parts is the part of a sum: what bucketing relies on.
-    assert torch.equal(reduce(X[:1], "sum", "0"), reduce(X, "sum", "0")[:1])
-    assert simulated(functional.all_gather_into_tensor.default)(X, 2, "0").shape == (4,)
-    assert simulated(functional.reduce_scatter_tensor.default)(X, "avg", 2, "0").shape == (1,)
-    assert simulated(functional.wait_tensor.default)(X) is X
-    written = X.clone()
-    assert simulated(functional.all_reduce_.default)(written, "min", "0") is written
-    assert written.tolist() == [-2.0, -4.0]
+def answered(target, *values, **named):
+    """What a collective answers to processes that each send a value."""
+    rest = named.pop("rest", ())
+    return answers(target, [((value, *rest), named) for value in values])
+
+
+def test_each_process_is_answered_with_what_all_send():
+    reduce, Y, Z = functional.all_reduce.default, torch.tensor([0.0, 3.0]), torch.tensor([2.0, 2.0])
+    assert [v.tolist() for v in answered(reduce, X, Y, Z, rest=("sum", "0"))] == [[3.0, 1.0]] * 3
+    assert answered(reduce, X, Y, Z, rest=("max", "0"))[0].tolist() == [2.0, 3.0]
+    gathered = answered(functional.all_gather_into_tensor.default, X, Y, Z, rest=(2, "0"))
+    assert [v.tolist() for v in gathered] == [[1.0, -4.0, 0.0, 3.0]] * 3
+    scattered = answered(functional.reduce_scatter_tensor.default, X, Y, Z, rest=("avg", 2, "0"))
+    assert [v.tolist() for v in scattered] == [[1.0], [torch.tensor(1 / 3).item()], [1.0]]
+    assert answered(functional.wait_tensor.default, X)[0] is X
+    written = [X.clone(), Y.clone()]
+    assert answered(functional.all_reduce_.default, *written, rest=("min", "0"))[0] is written[0]
+    assert [v.tolist() for v in written] == [[0.0, -4.0]] * 2
     with pytest.raises(Unsupported, match="bxor"):
-        reduce(X, "bxor", "0")
-    assert simulated(torch.ops.aten.sin.default) is torch.ops.aten.sin.default
+        answered(reduce, X, Y, rest=("bxor", "0"))
 
 
 def test_more_kinds():
     rows = torch.arange(6.0).view(3, 2)
-    to_all = simulated(functional.all_to_all_single.default)(rows, [1, 2], [2, 1], "0")
-    assert to_all.tolist() == [[0.0, 1.0], [0.0, 2.0], [4.0, 6.0]]
+    to_all = answered(functional.all_to_all_single.default, rows, rows * 10, rest=([1, 1], [1, 2], "0"))
+    assert to_all[0].tolist() == [[0.0, 1.0], [0.0, 10.0]]  # the first row of each
     older = torch.ops.c10d_functional
     assert torch.equal(
-        simulated(older.all_reduce.default)(X, "sum", "", [0, 1], 2),
-        simulated(functional.all_reduce.default)(X, "sum", "0"),
+        answered(older.all_reduce.default, X, rest=("sum", "", [0, 1], 2))[0],
+        answered(functional.all_reduce.default, X, rest=("sum", "0"))[0],
     )
-    assert simulated(older.all_to_all_single.default)(rows[:2], None, None, "", [0, 1], 2).shape == (2, 2)
+    even = answered(older.all_to_all_single.default, rows[:2], rows[1:], rest=(None, None, "", [0, 1], 2))
+    assert [v.tolist() for v in even] == [[[0.0, 1.0], [2.0, 3.0]], [[2.0, 3.0], [4.0, 5.0]]]
     out = torch.empty(4)
-    assert simulated(functional.all_gather_into_tensor_out.default)(X, 2, "0", out=out) is out
-    assert out.tolist() == [1.0, -4.0, 2.0, -8.0]
-    both = simulated(functional.all_reduce_coalesced_.default)([X.clone(), X.clone()], "sum", "0")
-    assert [v.tolist() for v in both] == [[-0.5, 2.0]] * 2
-    receive = simulated(functional.irecv.default)
-    assert torch.equal(receive(X, 1, 0, "0"), receive(X * 9, 1, 0, "0"))
-    assert not torch.equal(receive(X, 1, 0, "0"), receive(X, 2, 0, "0"))
+    assert answered(functional.all_gather_into_tensor_out.default, X, rest=(2, "0"), out=out)[0] is out
+    assert out.tolist() == [1.0, -4.0, 2.0, -8.0]  # of more processes than are run, multiples
+    pairs = [X.clone(), X.clone()], [X + 1, X + 2]
+    both = answered(functional.all_reduce_coalesced_.default, *pairs, rest=("sum", "0"))
+    assert [v.tolist() for v in both[0]] == [[3.0, -7.0], [4.0, -6.0]]
+    receive = functional.irecv.default
+    (one,), (other,) = (answered(receive, value, rest=(1, 0, "0")) for value in (X, X * 9))
+    assert torch.equal(one, other)
+    assert not torch.equal(one, answered(receive, X, rest=(2, 0, "0"))[0])
+
+
+SUM, WAIT = (functional.all_reduce.default, "sum", "0"), (functional.wait_tensor.default,)
+
+
+def reduced_and_scaled(is_scaled_first):
+    """A sum over processes, with a factor before or after it."""
+    graph = fx.Graph()
+    value, factor = (graph.placeholder(name) for name in ("x", "factor"))
+    calls = [SUM, WAIT, (torch.ops.aten.mul.Tensor, factor)]
+    for target, *rest in calls[2:] + calls[:2] if is_scaled_first else calls:
+        value = graph.call_function(target, (value, *rest))
+    graph.output((value,))
+    for node in graph.nodes:
+        node.meta["val"] = X
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def test_processes_hold_values_of_their_own():
+    """A factor that each process has another of is no factor of their sum; one that all have is: a result of a collective, or a parameter."""
+    before, after = (reduced_and_scaled(is_first) for is_first in (True, False))
+    given, names = [X, torch.tensor([2.0, 2.0])], ["output 0", "x after the run", "factor after the run"]
+    assert compare(Reference(before, given), after, names)
+    for gm in (before, after):
+        gm.graph.find_nodes(op="placeholder")[1].meta["desc"] = types.SimpleNamespace(target="scale")
+    assert compare(Reference(before, given), after, names) == []
+    linear = [
+        graph_of(SUM, WAIT, (torch.ops.aten.mul.Tensor, 3)),
+        graph_of((torch.ops.aten.mul.Tensor, 3), SUM, WAIT),
+    ]
+    assert compare(Reference(linear[0], [X]), linear[1], names[:2]) == []
+
+
+def test_a_sum_that_is_scattered_and_gathered_is_the_sum():
+    parts = (
+        (functional.reduce_scatter_tensor.default, "sum", 2, "0"),
+        (functional.all_gather_into_tensor.default, 2, "0"),
+    )
+    for first, other in ((graph_of(SUM), graph_of(*parts)), (graph_of(*parts), graph_of(SUM))):
+        assert compare(Reference(first, [X]), other, ["output 0", "x after the run"]) == []
 
 
 @pytest.mark.parametrize("target", list(every_collective()), ids=str)
@@ -116,7 +165,7 @@ def test_none_is_really_called(target, monkeypatch):
         named["out"] = torch.ones(8, 2)
     # Made up, or refused by name; a real call would fail the test.
     with contextlib.suppress(UnknownCollective):
-        simulated(target)(*positional, **named)
+        answers(target, [(positional, named)] * 2)
 
 
 def test_other_libraries_collectives_are_known_by_their_schema():

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import fx
 
 dist = pytest.importorskip("torch.distributed")
 if not dist.is_available():
@@ -18,7 +17,7 @@ if not dist.is_available():
 import torch.distributed._functional_collectives as collectives  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-from fxpasses.checking.collectives import simulated  # noqa: E402
+from fxpasses.checking.interpret import Run  # noqa: E402
 from fxpasses.graphs.rewriting import copy_graph  # noqa: E402
 from fxpasses.passes import BucketCollectives  # noqa: E402
 from fxpasses.testing import prove  # noqa: E402
@@ -102,13 +101,6 @@ def scatter(x):
     return collectives.reduce_scatter_tensor(x, "sum", 0, dist.group.WORLD)
 
 
-class _AmongThree(fx.Interpreter):
-    """Runs a graph as the first of several processes, of which the others' values are made up."""
-
-    def call_function(self, target, args, kwargs):
-        return super().call_function(simulated(target), args, kwargs)
-
-
 X_ROWS, Y_ROWS = torch.randn(2, 3), torch.randn(4)
 
 
@@ -164,9 +156,9 @@ def test_any_sequence(kinds):
         return tuple(results)
 
     gm = captured(f, torch.ones(2, 3), torch.ones(4))
-    before = _AmongThree(copy_graph(gm)).run(X_ROWS, Y_ROWS)
+    before = Run(copy_graph(gm))([X_ROWS, Y_ROWS])
     rewrite(PASS, gm)
-    for one, other in zip(before, _AmongThree(gm).run(X_ROWS, Y_ROWS), strict=True):
+    for one, other in zip(before, Run(gm)([X_ROWS, Y_ROWS]), strict=True):
         torch.testing.assert_close(one, other)
 
 

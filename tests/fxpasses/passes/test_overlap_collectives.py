@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import fx
 
 dist = pytest.importorskip("torch.distributed")
 if not dist.is_available():
@@ -13,7 +12,7 @@ if not dist.is_available():
 import torch.distributed._functional_collectives as collectives  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
-from fxpasses.checking.collectives import simulated  # noqa: E402
+from fxpasses.checking.interpret import Run  # noqa: E402
 from fxpasses.graphs.rewriting import copy_graph  # noqa: E402
 from fxpasses.passes import BucketCollectives, OverlapCollectives  # noqa: E402
 from fxpasses.testing import prove  # noqa: E402
@@ -156,15 +155,8 @@ def test_any_sequence(kinds, max_bytes):
     rewrite(OverlapCollectives(max_bytes=max_bytes), gm)
     gm.graph.lint()
     assert [n.name for n in gm.graph.nodes if "c10d" in str(n.target) and "wait" not in n.name] == order
-    for one, other in zip(_AmongThree(before).run(X, ROWS), _AmongThree(gm).run(X, ROWS), strict=True):
+    for one, other in zip(Run(before)([X, ROWS]), Run(gm)([X, ROWS]), strict=True):
         assert torch.equal(one, other)
-
-
-class _AmongThree(fx.Interpreter):
-    """Runs a graph as the first of several processes, of which the others' values are made up."""
-
-    def call_function(self, target, args, kwargs):
-        return super().call_function(simulated(target), args, kwargs)
 
 
 def test_other_places_of_messages_are_proved():
