@@ -12,7 +12,7 @@
 
 from typing import TYPE_CHECKING
 
-from fxpasses import _companions, _ranks  # noqa: F401  (before anything that imports what it checks)
+from fxpasses import _companions, _torch_ranks  # noqa: F401  (before anything that imports what it checks)
 
 # isort: split
 from fake.seam.lazy import lazy_names

@@ -6,7 +6,6 @@ with the first graph.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import fx
 
 from fake.seam.patches import LEDGER
 from fxpasses import dynamo
+from fxpasses._torch_ranks import HERE
 from fxpasses.dynamo._torch_registry import forget_cudagraphs, repeatable_registration
 from fxpasses.plans import entry
 
@@ -37,8 +37,7 @@ def _fxpasses(
 def _reset() -> None:
     """What ``torch._dynamo.reset()`` calls on a backend."""
     forget_cudagraphs()
-    if (answering := sys.modules.get("fxpasses.distributed.answering")) is not None:
-        answering.HERE.forget()
+    HERE.forget()
 
 
 _fxpasses.__name__ = _fxpasses.__qualname__ = "fxpasses"

@@ -25,11 +25,6 @@ def ranks_of(group: str | None) -> list[int]:
     return ranks if dist.get_backend(found) != "fake" else [dist.get_rank()]
 
 
-def store() -> Any:
-    """The store through which the processes found one another: a ``Store`` with ``clone`` and ``timeout``, which its stub leaves out."""
-    return distributed_c10d._get_default_store()
-
-
 @contextmanager
 def silent_process_group(ranks: int) -> Iterator[None]:
     """Within, this process is rank 0 of so many, and collectives do nothing."""

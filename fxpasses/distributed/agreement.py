@@ -26,9 +26,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import fx
 
+from fxpasses._torch_ranks import HERE
 from fxpasses.compiling.history import Compilation
 from fxpasses.distributed import _torch
-from fxpasses.distributed.answering import HERE, Answering, note_absent_ranks, reaching_store
+from fxpasses.distributed.answering import Answering, note_absent_ranks, reaching_store
 from fxpasses.distributed.decision import decide
 from fxpasses.distributed.gate import Gate, Offer, key
 from fxpasses.distributed.signature import Signature, SymbolicSizes, names_on_every_rank, signatures

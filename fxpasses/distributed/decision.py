@@ -17,8 +17,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import fx
 
+from fxpasses._torch_ranks import HERE, job_store
 from fxpasses.distributed import _torch
-from fxpasses.distributed.answering import ASK_AFTER, HERE, SILENT_AFTER, STUCK_AFTER, Answering, came
+from fxpasses.distributed.answering import ASK_AFTER, SILENT_AFTER, STUCK_AFTER, Answering, came
 from fxpasses.errors import RankMismatchError
 
 
@@ -56,7 +57,7 @@ def decide(code: str, joint: fx.Graph, groups: Iterable[str], names: list[str]) 
 
 
 def _published(rank: int) -> Any:
-    return _torch.PrefixStore(f"fxpasses/decided/{rank}", _torch.store())
+    return _torch.PrefixStore(f"fxpasses/decided/{rank}", job_store())
 
 
 class _Leader:
@@ -78,8 +79,8 @@ class _Leader:
                 raise self._missing(f"has been inside of the {state['running']} for {state['seconds']:.0f} s")
             if now - heard > SILENT_AFTER:
                 raise self._missing(f"has not answered for {SILENT_AFTER:.0f} s, has ended or hangs")
-            if now - started > _torch.store().timeout.total_seconds():
-                raise self._missing(f"was waited for during {_torch.store().timeout}")
+            if now - started > job_store().timeout.total_seconds():
+                raise self._missing(f"was waited for during {job_store().timeout}")
         return json.loads(self._store.get(digest))
 
     def _missing(self, why: str) -> RankMismatchError:

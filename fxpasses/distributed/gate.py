@@ -14,11 +14,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from fxpasses._torch_ranks import HERE, job_store
 from fxpasses.compiling.history import Compilation, explain_miss
 from fxpasses.distributed import _torch
 from fxpasses.distributed.answering import (
     ASK_AFTER,
-    HERE,
     SILENT_AFTER,
     STUCK_AFTER,
     Answering,
@@ -37,7 +37,7 @@ def key(group: str, ranks: Sequence[int]) -> str:
 
 def _round(key: str, number: int) -> Any:
     """The part of the store for one comparison in a group."""
-    return _torch.PrefixStore(f"fxpasses/{key}/{number}", _torch.store())
+    return _torch.PrefixStore(f"fxpasses/{key}/{number}", job_store())
 
 
 class _EagerCollectives:
@@ -88,7 +88,7 @@ class Gate:
     @functools.cached_property
     def patience(self) -> datetime.timedelta:
         """How long ranks wait for one another."""
-        return _torch.store().timeout  # type: ignore[no-any-return]
+        return job_store().timeout  # type: ignore[no-any-return]
 
     def waits(self, offer: Offer) -> dict[str, Any]:
         """What this rank says to those who wait for it, while it waits here."""
