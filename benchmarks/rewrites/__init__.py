@@ -18,8 +18,9 @@ from torch import fx
 
 import fxpasses
 from benchmarks.rewrites.pairs import REWRITES, Program, Rewriting
-from fxpasses.checking.calls import FirstCalls, Rewrite, Trial
-from fxpasses.checking.values import compare, value_names
+from fxpasses.checking.calls import Rewrite
+from fxpasses.checking.findings import findings
+from fxpasses.checking.values import Mismatch
 from fxpasses.errors import CaptureError
 from fxpasses.exact import equivalent
 from fxpasses.graphs.rewriting import outputs_of
@@ -64,32 +65,6 @@ def _rewrite(gm: fx.GraphModule) -> bool:
     return True
 
 
-class _Findings:
-    """Who the value check shows the rewrite to: keeps what it finds."""
-
-    def __init__(self, rewrite: Rewrite) -> None:
-        self._rewrite = rewrite
-        self.found: list[str] = []
-        self.strides = 0
-
-    def rewrites(self, kind: str) -> list[Rewrite]:
-        return [self._rewrite] if kind == self._rewrite.kind else []
-
-    def examine(self, rewrite: Rewrite, trial: Trial) -> None:
-        names = value_names(rewrite.before, rewrite.kind)
-        found = compare(trial.reference, rewrite.after, names)
-        # A pass that changes strides restores them; these rewrites do not bother.
-        others = [m for m in found if "with strides" not in m.problem]
-        self.found += [f"{m}, on {trial.where}" for m in others]
-        self.strides += len(found) - len(others)
-
-    def has_time(self, rewrite: Rewrite) -> bool:
-        return not self.found
-
-    def cannot_examine(self, rewrite: Rewrite, why: str) -> None:
-        self.found.append(f"not checked: {why}")
-
-
 def verdicts(item: Rewriting, program: Program, dtype: torch.dtype, dynamic: bool) -> tuple[str, str]:
     """The exact verdict on a rewrite of ``item.before`` to a program, and what the value check says ("" for nothing).
 
@@ -114,15 +89,16 @@ def verdicts(item: Rewriting, program: Program, dtype: torch.dtype, dynamic: boo
         return "SPECIALIZED", ""  # captured apart, they hold other sizes as symbols
     exact = equivalent(before, after, values)
     kind = "joint" if any(str(n.target).startswith("tangents") for n in before.graph.nodes) else "inference"
-    checked = _Findings(Rewrite(_rewrite, kind, before, after))
-    FirstCalls(checked, (kind,)).look(
-        [
-            v
-            for v, n in zip(values, before.graph.find_nodes(op="placeholder"), strict=True)
-            if not str(n.target).startswith("tangents")
-        ]
-    )
-    return str(exact), "; ".join(checked.found) or "strides" * bool(checked.strides)
+    strides: list[str] = []
+
+    def counts(mismatch: Mismatch) -> bool:
+        # A pass that changes strides restores them; these rewrites do not bother.
+        if "with strides" in mismatch.problem:
+            strides.append("strides")
+        return "with strides" not in mismatch.problem
+
+    found, why = findings(Rewrite(_rewrite, kind, before, after), values, counts)
+    return str(exact), "; ".join(map(str, [*found, *why])) or "".join(strides[:1])
 
 
 def main(argv: list[str]) -> int:

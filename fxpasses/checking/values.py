@@ -43,6 +43,7 @@ class Mismatch:
         position: its position among the results (outputs, then inputs after the run); -1 for an exception.
         problem: what is wrong, in words.
         calls: for a wrong value, names of the calls that make it wrong, where that is known.
+        rounds: whether it is the value of the same function, with digits lost.
     """
 
     fault: Fault
@@ -50,6 +51,7 @@ class Mismatch:
     position: int
     problem: str
     calls: frozenset[str] = frozenset()
+    rounds: bool = False
 
     def __str__(self) -> str:
         return f"{self.value}: {self.problem}" if self.value else self.problem
@@ -273,7 +275,7 @@ def _less_precise(reference: Reference, rewriting: Rewriting, names: Sequence[st
     if rewriting.windows is None or rewriting.suspects:
         found = less_precise(reference.gm, rewriting.after, reference.inputs)
         return [
-            Mismatch("value", names[at], at, f"LESS PRECISE: {how}")
+            Mismatch("value", names[at], at, f"LESS PRECISE: {how}", rounds=True)
             for at, how in found.items()
             if math.isfinite(how.times)
         ]
@@ -282,7 +284,7 @@ def _less_precise(reference: Reference, rewriting: Rewriting, names: Sequence[st
 
 def _of_window(window: Window, at: int, how: Distance) -> Mismatch:
     given = f"value of {window.change.given[at][0]}"
-    return Mismatch("value", given, -1, f"LESS PRECISE: {how}", calls=window.change.names)
+    return Mismatch("value", given, -1, f"LESS PRECISE: {how}", window.change.names, rounds=True)
 
 
 def value_names(gm: fx.GraphModule, kind: str) -> list[str]:

@@ -170,14 +170,20 @@ def _is_evaluated(node: fx.Node) -> bool:
 def _with_compared(gm: fx.GraphModule, uses: _Uses, made: Tensor, generator: torch.Generator) -> Tensor:
     """The values with those numbers among them that the graph compares integers with (the label to ignore), where it takes these.
 
-    Half of the elements: two of the numbers may matter side by side only.
+    Half of the elements: the first of them hold each pair of the numbers side by side, since two may matter only so; of the others any may.
     """
     compared = {n.args[1] for n in gm.graph.nodes if n.target in _EQUALITIES and type(n.args[1]) is int}
     taken = [number for number in sorted(compared) if uses.take(torch.full_like(made, number))]
     if not taken:
         return made
-    chosen = torch.tensor(taken)[torch.randint(len(taken), made.shape, generator=generator)].to(made.dtype)
-    given = torch.where(torch.rand(made.shape, generator=generator) < 0.5, chosen, made)
+    pairs = [
+        n for i, first in enumerate(taken) for n in (first, *(x for y in taken[i + 1 :] for x in (first, y)))
+    ]
+    flat = torch.tensor(taken)[torch.randint(len(taken), (made.numel(),), generator=generator)].to(made.dtype)
+    flat = torch.where(torch.rand(made.numel(), generator=generator) < 0.5, flat, made.flatten())
+    first = min(len(pairs), made.numel() // 2)
+    flat[:first] = torch.tensor(pairs[:first])
+    given = flat.view(made.shape)
     return given if uses.take(given) else made
 
 

@@ -85,6 +85,8 @@ def _integers(example: Tensor, family: Family, generator: torch.Generator) -> Te
         top = torch.iinfo(example.dtype).max
         return (top - torch.randint(0, 2, example.shape, generator=generator)).to(example.dtype)
     value = torch.randint(low, high + 1, example.shape, generator=generator)
+    if not ordered:
+        value = _near_others(numbers, value, generator)
     if ordered:
         value = value.sort().values
         value[0] = example[0]  # offsets begin where they began
@@ -93,6 +95,22 @@ def _integers(example: Tensor, family: Family, generator: torch.Generator) -> Te
     elif family == "ties":
         value = torch.where(torch.rand(example.shape, generator=generator) < 0.5, high, value)
     return value.to(example.dtype)
+
+
+def _near_others(numbers: Tensor, value: Tensor, generator: torch.Generator) -> Tensor:
+    """Random integers of the range of the others; of two ranges, where some are negative or far from the rest: a label to ignore is no lowest index."""
+    known = numbers.unique().long()
+    gaps = known.diff()
+    if bool(known[0] < 0) and bool(known[-1] >= 0):
+        at = int((known < 0).sum()) - 1
+    elif len(gaps) and 2 * int(gaps.max()) > int(known[-1] - known[0]):
+        at = int(gaps.argmax())
+    else:
+        return value
+    below = numbers.flatten()[torch.randint(numbers.numel(), value.shape, generator=generator)] <= known[at]
+    low = torch.randint(int(known[0]), int(known[at]) + 1, value.shape, generator=generator)
+    high = torch.randint(int(known[at + 1]), int(known[-1]) + 1, value.shape, generator=generator)
+    return torch.where(below, low, high)
 
 
 def _floats(example: Tensor, family: Family, generator: torch.Generator) -> Tensor:

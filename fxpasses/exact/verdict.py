@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, fx
 
-from fake.error_text import describe_error
+from fake.error_text import describe_error, first_line
 from fxpasses.exact.arithmetic import Dual
 from fxpasses.exact.bounds import at_bounds
 from fxpasses.exact.fields import field as field_of
@@ -249,6 +249,7 @@ class Original:
         self, verdict: Verdict, after: fx.GraphModule, families: Sequence[Family], signed_zeros: bool
     ) -> None:
         adopted: dict[str, str] | None = None
+        refused = ""
         for number, family in enumerate(families):
             try:
                 sample = _Sample(self.run(self.inputs, family, number), after, signed_zeros=signed_zeros)
@@ -257,6 +258,7 @@ class Original:
                     raise ValueError(
                         f"the graph before does not run on the example inputs: {error}"
                     ) from error
+                refused = str(error)
                 continue
             except UnsupportedCall as error:
                 verdict.kind, verdict.needed = "UNPROVED", (str(error.target),)
@@ -278,7 +280,7 @@ class Original:
                 break
         verdict._adopted = adopted or {}
         if verdict.kind == "EQUAL" and not verdict.samples:
-            reason = "the graph before runs on the example alone"
+            reason = f"the graph before runs on the example alone, not on random values: {refused}"
             verdict.kind, verdict.finding = (
                 "UNPROVED",
                 Finding("random", "the graph", Comparison("unproved", reason=reason)),
@@ -388,7 +390,7 @@ class _FirstRun:
         try:
             self.results = self.run.outputs(self.run.evaluate(*self.inputs))
         except (RuntimeError, IndexError, ValueError) as error:
-            raise _RefusedByBefore(str(error)) from error
+            raise _RefusedByBefore(first_line(error)) from error
         self.is_not_finite = any(
             isinstance(v, Dual) and not bool(torch.isfinite(v.witness).all()) for v in self.results.values()
         )

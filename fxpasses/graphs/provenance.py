@@ -109,10 +109,15 @@ def _summed_for(addition: fx.Node, consumer: fx.Node | None) -> fx.Node | None:
     """
     if consumer is None:
         return None
-    shape = getattr(addition.meta.get("val"), "shape", None)
-    inputs = [n for n in consumer.all_input_nodes if getattr(n.meta.get("val"), "shape", None) == shape]
+    shape = _shape(addition)
+    inputs = [n for n in consumer.all_input_nodes if _shape(n) == shape]
     inputs.sort(key=lambda n: len(n.users) > 1, reverse=True)
     return inputs[0] if inputs else consumer
+
+
+def _shape(node: fx.Node) -> list[str]:
+    """The sizes of a value as text: to compare symbols would add a guard to the compilation."""
+    return [str(size) for size in getattr(node.meta.get("val"), "shape", ())]
 
 
 def is_backward(node: fx.Node) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,13 +11,14 @@ from torch import Tensor, fx
 
 from fake.notebook import as_html
 from fake.seam.pytree import tree_leaves
-from fxpasses.checking.less_precise import less_precise
-from fxpasses.checking.rounding import Distance
+from fxpasses.checking.calls import Rewrite
+from fxpasses.checking.findings import Finding, findings
+from fxpasses.checking.inputs import inputs_from_hints
 from fxpasses.checking.unreachable import unreachable
 from fxpasses.checking.values import Reference
 from fxpasses.errors import FxPassesError, Location
 from fxpasses.exact import Original, Verdict
-from fxpasses.graphs.rewriting import copy_graph, value_of
+from fxpasses.graphs.rewriting import copy_graph
 from fxpasses.pass_manager.contract import GraphKind, Pass
 from fxpasses.pass_manager.manager import PassManager
 from fxpasses.pass_manager.runs import PassRun
@@ -49,31 +49,38 @@ class SiteProof:
         site: position among the sites that the pass claims there; ``None`` for a pass that claims none, whose whole run is judged.
         location: the node and the user's line, where a site was claimed.
         verdict: of the graphs before and after this rewrite alone.
-        unreachable: differences that no input shows: see :func:`~fxpasses.checking.unreachable.unreachable`.
-        rounding: where it rounds worse than it may: see :func:`~fxpasses.checking.less_precise.less_precise`.
+        findings: what is wrong all the same, as ``check="values"`` finds it: on values that no random sample reaches, and by rounding.
+        is_checked: whether that was looked for: of a whole run that nothing else shows to be wrong.
+        notes: differences that no input shows (see :func:`~fxpasses.checking.unreachable.unreachable`), and what could not be looked at.
     """
 
     graph: GraphKind
     site: int | None
     location: Location | None
     verdict: Verdict
-    rounding: Mapping[int, Distance] = field(default_factory=dict)
-    unreachable: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    is_checked: bool = False
+    notes: tuple[str, ...] = ()
     program: str = ""
     setting: str = ""
 
     @property
     def said(self) -> str:
         """The verdict in one or two words."""
-        return "LESS PRECISE" if self.rounding and self.verdict.kind == "EQUAL" else self.verdict.kind
+        if not self.findings or self.verdict.kind not in ("EQUAL", "UNPROVED"):
+            return self.verdict.kind
+        return "LESS PRECISE" if self.findings[0].rounds else "DIFFERENT"
 
     def __str__(self) -> str:
         where = "whole run" if self.site is None else f"site {self.site}: {self.location}"
         made = f"{self.program}, {self.setting}: " if self.program else ""
-        rounded = "".join(f"\n  LESS PRECISE: output {at}: {how}" for at, how in self.rounding.items())
-        return f"{made}{self.graph} graph, {where}: {self.verdict}{rounded}" + "".join(
-            f"\n  {note}" for note in self.unreachable
-        )
+        said = str(self.verdict)
+        if self.said != self.verdict.kind:
+            said = f"{self.said}, though on random inputs {said}"
+        found = list(map(str, self.findings))
+        if self.is_checked and not found:
+            found = ["no other value at edges, and no digits lost"]
+        return "\n  ".join([f"{made}{self.graph} graph, {where}: {said}", *found, *self.notes])
 
 
 @dataclass(frozen=True)
@@ -294,27 +301,31 @@ def _proofs(
         return
     claimed = [site for run in runs for site in run.sites] or sites
     original = Original(gm, inputs)
-    if len(claimed) > 1:
-        for site in claimed:
-            alone = copy_graph(gm)
-            if _rewrite_one(item, alone, site.index):
-                verdict = original.equivalent(alone, samples=samples, edges=(), overflow=False)
-                yield SiteProof(kind, site.index, site.location, verdict)
-    one = claimed[0] if len(claimed) == 1 else None
-    verdict = original.equivalent(whole, samples=samples)
-    is_judged = verdict.kind == "EQUAL" and item.contract.numerics != "none"
-    found = less_precise(gm, whole, inputs) if is_judged else {}
-    rounding = {at: how for at, how in found.items() if math.isfinite(how.times)}
-    notes = unreachable(Reference(gm, inputs).rewriting(whole)) if is_judged and not verdict.edges else []
-    index, location = (one.index, one.location) if one else (None, None)
-    yield SiteProof(kind, index, location, verdict, rounding, tuple(notes))
+    alone: list[SiteProof] = []
+    for site in claimed if len(claimed) > 1 else ():
+        copy = copy_graph(gm, constants=True)
+        if _rewrite_one(item, copy, site.index):
+            verdict = original.equivalent(copy, samples=samples, edges=(), overflow=False)
+            alone.append(SiteProof(kind, site.index, site.location, verdict))
+    index, location = (claimed[0].index, claimed[0].location) if len(claimed) == 1 else (None, None)
+    verdict = original.equivalent(whole, samples=samples, edges=(), overflow=False)
+    proof = SiteProof(kind, index, location, verdict)
+    if verdict.kind in ("EQUAL", "UNPROVED") and item.contract.numerics != "none":
+        found, why = findings(Rewrite(item, kind, gm, whole, tuple(claimed)), inputs)
+        notes = [f"not looked at on other values, nor for rounding: {reason}" for reason in why]
+        if not found and not why and verdict.kind == "EQUAL":
+            notes = unreachable(Reference(gm, inputs).rewriting(whole))
+        proof = replace(proof, findings=tuple(found), is_checked=not why, notes=tuple(notes))
+        alone = [replace(p, findings=tuple(f for f in found if p.site in f.sites)) for p in alone]
+    yield from alone
+    yield proof
 
 
 def _rewrite_all(
     item: Pass, gm: fx.GraphModule, kind: GraphKind
 ) -> tuple[fx.GraphModule, list[PassRun] | None, list[MatchSite]]:
     """A rewritten copy, the runs of the pass (``None`` where it changes nothing), and the sites that it claimed."""
-    whole = copy_graph(gm)
+    whole = copy_graph(gm, constants=True)
     with collect_sites() as sites:
         runs = PassManager([item]).run(whole, kind)
     return whole, list(runs) if any(run.changed for run in runs) else None, list(sites.claimed)
@@ -353,36 +364,20 @@ def _graphs(
 
 
 def _joint_inputs(captured: Captured, joint: fx.GraphModule) -> list[Any]:
-    given = {
-        node.name: value
-        for node, value in zip(
-            captured.forward.graph.find_nodes(op="placeholder"), captured.inputs, strict=True
-        )
-    }
-    return [
-        given[node.name] if node.name in given else _made_up(node)
-        for node in joint.graph.find_nodes(op="placeholder")
-    ]
+    nodes = captured.forward.graph.find_nodes(op="placeholder")
+    given = {node.name: value for node, value in zip(nodes, captured.inputs, strict=True)}
+    return _with_gradients(joint, given)
 
 
 def _backward_inputs(captured: Captured, backward: fx.GraphModule) -> list[Any]:
     with torch.no_grad():
         values = fx.Interpreter(captured.forward).run(*captured.inputs)
-    saved = dict(zip((value.name for value in captured.saved), values[captured.num_outputs :], strict=True))
-    return [
-        saved[node.name] if node.name in saved else _made_up(node)
-        for node in backward.graph.find_nodes(op="placeholder")
-    ]
+    saved = (value.name for value in captured.saved)
+    return _with_gradients(backward, dict(zip(saved, values[captured.num_outputs :], strict=True)))
 
 
-def _made_up(node: fx.Node) -> Any:
-    """A gradient of an output: any value will do."""
-    value = value_of(node)
-    if not isinstance(value, Tensor):
-        return value
-    size = [int(s) for s in value.shape]
-    return (
-        torch.randn(size).to(value.dtype)
-        if value.is_floating_point()
-        else torch.zeros(size, dtype=value.dtype)
-    )
+def _with_gradients(gm: fx.GraphModule, given: Mapping[str, Any]) -> list[Any]:
+    """The inputs of a graph; those that are not given are gradients of outputs, for which any value will do."""
+    nodes = gm.graph.find_nodes(op="placeholder")
+    others = iter(inputs_from_hints([node for node in nodes if node.name not in given]))
+    return [given[node.name] if node.name in given else next(others) for node in nodes]

@@ -214,3 +214,11 @@ def test_sizes_of_another_capture_make_none_symbolic():
         captured = fxpasses.capture(torch.nn.Linear(size, size), torch.randn(size + 2, size))
         shapes = [n.meta["val"].shape for n in captured.forward.graph.find_nodes(op="placeholder")]
         assert all(type(n) is int for shape in shapes for n in shape)
+
+
+def test_looking_for_the_lines_of_nodes_adds_no_guard():
+    w = torch.randn(3, requires_grad=True)
+    joint = fxpasses.capture(lambda x, w: x * w + x.sin() * w, torch.randn(2, 5, 3), w, dynamic=True).joint
+    sizes = [n.meta["val"] for n in joint.graph.find_nodes(op="placeholder") if "val" in n.meta]
+    (env,) = {id(e): e for e in (s.node.shape_env for s in sizes if isinstance(s, torch.SymInt))}.values()
+    assert not [guard.expr for guard in env.guards if len(guard.expr.free_symbols) > 1]

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from fxpasses import Contract, Pass, claim, pattern_pass
+from fxpasses import Contract, Pass, claim, graph_pass, insert_call, pattern_pass
+from fxpasses.graphs.rewriting import constants_of
 from fxpasses.passes import EliminateCommonSubexpressions
 from fxpasses.testing import NoSiteError, WrongPassError, prove
 from fxpasses.testing.plugin import prove_pass  # noqa: F401  (a fixture)
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def model(x):
@@ -107,6 +108,105 @@ def test_conditions_under_which_a_pass_is_right_are_found():
     assert [c for c in proof.conditions if "DIFFERENT where: odd sizes" in c], proof
     with pytest.raises(WrongPassError, match="odd sizes"):
         proof.raise_if_wrong()
+
+
+def retargeted(before, after, *numbers):
+    """A pass that calls another operator, perhaps with other numbers."""
+
+    @graph_pass(name="other")
+    def item(gm):
+        nodes = [n for n in gm.graph.find_nodes(op="call_function", target=before) if claim(n)]
+        for node in nodes:
+            node.target, node.args = after, (*node.args[: len(node.args) - len(numbers)], *numbers)
+        return bool(nodes)
+
+    return item
+
+
+@graph_pass(name="writes")
+def writes(gm):
+    """Writes to the constant that a graph holds."""
+    (constant,) = constants_of(gm).values()
+    with torch.no_grad():
+        constant[7] += 0.01
+    return True
+
+
+def labelled(x, labels):
+    return nn.functional.cross_entropy(x, labels, ignore_index=-100)
+
+
+def looked_up(ids):
+    return torch.tensor([0.5 * i + 1 for i in range(8)])[ids] * 2
+
+
+@pytest.mark.parametrize(
+    ("item", "model", "inputs"),
+    [
+        (retargeted(aten.ge.Scalar, aten.gt.Scalar), lambda x: x.clamp(-1, 1) * 2, [torch.randn(3, 4)]),
+        (
+            retargeted(aten.ne.Scalar, aten.gt.Scalar, 0),
+            labelled,
+            [torch.randn(6, 5), torch.arange(6) % 4 + 1],
+        ),
+        (writes, looked_up, [torch.arange(12).view(3, 4) % 5]),
+    ],
+    ids=["ties", "a label that is zero", "an element of a constant"],
+)
+def test_what_random_samples_do_not_show_is_wrong(item, model, inputs):
+    inputs[0].requires_grad_(inputs[0].is_floating_point())
+    proof = prove(item, model, *inputs)
+    (*_, site) = [site for site in proof.sites if site.findings]
+    assert site.said == "DIFFERENT"
+    assert not proof.ok
+    with pytest.raises(WrongPassError, match="though on random inputs EQUAL"):
+        proof.raise_if_wrong()
+
+
+def test_digits_that_are_lost_are_said_and_those_that_are_not():
+    def logarithm(x):
+        return x.exp().log1p()
+
+    inputs = [torch.randn(8, 16)]
+    wrong = pattern_pass(lambda x: x.log1p(), lambda x: (x + 1).log(), inputs, name="log")
+    proof = prove(wrong, logarithm, *inputs, decompose=False)
+    assert not proof.ok
+    assert proof.sites[-1].said == "LESS PRECISE"
+    right = pattern_pass(lambda x: x.log1p(), lambda x: x.log1p().clone(), inputs, name="same")
+    proof = prove(right, logarithm, *inputs, decompose=False)
+    assert proof.ok
+    assert "no other value at edges, and no digits lost" in str(proof)
+
+
+def test_labels_to_ignore_stand_in_no_proofs_way():
+    labels = torch.tensor([1, 4, -100, 0, 2, 3])
+    right = retargeted(aten.ne.Scalar, aten.gt.Scalar)
+    proof = prove(right, labelled, torch.randn(6, 5), labels)
+    assert {site.said for site in proof.sites} == {"EQUAL"}
+
+
+def test_symbolic_sizes_stay_symbolic():
+    @graph_pass(name="rounds")
+    def rounds(gm):
+        """Counts in bfloat16."""
+        nodes = [
+            n
+            for n in gm.graph.find_nodes(op="call_function", target=prims.convert_element_type.default)
+            if n.args[0].target is prims.iota.default
+        ]
+        for node in nodes:
+            with gm.graph.inserting_before(node):
+                args = (node.args[0], torch.bfloat16)
+                half = insert_call(gm.graph, prims.convert_element_type.default, args, {}, like=node)
+                node.args = (half, torch.float32)
+        return bool(nodes)
+
+    def model(x, w):
+        return torch.arange(x.shape[1]).float() * w * x
+
+    x, w = torch.randn(2, 9), torch.randn((), requires_grad=True)
+    proof = prove(rounds, model, x, w, dynamic=True)
+    assert [site.said for site in proof.sites if site.graph == "joint"] == ["LESS PRECISE"]
 
 
 def test_the_plugin_fails_the_tests_of_wrong_passes(prove_pass):  # noqa: F811

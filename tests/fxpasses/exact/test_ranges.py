@@ -60,6 +60,6 @@ def left_out(target):
 def test_a_proof_says_why_a_difference_is_not_reachable(target, model, why):
     (site,) = prove(left_out(target), model, torch.randn(4, 6)).sites
     assert site.said == "EQUAL"
-    (note,) = site.unreachable
+    (note,) = site.notes
     assert "not reachable, since" in note
     assert why in str(site)
